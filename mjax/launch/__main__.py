@@ -21,7 +21,7 @@ from mjax.launch.agent import Agent
 from mjax.launch.config import KubernetesConfig, RunConfig
 from mjax.launch.driver import Driver
 from mjax.launch.first_error import describe, first_error
-from mjax.launch.journal import read_events
+from mjax.launch.journal import read_ending, read_events
 from mjax.launch.messages import Answer
 from mjax.processes.config import split_address
 
@@ -187,8 +187,16 @@ def _agent(words: list[str]) -> int:
 
 
 def _status(words: list[str]) -> int:
-    """Print the hosts, the ranks and the phase of a run."""
-    return _ask(_read(RunFlags, words, " status"), "status")
+    """Print the hosts, the ranks and the phase of a run, or how it ended."""
+    config: RunFlags = _read(RunFlags, words, " status")
+    # First: another launch may listen on the port of a driver that has ended.
+    has_journal = (config.work_dir / "launch" / "journal.db").exists()
+    ending = read_ending(config.work_dir) if has_journal else None
+    if ending is None:
+        return _ask(config, "status")
+    facts = {"state": "ended", **dataclasses.asdict(ending)}
+    print(json.dumps(facts) if config.json else f"{config.work_dir}: {ending}")
+    return 0
 
 
 def _stop(words: list[str]) -> int:

@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from mjax.launch import messages
+from mjax.launch.journal import read_ending
 
 
 def ask(
@@ -51,7 +52,10 @@ def ask(
         reason=reason,
         flags=[*flags],
     )
-    answer = asyncio.run(_exchange(address, command))
+    try:
+        answer = asyncio.run(_exchange(address, command))
+    except ConnectionError as error:
+        raise ValueError(f"{error}; {_end_of(work_dir)}") from error
     if isinstance(answer, messages.Refused):
         raise ValueError(answer.reason)
     return answer
@@ -98,6 +102,20 @@ def _address(folder: Path) -> tuple[str, int]:
     return host, port
 
 
+def _end_of(work_dir: Path) -> str:
+    """Say how the run has ended, or what to do if it has not."""
+    try:
+        ending = read_ending(work_dir)
+    except ValueError as error:
+        return str(error)
+    if ending is not None:
+        return str(ending)
+    return (
+        "the journal records no end of the run: if its driver was killed, repeat the "
+        "command that started the launch"
+    )
+
+
 async def _exchange(
     address: tuple[str, int], command: messages.Command
 ) -> messages.Answer | messages.Refused:
@@ -106,9 +124,8 @@ async def _exchange(
             *address, limit=messages.MAX_LINE_BYTES
         )
     except OSError as error:
-        raise ValueError(
-            f"no driver answers at {address[0]}:{address[1]} ({error}); has the run "
-            "ended? python -m mjax.launch journal --work-dir DIR says"
+        raise ConnectionError(
+            f"no driver answers at {address[0]}:{address[1]} ({error})"
         ) from error
     with contextlib.closing(writer):
         writer.write(messages.encode(command))

@@ -8,17 +8,20 @@ during a run.
 """
 
 import contextlib
+import dataclasses
 import json
 import secrets
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mjax.launch.events import Event
+from mjax.launch.policy import EXIT_CODES, Cause
 
 VERSION = 1
+_LOG_FOLLOWS = "; the last lines of its log:"
 _TABLES = """
 create table if not exists facts (name text primary key, value text not null);
 create table if not exists events (
@@ -33,6 +36,28 @@ create table if not exists events (
   data text not null
 );
 """
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ending:
+    """The end of a run that its driver has recorded."""
+
+    exit_code: int
+    """Exit code of the launch."""
+    time_ns: int
+    """Nanoseconds since the epoch."""
+    generation: int
+    """The last generation."""
+    why: str
+    """Reason for the end; "" after the last step."""
+
+    def __str__(self) -> str:
+        seconds = time.localtime(self.time_ns / 1e9)
+        why = f" ({self.why})" if self.why else ""
+        return (
+            f"the run ended at {time.strftime('%Y-%m-%d %H:%M:%S', seconds)} with exit "
+            f"code {self.exit_code}{why}, in generation {self.generation}"
+        )
 
 
 class Journal:
@@ -116,14 +141,48 @@ def read_events(work_dir: Path) -> list[Mapping[str, Any]]:
     Raises:
       ValueError: there is no journal, or it cannot be read.
     """
+    names = "time_ns, generation, kind, severity, host, rank, text, data"
+    rows = _select(work_dir, f"select {names} from events order by number")
+    found = [dict(zip(names.split(", "), row, strict=True)) for row in rows]
+    return [event | {"data": json.loads(event["data"])} for event in found]
+
+
+def read_ending(work_dir: Path) -> Ending | None:
+    """Return how a run ended; None while it has a driver or waits for a new one.
+
+    Raises:
+      ValueError: there is no journal, or it cannot be read.
+    """
+    last = _select(
+        work_dir,
+        "select number, kind, time_ns, generation, data from events "
+        "where kind in ('launch', 'end') order by number desc limit 2",
+    )
+    if not last or last[0][1] != "end":
+        return None
+    number, _, time_ns, generation, data = last[0]
+    began = last[1][0] if len(last) == 2 else 0
+    exit_code = json.loads(data)["code"]
+    is_stop = exit_code == EXIT_CODES[Cause.PREEMPTED]
+    reasons = _select(
+        work_dir,
+        "select text from events where kind in (?, ?) and number between ? and ? "
+        "order by number desc limit 1",
+        (*(("stop", "stop") if is_stop else ("failure", "gave_up")), began, number),
+    )
+    is_done = exit_code == EXIT_CODES[Cause.DONE] or not reasons
+    why = "" if is_done else reasons[0][0].partition(_LOG_FOLLOWS)[0]
+    return Ending(exit_code=exit_code, time_ns=time_ns, generation=generation, why=why)
+
+
+def _select(
+    work_dir: Path, query: str, values: Sequence[Any] = ()
+) -> list[tuple[Any, ...]]:
     path = work_dir / "launch" / "journal.db"
     if not path.exists():
         raise ValueError(f"{work_dir} has no journal; no launch has run there")
-    names = "time_ns, generation, kind, severity, host, rank, text, data"
     try:
         with contextlib.closing(sqlite3.connect(path)) as base:
-            rows = base.execute(f"select {names} from events order by number")
-            found = [dict(zip(names.split(", "), row, strict=True)) for row in rows]
+            return base.execute(query, values).fetchall()
     except sqlite3.DatabaseError as error:
         raise ValueError(f"{path} cannot be read: {error}") from error
-    return [event | {"data": json.loads(event["data"])} for event in found]

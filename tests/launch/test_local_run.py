@@ -236,8 +236,19 @@ def test_people_ask_evict_and_stop(tmp_path, capsys):
     assert command.main(["journal", "--work-dir", str(work_dir), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)["events"]
     assert [one["text"] for one in told] == [one["text"] for one in launch.events()]
-    assert command.main(["status", "--work-dir", str(work_dir)]) == 2
-    assert "no driver answers at 127.0.0.1" in capsys.readouterr().err
+    end = launch.events("end")[-1]
+    assert command.main(["status", "--work-dir", str(work_dir), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "state": "ended",
+        "exit_code": 42,
+        "time_ns": pytest.approx(end["time_ns"], abs=1e6),
+        "generation": 2,
+        "why": "asked to stop",
+    }
+    assert command.main(["stop", "--work-dir", str(work_dir)]) == 2
+    refused = capsys.readouterr().err
+    assert "no driver answers at 127.0.0.1" in refused
+    assert "with exit code 42 (asked to stop), in generation 2" in refused
 
 
 def test_an_update_is_checked_and_starts_after_a_save(tmp_path, capsys):
