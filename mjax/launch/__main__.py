@@ -1,6 +1,6 @@
-"""Launch a run that heals itself: `python -m mjax.launch --hosts 2 -- <train's flags>`.
+"""Launch a run that recovers from failures: `python -m mjax.launch -- <train's flags>`.
 
-Without a command everything runs on this machine, with simulated hosts. See
+Without a command everything runs on this machine, with simulated hosts (`--hosts`). See
 docs/resilience.md.
 """
 
@@ -48,7 +48,7 @@ class DriverFlags(RunConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AgentFlags:
-    """Run the ranks of this host, as a driver says."""
+    """Run the ranks of this host under a driver."""
 
     driver: str
     """host:port of the driver."""
@@ -59,11 +59,11 @@ class AgentFlags:
     )
     """Name of this host in the run."""
     address: str | None = None
-    """At which other hosts reach this one; absent: its host name."""
+    """Address at which other hosts reach this one; absent: its host name."""
     orphan_s: float = 3600.0
     """Seconds without a driver after which the agent and its ranks end."""
     log_mib: float = 256.0
-    """MiB of a rank's log; then it is put aside, and the one put aside before goes."""
+    """MiB at which a rank's log is rotated; one old log is kept."""
 
     def __post_init__(self) -> None:
         if not 0 < self.log_mib < float("inf"):
@@ -72,14 +72,14 @@ class AgentFlags:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunFlags:
-    """Ask about a run that is under way."""
+    """Send a command to a run."""
 
     work_dir: Path
-    """Of the run."""
+    """Work dir of the run."""
     driver: str | None = None
-    """host:port of its driver; absent: as the work dir says."""
+    """host:port of its driver; absent: read from the work dir."""
     token_file: Path | None = None
-    """Token of the run; absent: launch/token in the work dir."""
+    """File with the token of the run; absent: launch/token in the work dir."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -91,30 +91,30 @@ class EvictFlags(RunFlags):
     host: str
     """Name of the host."""
     reason: str
-    """Why; it goes into the journal."""
+    """Reason, recorded in the journal."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FirstErrorFlags(RunFlags):
-    """Say which end of a rank came first, and which follow from it."""
+    """Show which rank failed first and which failures follow from it."""
 
     generation: int | None = None
-    """That failed; absent: the last that did."""
+    """Generation that failed; absent: the last one that failed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DrainFlags(EvictFlags):
-    """Take a host out of a run that saves first."""
+    """Take a host out of a run after a save."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class UpdateFlags(RunFlags):
-    """Let a run save, and go on with new code and the flags that follow `--`."""
+    """Let a run save and restart with new code and the flags after `--`."""
 
     reason: str
-    """Why; it goes into the journal."""
+    """Reason, recorded in the journal."""
     check_s: float = 120.0
-    """Seconds that the trainer may take to read the flags."""
+    """Seconds that the trainer may take to check the flags."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -156,7 +156,7 @@ def _slurm(words: list[str]) -> int:
 
 
 def _driver(words: list[str]) -> int:
-    """Decide which hosts train: one process a run, by hand or in Kubernetes."""
+    """Run the driver: one process per run, started by hand or in Kubernetes."""
     own, train = _split(words)
     config: DriverFlags = _read(DriverFlags, own, " driver")
     train, work_dir = _train_flags(train)
@@ -173,7 +173,7 @@ def _driver(words: list[str]) -> int:
 
 
 def _agent(words: list[str]) -> int:
-    """Start and watch the ranks of a host: one process a host."""
+    """Run the agent of a host, which starts and watches its ranks."""
     config: AgentFlags = _read(AgentFlags, words, " agent")
     agent = Agent(
         driver=split_address(config.driver, "--driver"),
@@ -211,7 +211,7 @@ def _evict(words: list[str]) -> int:
 
 
 def _drain(words: list[str]) -> int:
-    """Take a host out of a run that saves first."""
+    """Take a host out of a run after a save."""
     config: DrainFlags = _read(DrainFlags, words, " drain")
     return _ask(config, "drain", host=config.host, reason=config.reason)
 
@@ -222,7 +222,7 @@ def _update(words: list[str]) -> int:
     config: UpdateFlags = _read(UpdateFlags, own, " update")
     _check_train_flags(train)
     if flags.given(train, "--work-dir") is not None:
-        raise ValueError("--work-dir is that of the run; leave it out behind --")
+        raise ValueError("--work-dir cannot change in an update; leave it out after --")
     status: Any = _answer(config, "status").data
     command = [
         *status["trainer"],
@@ -233,7 +233,7 @@ def _update(words: list[str]) -> int:
 
 
 def _journal(words: list[str]) -> int:
-    """Print the events of a run; its driver need not run."""
+    """Print the events of a run. Needs no driver."""
     config: RunFlags = _read(RunFlags, words, " journal")
     events = read_events(config.work_dir)
     if config.json:
@@ -246,7 +246,7 @@ def _journal(words: list[str]) -> int:
 
 
 def _first_error(words: list[str]) -> int:
-    """Print why a generation failed; its driver need not run."""
+    """Print why a generation failed. Needs no driver."""
     config: FirstErrorFlags = _read(FirstErrorFlags, words, " first-error")
     found = first_error(read_events(config.work_dir), config.generation)
     print(json.dumps(found) if config.json else describe(found))
@@ -307,7 +307,7 @@ def _check_train_flags(words: list[str]) -> None:
     if flags.given(words, "--restart-from-scratch") is not None:
         raise ValueError(
             "--restart-from-scratch would discard the run at every restart; give "
-            "another --work-dir, or move the old one away"
+            "another --work-dir, or move the old work dir aside"
         )
 
 
@@ -338,7 +338,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "journal": _journal,
     "first-error": _first_error,
 }
-"""Commands that the first word may name. Without one, the run is on this machine."""
+"""Commands by their first word. Without a command, the run is on this machine."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The agent of a host: starts rank processes, watches them, tells the driver.
+"""The agent of a host: starts rank processes, watches them, reports to the driver.
 
 Enters: a connection to the driver. Leaves: rank processes, their logs, and a heartbeat
 each second. It decides nothing. If it loses the driver, the ranks continue and the
@@ -36,7 +36,7 @@ _POLL_S = 0.02
 
 
 class Agent:
-    """The agent of a host; `run` ends when the driver says so."""
+    """The agent of a host; `run` ends when the driver ends it."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Agent:
 
         Args:
           driver: host and port.
-          token: of the run.
+          token: token of the run.
           host: name of this host.
-          address: at which other hosts reach this one.
+          address: address at which other hosts reach this one.
           orphan_s: seconds without a driver after which the agent and its ranks end.
           log_bytes: size of a rank's log at which it is rotated.
         """
@@ -112,7 +112,7 @@ class Agent:
         self._kill(self._newest(), signal.SIGKILL)
         print(
             f"error: no driver at {self._driver[0]}:{self._driver[1]} for "
-            f"{self._orphan_s:g} s; the ranks of this host were ended",
+            f"{self._orphan_s:g} s; the ranks of this host were stopped",
             file=sys.stderr,
         )
         return 1
@@ -158,11 +158,11 @@ class Agent:
         return None
 
     def _leave(self, number: int) -> None:
-        """Tell the driver that this host leaves; a second signal ends the agent."""
+        """Report that this host leaves; a second signal ends the agent."""
         for one in _SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(one)
         self._leaving = f"its agent got {signal.Signals(number).name}"
-        if self._writer is None:  # without a driver nobody else signals the ranks
+        if self._writer is None:  # without a driver only the agent can signal the ranks
             self._kill(self._newest(), signal.SIGTERM)
         self._wake.set()
 
@@ -233,7 +233,7 @@ class Agent:
         self._wake.set()
 
     async def _stacks(self, generation: int) -> dict[int, str]:
-        """Ask the ranks for their stacks, and wait for those that answer."""
+        """Request the stacks of the ranks and wait for the answers."""
         asked = {
             index: rank
             for index, rank in self._ranks.items()
@@ -243,7 +243,7 @@ class Agent:
         for index, rank in asked.items():
             path = rank.stacks_path
             sizes[index] = path.stat().st_size if path.exists() else -1
-            if sizes[index] >= 0:  # without a handler the signal would kill it
+            if sizes[index] >= 0:  # without a handler the signal would kill the rank
                 rank.process.send_signal(progress.STACKS_SIGNAL)
                 progress.ask_for_lock(path)
         await asyncio.sleep(_STACKS_S)
@@ -261,7 +261,7 @@ class Agent:
     async def _spied(
         self, answered: Collection[int], generation: int
     ) -> dict[int, str]:
-        """Let py-spy look at the ranks that did not answer, if it is installed."""
+        """Run py-spy on the ranks that did not answer, if it is installed."""
         program = shutil.which("py-spy", path=_programs())
         if program is None:
             return {}

@@ -1,7 +1,7 @@
-"""Checks of hosts by a command: before ranks restart there, and while they train.
+"""Checks of hosts by a command, before ranks restart there and while they train.
 
-Enters: hosts that may be broken. Leaves: orders to their agents, and which hosts have
-not passed. A host that does not answer in time has not passed.
+Enters: hosts that may be broken. Leaves: orders to their agents, and the hosts that
+have not passed. A host that does not answer in time has not passed.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from mjax.launch.hosts import Fleet, Host, HostState
 from mjax.launch.messages import Check, Checked
 
 HOST_VARIABLE = "MJAX_HOST"
-"""Environment variable of a check: the host's name."""
+"""Environment variable of a check with the host's name."""
 _SHOWN_CHARS = 500
 _NUMBERS_PER_S = 1000
 _NO_FAULT = ("ok", "pass", "unknown")
@@ -36,8 +36,8 @@ class _Round:
     def begin(
         self, command: Sequence[str], names: Collection[str], now_s: float
     ) -> None:
-        # Greater than the numbers of other rounds and of the previous driver, whose
-        # orders may be answered only now.
+        # Greater than the numbers of earlier rounds and of the previous driver, because
+        # hosts may answer old orders late.
         self._number = max(self._number + 1, int(now_s * _NUMBERS_PER_S))
         self._asked, self._said = {*names}, {}
         self._until_s = now_s + self._limit_s
@@ -70,11 +70,11 @@ class Checks:
     def __init__(
         self, config: RunConfig, fleet: Fleet, tell: Callable[..., None]
     ) -> None:
-        """Begin with none.
+        """Start without checks.
 
         Args:
-          config: the commands and their times.
-          fleet: of the hosts.
+          config: the commands and their intervals.
+          fleet: the hosts of the run.
           tell: records an event, see `events.teller`.
         """
         self.command = shlex.split(config.check_command)
@@ -88,7 +88,7 @@ class Checks:
         self._sick_at_s = self._active_at_s = -math.inf
 
     def begin(self, names: Collection[str], now_s: float) -> None:
-        """Order a check of hosts before they train again."""
+        """Order checks of hosts before they train again."""
         self._suspects.begin(self.command, names, now_s)
 
     def said(self, name: str, answer: Checked) -> None:
@@ -110,7 +110,7 @@ class Checks:
                 self._sick_at_s = now_s + self._limit_s
 
     def repeat(self, now_s: float) -> None:
-        """Bring back the sick hosts that pass now; check them from time to time."""
+        """Bring back sick hosts that pass; check them from time to time."""
         if not self._return_command or not self._sick.is_over(now_s):
             return
         for host, why in self._sick.results():
@@ -124,7 +124,7 @@ class Checks:
             self._sick.begin(self._return_command, sick, now_s)
 
     def watch(self, now_s: float) -> list[tuple[Host, str]]:
-        """Return training hosts that do not pass; check all from time to time."""
+        """Return training hosts that do not pass; check all of them periodically."""
         if self._every_s is None or not self._active.is_over(now_s):
             return []
         found = [
@@ -150,8 +150,8 @@ async def run(
 
     Args:
       command: the words of the command line.
-      timeout_s: seconds that it may take.
-      host: its name in the run, which the command finds in `HOST_VARIABLE`.
+      timeout_s: most seconds that the command may take.
+      host: name of the host in the run, passed to the command in `HOST_VARIABLE`.
     Returns:
       whether it ended with 0 in time, and its findings: the reasons of the failed
       checks if it printed JSON (`checks: [{name, state, reason}]`), otherwise its
@@ -171,7 +171,7 @@ async def run(
     try:
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        os.killpg(process.pid, signal.SIGKILL)  # its children keep the pipe open
+        os.killpg(process.pid, signal.SIGKILL)  # its children may keep the pipe open
         await process.wait()
         return False, f"the check did not end in {timeout_s:g} s"
     text = _reasons(output.decode(errors="replace"))

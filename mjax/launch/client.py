@@ -1,4 +1,4 @@
-"""Requests to the driver of a run: those of `status`, `evict` and `stop`.
+"""Requests to the driver of a run, such as `status`, `evict` and `stop`.
 
 Enters: a work dir, or the address and token of a driver. Leaves: its answer.
 """
@@ -31,7 +31,7 @@ def ask(
     """Send a command and return the answer.
 
     Args:
-      work_dir: of the run.
+      work_dir: work dir of the run.
       name: the command's name.
       driver: host and port; None reads launch/address.json.
       token_file: None reads launch/token.
@@ -39,7 +39,7 @@ def ask(
       reason: text for the journal.
       flags: new flags of the trainer.
     Raises:
-      ValueError: no driver answers, or it refuses; the message says why.
+      ValueError: no driver answers, or it refuses the command; the message says why.
     """
     folder = work_dir / "launch"
     address = driver or _address(folder)
@@ -65,7 +65,7 @@ def read_token(path: Path) -> str:
     """Read a token file.
 
     Raises:
-      ValueError: it cannot be read, others may read it, or it is empty.
+      ValueError: the file cannot be read, is readable by others, or is empty.
     """
     try:
         mode, token = path.stat().st_mode & 0o777, path.read_text().strip()
@@ -73,8 +73,8 @@ def read_token(path: Path) -> str:
         raise ValueError(f"cannot read the token file {path}: {error}") from error
     if mode & 0o077:
         raise ValueError(
-            f"the token file {path} has mode {mode:04o}: others may read it; "
-            f"chmod 600 {path}"
+            f"the token file {path} has mode {mode:04o}: others may read it; chmod 600 "
+            f"{path}"
         )
     if not token:
         raise ValueError(f"the token file {path} is empty; write a long random word")

@@ -1,4 +1,4 @@
-"""What a launch is told: hosts, limits, and how often it tries."""
+"""The config of a launch: hosts, limits and restarts."""
 
 import dataclasses
 import shlex
@@ -6,35 +6,36 @@ import shlex
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LimitsConfig:
-    """Seconds without progress after which a rank hangs, by phase.
+    """Seconds without progress after which a rank counts as hung, by phase.
 
-    A step may also take `factor` times the 99th percentile of the steps before.
+    A step may also take `factor` times the 99th percentile of the recent steps.
     """
 
     import_s: float = 120.0
-    """From its start until a rank has imported its modules."""
+    """Limit for a rank to import its modules."""
     init_s: float = 330.0
-    """To meet the other ranks; longer than the trainer's --distributed.timeout-s."""
+    """Limit to join the other ranks; above the trainer's --distributed.timeout-s.
+    """
     build_s: float = 1800.0
-    """To tokenize the data and trace the step."""
+    """Limit to tokenize the data and trace the step."""
     compile_s: float = 3600.0
-    """To compile the step."""
+    """Limit to compile the step."""
     restore_s: float = 1800.0
-    """To restore or draw the state."""
+    """Limit to restore or initialise the state."""
     first_step_s: float = 900.0
-    """For the first step of a generation, which connects all devices, until it ends."""
+    """Limit of the first step of a generation, which connects all devices."""
     step_s: float = 30.0
-    """At least, for a step."""
+    """Least limit of a step."""
     factor: float = 5.0
-    """Of the 99th percentile of the steps lately taken."""
+    """Limit of a step as a multiple of the 99th percentile of the recent steps."""
     eval_s: float = 300.0
-    """For a batch of an evaluation."""
+    """Limit of each evaluation batch."""
     save_s: float = 630.0
-    """To save; longer than the trainer's --ckpt.timeout-s."""
+    """Limit of a save; above the trainer's --ckpt.timeout-s."""
     sample_s: float = 600.0
-    """For the sample at the end."""
+    """Limit of the sample at the end."""
     exit_s: float = 60.0
-    """To end, and for the other ranks once one has ended."""
+    """Limit to exit, and for the other ranks once one has ended."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "limits")
@@ -42,34 +43,36 @@ class LimitsConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RestartConfig:
-    """How a run is started again."""
+    """How a run is restarted."""
 
     max_fruitless: int = 3
-    """Generations in a row without a new saved step after which the run gives up."""
+    """Consecutive generations without a new saved step after which the run gives up."""
     pause_s: float = 1.0
-    """Before the first restart without a new saved step; doubled for each further."""
+    """Seconds before the first restart without a new saved step; then doubled each
+    time.
+    """
     max_pause_s: float = 60.0
-    """The longest pause."""
+    """Longest pause before a restart, in seconds."""
     wait_s: float = 600.0
     """Seconds to wait for hosts before the run gives up."""
     shrink_s: float = 10.0
-    """Seconds to wait for a spare before a run goes on with fewer hosts."""
+    """Seconds to wait for a spare before the run goes on with fewer hosts."""
     lost_s: float = 4.0
     """Seconds without a heartbeat after which a host is lost."""
     stacks_s: float = 3.0
-    """Seconds that hanging ranks have to show their stacks."""
+    """Seconds that hung ranks have to write their stacks."""
     kill_s: float = 20.0
-    """Seconds that killed ranks have to end before their host counts as lost."""
+    """Seconds that killed ranks have to exit before their host counts as lost."""
     check_s: float = 120.0
-    """Seconds that the check of a host may take; the pause before it is repeated."""
+    """Seconds that the check of a host may take, and between repeated checks."""
     stop_s: float = 120.0
-    """Seconds that ranks have to save and end after SIGTERM."""
+    """Seconds that ranks have to save and exit after SIGTERM."""
     rollback_saves: int = 1
-    """Saves to go back when the run diverges; again as many if it does so again."""
+    """Saves to go back when the run diverges; as many more each further time."""
     max_rollbacks: int = 3
-    """End the run when it diverges more often."""
+    """Give up when the run diverges more often than this."""
     warm: bool = True
-    """Import the trainer ahead on each host, in a process that forks the ranks."""
+    """Import the trainer in advance on each host, in a process that forks the ranks."""
 
     coordinator: bool = True
     """Run jax's coordinator in a process of its own, instead of in rank 0."""
@@ -86,16 +89,16 @@ class RestartConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KubernetesConfig:
-    """Which pods run the agents; without a namespace the API is not used."""
+    """The pods of the agents; without a namespace the API is not used."""
 
     namespace: str | None = None
-    """Of the pods of the agents."""
+    """Namespace of the pods of the agents."""
     selector: str | None = None
-    """Label selector of the pods of the agents of this run."""
+    """Label selector for the pods of the agents of this run."""
     cordon: bool = False
-    """Also cordon the node of a host that is evicted."""
+    """Also cordon the node of an evicted host."""
     poll_s: float = 30.0
-    """Seconds between complete lists of the pods; in between they are watched."""
+    """Seconds between complete lists of the pods, which are watched in between."""
     timeout_s: float = 10.0
     """Seconds that the API may take to answer."""
 
@@ -115,27 +118,29 @@ class KubernetesConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """A run as its driver sees it: so many hosts, and the trainer's flags."""
+    """A run as its driver sees it: its hosts and how they are checked."""
 
     hosts: int = 1
-    """Hosts that train."""
+    """Number of hosts that train."""
     spares: int = 0
-    """Hosts that wait to replace one."""
+    """Number of spare hosts."""
     min_hosts: int | None = None
-    """Go on with as few when no spare is left, with more microbatches; None: hosts."""
+    """Least hosts to go on with, with more microbatches, if no spare is left; None:
+    hosts.
+    """
     ranks_per_host: int = 1
-    """Processes of the trainer on each host."""
+    """Trainer processes per host."""
     check_command: str = ""
-    """Run on a host that may be broken: exit code 0 if it is healthy."""
+    """Command that checks a suspect host: exit code 0 if it is healthy."""
     check_every_s: float | None = None
-    """Run it on all hosts that train, too; one that does not pass is replaced after a
-    save. None: only where something has failed."""
+    """Seconds between checks of all training hosts; a host that does not pass is
+    replaced after a save. None: only suspect hosts are checked."""
     return_command: str = ""
-    """Run on a host that was put aside, until it passes and is a spare again; empty:
-    check_command. With it hosts whose hardware has failed may return, too."""
+    """Command that checks an excluded host until it passes and becomes a spare again;
+    empty: check_command. If given, hosts with failed hardware may return too."""
     history: str = ""
-    """File with the faults of hosts in all runs; of the spares the one with the fewest
-    is taken. Empty: the first by name."""
+    """File with the faults of hosts in all runs; the spare with the fewest faults is
+    used first. Empty: the first by name."""
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     restart: RestartConfig = dataclasses.field(default_factory=RestartConfig)
 
@@ -156,7 +161,7 @@ class RunConfig:
                 shlex.split(command)
             except ValueError as error:
                 raise ValueError(
-                    f"{flag} {command!r} is no command: {error}"
+                    f"{flag} {command!r} is not a command: {error}"
                 ) from error
         if self.check_every_s is not None:
             if not 0 < self.check_every_s < float("inf"):
@@ -174,10 +179,10 @@ class RunConfig:
 def _check_positive(
     config: "LimitsConfig | RestartConfig | KubernetesConfig", group: str
 ) -> None:
-    """Refuse what is no time.
+    """Refuse times that are not positive and finite.
 
     Raises:
-      ValueError: a number is not positive, or not finite.
+      ValueError: a number is not positive or not finite.
     """
     for field in dataclasses.fields(config):
         number = getattr(config, field.name)

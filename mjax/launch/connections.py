@@ -1,9 +1,9 @@
 """Read lines from thousands of connections to a driver.
 
-Enters: bytes. Leaves: calls with whole lines. `asyncio`'s streams wake a task for each
-message and read it into a new buffer of 256 KiB: 37 us a heartbeat, on the core that
-watches all hosts. Here all connections of a driver share one buffer, and data is handed
-on at once: 8 us.
+Enters: bytes. Leaves: calls with complete lines. `asyncio`'s streams wake a task for
+each message and read it into a new buffer of 256 KiB: 37 us per heartbeat on the core
+that watches all hosts. Here all connections of a driver share one buffer, and data is
+passed on at once: 8 us.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ class Connection(asyncio.BufferedProtocol):
         take: Callable[["Connection", bytes], None],
         ended: Callable[["Connection"], None],
     ) -> None:
-        """Wait for its lines.
+        """Store the callbacks.
 
         Args:
           buffer: shared by all connections.
@@ -44,10 +44,10 @@ class Connection(asyncio.BufferedProtocol):
         self._rest = bytearray()
         self._transport: asyncio.Transport | None = None
         self.host = ""
-        """The host whose agent this is, once known."""
+        """Name of the host whose agent this is, once known."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep the transport, for answers."""
+        """Store the transport, for answers."""
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -56,7 +56,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._buffer.view
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Hand on the complete lines."""
+        """Pass on the complete lines."""
         *lines, rest = bytes(self._buffer.view[:nbytes]).split(b"\n")
         for line in lines:
             if self.is_closing:

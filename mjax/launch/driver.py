@@ -1,9 +1,9 @@
-"""The driver of a run: connections, a clock and a journal around a `Supervisor`.
+"""The driver of a run: a `Supervisor` with connections, a clock and a journal.
 
-Enters: a run's config and the trainer's flags. Leaves: the run's exit code. It imports
-no model and no jax. If it is killed, at any moment, the same command starts it again:
-it reads the state of the run from the journal, agents reconnect, and ranks are not
-affected.
+Enters: the config of a launch and the trainer's flags. Leaves: the exit code of the
+run. It imports no model and no jax. If it is killed, at any moment, the same command
+starts it again: it reads the state of the run from the journal, agents reconnect, and
+ranks are not affected.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ TRAINER = (sys.executable, "-m", "mjax.train")
 _COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 _TICK_S = 0.05
 _CALM_S = 0.25
-"""Used instead of _TICK_S while ranks run and nothing happens."""
+"""Used instead of _TICK_S while ranks run undisturbed."""
 _LAST_WORDS_S = 1.0
 _BACKLOG = 1024
 
@@ -74,16 +74,16 @@ class Driver:
 
         Args:
           config: hosts and limits.
-          flags: of `python -m mjax.train`, without those about processes.
-          work_dir: of the run.
+          flags: flags of `python -m mjax.train`, without those about processes.
+          work_dir: work dir of the run.
           token: secret that agents and commands must present.
-          bind: address and port to listen on. Port 0 takes the port of the previous
-            driver, or any free one.
+          bind: address and port to listen on. Port 0 uses the previous driver's port if
+            it is free, otherwise any free port.
           trainer: the command of a rank, without flags.
           api: Kubernetes API, if the agents run in pods.
         Raises:
-          ValueError: the journal is another run's, or the history of hosts cannot be
-            used.
+          ValueError: the journal is of another run, or the history of hosts is
+            unusable.
         """
         self._config, self._work_dir = config, work_dir
         self._flags = TrainerFlags(flags)
@@ -114,7 +114,7 @@ class Driver:
         self._saved_place: tuple[str, int] | None = None
         self._pids: dict[str, int] = {}
         self.address: tuple[str, int] = bind
-        """Address on which it listens, once `is_listening`."""
+        """Address on which the driver listens, once `is_listening`."""
         self.is_listening = False
         self._take_up()
 
@@ -129,9 +129,9 @@ class Driver:
         is_running = snapshot is not None and snapshot["state"] != "ended"
         if before is not None and before != shape and is_running:
             raise ValueError(
-                f"{self._journal.path} is of a run that has not ended, with other "
-                f"hosts or flags: {json.dumps(before)}; start the driver with those, "
-                "or give another --work-dir"
+                f"{self._journal.path} belongs to an unfinished run with other hosts "
+                f"or flags: {json.dumps(before)}; repeat those, or give another "
+                "--work-dir"
             )
         self._journal.set_fact("run", shape)
         generation = 0 if snapshot is None else snapshot["generation"]
@@ -141,7 +141,7 @@ class Driver:
         if is_running:
             self._flags.take_up(snapshot.get("flags", self._flags.to_json()))
             self._supervisor.resume(snapshot, time.monotonic())
-        else:  # the work dir is trained further: generations continue
+        else:  # the run is continued, so generations count on
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
 
@@ -154,7 +154,7 @@ class Driver:
             raise ValueError(f"--history: {error}") from error
 
     def _make_pods(self, api: Api) -> Pods:
-        """Restore what the previous driver knew of the pods."""
+        """Restore the previous driver's state of the pods."""
         pods = Pods(
             api,
             run=str(self._work_dir),
@@ -179,7 +179,9 @@ class Driver:
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # one for each agent
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (most, most)
+        )  # one file descriptor per agent
         host, port = self._bind
         known = self._journal.fact("address")
         if port == 0 and known is not None:
@@ -236,7 +238,7 @@ class Driver:
 
     @property
     def generation(self) -> int:
-        """The present generation."""
+        """The current generation."""
         return self._supervisor.generation
 
     # ------------------------------------------------------------------ connections
@@ -297,7 +299,7 @@ class Driver:
             self._supervisor.left(connection.host, time.monotonic())
 
     def _name_problem(self, hello: Hello) -> str | None:
-        """Return why an agent cannot have the name that it gives."""
+        """Return why an agent cannot use the name that it gives; None if it can."""
         name = hello.host
         is_heard = not self._supervisor.is_lost(name, time.monotonic())
         if name in self._agents and self._pids[name] != hello.pid and is_heard:
@@ -308,7 +310,7 @@ class Driver:
         return None
 
     def _problem(self, first: Hello | Command) -> str | None:
-        """Return why a peer with this first message is refused."""
+        """Return why a peer with this first message is refused; None if it is not."""
         if not messages.has_token(first.token, self._token):
             return (
                 "wrong token; give the token file of this run (launch/token in its "
@@ -339,7 +341,7 @@ class Driver:
                     self._flags.update(command.flags, self._supervisor.generation)
                     self._audit(command)
                     self._supervisor.update(now_s)
-                    text = "the run saves and goes on with what is new"
+                    text = "the run saves and restarts with the new flags and code"
                     return Answer(text=text, data={})
                 case _:
                     return Refused(reason=f"unknown command {command.name}")
@@ -361,7 +363,7 @@ class Driver:
         )
 
     def status(self) -> dict[str, Any]:
-        """Return what the run is doing, as JSON."""
+        """Return the state of the run as JSON."""
         now_s = time.monotonic()
         return self._supervisor.snapshot() | {
             "trainer": self._trainer,
@@ -439,7 +441,7 @@ class Driver:
         )
 
     def _find_ports(self, generation: int, num_hosts: int) -> FindPorts:
-        """Ask for a coordinator in its own process, if one is configured."""
+        """Request a coordinator in its own process if configured."""
         folder = generation_folder(self._work_dir, generation).absolute()
         num_ranks = num_hosts * self._config.ranks_per_host
         is_wanted = self._is_coordinated and num_ranks > 1
@@ -451,7 +453,7 @@ class Driver:
         )
 
     def _send(self, host: str, message: Message) -> None:
-        if not isinstance(message, Prepare):  # a new driver need not know these
+        if not isinstance(message, Prepare):  # a new driver does not need these
             self._save()
         if host in self._agents:
             self._agents[host].send(message)
@@ -472,7 +474,7 @@ class Driver:
         print(f"launch: {mark}{event.text}", file=sys.stderr, flush=True)
 
     def _save(self) -> None:
-        """Write the snapshot before anything is sent, and each tick, if it changed.
+        """Write the snapshot if it changed: before anything is sent, and at each tick.
 
         Every change comes with an event, a new state or a new generation.
         """

@@ -1,9 +1,10 @@
-"""Sizes of a run on fewer hosts: same global batch, same data, smaller microbatches.
+"""Run on fewer hosts: same global batch, same data, more microbatches.
 
 Enters: the trainer's config on all hosts. Leaves: the numbers of hosts on which it can
 train, and the flags that differ there. Hosts are removed from the data-parallel axis. A
 device never has more sequences in a microbatch than before, so a step takes more
-microbatches. The trainer checks all other divisibility rules (the shards of a state).
+microbatches. The trainer checks all other divisibility rules (such as the shards of the
+state).
 """
 
 import json
@@ -20,10 +21,10 @@ def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any
     """Return the configuration that the trainer reads from its flags.
 
     Args:
-      command: of the trainer, with its flags.
-      timeout_s: seconds that its imports may take.
+      command: command of the trainer, with its flags.
+      timeout_s: most seconds that its imports may take.
     Raises:
-      ValueError: it refuses the flags, in its own words.
+      ValueError: the trainer refuses the flags; the message is its own.
     """
     try:
         done = subprocess.run(
@@ -49,10 +50,10 @@ def sizes(
     """Return the possible numbers of hosts, largest first, with the flags that differ.
 
     Args:
-      config: of the trainer, as `--print-config` prints it.
-      hosts: number of hosts that its flags are for.
-      least: one less than the smallest number that is allowed.
-      devices_per_host: None if unknown; then the flags must give dp.
+      config: config of the trainer, as `--print-config` prints it.
+      hosts: number of hosts that the flags are for.
+      least: smallest number of hosts allowed.
+      devices_per_host: None if unknown, in which case the flags must give dp.
     Raises:
       ValueError: dp is neither given nor known.
     """
@@ -61,7 +62,7 @@ def sizes(
     if dp == -1:
         if devices_per_host is None or -1 in (mesh["pp"], mesh["tp"]):
             raise ValueError(
-                "--min-hosts needs the data-parallel size; give --mesh.dp, or "
+                "--min-hosts needs the data-parallel size; give --mesh.dp or "
                 "--simulate-devices"
             )
         dp = hosts * devices_per_host // (mesh["pp"] * mesh["tp"])
@@ -79,12 +80,12 @@ def sizes(
             found[fewer][_DP] = [str(smaller)]
         per_node = mesh["dp_shard_per_node"]
         if shard is None and per_node and (smaller <= per_node or smaller % per_node):
-            found[fewer][_PER_NODE] = ["None"]  # one node, or parts of nodes
+            found[fewer][_PER_NODE] = ["None"]  # one node or part of one
     return found
 
 
 def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
-    """Return the fewest microbatches with no more sequences a device, or None."""
+    """Return the fewest microbatches with no more sequences per device, or None."""
     rows = size / (dp * before)
     for number in range(before, size // smaller + 1):
         if size % (smaller * number) == 0 and size / (smaller * number) <= rows:
@@ -93,7 +94,7 @@ def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
 
 
 def devices_per_host(config: Mapping[str, Any], ranks_per_host: int) -> int | None:
-    """Return the devices of a host if they are simulated or can be counted here."""
+    """Return the number of devices of a host if simulated or countable here."""
     if config["simulate_devices"] is not None:
         return config["simulate_devices"] * ranks_per_host
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) or None
@@ -103,24 +104,24 @@ class Sizes:
     """Chooses the number of hosts on which a run continues."""
 
     def __init__(self, wanted: int, others: Collection[int]) -> None:
-        """Store the numbers of hosts.
+        """Store the possible numbers of hosts.
 
         Args:
           wanted: the preferred number.
-          others: numbers that are possible too.
+          others: other possible numbers.
         """
         self._wanted, self._fitting = wanted, {wanted, *others}
 
     @property
     def least(self) -> int:
-        """The smallest number."""
+        """The smallest number of hosts."""
         return min(self._fitting)
 
     def best(self, num_ready: int, *, waits: bool) -> int | None:
         """Return how many of the ready hosts to take; None means wait for more.
 
         Args:
-          num_ready: hosts that can have ranks.
+          num_ready: number of hosts that can have ranks.
           waits: whether to wait for more hosts.
         """
         if num_ready >= self._wanted:
@@ -129,7 +130,9 @@ class Sizes:
         return None if waits or not fitting else max(fitting)
 
     def discard(self, size: int) -> bool:
-        """Stop trying so few hosts; return False, with no effect, if all are there."""
+        """Exclude the current number of hosts; return False, unchanged, if it is
+        `wanted`.
+        """
         if size == self._wanted:
             return False
         self._fitting.discard(size)

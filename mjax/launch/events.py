@@ -1,4 +1,4 @@
-"""Events of a run: what happened, for the journal and for people."""
+"""Events of a run, for the journal and for people."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened."""
+    """One event."""
 
     kind: str
     text: str

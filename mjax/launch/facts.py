@@ -1,8 +1,8 @@
 """Facts about this host: hardware, software, and the traffic of its RDMA ports.
 
-Enters: /sys, the environment and, where nvidia-ml-py is installed, NVIDIA's management
-library. Leaves: texts for the journal and counters for heartbeats. What cannot be read
-is "unknown", with the reason.
+Enters: /sys, the environment and, if nvidia-ml-py is installed, NVIDIA's management
+library. Leaves: texts for the journal and counters for heartbeats. Unreadable facts are
+"unknown", with the reason.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _WORD_BYTES = 4
 
 
 def host_facts() -> dict[str, str]:
-    """Return the facts of a host that the journal keeps."""
+    """Return the facts of a host for the journal."""
     return {
         "hostname": socket.gethostname(),
         "kernel": platform.release(),
@@ -37,15 +37,16 @@ def host_facts() -> dict[str, str]:
 
 
 def process_facts() -> dict[str, Any]:
-    """Return what is needed to interpret the times of this process.
+    """Return the facts needed to interpret the times of this process.
 
     Returns:
       its process id; its age in seconds; and the boot id of its host, whose processes
-      share one monotonic clock. The last two are None where /proc does not give them.
+      share one monotonic clock. The last two are None if /proc does not have them.
     """
     age_s = boot = None
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # Field 22 of proc_pid_stat(5), in clock ticks since the boot; 20 follow a name.
+        # Field 22 of proc_pid_stat(5), in clock ticks since boot; it is 20th after the
+        # name.
         ticks = int(_STATUS.read_text().rpartition(")")[2].split()[19])
         since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         age_s = since_boot_s - ticks / os.sysconf("SC_CLK_TCK")

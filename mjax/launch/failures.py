@@ -16,11 +16,11 @@ from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _MAX_SHOWN = 8
 _SETTLE_S = 0.3
-"""Ends within this time of the first end are examined together."""
+"""Seconds after the first end within which further ends are examined with it."""
 _SIGNAL_SETTLE_S = 0.05
-"""The same after an end by a signal: later ends do not explain it."""
+"""The same after an end by a signal, which later ends do not explain."""
 _STARTED_S = 15.0
-"""Seconds after which a host must report its ranks."""
+"""Seconds within which a host must report its ranks."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
 _OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT)
 _EXPLAINING = (*_OF_HARDWARE, Cause.OUT_OF_MEMORY, Cause.NETWORK, Cause.STORE)
@@ -28,21 +28,21 @@ _EXPLAINING = (*_OF_HARDWARE, Cause.OUT_OF_MEMORY, Cause.NETWORK, Cause.STORE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What ended a generation."""
+    """The failure that ended a generation."""
 
     cause: Cause
     text: str
     hosts: tuple[str, ...] = ()
-    """The hosts to blame."""
+    """Hosts to blame."""
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()
-    """If no host is to blame, the smallest group of hosts that differs from the
-    rest."""
+    """If no host is to blame: the smallest group of hosts that differs from the rest.
+    """
     diverged: Divergence | None = None
     """The rank's own report of a divergence."""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of its event; host and rank if there is only one."""
+        """Return the fields of its event, with host and rank if there is only one."""
         return {
             "host": self.hosts[0] if len(self.hosts) == 1 else None,
             "rank": self.ranks[0] if len(self.ranks) == 1 else None,
@@ -69,16 +69,15 @@ def of_ranks(
     since_end_s: float,
     are_heard: bool,
 ) -> Failure | None:
-    """Find what ended a generation, or which part of it never began.
+    """Find the failure that ended a generation, or the part of it that never started.
 
     Args:
-      states: of its ranks, as far as known.
-      hosts: of each rank.
-      age_s: seconds since its hosts were told to start it.
-      since_end_s: seconds since the first end; negative without one.
-      are_heard: every host is connected and was heard since the first end. When a host
-        is gone, other ranks end before the host has been silent long enough to count as
-        lost.
+      states: known states of its ranks.
+      hosts: host of each rank.
+      age_s: seconds since its hosts were ordered to start it.
+      since_end_s: seconds since the first end of a rank; negative without one.
+      are_heard: every host is connected and has sent a message since the first end. If
+        a host is gone, ranks of other hosts end before it counts as lost.
     """
     ended = {rank: state for rank, state in states.items() if state.code is not None}
     is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
@@ -98,7 +97,7 @@ def of_ranks(
 
 
 def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Failure:
-    """Find the end that explains the others: by rank of cause, then by time.
+    """Find the end that explains the others: by order of cause, then by time.
 
     Args:
       ended: ranks with an exit code; at least one.
@@ -139,10 +138,10 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
 def of_devices(
     states: Mapping[int, RankState], host_of: Callable[[int], str]
 ) -> Failure:
-    """Find the ranks that block the others, from XLA's logs of their devices.
+    """Find the ranks that block the others from XLA's logs of their devices.
 
     Args:
-      states: of all ranks; XLA has ended at least one.
+      states: states of all ranks; XLA has ended at least one.
       host_of: maps a rank to its host.
     """
     devices = {rank: state.devices for rank, state in states.items() if state.devices}
@@ -156,13 +155,13 @@ def of_devices(
 
 
 def explained(failure: Failure, matches: Mapping[str, Sequence[Match]]) -> Failure:
-    """Return the failure with the cause that the logs of the hosts give, if any.
+    """Return the failure with the cause from the logs of the hosts, if any.
 
     A hardware fault explains any end except one with a known cause. Other lines count
     only on the hosts to blame: when one rank fails, others log errors too.
 
     Args:
-      failure: as found from exit codes or stacks.
+      failure: failure found from exit codes or stacks.
       matches: recent rule matches, by host.
     """
     if failure.cause not in _UNEXPLAINED:
@@ -190,7 +189,7 @@ def of_hang(
     """Find the ranks that block the others.
 
     Args:
-      alive: ranks that have not ended.
+      alive: states of ranks that have not ended.
       shown: the stacks of the ranks that answered.
       host_of: maps a rank to its host.
     Returns:
@@ -246,7 +245,7 @@ def describe_code(code: int) -> str:
 
 
 def join(ranks: Sequence[int]) -> str:
-    """Write ranks; only the first ones if there are many."""
+    """Write ranks, only the first ones if there are many."""
     shown = ", ".join(map(str, sorted(ranks)[:_MAX_SHOWN]))
     num_more = len(ranks) - _MAX_SHOWN
     return shown if num_more <= 0 else f"{shown} and {num_more} more"

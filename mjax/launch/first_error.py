@@ -1,8 +1,8 @@
 """The first error of a failed generation: the cause, then the ends of all ranks.
 
 Enters: the events of a run. Leaves: the launch's diagnosis, and each rank's end in
-order of time, marked if it is a consequence of another. The clocks of hosts may differ
-by some milliseconds; a consequence takes longer than that.
+order of time, marked if it is a consequence of another. Clocks of hosts may differ by
+some milliseconds, but a consequence takes longer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,10 +17,10 @@ def first_error(events: Sequence[Event], generation: int | None = None) -> Event
     """Return why a generation failed, as JSON.
 
     Args:
-      events: of a run, oldest first.
-      generation: None means the last one that failed.
+      events: events of a run, oldest first.
+      generation: generation to explain; None for the last one that failed.
     Raises:
-      ValueError: it has not failed, or no generation has.
+      ValueError: the generation has not failed, or none has.
     """
     failed = {
         event["generation"]: event for event in events if event["kind"] == "failure"

@@ -1,13 +1,13 @@
-"""A process that has imported the trainer already, and forks ranks: a warm start.
+"""A process that imports the trainer once and forks ranks, for warm starts.
 
 Enters: a module, and requests of the agent, one JSON line each on a socket. Leaves: for
-each the process id of a rank, equivalent to `python -m MODULE` with those arguments,
-without the seconds that its imports take. The server starts no thread and touches no
-device: a process that does either cannot be forked.
+each request the process id of a rank, equivalent to `python -m MODULE ARGUMENTS`
+without the seconds for its imports. The server starts no thread and touches no device,
+because either makes a fork unsafe.
 
-A rank is a child of the agent, not of the server, so the agent sees how it ends: the
-server forks a process that forks the rank and ends, and the agent adopts orphans
-(PR_SET_CHILD_SUBREAPER). So the death of the server ends no rank.
+A rank is a child of the agent, not of the server, so the agent sees its exit code, and
+the death of the server ends no rank. To achieve this, the server forks a process that
+forks the rank and exits, and the agent adopts orphans (PR_SET_CHILD_SUBREAPER).
 
 Source: Android's zygote, and Python's `multiprocessing.forkserver`. Differs: the latter
 runs functions; a rank is a command.
@@ -35,35 +35,35 @@ class Request(msgspec.Struct, kw_only=True, frozen=True):
     """Request to fork a rank."""
 
     module: str
-    """The module to run: the imported one, or another of its package."""
+    """Module to run: the imported one or another of its package."""
     arguments: list[str]
     """Arguments after the module's name."""
     environment: dict[str, str]
-    """The whole environment. Imports have already read the server's own."""
+    """The complete environment. Imports have already read the server's own."""
     log: str
-    """File to which the output is appended."""
+    """File to which output is appended."""
 
 
 class Forked(msgspec.Struct, kw_only=True, frozen=True):
-    """The answer to a request; process id 0 reports that the imports are done."""
+    """Answer to a request; process id 0 reports that the imports are done."""
 
     pid: int = 0
     error: str = ""
-    """Why there is no rank; then the server ends."""
+    """Why there is no rank; the server ends after this answer."""
 
 
 def die_with(parent: int) -> None:
     """Let the kernel kill the calling process when its parent ends."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it ended before the call
+    if os.getppid() != parent:  # the parent ended before the call
         os._exit(1)
 
 
 def serve(module: str, connection: socket.socket) -> None:
     """Import a module, then fork ranks until the agent is gone.
 
-    The module's IMPORTED_LATER names modules that it imports when it runs. They are
-    imported before the forks too.
+    The module's IMPORTED_LATER names modules that it imports only when it runs; these
+    are imported before the forks too.
     """
     agent = os.getppid()
     program = importlib.import_module(module)
@@ -85,7 +85,7 @@ def serve(module: str, connection: socket.socket) -> None:
             if not middle:
                 os.close(reading)
                 _fork_again(request, connection, agent, writing)
-                return  # in the rank, if it ended without an exit
+                return  # in the rank, if it returned without an exit
             os.close(writing)
             os.waitpid(middle, 0)
             pid = int(os.read(reading, 16) or b"0")
@@ -96,14 +96,14 @@ def serve(module: str, connection: socket.socket) -> None:
 def _fork_again(
     request: Request, connection: socket.socket, agent: int, writing: int
 ) -> None:
-    """Fork the rank, and leave it to the agent."""
+    """Fork the rank and leave it to the agent."""
     middle, rank = os.getpid(), os.fork()
     if rank:
         os.write(writing, str(rank).encode())
         os._exit(0)
     os.close(writing)
     connection.close()
-    while os.getppid() == middle:  # its end must not look like the agent's
+    while os.getppid() == middle:  # the end of `middle` must not look like the agent's
         os.sched_yield()
     die_with(agent)
     _become(request)
@@ -122,12 +122,12 @@ def _become(request: Request) -> None:
     os.environ.update(request.environment)
     sys.argv = [module, *request.arguments]
     importlib.reload(sys.modules[module.partition(".")[0]])  # records its start time
-    sys.modules.pop(module, None)  # only its program runs; imports are done
+    sys.modules.pop(module, None)  # its imports are done, only its program runs
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _why_not(module: str, stamps: Mapping[str, float]) -> str:
-    """Return why no rank can be forked; empty if one can."""
+    """Return why no rank can be forked; "" if one can."""
     if stamps != _stamps(module):
         return f"the files of {module} have changed"
     # OpenBLAS has threads too, but stops them before a fork.

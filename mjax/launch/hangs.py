@@ -1,7 +1,7 @@
-"""Hung ranks: found by their progress, told apart by their stacks.
+"""Hung ranks: detected by their progress, distinguished by their stacks.
 
-Enters: the states of all ranks, and the recent step time. Leaves: which ranks
-hang, orders to show stacks, and the failure with its evidence.
+Enters: the states of all ranks, and the recent step time. Leaves: the hung ranks,
+orders to collect stacks, and the failure with its evidence.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,11 +23,11 @@ class Hangs:
     def __init__(
         self, config: RunConfig, fleet: Fleet, tell: Callable[..., None]
     ) -> None:
-        """Begin without a known step.
+        """Start without a known step time.
 
         Args:
           config: the limits.
-          fleet: of the hosts.
+          fleet: the hosts of the run.
           tell: records an event, see `events.teller`.
         """
         self._fleet, self._tell = fleet, tell
@@ -40,15 +40,15 @@ class Hangs:
         self._answered: set[str] = set()
 
     def took(self, state: RankState) -> None:
-        """Record the time of the step that a rank has just taken, if it reports one."""
+        """Record the time of a rank's last step, if it reports one."""
         self._liveness.took(state)
 
     def find(self, now_s: float, ends_by_s: float) -> list[int]:
-        """Return the ranks that should have made progress, or ended, by now.
+        """Return the ranks that should have progressed or ended by now.
 
         Args:
-          now_s: the time.
-          ends_by_s: when all ranks must have ended.
+          now_s: current time.
+          ends_by_s: time by which all ranks must have ended.
         """
         return [
             rank
@@ -57,12 +57,12 @@ class Hangs:
         ]
 
     def _hangs(self, state: RankState, now_s: float) -> bool:
-        # A host that is silent for longer may be lost; its state is unknown.
+        # A host that is silent for longer may be lost, and its state is unknown.
         silent_s = min(self._fleet.silent_s(state.rank, now_s), BEAT_S)
         return state.age_s + silent_s > self._liveness.limit_s(state)
 
     def ask(self, hanging: Sequence[int], generation: int, now_s: float) -> None:
-        """Ask all ranks for their stacks because some hang."""
+        """Request the stacks of all ranks because some are hung."""
         self._tell(
             "hang",
             f"no progress of rank {failures.join(hanging)}",
@@ -75,13 +75,13 @@ class Hangs:
         self._fleet.send_all(Dump(generation=generation))
 
     def _traffic(self) -> dict[str, float]:
-        """Return the bytes per second of hosts whose counters are known."""
+        """Return the traffic in bytes per second of the hosts with known counters."""
         hosts = (self._fleet.hosts[name] for name in self._fleet.placement)
         rates = {host.name: host.rdma_bytes_per_s for host in hosts}
         return {name: rate for name, rate in rates.items() if rate is not None}
 
     def shown(self, name: str, shown: Stacks) -> None:
-        """Take the stacks of a host."""
+        """Store the stacks of a host."""
         self._stacks |= shown.stacks
         self._spied |= shown.spied
         if shown.nccl:
@@ -89,9 +89,9 @@ class Hangs:
         self._answered.add(name)
 
     def is_answered(self, now_s: float) -> bool:
-        """Return whether all live hosts have answered or the time is over.
+        """Return whether all live hosts have answered or the time is up.
 
-        A silent host soon counts as lost or answers; wait for that.
+        This waits for silent hosts, which soon answer or count as lost.
         """
         missing = {*self._fleet.placement} - self._answered - self._fleet.lost(now_s)
         heard_s = [self._fleet.hosts[name].heard_s for name in missing]

@@ -1,8 +1,8 @@
-"""The history of hosts, as the driver of one run uses it.
+"""The history of hosts, used by the driver of one run.
 
 Enters: the events of this run, and a file that several runs share. Leaves: a score for
-each host; the spare with the lowest score is taken. If the file becomes unusable during
-the run, one event reports it and the last scores stay.
+each host; the spare with the lowest score is used first. If the file becomes unusable
+during the run, one event reports it and the last scores stay in use.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ class HostHistory:
 
         Args:
           path: the SQLite file.
-          events: events.jsonl of the run.
+          events: path of events.jsonl of the run.
           tell: records an event, see `events.teller`.
         Raises:
           ValueError: the file is damaged or is not a history.
-          RuntimeError: another process locks it for too long.
+          RuntimeError: another process locks the file for too long.
         """
         self._reputation = Reputation(path)
         self._events, self._tell = events, tell
@@ -36,7 +36,7 @@ class HostHistory:
         self._is_current = self._has_failed = False
 
     def note(self, event: Event) -> None:
-        """Reread the scores at the next request if an event may change them."""
+        """Mark the scores for rereading if the event may change them."""
         if event.kind in _KINDS:
             self._is_current = False
 

@@ -1,7 +1,7 @@
 """The hosts of a run, and their ranks.
 
-Enters: messages of agents. Leaves: which hosts are silent, a placement (active hosts
-in the order of their ranks), and messages to the hosts that have ranks.
+Enters: messages of agents. Leaves: the silent hosts, the placement (active hosts in the
+order of their ranks), and messages to the hosts that have ranks.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ class HostState(enum.StrEnum):
     SPARE = "spare"
     ACTIVE = "active"
     LOST = "lost"
-    """It may come back, as a spare."""
+    """Silent for too long; it may come back as a spare."""
     SICK = "sick"
-    """It failed its check; it is checked again when hosts are missing."""
+    """Failed its check; it is checked again when hosts are missing."""
     EVICTED = "evicted"
 
 
@@ -34,15 +34,15 @@ class Host:
     state: HostState = HostState.SPARE
     is_connected: bool = True
     heard_s: float
-    """When its agent last sent a message."""
+    """Time of the last message of its agent."""
     ranks: dict[int, RankState] = dataclasses.field(default_factory=dict)
-    """Ranks of the present generation."""
+    """Ranks of the current generation."""
     why: str = ""
-    """Why it was evicted."""
+    """Why it was excluded."""
     is_leaving: bool = False
-    """Its agent has said that it leaves."""
+    """Its agent has reported that it leaves."""
     matches: list[tuple[float, Match]] = dataclasses.field(default_factory=list)
-    """Lines of its logs that matched a rule in this generation, and when."""
+    """Log lines that matched a rule in this generation, with their times."""
     rdma_bytes_per_s: float | None = None
     """Recent traffic of its RDMA ports, sent and received."""
     _rdma: tuple[float, int] | None = dataclasses.field(default=None, init=False)
@@ -50,7 +50,7 @@ class Host:
     def note_traffic(
         self, rdma_bytes: Mapping[str, Sequence[int]], now_s: float
     ) -> None:
-        """Record the counters of its ports."""
+        """Record the counters of its RDMA ports."""
         if rdma_bytes:
             total = sum(map(sum, rdma_bytes.values()))
             if self._rdma is not None and now_s > self._rdma[0]:
@@ -64,7 +64,7 @@ class Host:
 
 
 def from_json(name: str, fields: Mapping[str, Any], now_s: float) -> Host:
-    """Make a host from what `to_json` returned; its agent is not connected yet."""
+    """Make a host from the result of `to_json`; its agent is not connected yet."""
     return Host(
         name=name,
         address=fields["address"],
@@ -86,12 +86,12 @@ class Fleet:
         tell: Callable[..., None],
         faults: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
-        """Begin without a host.
+        """Start without hosts.
 
         Args:
-          ranks_per_host: processes of the trainer on each host that has some.
+          ranks_per_host: trainer processes on each active host.
           lost_s: seconds of silence after which a host is lost.
-          send: (host, message): hands a message to a connection; never waits.
+          send: (host, message): passes a message to a connection; never waits.
           tell: records an event, see `events.teller`.
           faults: maps a host to its number of failures.
         """
@@ -105,15 +105,15 @@ class Fleet:
 
     @property
     def num_ranks(self) -> int:
-        """Processes of the trainer in the present generation."""
+        """Number of trainer processes in the current generation."""
         return len(self.placement) * self._ranks_per_host
 
     def host_of(self, rank: int) -> str:
-        """Return the host of a rank of the present generation."""
+        """Return the host of a rank of the current generation."""
         return self.placement[rank // self._ranks_per_host]
 
     def ranks_of(self, index: int) -> range:
-        """Return the ranks of a host, from its place in the placement."""
+        """Return the ranks of a host, given by its position in the placement."""
         first = index * self._ranks_per_host
         return range(first, first + self._ranks_per_host)
 
@@ -122,7 +122,7 @@ class Fleet:
         return name in self._placed
 
     def states(self) -> dict[int, RankState]:
-        """Return the known states of the ranks of the present generation."""
+        """Return the known states of the ranks of the current generation."""
         return {
             rank: state
             for name in self.placement
@@ -130,11 +130,11 @@ class Fleet:
         }
 
     def alive(self) -> dict[int, RankState]:
-        """Return those of `states` that have not ended."""
+        """Return the `states` of ranks that have not ended."""
         return {r: state for r, state in self.states().items() if state.code is None}
 
     def active(self, names: Collection[str]) -> list[Host]:
-        """Return those of these hosts that have ranks and are not excluded."""
+        """Return the given hosts that have ranks and are not excluded."""
         found = (self.hosts[name] for name in names)
         return [host for host in found if host.state is HostState.ACTIVE]
 
@@ -143,12 +143,12 @@ class Fleet:
         return now_s - self.hosts[self.host_of(rank)].heard_s
 
     def are_heard_since(self, since_s: float) -> bool:
-        """Return whether all hosts with ranks are connected and were heard since."""
+        """Return whether all hosts with ranks are connected and not silent since."""
         hosts = (self.hosts[name] for name in self.placement)
         return all(host.is_connected and host.heard_s >= since_s for host in hosts)
 
     def matches(self, since_s: float) -> dict[str, list[Match]]:
-        """Return the rule matches on hosts with ranks since then."""
+        """Return the rule matches on hosts with ranks since a time."""
         found = {}
         for name in self.placement:
             late = [one for at_s, one in self.hosts[name].matches if at_s >= since_s]
@@ -157,7 +157,7 @@ class Fleet:
         return found
 
     def lost(self, now_s: float, *, active_only: bool = True) -> set[str]:
-        """Return hosts that have been silent for too long."""
+        """Return the hosts that have been silent for too long."""
         names = self.placement if active_only else self.hosts.keys()
         return {name for name in names if self.is_lost(name, now_s)}
 
@@ -170,9 +170,9 @@ class Fleet:
         host.heard_s = now_s - 2 * self._lost_s
 
     def ready(self, now_s: float) -> list[Host]:
-        """Return the hosts that can have ranks, first those that have some.
+        """Return the hosts that can have ranks, those with ranks first.
 
-        The others follow in order of their failures, fewest first.
+        The others follow by number of failures, fewest first.
         """
         unheard = self.lost(now_s, active_only=False)
         found = [
@@ -196,7 +196,7 @@ class Fleet:
         return sum(host.state is HostState.SPARE for host in self.ready(now_s))
 
     def place(self, ready: Sequence[Host], size: int) -> None:
-        """Give ranks to the first `size` hosts of these; the others are spares."""
+        """Give ranks to the first `size` of the hosts; the others become spares."""
         for index, host in enumerate(ready):
             host.state = HostState.ACTIVE if index < size else HostState.SPARE
         for host in self.hosts.values():
@@ -251,7 +251,7 @@ class Fleet:
         }
 
     def take_up(self, fields: Mapping[str, Any], now_s: float) -> None:
-        """Restore what `to_json` returned; other fields are ignored."""
+        """Restore the result of `to_json`; ignore other fields."""
         self._place(fields["placement"])
         for name, host in fields["hosts"].items():
             self.hosts[name] = from_json(name, host, now_s)
@@ -260,8 +260,8 @@ class Fleet:
 def place(chosen: Collection[str], before: Sequence[str]) -> list[str]:
     """Return the chosen hosts in the order of their ranks.
 
-    Hosts that stay keep their place, so that neighbours stay neighbours. If there are
-    fewer places than before, they move up.
+    Hosts that stay keep their position, so that neighbours stay neighbours. If there
+    are fewer positions than before, they move up.
     """
     new = iter(sorted(set(chosen) - set(before)))
     kept = [name if name in chosen else None for name in before]

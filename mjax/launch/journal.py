@@ -1,10 +1,10 @@
 """The journal of a run: every event, and the driver's state, in SQLite.
 
 Enters: events and snapshots. Leaves: `launch/journal.db` in the work dir, from which a
-driver can restart after it was killed at any moment, and `events.jsonl` beside it, one
-object a line, for programs. A line has its number in the journal, so that a reader sees
-gaps. It has the time by both clocks of the host, because the wall clock may be set
-during a run.
+driver can restart after it was killed at any moment, and `events.jsonl` in the work
+dir, one object per line, for programs. A line has its number in the journal, so that a
+reader sees gaps. It has the time on both clocks of the host, because the wall clock may
+be set during a run.
 """
 
 import contextlib
@@ -67,8 +67,8 @@ class Journal:
         """Open the journal; create it if absent.
 
         Raises:
-          ValueError: it is of another version of mjax, or not a journal.
-          OSError: it cannot be created.
+          ValueError: the file is not a journal, or is of another version of mjax.
+          OSError: the journal cannot be created.
         """
         folder = work_dir / "launch"
         folder.mkdir(parents=True, exist_ok=True)
@@ -76,8 +76,9 @@ class Journal:
         try:
             self._base = sqlite3.connect(self.path, isolation_level=None)
             self._base.execute("pragma journal_mode=wal")
-            # A commit survives the death of the process. It need not survive that of
-            # the machine, which ends the run: each commit would wait for the disk.
+            # A commit survives the death of the process. It need not survive the death
+            # of the machine, which ends the run anyway; that would make each commit
+            # wait for the disk.
             self._base.execute("pragma synchronous=normal")
             self._base.executescript(_TABLES)
         except sqlite3.DatabaseError as error:
@@ -95,8 +96,7 @@ class Journal:
         if self.fact("name") is None:
             self.set_fact("name", secrets.token_hex(8))
         self.name: str = self.fact("name")
-        """Name of the launch. Generations are counted on as long as this journal
-        exists."""
+        """Name of the launch. Generations count on as long as this journal exists."""
         self._lines = (work_dir / "events.jsonl").open("a", encoding="utf-8")
 
     def fact(self, name: str) -> Any:
@@ -136,7 +136,7 @@ class Journal:
 
 
 def read_events(work_dir: Path) -> list[Mapping[str, Any]]:
-    """Return all events of a run, oldest first, whether or not its driver runs.
+    """Return all events of a run, oldest first. Needs no driver.
 
     Raises:
       ValueError: there is no journal, or it cannot be read.

@@ -1,4 +1,4 @@
-"""Talk to the API of Kubernetes about the pods of agents and their nodes.
+"""Calls of the Kubernetes API about the pods of agents and their nodes.
 
 Enters: a namespace and a label selector. Leaves: pods and their changes, deleted pods,
 and cordoned nodes. Each call is one request: it is not retried here, and every failure
@@ -21,19 +21,20 @@ ANNOTATION = "mjax/cordoned"
 """Annotation of a cordoned node: JSON with run, host, reason and time."""
 GONE = 410
 _MAY_PASS = (0, 401, 408, 409, GONE, 429)
-"""0: no answer. 401: the client rereads an expired token."""
+"""Statuses worth a retry. 0: no answer. 401: the client rereads an expired token.
+"""
 _OVER = ("Failed", "Succeeded")
 """Phases of a pod that will never run again."""
 _SHOWN_CHARS = 300
 
 
 class ApiError(Exception):
-    """The API has refused a request, or has not answered."""
+    """The API has refused a request or has not answered."""
 
     def __init__(
         self, text: str, status: int = 0, retry_after_s: float | None = None
     ) -> None:
-        """Store the HTTP status, 0 without an answer, and when to retry."""
+        """Store the HTTP status (0 without an answer) and when to retry."""
         super().__init__(text)
         self.status, self.retry_after_s = status, retry_after_s
 
@@ -45,7 +46,7 @@ class ApiError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pod:
-    """What a driver knows of a pod."""
+    """The driver's view of a pod."""
 
     name: str
     uid: str
@@ -57,7 +58,7 @@ class Pod:
     is_over: bool
     """Whether its processes have ended for good."""
     why: str
-    """Why it leaves or is over, if the API says so."""
+    """Why it is ending or has ended, if the API says so."""
 
 
 class Api:
@@ -67,8 +68,8 @@ class Api:
         """Store a client and its settings.
 
         Args:
-          core: `kubernetes.client.CoreV1Api`.
-          errors: exceptions of the client and of its connections.
+          core: a `kubernetes.client.CoreV1Api`.
+          errors: exceptions of the client and its connections.
           config: namespace, selector and times.
         """
         self._core, self._errors, self.config = core, errors, config
@@ -78,7 +79,7 @@ class Api:
         }
 
     def pods(self) -> tuple[list[Pod], str]:
-        """Return all pods, and the version of this list, for `watch`."""
+        """Return all pods and the version of this list, for `watch`."""
         found = self._json(self._core.list_namespaced_pod, **self._scope)
         with _read("a list of pods"):
             pods = [_pod(item) for item in found["items"]]
@@ -97,8 +98,8 @@ class Api:
     def watch(self, version: str) -> Iterator[tuple[str, Pod]]:
         """Yield (kind, pod) for each change since a version, for about poll_s.
 
-        It ends early if the connection ends. A silent watch ends too: the caller lists
-        the pods again.
+        It ends early if the connection ends. A silent watch ends too. The caller then
+        lists the pods again.
         """
         limit_s = self.config.poll_s
         until_s = time.monotonic() + limit_s
@@ -181,7 +182,7 @@ class Api:
             raise _told(error) from error
 
     def _lines(self, response: Any) -> Iterator[bytes]:
-        """Yield complete lines until the connection ends, for whatever reason."""
+        """Yield complete lines until the connection ends for any reason."""
         rest = b""
         try:
             for part in response.stream(amt=None, decode_content=False):
@@ -203,8 +204,8 @@ def connect(config: KubernetesConfig) -> Api:
         import urllib3
     except ImportError as error:
         raise ValueError(
-            "--kubernetes.namespace needs the client of Kubernetes; install it with "
-            "pip install 'mjax[kubernetes]'"
+            "--kubernetes.namespace needs the Kubernetes client; pip install "
+            "'mjax[kubernetes]'"
         ) from error
     settings = kubernetes_client.Configuration()
     try:
@@ -217,7 +218,7 @@ def connect(config: KubernetesConfig) -> Api:
             )
         except credentials.ConfigException as error:
             raise ValueError(
-                "--kubernetes.namespace finds no credentials for the API of Kubernetes "
+                "--kubernetes.namespace finds no credentials for the Kubernetes API "
                 f"({error}); start the driver in a pod with a service account, or set "
                 "KUBECONFIG"
             ) from error
@@ -228,7 +229,7 @@ def connect(config: KubernetesConfig) -> Api:
 
 
 def _pod(fields: Mapping[str, Any]) -> Pod:
-    """Read the JSON of a pod."""
+    """Parse the JSON of a pod."""
     metadata, status = fields["metadata"], fields.get("status") or {}
     phase = status.get("phase", "")
     return Pod(
@@ -243,7 +244,7 @@ def _pod(fields: Mapping[str, Any]) -> Pod:
 
 @contextlib.contextmanager
 def _read(what: str) -> Iterator[None]:
-    """Turn the errors of an answer in an unexpected form into an ApiError."""
+    """Convert the errors of an answer of unexpected form to an ApiError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -257,7 +258,7 @@ def _check_kind(answer: Any, what: str) -> None:
 
 
 def _why(status: Mapping[str, Any], phase: str) -> str:
-    """Return why a pod leaves or is over, in the words of Kubernetes."""
+    """Return why a pod is ending or has ended, in the words of Kubernetes."""
     found = [
         f"{one.get('reason')}: {one.get('message')}"
         for one in status.get("conditions") or []

@@ -1,4 +1,4 @@
-"""The time that a rank may go without progress.
+"""Time limits for ranks without progress.
 
 Enters: limits by phase, and the times of past steps. Leaves: seconds.
 """
@@ -18,7 +18,7 @@ class Liveness:
     """Tracks the recent step time."""
 
     def __init__(self, limits: LimitsConfig) -> None:
-        """Begin without a known step."""
+        """Start without a known step time."""
         self._limits = limits
         self._step_times_s: collections.deque[float] = collections.deque(
             maxlen=_NUM_STEP_TIMES
@@ -26,7 +26,7 @@ class Liveness:
         self._num_taken, self._p99_s = 0, 0.0
 
     def took(self, state: RankState) -> None:
-        """Record the time of the step that a rank has just taken, if it reports one."""
+        """Record the time of a rank's last step, if it reports one."""
         if state.step_s is not None:
             self._step_times_s.append(state.step_s)
             self._num_taken += 1

@@ -1,11 +1,11 @@
 """A whole launch on one machine: a driver in this process, an agent for each host.
 
-Enters: a run's config and the trainer's flags. Leaves: the exit code of the run. The
-hosts are simulated: `host-0`, `host-1` and so on are agents on this machine. The output
-of rank 0 goes to standard output.
+Enters: the config of a launch and the trainer's flags. Leaves: the exit code of the
+run. The hosts are simulated: `host-0`, `host-1` and so on are agents on this machine.
+The output of rank 0 goes to standard output.
 
-If this process is killed, the agents and their ranks continue. The same command finds
-them again.
+If this process is killed, the agents and their ranks continue, and the same command
+finds them again.
 """
 
 import asyncio
@@ -25,7 +25,8 @@ from mjax.launch.ranks import log_path
 
 _POLL_S = 0.1
 _FOLLOW_S = 0.25
-"""Seconds between reads of rank 0's output, the main work of an idle launch."""
+"""Seconds between reads of rank 0's output, the main work of an idle launch.
+"""
 _RESPAWN_S = 1.0
 _PARTING_S = 5.0
 LOOPBACK = "127.0.0.1"
@@ -41,8 +42,8 @@ async def run(
 
     Args:
       config: hosts and limits.
-      flags: of `python -m mjax.train`.
-      work_dir: of the run.
+      flags: flags of `python -m mjax.train`.
+      work_dir: work dir of the run.
       trainer: the command of a rank, without flags.
     Raises:
       ValueError: the work dir belongs to another run.
@@ -64,14 +65,14 @@ async def run(
 
 @runtime_checkable
 class AgentsOfRun(Protocol):
-    """Agents that a launch starts itself."""
+    """Agents started by the launch itself."""
 
     async def keep(self, driver: tuple[str, int]) -> None:
         """Start them, and restart those that die, until cancelled."""
         ...
 
     async def end(self) -> None:
-        """Wait until they have ended, then kill those that have not."""
+        """Wait for their end for a limited time, then kill the rest."""
         ...
 
 
@@ -92,7 +93,7 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
                 asyncio.create_task(follow(driver, work_dir)),
             ]
         code = await serving
-        await asyncio.sleep(2 * _FOLLOW_S)  # for the last lines
+        await asyncio.sleep(2 * _FOLLOW_S)  # to copy the last lines
         return code
     finally:
         for helper in helpers:
@@ -104,7 +105,7 @@ def token_of(path: Path) -> str:
     """Return the token in a file; create it at first use.
 
     Raises:
-      ValueError: others may read it.
+      ValueError: others may read the file.
     """
     if not path.exists():
         write_private(path, secrets.token_urlsafe(32))
@@ -119,7 +120,7 @@ class Agents:
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     async def keep(self, driver: tuple[str, int]) -> None:
-        """Start the agents that do not run, now and whenever one dies."""
+        """Start the missing agents, now and whenever one dies."""
         while True:
             for name in self._names:
                 if not self._runs(name):
@@ -127,7 +128,7 @@ class Agents:
             await asyncio.sleep(_RESPAWN_S)
 
     async def end(self) -> None:
-        """Wait until the agents have ended, then kill those that have not."""
+        """Wait for the end of the agents for a limited time, then kill the rest."""
         for _ in range(int(_PARTING_S / _POLL_S)):
             if not any(self._runs(name) for name in self._names):
                 return
@@ -154,7 +155,7 @@ class Agents:
         process = self._processes.get(name)
         if process is not None:
             return process.poll() is None
-        pid = self._pid(name)  # of an earlier launch
+        pid = self._pid(name)  # agents of an earlier launch
         try:
             words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
@@ -172,7 +173,7 @@ class Agents:
 
 
 async def follow(driver: Driver, work_dir: Path) -> None:
-    """Copy the output of rank 0 to standard output, generation after generation."""
+    """Copy the output of rank 0 of each generation to standard output."""
     generation, place = 0, 0
     while True:
         path = log_path(generation_folder(work_dir, generation), 0)

@@ -1,6 +1,6 @@
-"""Rules for log lines that show a fault, and a reader of new lines.
+"""Rules for log lines that report a fault, and readers of new lines.
 
-Enters: the logs of the ranks of a host, and the kernel's (/dev/kmsg). Leaves: lines
+Enters: the logs of the ranks of a host, and the kernel's log (/dev/kmsg). Leaves: lines
 that match a rule, with its name. Nothing here ends a run: when a rank ends or hangs,
 the matches on its host in this generation may explain it (`failures.explained`).
 
@@ -23,11 +23,11 @@ from mjax.launch.thunks import Reader
 
 KERNEL_LOG = Path("/dev/kmsg")
 _MOST_BYTES = 2**20
-"""Bytes of a log that are read at a time; of more, the last ones."""
+"""Most bytes of a log read at a time; of more, only the last ones."""
 _MOST_LINES = 3
-"""Reported matches of each rule and log; a broken host repeats a line many times."""
+"""Most matches reported per rule and log; a broken host repeats a line many times."""
 _SHOWN_CHARS = 400
-_RECORD_BYTES = 8192  # of the kernel's log: a read returns one whole record
+_RECORD_BYTES = 8192  # of the kernel's log: a read returns one complete record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,9 @@ class Rule:
 
     name: str
     pattern: str
-    """Regular expression that is searched for in a line."""
+    """Regular expression to search for in a line."""
     cause: Cause | None
-    """Cause of a failure of this host; None: the line is reported and decides
-    nothing."""
+    """Cause of a failure of this host; None: the line is only reported."""
 
 
 RULES = (
@@ -72,7 +71,7 @@ RULES = (
 _COMPILED = [(rule, re.compile(rule.pattern)) for rule in RULES]
 XID, XID_OF_A_PROGRAM = "Xid", "Xid of a program"
 _XIDS_OF_HARDWARE = ("reset", "reboot", "support")
-"""Kinds of Xids, by the action that clears them."""
+"""Rule names of Xids by the action that clears them."""
 _OF_CHECK = {
     "kernel.xid": XID,
     "kernel.sxid": "SXid",
@@ -81,8 +80,8 @@ _OF_CHECK = {
     "kernel.machine_check": "machine check",
     "kernel.memory_errors": "machine check",
 }
-"""Maps checks that read the kernel's log to names of rules. Lines of other checks, such
-as that for slow disks, do not explain why a rank ends."""
+"""Maps checks that read the kernel's log to rule names. Lines of other checks, such as
+the one for slow disks, do not explain the end of a rank."""
 CAUSES = {rule.name: rule.cause for rule in RULES} | {
     XID: Cause.GPU_FAULT,
     XID_OF_A_PROGRAM: None,
@@ -91,7 +90,7 @@ CAUSES = {rule.name: rule.cause for rule in RULES} | {
     "PCIe": Cause.HOST_FAULT,
     "machine check": Cause.HOST_FAULT,
 }
-"""Cause of a failure of the host, by the name of the rule."""
+"""Maps rule names to causes of a failure of the host."""
 
 
 def match(line: str, rank: int | None = None) -> Match | None:
@@ -122,7 +121,7 @@ class LogReader:
     """Finds matches in new lines of a rank's log."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        """Begin at its first line."""
+        """Start at the first line."""
         self._path, self._rank = path, rank
         self.thunks = Reader()
         self._place, self._rest = 0, b""
@@ -132,7 +131,7 @@ class LogReader:
         """Return the matches since the last call.
 
         Args:
-          is_over: no more lines will be written, so an unterminated last line counts.
+          is_over: the log is complete, so an unterminated last line counts.
         """
         try:
             with self._path.open("rb") as file:
@@ -155,10 +154,10 @@ class LogReader:
 
 
 class KernelLog:
-    """Finds matches in the kernel's log, from now on."""
+    """Finds matches in new lines of the kernel's log."""
 
     def __init__(self, path: Path = KERNEL_LOG) -> None:
-        """Open it, if permitted."""
+        """Open the log if permitted."""
         self._descriptor: int | None = None
         self._told: dict[str, int] = {}
         with contextlib.suppress(OSError):
@@ -167,7 +166,7 @@ class KernelLog:
 
     @property
     def access(self) -> str:
-        """Whether the kernel's log can be read; it needs a privilege on most hosts."""
+        """Whether the kernel's log can be read; most hosts require a privilege."""
         return "unknown: not readable" if self._descriptor is None else "read"
 
     def read(self) -> list[Match]:

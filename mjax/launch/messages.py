@@ -1,4 +1,4 @@
-"""Messages between driver, agents and users' commands: JSON lines over TCP.
+"""Messages between driver, agents and users' commands, as JSON lines over TCP.
 
 Each line is one message, an object whose `type` names its kind. The first message of a
 connection is a `Hello` or a `Command`; both carry the version of the protocol and the
@@ -15,7 +15,7 @@ from mjax.processes.progress import Phase
 
 VERSION = 1
 MAX_LINE_BYTES = 16 * 2**20
-"""Limit of one message; the largest holds the stacks of a host's ranks."""
+"""Size limit of a message; the largest holds the stacks of a host's ranks."""
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type"):
@@ -27,20 +27,21 @@ BEAT_S = 1.0
 
 
 class Divergence(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a rank gave up: its state has diverged."""
+    """Report of a rank that gave up because its state has diverged."""
 
     step: int
-    """Optimizer steps that the state has seen."""
+    """Optimizer steps of the state."""
     ways: dict[str, list[str]]
     """Maps saved steps to values of `--data.skip`, see `progress.Writer`."""
 
 
 class Corruption(msgspec.Struct, kw_only=True, frozen=True):
-    """Why a rank gave up: replicas of the state differ."""
+    """Report of a rank that gave up because replicas of the state differ."""
 
     step: int
     processes: list[int]
-    """Ranks whose devices hold other bits than the majority, or all that disagree."""
+    """Ranks that differ from the majority; without one, all that disagree.
+    """
     is_sure: bool
     """Whether a majority of replicas agrees."""
 
@@ -53,7 +54,7 @@ class LastWords(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class DeviceProgress(msgspec.Struct, kw_only=True):
-    """Progress of a device in a step that XLA has given up; see `thunks`."""
+    """Progress of a device in a step that XLA has aborted; see `thunks`."""
 
     device: int
     limit: str
@@ -62,7 +63,7 @@ class DeviceProgress(msgspec.Struct, kw_only=True):
     total: int = 0
     """Operations that were launched; 0 if XLA does not track them."""
     pending: list[str] = []
-    """The first operations that are not done."""
+    """The first unfinished operations."""
 
 
 class RankState(msgspec.Struct, kw_only=True, frozen=True):
@@ -74,9 +75,9 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     code: int | None = None
     """As in `subprocess.Popen.returncode`; None while it runs."""
     ended_ns: int | None = None
-    """Nanoseconds since the epoch, by the clock of its host."""
+    """End of the process in nanoseconds since the epoch, by the clock of its host."""
     out_of_memory: bool = False
-    """The kernel's OOM killer ended a process of this host meanwhile."""
+    """The kernel's OOM killer ended a process of this host in its lifetime."""
     state: str = "?"
     """Letter of /proc/PID/stat: R runs, S sleeps, D waits for a disk, T is stopped."""
     phase: int = 0
@@ -84,22 +85,22 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     step: int = 0
     microstep: int = 0
     age_s: float = 0.0
-    """Seconds since its progress word was written, by the clock of its host."""
+    """Seconds since it wrote its progress word, by the clock of its host."""
     step_s: float | None = None
     """Seconds of a recent step."""
     saved_step: int = -1
     start_step: int = -1
-    """Steps that the state had seen when it began."""
+    """Optimizer steps of the state at its start."""
     spent_s: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(Phase))
     """Seconds in each phase since its start was requested."""
     first_step_s: float | None = None
     """Seconds from that request to the end of its first step."""
     last_lines: str = ""
-    """Last lines of its log, once it has ended."""
+    """Last lines of its log; set once it has ended."""
     last_words: LastWords | None = None
-    """Reason of a rank that has ended with 93."""
+    """Reason for giving up; set for exit code 93."""
     devices: list[DeviceProgress] = []
-    """Devices of a rank whose step XLA has given up."""
+    """Devices of a rank whose step XLA has aborted."""
 
 
 class Match(msgspec.Struct, kw_only=True, frozen=True):
@@ -108,11 +109,11 @@ class Match(msgspec.Struct, kw_only=True, frozen=True):
     rule: str
     line: str
     rank: int | None = None
-    """Rank whose log has the line; None: the kernel's log."""
+    """Rank whose log has the line; None for the kernel's log."""
 
 
 class Hello(Message, tag="hello"):
-    """First message of an agent, also when it reconnects or the driver is new."""
+    """First message of an agent on each connection."""
 
     version: int
     token: str
@@ -126,13 +127,13 @@ class Hello(Message, tag="hello"):
 
 
 class Beat(Message, tag="beat"):
-    """Heartbeat of a host, once a second and when a rank ends."""
+    """Heartbeat of a host, sent once a second and when a rank ends."""
 
     ranks: list[RankState]
     leaving: str = ""
-    """Why the host is about to leave; empty if it stays."""
+    """Why the host is about to leave; "" if it stays."""
     matches: list[Match] = []
-    """Matches since the previous heartbeat."""
+    """Rule matches since the previous heartbeat."""
     rdma_bytes: dict[str, list[int]] = {}
     """Maps device/port to bytes sent and received since the host started."""
 
@@ -142,16 +143,16 @@ class Ports(Message, tag="ports"):
 
     generation: int
     coordinator: int
-    """Port of the coordinator, if one was requested; 0: it could not start."""
+    """Port of the coordinator if one was requested; 0 if it could not start."""
 
 
 class Stacks(Message, tag="stacks"):
-    """Stacks of the ranks of a host; a rank that did not answer is absent."""
+    """Stacks of the ranks of a host, without ranks that did not answer."""
 
     generation: int
     stacks: dict[int, str]
     spied: dict[int, str] = {}
-    """Output of py-spy for ranks that did not answer, where it is installed."""
+    """Output of py-spy, if installed, for ranks that did not answer."""
     nccl: str = ""
     """Report of NCCL's RAS service of the host, if there is one."""
 
@@ -174,22 +175,23 @@ class Refused(Message, tag="refused"):
 
 
 class FindPorts(Message, tag="find_ports"):
-    """Ask for ports for the ranks of a generation, and for their coordinator."""
+    """Request ports for the ranks of a generation and for their coordinator."""
 
     generation: int
     coordinator: list[str] = []
-    """Coordinator's command, before host:port; empty: rank 0 is the coordinator."""
+    """Command of the coordinator, without host:port; empty if rank 0 is it.
+    """
     folder: str = ""
     """Folder for the coordinator's log."""
     timeout_s: float = 60.0
-    """Seconds that the coordinator may take to listen."""
+    """Most seconds until the coordinator listens."""
 
 
 class Prepare(Message, tag="prepare"):
     """Import a module in advance, so that ranks start warm."""
 
     module: str
-    """Module, as for `python -m`; empty: stop this."""
+    """Module, as for `python -m`; "" ends the fork server."""
 
 
 class Start(Message, tag="start"):
@@ -200,7 +202,7 @@ class Start(Message, tag="start"):
 
 
 class Signal(Message, tag="signal"):
-    """Send a signal to all ranks of a generation and older ones."""
+    """Send a signal to all ranks of this and older generations."""
 
     generation: int
     number: int
@@ -213,7 +215,7 @@ class Dump(Message, tag="dump"):
 
 
 class Check(Message, tag="check"):
-    """Run a command that says whether the host is healthy."""
+    """Run a command that checks whether the host is healthy."""
 
     number: int
     command: list[str]
@@ -227,7 +229,7 @@ class Checked(Message, tag="checked"):
     """Number of the order."""
     is_healthy: bool
     text: str
-    """Why the host is not healthy."""
+    """Reasons why the host is not healthy."""
 
 
 class Quit(Message, tag="quit"):

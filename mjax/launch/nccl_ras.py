@@ -1,8 +1,8 @@
 """Query the RAS service of NCCL on this host for the state of its communicators.
 
-Enters: a port of this host. Leaves: the report, as text for people. It is evidence and
-decides nothing: RAS counts launched operations, and has reported a hung run as healthy
-(NVIDIA/nccl issue 1730). Not yet seen on a GPU.
+Enters: a port of this host. Leaves: the report, as text for people. It is only
+evidence: RAS counts launched operations, and has reported a hung run as healthy
+(NVIDIA/nccl issue 1730). Not yet tested on a GPU.
 
 Source: NCCL user guide, "RAS"; the service listens since NCCL 2.24.
 """
@@ -10,7 +10,7 @@ Source: NCCL user guide, "RAS"; the service listens since NCCL 2.24.
 import asyncio
 
 PORT = 28028
-"""NCCL_RAS_ADDR names another."""
+"""Default address; NCCL_RAS_ADDR overrides it."""
 _QUESTION = b"verbose status\n"
 _MOST_BYTES = 2**18
 

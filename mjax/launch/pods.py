@@ -1,12 +1,11 @@
-"""Keep a run and the pods of its agents in step.
+"""Keep a run and the pods of its agents consistent.
 
-Enters: pods as the API tells them, hosts with the uid of their pod, and hosts that
-were put aside. Leaves: which hosts are gone; pods deleted and nodes cordoned, once
-each, also across drivers. When a pod is about to end, its agent gets SIGTERM and
-reports it.
+Enters: pods from the API, hosts with the uid of their pod, and excluded hosts. Leaves:
+the hosts that are gone; pods deleted and nodes cordoned, once each, even across
+drivers. When a pod is about to end, its agent gets SIGTERM and reports it.
 
-Requests to the API run in their own threads. The driver's loop never waits for them,
-and no API error ends a run: errors are events, and requests are retried.
+Requests to the API run in their own threads, and the driver's loop never waits for
+them. No API error ends a run: errors are events, and requests are retried.
 """
 
 import asyncio
@@ -26,7 +25,7 @@ _MAX_PAUSE_S = 30.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """A pod to delete, because its host was excluded."""
+    """A pod to delete because its host was excluded."""
 
     host: str
     """Name of the host, and of the pod."""
@@ -45,10 +44,10 @@ class Living:
     """
 
     def __init__(self, gone: Callable[[Pod, str], None]) -> None:
-        """Begin without a pod.
+        """Start without pods.
 
         Args:
-          gone: (pod, why): its processes have ended.
+          gone: (pod, why): called when the processes of a pod have ended.
         """
         self._gone = gone
         self.pods: dict[str, Pod] = {}
@@ -64,9 +63,9 @@ class Living:
             self.note("MODIFIED", pod)
 
     def note(self, kind: str, pod: Pod) -> None:
-        """Take a change of a pod."""
+        """Apply a change of a pod."""
         before = self.pods.get(pod.name)
-        if kind == "DELETED":  # another uid: reported when its successor was seen
+        if kind == "DELETED":  # a predecessor, reported when its successor appeared
             if before is not None and before.uid == pod.uid:
                 del self.pods[pod.name]
                 self._gone(pod, f"its pod was deleted ({pod.why})")
@@ -94,16 +93,16 @@ class Pods:
         save: Callable[[dict[str, Any]], None],
         first_pause_s: float = _FIRST_PAUSE_S,
     ) -> None:
-        """Begin without a host; start nothing yet.
+        """Start without hosts and without threads.
 
         Args:
           api: Kubernetes API; its config says whether to cordon.
           run: name of the run, for the annotation of a node.
           tell: records an event, see `events.teller`.
-          gone: (host, why): its pod is no more.
-          save: stores the argument for `take_up` of the next driver.
-          first_pause_s: pause after an error; doubled after each further one, up to 30
-            s.
+          gone: (host, why): called when the pod of a host is gone.
+          save: stores its argument for `take_up` of the next driver.
+          first_pause_s: pause after the first error; doubled after each further one, up
+            to 30 s.
         """
         self._api, self._config, self._run = api, api.config, run
         self._tell, self._save, self._first_pause_s = tell, save, first_pause_s
@@ -116,7 +115,7 @@ class Pods:
         """Pauses of the watching thread."""
 
     def take_up(self, fields: Mapping[str, Any]) -> None:
-        """Restore what the previous driver has saved."""
+        """Restore the state that the previous driver saved."""
         self._uids = dict(fields["uids"])
         orders = [Order(**order) for order in fields["orders"]]
         self._orders = {order.uid: order for order in orders}
@@ -133,7 +132,7 @@ class Pods:
         self._over.set()
 
     def joined(self, host: str, uid: str) -> None:
-        """Record the pod in which the agent of a host runs; empty if none."""
+        """Record the uid of the pod in which the agent of a host runs; "" if none."""
         if uid != self._uids.get(host, ""):
             self._uids[host] = uid
             self._keep()
@@ -141,8 +140,9 @@ class Pods:
     def put_aside(self, host: str, state: str, reason: str) -> None:
         """Order the deletion of a host's pod, unless the host may come back.
 
-        A lost host may come back. So may a sick one, which the run checks again: it may
-        be only one of several suspects, and a new pod could run on its node unchecked.
+        A lost host may come back. So may a sick host, which the run checks again: it
+        may be only one of several suspects, and a new pod could run on its node
+        unchecked.
         """
         if state != HostState.EVICTED:
             return
@@ -177,11 +177,11 @@ class Pods:
     # --------------------------------------------------------------------- in threads
 
     def _spawn(self, work: Callable[..., None], *words: Any) -> None:
-        # Not asyncio.to_thread: the end of the loop would wait for it.
+        # Not asyncio.to_thread, because the end of the loop would wait for it.
         threading.Thread(target=work, args=words, daemon=True).start()
 
     def _post(self, call: Callable[..., None], *words: Any) -> None:
-        """Let the loop of the driver call something, unless it has ended."""
+        """Call a function in the driver's loop, unless the loop has ended."""
 
         def unless_over() -> None:
             if not self._over.is_set():
@@ -195,7 +195,7 @@ class Pods:
         self._post(self._tell, *words)
 
     def _watch(self) -> None:
-        """List the pods, watch them for a while, and again."""
+        """List the pods and watch them for a while, repeatedly."""
         pauses, is_failing = Pauses(self._first_pause_s), False
         while not self._over.is_set():
             until_s = time.monotonic() + self._first_pause_s
@@ -238,7 +238,7 @@ class Pods:
             return
 
     def _try(self, order: Order) -> str:
-        """Do the remaining actions of an order; return the actions done."""
+        """Do the remaining actions of an order; return the completed actions."""
         pod = self._api.find(order.host)
         if pod is None or pod.uid != order.uid:
             return f"the pod of {order.host} is gone already"
@@ -250,7 +250,7 @@ class Pods:
         return f"the pod of {order.host} on {pod.node} is deleted: {order.reason}"
 
     def _cordon(self, node: str, order: Order) -> None:
-        """Cordon a node. Without permission, its pod is still deleted."""
+        """Cordon a node. Without permission its pod is deleted all the same."""
         note = {"run": self._run, "host": order.host}
         note |= {"reason": order.reason, "time": order.time}
         try:
@@ -265,15 +265,15 @@ class Pods:
 
 
 class Pauses:
-    """Pauses between attempts: doubled each time, or as long as the API says."""
+    """Pauses between attempts: doubled each time, or as long as the API requests."""
 
     def __init__(self, first_s: float) -> None:
-        """Begin with the first pause."""
+        """Start with the first pause."""
         self._first_s, self._number = first_s, 0
 
     @property
     def is_first(self) -> bool:
-        """Whether there was no pause yet."""
+        """Whether there has been no pause yet."""
         return self._number == 0
 
     def next_s(self, error: ApiError) -> float:

@@ -1,8 +1,8 @@
-"""The response to a failure: one table, and the cause of a process's end.
+"""The policy: causes of failures and the response to each.
 
-Enters: how a rank process ended, or that it stopped making progress. Leaves: a cause,
-and the action of its row. `TABLE` is the policy; docs/resilience.md shows it.
-Source: MegaScale, arXiv:2402.15627, section 4; ByteRobust, arXiv:2509.16293.
+Enters: the exit of a rank process, or its lack of progress. Leaves: a cause, and the
+action of its row. `TABLE` is the policy; docs/resilience.md shows it. Source:
+MegaScale, arXiv:2402.15627, section 4; ByteRobust, arXiv:2509.16293.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ class Cause(enum.StrEnum):
 
 
 class Action(enum.StrEnum):
-    """The next action."""
+    """Response to a failure."""
 
     END = "end the run with the code of its processes"
     RESTART = "restart on the same hosts"
@@ -51,7 +51,7 @@ class Rule:
 
     action: Action
     reason: str
-    """Why this is right for the cause."""
+    """Why the action is right for the cause."""
 
 
 TABLE: dict[Cause, Rule] = {
@@ -86,10 +86,10 @@ EXIT_CODES = {
     Cause.CORRUPTED: 93,
     Cause.SUSPECTED: 93,
 }
-"""Exit code of `python -m mjax.train`, and of a launch that ends for this cause."""
+"""Exit codes of `python -m mjax.train`, and of a launch that ends for this cause."""
 OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT, Cause.CORRUPTED)
-"""Causes after which a host may train again if it passes a test under load."""
-_KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # as a container reports it too
+"""Causes after which a host may train again only if it passes a test under load."""
+_KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # also reported by containers
 _CAUSES = {code: cause for cause, code in EXIT_CODES.items()} | {
     EXIT_CODES[Cause.GAVE_UP]: Cause.GAVE_UP,
     _KILLED_IN_A_SHELL: Cause.KILLED,
@@ -109,7 +109,7 @@ RANKING = (
     Cause.PREEMPTED,
     Cause.DONE,
 )
-"""Causes of simultaneous ends; an earlier one explains the later ones."""
+"""Order of the causes of simultaneous ends; an earlier cause explains later ones."""
 
 
 def cause_of(
@@ -120,7 +120,7 @@ def cause_of(
     Args:
       code: as in `subprocess.Popen.returncode`: a signal is negative.
       out_of_memory: the kernel's OOM killer has ended a process of the host.
-      last_words: last lines of the process's log.
+      last_words: report of a rank that gave up.
     """
     if last_words is not None and code == EXIT_CODES[Cause.GAVE_UP]:
         if last_words.corrupted is None:
@@ -134,12 +134,12 @@ def cause_of(
 
 
 def is_failure(code: int) -> bool:
-    """Return whether a process that ends this way leaves its run unfinished."""
+    """Return whether this exit code means that the run is unfinished."""
     return cause_of(code) not in (Cause.DONE, Cause.PREEMPTED)
 
 
 def is_consequence(code: int) -> bool:
-    """Return whether a process ends this way because another one has ended.
+    """Return whether this exit code may follow from the end of another process.
 
     jax ends a process with SIGABRT when its coordinator or another process is gone. A
     collective raises when another process has left it: exit code 1.

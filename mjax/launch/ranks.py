@@ -1,7 +1,7 @@
-"""The rank processes of a host: how they are started and observed.
+"""Start and observe the rank processes of a host.
 
 Enters: start requests of a driver. Leaves: processes that die with this one, and their
-states. If possible a fork server that has imported the trainer makes them, within a
+states. If possible, a fork server that has imported the trainer starts them within a
 tenth of a second; otherwise each runs its own imports.
 """
 
@@ -37,14 +37,14 @@ _LAST_LINES, _LAST_BYTES = 10, 4096
 
 
 class Adopted:
-    """A process made by a fork server, but a child of this one."""
+    """A process started by a fork server that is a child of this one."""
 
     def __init__(self, pid: int) -> None:
-        """Store its process id, which is not reused until `poll` has seen its end."""
+        """Store its process id, which is not reused before `poll` sees its end."""
         self.pid, self._code = pid, None
 
     def poll(self) -> int | None:
-        """Return the exit code, a signal as a negative one; None while it runs."""
+        """Return the exit code (negative for a signal); None while it runs."""
         if self._code is None:
             ended, status = os.waitpid(self.pid, os.WNOHANG)
             if ended:
@@ -63,10 +63,10 @@ class NotYet:
     pid = 0
 
     def poll(self) -> int | None:
-        """Return None: it has not ended."""
+        """Return None, because it has not ended."""
 
     def send_signal(self, sig: int) -> None:
-        """Do nothing: the caller repeats the signal once the process exists."""
+        """Do nothing, because the caller repeats the signal once the process exists."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -76,14 +76,14 @@ class Rank:
     spec: RankSpec
     generation: int
     oom_kills: int
-    """The kernel's count of OOM kills when it started."""
+    """The kernel's count of OOM kills at its start."""
     asked_ns: int = dataclasses.field(default_factory=time.monotonic_ns)
-    """When its start was requested."""
+    """Time of its start request."""
     process: subprocess.Popen[bytes] | Adopted | NotYet = dataclasses.field(
         default_factory=NotYet
     )
     word: Word | None = None
-    """The last progress word that could be read."""
+    """The last readable progress word."""
     step_s: float | None = None
     end: RankState | None = None
     """Its final state."""
@@ -98,7 +98,7 @@ class Rank:
 
     @property
     def stacks_path(self) -> Path:
-        """File to which it writes its stacks."""
+        """File for its stacks."""
         return Path(self.spec.folder) / f"stacks-{self.spec.rank}.txt"
 
     @property
@@ -107,7 +107,7 @@ class Rank:
         return log_path(Path(self.spec.folder), self.spec.rank)
 
     def look(self) -> RankState:
-        """Return its present state; once it has ended, its final state."""
+        """Return its current state, or its final state once it has ended."""
         if self.end is not None:
             return self.end
         code = self.process.poll()
@@ -178,14 +178,14 @@ class Rank:
             return
         num_steps = 0 if old is None else new.step - old.step
         if old is not None and old.first_step_ns and num_steps > 0:
-            # Evaluations and saves between steps do not count.
+            # Evaluations and saves between steps are not counted.
             spent_ns = new.spent_ns[Phase.STEP] - old.spent_ns[Phase.STEP]
             self.step_s = spent_ns / num_steps / 1e9
         self.word = new
 
 
 class Starter:
-    """Starts ranks; with a fork server, if it has a module to import."""
+    """Starts ranks, with a fork server if there is a module to import."""
 
     def __init__(self) -> None:
         """Adopt the orphans of a fork server."""
@@ -203,7 +203,7 @@ class Starter:
             self._server = _Server(module)
 
     async def start(self, rank: Rank) -> None:
-        """Start the process of a rank; its output goes to a file of its own."""
+        """Start the process of a rank, with its own output file."""
         spec, folder = rank.spec, Path(rank.spec.folder)
         folder.mkdir(parents=True, exist_ok=True)
         environment = {
@@ -221,8 +221,8 @@ class Starter:
         """Start a process that ends with this one.
 
         Args:
-          argv: its command.
-          environment: the whole environment.
+          argv: command of the process.
+          environment: complete environment of the process.
           log: file to which its output is appended.
         """
         return await self._fork(argv, environment, log) or _start(
@@ -238,7 +238,7 @@ class Starter:
     async def _fork(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> Adopted | None:
-        """Let the fork server make a process; None if no server can."""
+        """Start a process with the fork server; None if there is none."""
         if not self._module or [*argv[:2]] != [sys.executable, "-m"]:
             return None
         module, *arguments = argv[2:]
@@ -250,7 +250,7 @@ class Starter:
             environment={**environment},
             log=str(log.absolute()),
         )
-        for _ in range(2):  # an ended or outdated server is replaced once
+        for _ in range(2):  # replace an ended or outdated server once
             if self._server is None:
                 self._server = _Server(self._module)
             try:
@@ -265,7 +265,7 @@ class _Server:
     """A fork server of this process."""
 
     def __init__(self, module: str) -> None:
-        """Start it; it begins to import."""
+        """Start the server, which begins to import."""
         self._socket, theirs = socket.socketpair()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         words = ["-m", "mjax.launch.fork_server", module, str(theirs.fileno())]
@@ -283,7 +283,7 @@ class _Server:
         """Return the process of a new rank.
 
         Raises:
-          OSError: the server has ended without making a process.
+          OSError: the server has ended without starting a process.
         """
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._socket)
@@ -302,7 +302,7 @@ class _Server:
         return answer
 
     def end(self) -> None:
-        """End it."""
+        """End the server."""
         if self._streams is not None:
             self._streams[1].close()
         self._socket.close()
@@ -314,7 +314,7 @@ class _Server:
 def _start(
     argv: Sequence[str], environment: Mapping[str, str], log: Path
 ) -> subprocess.Popen[bytes]:
-    """Start a process that begins with its imports."""
+    """Start a process that does its own imports."""
     with log.open("ab") as output:
         return subprocess.Popen(
             argv,
@@ -333,12 +333,12 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def rotate(log: Path, limit_bytes: int) -> None:
-    """Rotate a log that is too long to `<log>.1`; its writer continues.
+    """Rotate a log that is too long to `<log>.1`, while its writer continues.
 
     Output written during the rotation is lost.
 
     Args:
-      log: file whose writer appends.
+      log: file to which a process appends.
       limit_bytes: maximum size of the log and of the old part.
     """
     try:
@@ -352,7 +352,7 @@ def rotate(log: Path, limit_bytes: int) -> None:
 
 
 def process_state(pid: int) -> str:
-    """Return the letter of /proc/PID/stat, ? without one."""
+    """Return the state letter of /proc/PID/stat; "?" without one."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:

@@ -1,7 +1,7 @@
-"""Decide whether to restart a run, and after which pause.
+"""Decide whether and after which pause to restart a run.
 
 Enters: saved steps, and the cause of each generation's end. Leaves: a pause, or the
-advice to give up: repeated generations that save nothing new are useless.
+advice to give up, because repeated generations that save nothing new are useless.
 """
 
 from collections.abc import Mapping
@@ -13,13 +13,13 @@ _NOTHING_FAILED = (Cause.PREEMPTED, Cause.EVICTED)
 
 
 class Restarts:
-    """Counts generations in a row that ended without a new saved step."""
+    """Counts consecutive generations that ended without a new saved step."""
 
     def __init__(self, config: RestartConfig) -> None:
-        """Begin without a saved step."""
+        """Start without a saved step."""
         self._config = config
         self.saved_step = -1
-        """The newest step that is known to be saved."""
+        """The newest step known to be saved."""
         self.num_fruitless = 0
         self._saved_before = -1
         self._goes_back_to: int | None = None
@@ -34,7 +34,7 @@ class Restarts:
         }
 
     def take_up(self, fields: Mapping[str, int]) -> None:
-        """Restore what `to_json` returned; other fields are ignored."""
+        """Restore the result of `to_json`; ignore other fields."""
         self.saved_step = fields["saved_step"]
         self._saved_before = fields["saved_before"]
         self.num_fruitless = fields["num_fruitless"]
@@ -46,16 +46,16 @@ class Restarts:
         self._saved_before = self.saved_step
 
     def go_back(self, step: int) -> None:
-        """Let the next generation begin at an older saved step."""
+        """Let the next generation start at an older saved step."""
         self._goes_back_to = step
 
     @property
     def is_fruitless(self) -> bool:
-        """Whether the present generation has saved nothing new yet."""
+        """Whether the current generation has saved nothing new yet."""
         return self.saved_step <= self._saved_before
 
     def end(self, cause: Cause) -> None:
-        """Count a generation that has ended."""
+        """Count an ended generation."""
         if self.is_fruitless and cause not in _NOTHING_FAILED:
             self.num_fruitless += 1
         else:
@@ -63,7 +63,7 @@ class Restarts:
 
     @property
     def why_useless(self) -> str:
-        """Why another generation is useless; empty if it may help."""
+        """Why another generation is useless; "" if it may help."""
         if self.num_fruitless < self._config.max_fruitless:
             return ""
         return (
@@ -72,7 +72,7 @@ class Restarts:
 
     @property
     def pause_s(self) -> float:
-        """Seconds before the next generation."""
+        """Seconds to wait before the next generation."""
         if not self.num_fruitless:
             return 0.0
         pause_s = self._config.pause_s * 2 ** (self.num_fruitless - 1)

@@ -1,4 +1,4 @@
-"""Rollback of a diverged run: how far it goes back, and which data it skips.
+"""Rollback of a diverged run: the step to return to and the data to skip.
 
 Enters: a rank's report of its divergence. Leaves: the values of `--data.skip` for all
 further generations, or the advice to give up.
@@ -17,7 +17,7 @@ class RollBacks:
     """Chooses and counts the rollbacks."""
 
     def __init__(self, config: RestartConfig, tell: Callable[..., None]) -> None:
-        """Begin with none.
+        """Start without rollbacks.
 
         Args:
           config: how far and how often to roll back.
@@ -32,7 +32,7 @@ class RollBacks:
         """The target step of the last rollback."""
 
     def go_back(self, found: Divergence | None) -> str:
-        """Choose the step to go back to; return "", or why there is none."""
+        """Choose the step to go back to; return why there is none, or ""."""
         assert found is not None
         if self._num >= self._most:
             return (
@@ -49,7 +49,7 @@ class RollBacks:
         self._tell(
             "roll_back",
             f"roll-back {self._num} of at most {self._most}, from step {found.step} to "
-            f"{self.to}; without the data since: --data.skip {' '.join(self.skip)}",
+            f"{self.to}, skipping the data since: --data.skip {' '.join(self.skip)}",
             "error",
             data={"number": self._num, "to": self.to, "skip": self.skip},
         )
@@ -65,7 +65,7 @@ class RollBacks:
         }
 
     def take_up(self, fields: Mapping[str, Any]) -> None:
-        """Restore what `to_json` returned; other fields are ignored."""
+        """Restore the result of `to_json`; ignore other fields."""
         self.skip = fields.get("skip")
         self._num = fields.get("num_rollbacks", 0)
         self._in_a_row = fields.get("rollbacks_in_a_row", 0)

@@ -1,9 +1,10 @@
-"""A whole launch inside an allocation of Slurm: `python -m mjax.launch slurm`.
+"""A launch inside a Slurm allocation: `python -m mjax.launch slurm`.
 
-Enters: a run's config, the trainer's flags, and the variables that Slurm sets in a
-batch script. Leaves: the exit code of the run. The driver is this process, on the first
-node; `srun` starts one agent on each node, spare ones too. After a node failure, ranks
-restart inside the allocation: a job that Slurm requeues waits for minutes at least.
+Enters: the config of a launch, the trainer's flags, and the variables that Slurm sets
+in a batch script. Leaves: the exit code of the run. The driver is this process, on the
+first node; `srun` starts one agent on each node, including spares. After a node
+failure, ranks restart inside the allocation, because a requeued job waits at least
+minutes.
 """
 
 import asyncio
@@ -30,8 +31,8 @@ while :; do
   sleep 1
 done
 """
-"""Restarts an agent that was killed, not one that has ended. A signal to all processes
-of the node must not end this shell before its agent."""
+"""Restarts an agent that was killed, but not one that has exited. A signal to all
+processes of the node must not end this shell before its agent."""
 
 
 async def run(
@@ -44,8 +45,8 @@ async def run(
 
     Args:
       config: hosts and limits; hosts and spares are the nodes.
-      flags: of `python -m mjax.train`.
-      work_dir: of the run, on a file system shared by all nodes.
+      flags: flags of `python -m mjax.train`.
+      work_dir: work dir of the run, on a file system shared by all nodes.
       trainer: the command of a rank, without flags.
     Raises:
       ValueError: there is no allocation, or its size is wrong; or the work dir belongs
@@ -66,37 +67,37 @@ async def run(
 
 
 def nodes_of(config: RunConfig, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of nodes of this allocation, if it fits the run.
+    """Return the number of nodes of this allocation; check that it fits the run.
 
     Raises:
-      ValueError: it does not fit, or there is no allocation.
+      ValueError: the number does not fit, or there is no allocation.
     """
     words = environment.get("SLURM_JOB_NUM_NODES", "")
     if not words.isdigit():
         raise ValueError(
-            "this is no allocation of Slurm: SLURM_JOB_NUM_NODES is not set; submit a "
-            "script (deploy/slurm/mjax.sbatch), or leave out slurm for simulated hosts"
+            "this is not a Slurm allocation: SLURM_JOB_NUM_NODES is not set; submit a "
+            "script (deploy/slurm/mjax.sbatch), or omit `slurm` for simulated hosts"
         )
     num_nodes, wanted = int(words), config.hosts + config.spares
     if num_nodes != wanted:
         raise ValueError(
-            f"--hosts {config.hosts} and --spares {config.spares} are {wanted} nodes, "
-            f"this allocation has {num_nodes}; change them, or --nodes of sbatch"
+            f"--hosts {config.hosts} and --spares {config.spares} need {wanted} nodes, "
+            f"this allocation has {num_nodes}; change them or --nodes of sbatch"
         )
     return num_nodes
 
 
 class Agents:
-    """The agents of all nodes: one step of the job, in which nodes may fail."""
+    """The agents of all nodes, as one job step in which nodes may fail."""
 
     def __init__(self, num_nodes: int, work_dir: Path, token: Path) -> None:
-        """Start nothing yet."""
+        """Store the command; start nothing."""
         self._num_nodes, self._token = num_nodes, token.absolute()
         self._log = work_dir / "launch" / "agent-%N.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     async def keep(self, driver: tuple[str, int]) -> None:
-        """Start the step, now and again whenever it ends."""
+        """Start the job step, and restart it whenever it ends."""
         address = f"{socket.gethostname()}:{driver[1]}"
         while True:
             if not self._runs():
@@ -109,13 +110,13 @@ class Agents:
         """Return the command that starts an agent on each node.
 
         Args:
-          driver: its host:port.
+          driver: host:port of the driver.
         """
         step = {
             "nodes": self._num_nodes,
             "ntasks": self._num_nodes,
             "ntasks-per-node": 1,
-            "kill-on-bad-exit": 0,  # the end of one agent ends no other
+            "kill-on-bad-exit": 0,  # the end of one agent must not end the others
             "wait": 0,
             "cpu-bind": "none",  # an agent shares the cores of its ranks
             "mpi": "none",
@@ -128,7 +129,7 @@ class Agents:
         return [*srun, "sh", "-c", _KEEP, "agent", *agent]
 
     async def end(self) -> None:
-        """Wait until the step has ended, then end it."""
+        """Wait for the end of the job step for a limited time, then end it."""
         for _ in range(int(_PARTING_S / _POLL_S)):
             if not self._runs():
                 return

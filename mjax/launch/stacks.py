@@ -1,7 +1,7 @@
 """Stacks of hung ranks, grouped by similarity, and the ranks that differ.
 
 Enters: the text that `faulthandler` wrote for each rank. Leaves: groups of ranks whose
-main threads are at the same place, and the ranks that block the others.
+main threads are at the same place in the code, and the ranks that block the others.
 Source: the grouping is that of ByteRobust, arXiv:2509.16293, section 5.
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x\w+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>.+)$')
 _DEPTH = 12
-"""Number of frames that are compared, from the innermost."""
+"""Number of compared frames, from the innermost."""
 _WAITING = re.compile(r"(^|/)(jax/_src|jaxlib|mjax/processes)/")
 """Files whose functions wait for other ranks, on devices or in an agreement."""
 
@@ -22,7 +22,7 @@ Frames = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """Progress of a rank; a smaller value is further behind."""
+    """Progress of a rank; smaller values are further behind."""
 
     step: int
     phase: int
@@ -38,7 +38,7 @@ class Verdict:
 
 
 def frames(text: str) -> Frames:
-    """Return the innermost frames of the main thread; lines are left out.
+    """Return the innermost frames of the main thread, without line numbers.
 
     faulthandler writes the main thread last.
     """
@@ -70,13 +70,13 @@ def judge(
     The first rule that applies decides: ranks that the kernel has stopped; ranks
     without an answer if others answered; ranks whose interpreter lock is held if it is
     free in others; ranks whose progress word is behind; ranks that do something else
-    while others wait for each other; ranks whose stacks differ from those of most.
+    while others wait for each other; ranks whose stacks differ from the majority.
 
     Args:
-      places: of all ranks.
-      stacks: of the ranks that answered.
+      places: progress of all ranks.
+      stacks: stacks of the ranks that answered.
       stopped: ranks whose processes are stopped (SIGSTOP, a debugger).
-      mute: ranks whose stacks came without LOCK_ANSWER.
+      mute: ranks whose stacks lack LOCK_ANSWER.
     """
     if stopped and len(stopped) < len(places):
         return Verdict(ranks=tuple(sorted(stopped)), reason="stopped by a signal")
@@ -91,17 +91,17 @@ def judge(
     if behind and len(behind) < len(places):
         least = min(places[rank] for rank in behind)
         last = tuple(rank for rank in behind if places[rank] == least)
-        return Verdict(ranks=last, reason="progress behind that of the others")
+        return Verdict(ranks=last, reason="progress behind the others")
     others = sorted(
         rank
         for rank, frames in stacks.items()
         if frames and not _WAITING.search(frames[0])
     )
     if others and len(others) < len(stacks):
-        reason = "does not wait for the others, which wait"
+        reason = "does not wait as the others do"
         return Verdict(ranks=tuple(others), reason=reason)
     found = groups(stacks)
     if len(found) > 1 and len(found[0][1]) * 2 > len(stacks):
         odd = sorted(rank for _, ranks in found[1:] for rank in ranks)
-        return Verdict(ranks=tuple(odd), reason="stacks differ from those of most")
+        return Verdict(ranks=tuple(odd), reason="stacks differ from the majority")
     return Verdict(ranks=(), reason="all ranks are at the same place")

@@ -1,4 +1,4 @@
-"""The decisions of a driver: which ranks run where, what has failed, what is next.
+"""The decisions of a driver: placement of ranks, diagnosis, and the next action.
 
 Enters: messages of agents, and the time. Leaves: messages to agents, events, and the
 exit code of the run. No socket, file or clock is touched, so a test can simulate any
@@ -8,8 +8,8 @@ A run is a series of generations. In each, every active host has `ranks_per_host
 If one of them fails, the others cannot continue: all are killed and, if `policy.TABLE`
 says so, restarted as the next generation, which resumes from the newest checkpoint.
 
-This module has more than 500 lines because it is one state machine: hosts, hangs,
-checks and restarts have their own modules, and all transitions are here.
+This module has more than 500 lines because it is one state machine. Hosts, hangs,
+checks and restarts have their own modules; all transitions are here.
 """
 
 import enum
@@ -47,9 +47,9 @@ from mjax.launch.times import Times
 
 _END_FIELDS = ("code", "step", "ended_ns")
 _EXPLAINS_S = 600.0
-"""Seconds for which a log line may explain a failure."""
+"""Age in seconds up to which a log line may explain a failure."""
 _LOOKS_PER_S = 20_000
-"""Looks a second, over all ranks of a healthy run."""
+"""Checks per second, over all ranks of a healthy run."""
 
 
 class State(enum.StrEnum):
@@ -66,7 +66,7 @@ class State(enum.StrEnum):
 
 
 class Supervisor:
-    """Decides what happens to a run. Every call gives the time, in seconds."""
+    """Decides what happens to a run. Every call passes the time, in seconds."""
 
     def __init__(
         self,
@@ -83,28 +83,28 @@ class Supervisor:
         take_back: Callable[[], bool] = lambda: False,
         faults: Callable[[str], float] = lambda _: 0.0,
     ) -> None:
-        """Begin with no host.
+        """Start without hosts.
 
         Args:
-          config: of the run.
+          config: config of the launch.
           make_rank: maps generation, rank, number of hosts and the coordinator's
-            host:port to what an agent starts.
-          send: (host, message): hands a message to a connection; never waits.
+            host:port to the specification of a rank process.
+          send: (host, message): passes a message to a connection; never waits.
           record: stores an event.
-          now_s: the time.
-          module: hosts import it before they start ranks of it; empty: none.
-          find_ports: maps generation and number of hosts to the request for its first
-            host.
-          sizes: numbers of hosts, besides config.hosts, on which the run can continue.
-          take_back: undoes an update of the trainer's flags with which no rank has
-            taken a step; returns whether there was one.
-          faults: maps a host to its number of failures; hosts with the fewest are taken
+          now_s: current time.
+          module: module that hosts import before they start ranks of it; "" for none.
+          find_ports: maps generation and number of hosts to the port request for the
+            first host.
+          sizes: numbers of hosts besides config.hosts on which the run can continue.
+          take_back: undoes an update of the trainer's flags if no rank has taken a step
+            with it; returns whether there was one.
+          faults: maps a host to its number of failures; hosts with the fewest are used
             first.
         """
         self._take_back = take_back
         self.config, self._module, self._find_ports = config, module, find_ports
         self.generation = 0
-        """Counts from 1; 0 before the first."""
+        """Current generation, from 1; 0 before the first."""
         self.state = State.GATHERING
         self.exit_code: int | None = None
         self._restarts = Restarts(config.restart)
@@ -131,7 +131,7 @@ class Supervisor:
     # -------------------------------------------------------------- what agents say
 
     def joined(self, hello: Hello, now_s: float) -> None:
-        """Admit a host, or readmit it after its agent or this driver has restarted."""
+        """Admit a host, or readmit it after a restart of its agent or this driver."""
         host = self._fleet.join(hello.host, hello.address, now_s)
         was_lost = host.state is HostState.LOST
         if was_lost:
@@ -146,7 +146,7 @@ class Supervisor:
         if hello.ranks and is_over and not was_lost:
             self._fleet.kill(host, self.generation)
         elif hello.ranks and math.isfinite(self._stop_by_s):
-            # The previous driver may have been killed before it sent this.
+            # The previous driver may have been killed before it sent this message.
             order = Signal(generation=self.generation, number=signal.SIGTERM)
             self._send(host.name, order)
         is_new = self.state is State.RUNNING and bool(host.ranks) and not hello.ranks
@@ -164,7 +164,7 @@ class Supervisor:
             host.is_leaving = True
             self.drain(name, beat.leaving, now_s)
         elif host.state is HostState.LOST and not host.is_leaving:
-            # It was silent, but its connection is alive.
+            # The host was silent, but its connection is alive.
             self._fleet.come_back(host, self.generation)
         host.note_traffic(beat.rdma_bytes, now_s)
         for one in beat.matches:
@@ -194,7 +194,7 @@ class Supervisor:
                 self.tick(now_s)
 
     def ports(self, name: str, ports: Ports, now_s: float) -> None:
-        """Start the generation whose coordinator can listen there."""
+        """Start the generation with the found coordinator port."""
         is_wanted = self.state is State.PORTS and ports.generation == self.generation
         if not is_wanted or name != self.placement[0]:
             return
@@ -215,13 +215,13 @@ class Supervisor:
             self._send(active, Start(generation=self.generation, ranks=specs))
 
     def shown(self, name: str, shown: Stacks, now_s: float) -> None:
-        """Take the stacks of a host."""
+        """Store the stacks of a host."""
         if self.state is State.STACKS and shown.generation == self.generation:
             self._hangs.shown(name, shown)
             self.tick(now_s)
 
     def checked(self, name: str, answer: Checked, now_s: float) -> None:
-        """Take the result of a host's check."""
+        """Store the result of a host's check."""
         self._checks.said(name, answer)
         self.tick(now_s)
 
@@ -234,7 +234,7 @@ class Supervisor:
         self.tick(now_s)
 
     def gone(self, name: str, why: str, now_s: float) -> None:
-        """Count a host as lost at once: it has ended, so there is no need to wait."""
+        """Count a host as lost at once, because it has ended."""
         host, has_place = self.hosts.get(name), (HostState.ACTIVE, HostState.SPARE)
         if self.state is State.ENDED or host is None or host.state not in has_place:
             return
@@ -316,10 +316,10 @@ class Supervisor:
         """Let the ranks save and end, then take a host out of the run.
 
         Args:
-          name: of the host.
+          name: name of the host.
           reason: text for the journal.
-          now_s: the time.
-          state: its state after it has left.
+          now_s: current time.
+          state: state of the host after it has left.
         Raises:
           ValueError: no such host.
         """
@@ -367,7 +367,7 @@ class Supervisor:
 
     @property
     def is_calm(self) -> bool:
-        """Whether ranks run and none has ended: nothing is due before a heartbeat."""
+        """Whether all ranks run, so that nothing is due before the next heartbeat."""
         return self.state is State.RUNNING and math.isinf(self._first_end_s)
 
     def tick(self, now_s: float) -> None:
@@ -404,7 +404,7 @@ class Supervisor:
             if waited_s > limits.wait_s:
                 least = self._sizes.least
                 self._give_up(
-                    f"{least - len(ready)} of {least} hosts did not come in "
+                    f"{least - len(ready)} of {least} hosts did not connect in "
                     f"{limits.wait_s:.0f} s; start agents there, or lower --hosts or "
                     "--min-hosts",
                     now_s,
@@ -431,7 +431,7 @@ class Supervisor:
             self._fail(Failure(cause=Cause.FAILED, text=text, hosts=(first,)), now_s)
 
     def _grow(self, now_s: float) -> None:
-        """Let the ranks of a shrunken run save and end, if more hosts have joined."""
+        """Let the ranks of a shrunken run save and end if more hosts have joined."""
         if len(self.placement) >= self.config.hosts or self._is_growing:
             return
         size = self._sizes.best(len(self._fleet.ready(now_s)), waits=False) or 0
@@ -448,7 +448,7 @@ class Supervisor:
         self._fleet.signal(self.generation, signal.SIGTERM)
 
     def _watch(self, now_s: float) -> None:
-        """Look for failures; act on the first one found."""
+        """Look for failures; act on the first."""
         if now_s < self._next_scan_s and math.isinf(self._first_end_s):
             return
         self._next_scan_s = now_s + self._fleet.num_ranks / _LOOKS_PER_S
@@ -484,12 +484,12 @@ class Supervisor:
         return bool(lost)
 
     def _hanging(self, now_s: float) -> list[int]:
-        """Return the ranks that should have made progress, or ended, by now."""
+        """Return the ranks that should have progressed or ended by now."""
         exit_by_s = self._first_end_s + self.config.limits.exit_s
         return self._hangs.find(now_s, min(self._stop_by_s, exit_by_s))
 
     def _judge(self, now_s: float) -> None:
-        """Find the ranks that block the run, unless it has continued meanwhile."""
+        """Find the ranks that block the run, unless it has progressed meanwhile."""
         if not self._hanging(now_s):
             self._tell("hang_over", "the ranks went on by themselves", "warning")
             self._enter(State.RUNNING, now_s)
@@ -499,7 +499,7 @@ class Supervisor:
         self._fail(failure, now_s)
 
     def _fail(self, failure: Failure, now_s: float) -> None:
-        """End the generation; the next action is chosen when all ranks have ended."""
+        """End the generation; choose the next action when all ranks have ended."""
         failure = failures.explained(failure, self._fleet.matches(now_s - _EXPLAINS_S))
         self._failure = failure
         if failure.cause is not Cause.DONE:
@@ -575,11 +575,11 @@ class Supervisor:
     def _suspects(self, failure: Failure, now_s: float) -> bool:
         """Replace or check the suspect hosts; return whether a check must finish first.
 
-        If the cause names no single host and there are spares for all suspects, they
-        are replaced at once and checked while the run continues. So are earlier
-        suspects if the run has saved nothing since.
+        If the cause names no single host and there are spares for all suspects, the
+        suspects are replaced at once and checked while the run continues. So are
+        earlier suspects if the run has saved nothing since.
         """
-        # If no host is to blame, any of them may be the cause.
+        # If no host is to blame, any may be the cause.
         names = failure.hosts or failure.suspects or self.placement
         hosts = self._fleet.active(names)
         names = sorted(host.name for host in hosts)
@@ -598,7 +598,7 @@ class Supervisor:
         return True
 
     def _pause(self, now_s: float) -> None:
-        """Wait, then begin the next generation."""
+        """Wait, then start the next generation."""
         pause_s = self._restarts.pause_s
         text = f"the next generation in {pause_s:g} s"
         self._tell("restart", text, data={"pause_s": pause_s})
@@ -623,12 +623,12 @@ class Supervisor:
         return self._fleet.placement
 
     def host_of(self, rank: int) -> str:
-        """Return the host of a rank of the present generation."""
+        """Return the host of a rank of the current generation."""
         return self._fleet.host_of(rank)
 
     @property
     def saved_step(self) -> int:
-        """The newest step that is known to be saved; -1 for none."""
+        """The newest step known to be saved; -1 for none."""
         return self._restarts.saved_step
 
     def is_lost(self, name: str, now_s: float) -> bool:

@@ -1,14 +1,14 @@
-"""XLA's report on a GPU whose step takes too long: its progress, what it waits for.
+"""XLA's report on a GPU step that takes too long: its progress and what it waits for.
 
-Enters: lines of the log of a rank whose step has passed the limit of XLA
+Enters: log lines of a rank whose step has exceeded XLA's limit
 (xla_gpu_execution_terminate_timeout), with xla_gpu_execution_progress_tracking. Leaves:
 for each device, the number of finished operations and the first unfinished ones, with
 their places in the traced step; and the ranks that are behind the others. XLA writes
-this ten seconds before it ends the process, so the agents of all hosts have read it by
-then.
+the report ten seconds before it ends the process, so the agents of all hosts have read
+it by then.
 
 Source: log lines of openxla/xla, gpu_executable.cc and hang_watchdog.cc (2026). Not yet
-seen on a GPU.
+tested on a GPU.
 """
 
 import json
@@ -19,7 +19,8 @@ from pathlib import Path
 from mjax.launch.messages import DeviceProgress
 
 _LINE = re.compile(r"[EF]\d{4} [\d:.]+ +(?P<thread>\d+) [\w.]+:\d+\] (?P<text>.*)")
-"""Prefix of absl's log. Devices of a process write at once, each from a thread."""
+"""Prefix of absl's log. Devices of a process write concurrently from own threads.
+"""
 _EXPIRED = re.compile(
     r"\[(?P<device>\d+)\] XLA GPU execution `[^`]*` failed to finish in "
     r"(?P<limit>\S+)\."
@@ -33,19 +34,19 @@ _THUNK = re.compile(
 _LOOP = re.compile(r"\[(?P<name>\S+) iter=(?P<turn>\d+)\]")
 _PENDING = "First pending"
 _MOST = 3
-"""Number of operations kept for a device."""
+"""Most operations kept per device."""
 
 
 class Reader:
     """Reads XLA's log of the devices of one rank, line by line."""
 
     def __init__(self) -> None:
-        """Begin without a report."""
+        """Start without a report."""
         self._devices: dict[str, DeviceProgress] = {}
         self._lists: dict[str, str] = {}
 
     def feed(self, line: str) -> None:
-        """Take a line of the log; most are ignored."""
+        """Process a line of the log; most are ignored."""
         found = _LINE.match(line)
         if found is None:
             return
@@ -67,11 +68,11 @@ class Reader:
                 known.pending.append(" ".join([thunk["name"], *loops]))
 
     def devices(self, operations: Path) -> list[DeviceProgress]:
-        """Return what is known so far; empty if XLA has logged nothing.
+        """Return the report so far; empty if XLA has logged nothing.
 
         Args:
-          operations: file that maps operations to places in the traced step, see
-            `progress.Writer.operations`; it may be absent.
+          operations: path of the file that maps operations to places in the traced
+            step, see `progress.Writer.operations`; it may be absent.
         """
         if not self._devices:
             return []
@@ -101,12 +102,12 @@ def _placed(pending: str, places: Mapping[str, str]) -> str:
 def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
     """Return the ranks that block the others, ascending; empty if none differ.
 
-    All devices run one program, so a device that waits in a collective has done more of
-    it than one that never arrived. If half of more than two ranks are behind, no rank
-    is named: the others may have passed a collective that these are in.
+    All devices run the same program, so a device that waits in a collective has done
+    more of it than one that never arrived. If at least half of more than two ranks are
+    behind, no rank is named, because the others may already have passed the collective.
 
     Args:
-      devices: of each rank with a report of XLA, at least one.
+      devices: devices of each rank with a report of XLA, at least one.
     """
     least = {rank: min(one.completed for one in told) for rank, told in devices.items()}
     last = [rank for rank in sorted(least) if least[rank] == min(least.values())]
@@ -115,7 +116,7 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
 
 
 def describe(told: Sequence[DeviceProgress]) -> str:
-    """Describe the progress of a rank's last device; told is not empty."""
+    """Describe the progress of the device of a rank that is furthest behind."""
     one = min(told, key=lambda one: one.completed)
     text = f"XLA ended a step that took more than {one.limit}"
     if not one.total:

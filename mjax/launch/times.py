@@ -1,9 +1,9 @@
-"""Time accounting of a run: events from which a ledger is computed.
+"""Time accounting of a run, as events for the ledger.
 
 Enters: the states of the ranks of a generation. Leaves: an event when all of them have
-taken a first step, with the seconds of each phase until then; and an event when they
-have ended, with the seconds that the lowest rank has spent in each phase and when its
-start was requested. The driver's own times are in its events of kind `state`.
+taken their first step, with the seconds of each phase until then; and an event when
+they have ended, with the seconds that the lowest rank spent in each phase and the time
+of its start request. The driver's own times are in its events of kind `state`.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ class Times:
     """Counts the seconds of successive generations."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
-        """Begin with none.
+        """Start without generations.
 
         Args:
           tell: records an event, see `events.teller`.
@@ -35,14 +35,14 @@ class Times:
         self._asked_s, self._lowest = {}, None
 
     def look(self, states: Mapping[int, RankState], now_s: float) -> None:
-        """Record when ranks began; report once that all of them have taken a step.
+        """Record the start of ranks; report once when all of them have taken a step.
 
         Args:
-          states: of the ranks of one host.
+          states: states of the ranks of one host.
           now_s: the time.
         """
         for rank, state in states.items():
-            if rank not in self._asked_s:  # its age, by its own clock
+            if rank not in self._asked_s:  # its age on its own clock
                 self._asked_s[rank] = now_s - sum(state.spent_s)
         rank = min(states, default=None)
         if rank is not None and (self._lowest is None or rank <= self._lowest[0].rank):
@@ -78,9 +78,9 @@ class Times:
         """Report how the lowest rank of an ended generation spent its time.
 
         Args:
-          states: of all ranks, as last seen; empty if their agents have restarted. Then
-            the lowest rank ever seen counts.
-          silent_s: maps a rank to the seconds since its host was heard.
+          states: last states of all ranks. Empty if their agents have restarted; then
+            the last state of the lowest rank is used.
+          silent_s: maps a rank to the seconds since the last message of its host.
           now_s: the time.
         """
         if states:

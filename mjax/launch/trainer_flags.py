@@ -1,4 +1,4 @@
-"""The trainer's flags from one generation to the next: as given, then as updated.
+"""The trainer's flags of each generation: as given, then as updated.
 
 Enters: the flags of the launch, and later changes by a user. Leaves: the flags of the
 next generation. If the trainer refuses an update at its first start, the update is
@@ -12,10 +12,10 @@ from mjax.flags import values, with_flags
 
 
 class TrainerFlags:
-    """The flags of one run."""
+    """Flags of one run."""
 
     def __init__(self, words: Sequence[str]) -> None:
-        """Begin with those of the launch."""
+        """Start with the flags of the launch."""
         self.words = [*words]
         self._before: list[str] | None = None
         self._updated = 0
@@ -51,6 +51,6 @@ class TrainerFlags:
         }
 
     def take_up(self, fields: Mapping[str, Any]) -> None:
-        """Restore what `to_json` returned."""
+        """Restore the result of `to_json`."""
         self.words, self._before = fields["words"], fields["before"]
         self._updated = fields["updated"]

@@ -262,9 +262,9 @@ def test_an_update_is_checked_and_starts_after_a_save(tmp_path, capsys):
     assert update("--seed", "13") == 2
     assert "error: --seed must not be 13" in capsys.readouterr().err
     assert update("--work-dir", "elsewhere") == 2
-    assert "--work-dir is that of the run" in capsys.readouterr().err
+    assert "--work-dir cannot change in an update" in capsys.readouterr().err
     assert update("--seed", "5") == 0
-    assert "goes on with what is new" in capsys.readouterr().out
+    assert "restarts with the new flags and code" in capsys.readouterr().out
     launch.wait_for(lambda: launch.events("generation")[-1]["generation"] == 2)
     assert command.main(["status", "--work-dir", str(launch.work_dir), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["flags"][-2:] == ["--seed", "5"]
@@ -426,7 +426,7 @@ def test_a_work_dir_with_another_run_that_has_not_ended_is_refused(tmp_path):
     launch.process.communicate()
     other = Launch(tmp_path / "run", hosts=3)
     assert other.end() != 0
-    assert "is of a run that has not ended, with other hosts or flags" in other.err
+    assert "belongs to an unfinished run with other hosts or flags" in other.err
     launch.start()
     assert launch.end() == 0
 

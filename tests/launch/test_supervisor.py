@@ -250,7 +250,7 @@ def test_a_run_that_diverges_goes_back_a_save_and_leaves_out_the_data_since():
     assert cluster.kinds("failure")[0].data["cause"] == Cause.DIVERGED
     (event,) = cluster.kinds("roll_back")
     assert event.data == {"number": 1, "to": 6, "skip": ["6:2"]}
-    assert "from step 8 to 6; without the data since: --data.skip 6:2" in event.text
+    assert "from step 8 to 6, skipping the data since: --data.skip 6:2" in event.text
     assert cluster.supervisor.rollbacks.skip == ["6:2"]
     resumed = cluster.driver()
     resumed.resume(cluster.supervisor.snapshot(), cluster.now_s)
@@ -324,7 +324,7 @@ def test_without_hosts_the_run_gives_up_and_says_how_many_are_missing():
     cluster = Cluster(num_agents=1, restart=RestartConfig(wait_s=5.0))
     cluster.go(10)
     assert cluster.supervisor.exit_code == 93
-    assert "1 of 2 hosts did not come in 5 s" in cluster.kinds("gave_up")[0].text
+    assert "1 of 2 hosts did not connect in 5 s" in cluster.kinds("gave_up")[0].text
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -636,7 +636,7 @@ def test_a_signal_from_outside_is_no_end_of_the_run():
         ({"state": "T"}, {}, "stopped by a signal"),
         ({}, {0: WAITING, 2: WAITING}, "no answer to a request for stacks"),
         ({"step": 6}, {0: WAITING, 1: WAITING, 2: WAITING}, "progress behind"),
-        ({}, {0: WAITING, 1: SLEEPING, 2: WAITING}, "does not wait for the others"),
+        ({}, {0: WAITING, 1: SLEEPING, 2: WAITING}, "does not wait as the others"),
     ],
 )
 def test_a_hang_is_found_and_the_guilty_rank_is_named(changes, stacks, reason):
@@ -1274,7 +1274,7 @@ def test_checks_of_hosts_that_train_need_a_command():
         RunConfig(check_every_s=10.0)
     with pytest.raises(ValueError, match="must be positive and finite, got 0"):
         RunConfig(check_every_s=0.0, check_command="check")
-    with pytest.raises(ValueError, match='--return-command "a \'b" is no command'):
+    with pytest.raises(ValueError, match='--return-command "a \'b" is not a command'):
         RunConfig(return_command="a 'b")
 
 
@@ -1287,7 +1287,9 @@ def test_a_killed_rank_needs_no_check():
 
 
 def test_a_command_that_cannot_be_read_is_refused():
-    with pytest.raises(ValueError, match='--check-command "check \'a" is no command'):
+    with pytest.raises(
+        ValueError, match='--check-command "check \'a" is not a command'
+    ):
         RunConfig(check_command="check 'a")
 
 
