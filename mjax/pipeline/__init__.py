@@ -1,1 +1,1 @@
-"""Pipeline parallelism: schedules, the cut of the model, the executor."""
+"""Pipeline parallelism: schedules, partition of the layers, executor."""

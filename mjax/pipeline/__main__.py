@@ -72,28 +72,28 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def read(words: list[str]) -> Show:
-    """Turn the words of a command line into the command.
+    """Parse the arguments of the command line.
 
     Raises:
-      ValueError: no command, another one, or flags that are wrong.
-      SystemExit: the help has been shown.
+      ValueError: the command is missing or unknown, or its flags are wrong.
+      SystemExit: `--help` has printed the help.
     """
     prog = "python -m mjax.pipeline show"
     if words[:1] == ["show"]:
         words = words[1:]
     elif words[:1] not in (["--help"], ["-h"]):
         raise ValueError(
-            f"the command is show, got {words[0] if words else 'nothing'}; write "
+            f"the command must be show, got {words[0] if words else 'nothing'}; write "
             f"{prog} --pp 4 --microbatches 8"
         )
     return flags.read(Show, words, prog=prog)
 
 
 def write(schedule: Schedule, path: Path) -> None:
-    """Write the picture of a schedule to a file; its ending says in which form.
+    """Write the picture of a schedule to a file, in the format of its suffix.
 
     Raises:
-      ValueError: there is no such folder.
+      ValueError: the folder does not exist.
     """
     if not path.parent.is_dir():
         raise ValueError(f"--out {path}: there is no folder {path.parent}; make it")

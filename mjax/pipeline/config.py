@@ -1,4 +1,4 @@
-"""The choices of a pipeline; no array and no device is touched."""
+"""Settings of a pipeline. Touches no array and no device."""
 
 import dataclasses
 from typing import Literal
@@ -12,48 +12,51 @@ Idle = Literal["compute", "skip"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """Choices that change time and memory, never the result."""
+    """Settings that change time and memory, never the result."""
 
     stash: Stash = "residuals"
-    """What a forward slot keeps: what the layers' remat policy lets them keep, or the
-    chunk's input alone, from which the backward slot computes the chunk again."""
+    """What a forward half-tick keeps for its backward half-tick: the residuals that the
+    layers' remat policy allows, or only the input of the virtual stage, which the
+    backward half-tick then runs forward again."""
     idle: Idle = "compute"
-    """What a stage does in a slot that has nothing to do."""
+    """What a stage does in an idle half-tick."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """The pipeline, for a mesh with --mesh.pp above 1."""
+    """Pipeline parallelism, for a mesh with --mesh.pp above 1."""
 
     schedule: ScheduleName | None = None
-    """Order of the work; None: interleaved-1f1b with chunks > 1, else 1f1b."""
+    """Order of forward and backward passes. Default: interleaved-1f1b if
+    --pipeline.chunks > 1, else 1f1b."""
     chunks: int = 1
-    """Chunks of layers per stage; each one more cuts the bubble and adds sends."""
+    """Virtual stages per stage, each of consecutive layers. More of them shrink the
+    bubble and add sends."""
     stash: Stash = "residuals"
-    """Kept from forward to backward: residuals (what --model.remat keeps), or input
-    (the chunk's input alone; the backward pass computes the chunk again)."""
+    """What is kept for the backward pass: residuals (as --model.remat says), or input
+    (only the input of a virtual stage; the backward pass runs it forward again)."""
     idle: Literal["auto", "compute", "skip"] = "auto"
-    """A stage with nothing to do: compute on anything, or skip by a condition, which
-    makes a GPU wait for the host. auto: skip on CPU without --mesh.tp-overlap chunks,
-    else compute."""
+    """What an idle stage does: compute on arbitrary data, or skip the work by a
+    condition, which makes a GPU wait for the host. auto: skip on CPU without
+    --mesh.tp-overlap chunks, else compute."""
     uneven_layers: bool = False
-    """Let chunks differ by one layer, or one pattern of layer kinds: first the last is
-    shorter, then the first."""
+    """Let virtual stages differ by one layer, or by one pattern of layer kinds. The
+    last one is shortened first, then the first one."""
 
     def __post_init__(self) -> None:
-        """Refuse counts below one."""
+        """Refuse fewer than one virtual stage."""
         if self.chunks < 1:
             raise ValueError(f"--pipeline.chunks must be at least 1, got {self.chunks}")
 
     @property
     def schedule_name(self) -> ScheduleName:
-        """The schedule, chosen where none is named."""
+        """The schedule, with the default resolved."""
         if self.schedule is not None:
             return self.schedule
         return "interleaved-1f1b" if self.chunks > 1 else "1f1b"
 
     def idle_on(self, platform: str, *, permutes: bool) -> Idle:
-        """Return what idle slots do.
+        """Return what a stage does in an idle half-tick.
 
         Args:
           platform: of the devices, such as cpu or gpu.

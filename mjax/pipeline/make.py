@@ -1,8 +1,8 @@
-"""Build the pipeline that a configuration describes on a mesh.
+"""Build the pipeline of a configuration on a mesh.
 
 Enters: `PipelineConfig`, the layers of a model, P stages, M microbatches. Leaves:
-`Pipeline`, the schedule and the cut of the layers that the executor follows, or an
-error with the rule and the numbers. No array and no device is touched.
+`Pipeline`, which is the schedule and the partition of the layers for the executor, or
+an error with the rule and the numbers. Touches no array and no device.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from mjax.pipeline.schedule import Schedule, build, check
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """A pipeline that fits a model, a batch and a mesh."""
+    """A valid pipeline for a model, a batch and a mesh."""
 
     schedule: Schedule
     partition: Partition
@@ -30,10 +30,10 @@ def check_pipeline(
     num_microbatches: int,
     permutes: bool,
 ) -> Partition:
-    """Check that a pipeline fits; return the cut of the layers.
+    """Check that a pipeline fits; return the partition of the layers.
 
     Args:
-      config: the choices.
+      config: the settings.
       num_layers: L.
       period: layers after which the pattern of layer kinds repeats.
       num_stages: P.
@@ -41,7 +41,7 @@ def check_pipeline(
       permutes: a layer sends around the ring of another axis (--mesh.tp-overlap
         chunks), in which all devices of the mesh must take part.
     Raises:
-      ValueError: it does not fit; the message has the rule, without advice.
+      ValueError: it does not fit. The message states the rule without advice.
     """
     if num_stages * config.chunks > 1:
         if config.idle == "skip" and permutes:
@@ -74,7 +74,7 @@ def make_pipeline(
     platform: str,
     permutes: bool,
 ) -> Pipeline:
-    """Build the schedule and the cut of the layers.
+    """Build the schedule and the partition of the layers.
 
     Args:
       config: the choices.

@@ -1,4 +1,7 @@
-"""Arguments of the executor: a model as functions, its weights, its options."""
+"""Arguments of the executor: a model as functions, its weights and its options.
+
+In names, `chunk` is a virtual stage.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -9,51 +12,53 @@ from jaxtyping import Array, Float, Int, PyTree
 Microbatch = dict[str, Int[Array, "b T"]]
 Microbatches = dict[str, Int[Array, "M b T"]]
 Row = dict[str, Int[Array, ""]]
-"""The entries of one tick in this stage's column of the tables."""
+"""One row of the schedule's tables, in this stage's column."""
 
 
 STASH = "pipeline_stash"
-"""Name in the traced step of the ring buffers between forward and backward slots."""
+"""Name in the traced step of what is stored from forward to backward half-ticks."""
 
 
 class Chunks(NamedTuple):
-    """Weights of a stage's chunks in training, or their gradients, [v, n, ...]."""
+    """Weights of a stage's virtual stages in training, or their gradients,
+    [v, n, ...]."""
 
     joined: PyTree
-    """Matrices whose gradients the backward pass adds to their sums in place; see
+    """Joined matrices. The backward pass accumulates their gradients in place; see
     `pipeline.held.Held`."""
     others: PyTree
     """All other weights."""
 
 
 class Weights(NamedTuple):
-    """Weights or their gradients, as one device holds them."""
+    """Weights, or their gradients, on one device."""
 
     chunks: PyTree
-    """Leaves [v, n, ...]: the n layers of each of this stage's v chunks; in training
-    `Chunks`."""
+    """Leaves [v, n, ...]: the n layers of each of this stage's v virtual stages; in
+    training `Chunks`."""
     embedding: PyTree
-    """Weights that make the first chunk's input, the same on every stage. A tied head
-    reads them too."""
+    """Weights that compute the input of the first virtual stage, the same on every
+    stage. A tied head reads them too."""
     head: PyTree
-    """Weights that only the head reads, the same on every stage: final norm, matrix."""
+    """Weights that only the head reads (norm and matrix), the same on every stage."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model as a pipeline sees it: functions that run per device."""
+    """A model for the executor: functions that run per device."""
 
     embed: Callable[[PyTree, Microbatch], Float[Array, "b t D"]]
-    """(embedding, microbatch) -> input of the first chunk."""
+    """(embedding, microbatch) -> input of the first virtual stage."""
     context: Callable[[Microbatch], PyTree]
-    """Arrays that all layers read beside their input; never stored, no gradient."""
+    """Arrays that all layers read besides their input; never stored, no gradient."""
     chunk: Callable[[Array, PyTree, PyTree, Array], Float[Array, "b t D"]]
-    """(input, weights, context, the chunk's number in the model) -> output. The weights
-    are [n, ...], in training `pipeline.held.Held`. An idle slot may run it on zeros and
-    on outputs of other chunks. The results must then be finite."""
+    """(input, weights, context, number of the virtual stage in the model) -> output.
+    The weights are [n, ...], in training `pipeline.held.Held`. An idle half-tick may
+    run it on zeros or on the output of another virtual stage; the results must be
+    finite there too."""
     head: Callable[[PyTree, PyTree, Array, Microbatch], Float[Array, "*dims"]]
-    """(embedding, head, output of the last chunk, microbatch) -> the loss, or any
-    result."""
+    """(embedding, head, output of the last virtual stage, microbatch) -> the loss, or
+    any result."""
     hold: Callable[[PyTree], PyTree] = lambda joined: joined
-    """(joined weights of a layer) -> the weights as `chunk` uses them in training, for
-    example in 8 bits; called when a stage begins to hold them."""
+    """(joined weights of a layer) -> the weights that `chunk` uses in training, for
+    example in FP8; called when a stage selects the weights of a virtual stage."""

@@ -1,19 +1,22 @@
-"""Cut the layers into chunks, and say where each is stored. NumPy only.
+"""Assign the layers to virtual stages and to storage slots. NumPy only.
 
-Enters: L layers, P stages, v chunks a stage. Leaves: how many layers each of the
-K = v P chunks has, and the order in which the layers of a run are stored.
+Enters: L layers, P stages, v virtual stages per stage (`chunk` in names). Leaves: the
+number of layers of each of the K = v P virtual stages, and the order in which a run
+stores the layers.
 
-Stage s holds the chunks s, s + P, s + 2P, ..., its local chunks 0 to v - 1
-(`pipeline.schedule`). The parameters of all layers are stacked in P v n *slots*, n
-being the layers of the largest chunk: slot (s v + c) n + i is layer i of local chunk c
-of stage s, so that the slots of a stage are neighbours and a dim of slots is split over
-the stages. Where a chunk has fewer than n layers, its last slots are *empty*.
+Stage s holds the virtual stages s, s + P, s + 2P, ..., its local ones 0 to v - 1
+(`pipeline.schedule`). The parameters of all layers are stacked along a dim of P v n
+*slots*, where n is the number of layers of the largest virtual stage. Slot (s v + c)
+n + i holds layer i of the local virtual stage c of stage s. So the slots of a stage are
+contiguous, and sharding that dim over pp gives each stage its own layers. A virtual
+stage with fewer than n layers leaves its last slots *empty*.
 
-Layers differ in kind (window, rotation), and kinds repeat with a period. A kernel sees
-its kind as a constant, and every stage runs the same program. So layers are assigned in
-*units* of one period. If the units do not divide evenly, some chunks are one unit
-shorter: first the last chunk, which also computes the head, then the first, which
-embeds, then the one before the last, the second, and so on inward.
+Layers differ in kind (window, rotation), and the kinds repeat with a period. The kind
+is a compile-time constant of a kernel, and all stages run the same program. So layers
+are assigned in *units* of one period. If the units do not divide evenly, some virtual
+stages are one unit shorter: first the last one, which also computes the head, then the
+first, which also computes the embedding, then the last but one, the second, and so on
+inward.
 """
 
 import dataclasses
@@ -22,31 +25,32 @@ import numpy as np
 from jaxtyping import Int
 
 EMPTY = -1
-"""Entry of `Partition.layer_of_slot` where a slot holds no layer."""
+"""Entry of `Partition.layer_of_slot` for a slot without a layer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Partition:
-    """The layers of each chunk, and the slots that store them."""
+    """The layers of each virtual stage, and the slots that store them."""
 
     num_stages: int
     """P, stages."""
     num_chunks: int
-    """v, chunks of each stage."""
+    """v, virtual stages per stage."""
     layers_per_chunk: tuple[int, ...]
-    """Layers of each of the K = v P chunks, in the order of the model."""
+    """Layers of each of the K = v P virtual stages, in the order of the model."""
 
     def __post_init__(self) -> None:
-        """Refuse a list that does not fit the stages, and chunks without layers."""
+        """Refuse a wrong number of counts, and virtual stages without layers."""
         if len(self.layers_per_chunk) != self.num_stages * self.num_chunks:
             raise ValueError(
-                f"{self.num_stages} stages of {self.num_chunks} chunks need "
+                f"{self.num_stages} stages of {self.num_chunks} virtual stages need "
                 f"{self.num_stages * self.num_chunks} counts of layers, got "
                 f"{self.layers_per_chunk}"
             )
         if min(self.layers_per_chunk) < 1:
             raise ValueError(
-                f"every chunk needs a layer, got the counts {self.layers_per_chunk}"
+                "every virtual stage must have a layer, got the counts "
+                f"{self.layers_per_chunk}"
             )
 
     @property
@@ -56,23 +60,23 @@ class Partition:
 
     @property
     def chunk_size(self) -> int:
-        """n, layers of the largest chunk, and slots of every chunk."""
+        """n, layers of the largest virtual stage, and slots of every virtual stage."""
         return max(self.layers_per_chunk)
 
     @property
     def num_slots(self) -> int:
-        """P v n, slots of all stages."""
+        """P v n, the slots of all stages."""
         return len(self.layers_per_chunk) * self.chunk_size
 
     @property
     def first_layer(self) -> Int[np.ndarray, " K"]:
-        """The first layer of each chunk, in the order of the model."""
+        """The first layer of each virtual stage, in the order of the model."""
         ends = np.cumsum(self.layers_per_chunk, dtype=np.int32)
         return ends - np.asarray(self.layers_per_chunk, np.int32)
 
     @property
     def layer_of_slot(self) -> Int[np.ndarray, " slots"]:
-        """The layer in each slot, int32; EMPTY where there is none."""
+        """The layer in each slot, int32; EMPTY for an empty slot."""
         within = np.arange(self.chunk_size, dtype=np.int32)
         counts = np.asarray(self.layers_per_chunk, np.int32)
         layers = self.first_layer[:, None] + within
@@ -89,7 +93,7 @@ class Partition:
 
     @property
     def is_canonical(self) -> bool:
-        """Whether the slots are the layers in their order, none of them empty."""
+        """Whether slot i holds layer i for all layers, and no slot is empty."""
         return np.array_equal(self.layer_of_slot, np.arange(self.num_layers))
 
 
@@ -101,19 +105,18 @@ def split(
     period: int = 1,
     uneven: bool = False,
 ) -> Partition:
-    """Assign the layers to the chunks.
+    """Assign the layers to the virtual stages.
 
     Args:
       num_layers: L.
       num_stages: P.
-      num_chunks: v, of each stage.
-      period: layers after which the pattern of layer kinds repeats; every chunk starts
-        at a multiple of it.
-      uneven: allow chunks that are one period shorter than others, by the rule in the
-        docstring of this module.
+      num_chunks: v, virtual stages per stage.
+      period: layers after which the pattern of layer kinds repeats; every virtual stage
+        starts at a multiple of it.
     Raises:
-      ValueError: the layers do not fill the chunks, or do not divide evenly and
-        `uneven` is not set, or the pattern does not divide the layers; without advice.
+      ValueError: there are too few layers for the virtual stages, or they do not divide
+        evenly and `uneven` is False, or the period does not divide them. The message
+        states the rule without advice.
     """
     num_parts = num_stages * num_chunks
     if num_parts == 1:
@@ -150,6 +153,6 @@ def split(
 
 
 def _shortest_first(num_parts: int) -> Int[np.ndarray, " K"]:
-    """Order the chunks by their work outside the layers: K - 1, 0, K - 2, 1, ..."""
+    """Order the virtual stages from both ends inward: K - 1, 0, K - 2, 1, ..."""
     inward = np.arange(num_parts) // 2
     return np.where(np.arange(num_parts) % 2, inward, num_parts - 1 - inward)

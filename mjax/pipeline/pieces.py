@@ -1,15 +1,16 @@
-"""Gather weights and reduce gradients chunk by chunk, in pieces, one a tick.
+"""Gather weights and reduce gradients in pieces, one piece per tick.
 
-A stage needs its second chunk only P ticks after its first, and has finished the
-gradients of its last chunk (v - 1) P ticks before the end. So only the first chunk is
-gathered in the first tick and only its gradients are reduced in the last tick, layer by
-layer: while one layer computes, the weights of the next one are gathered, or the
-gradients of the previous one are reduced. The other chunks are sent in pieces, at most
-P per chunk, while the stage computes. Embedding and head are sent whole; `pipeline.run`
-says when.
-Pieces are equal slices of each weight along a dim that the shards do not split. A
-weight without such a dim (a norm's scale) is gathered before the first tick and reduced
-after the last, for all its chunks.
+A stage needs its second virtual stage (`chunk` in names) only P ticks after its first,
+and completes the gradients of its last one (v - 1) P ticks before the end. So only the
+first virtual stage is gathered in the first tick, and only its gradients are reduced in
+the last tick. Both happen layer by layer: while one layer computes, the weights of the
+next one are gathered, or the gradients of the previous one are reduced. The other
+virtual stages are sent in pieces, at most P per virtual stage, while the stage
+computes. Embedding and head are sent whole; `pipeline.run` says when.
+
+Pieces are equal slices of each weight along a dim that is not sharded. A weight without
+such a dim (a norm's scale) is gathered before the first tick and reduced after the
+last, for all virtual stages together.
 
 Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.2 and figure 4: the
 gather of the next chunk is prefetched, the reduce-scatter of the finished one deferred.
@@ -33,28 +34,28 @@ from mjax.pipeline.model import Chunks, Weights
 
 
 class First(NamedTuple):
-    """Weights gathered before the step, as `zero.gather_split` makes them."""
+    """Weights gathered before the step, as `zero.gather_split` returns them."""
 
     embedding: PyTree
     others: PyTree
-    """Those of `Chunks` that `Pieces.start` gathers."""
+    """The weights of `Chunks` that `Pieces.start` gathers."""
     layer: PyTree
     """Joined weights of the first layer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Communication of weights over data parallelism; chunks are sent in pieces."""
+    """Communication of weights and gradients over data parallelism, in pieces."""
 
     num_stages: int
-    """P, also the number of ticks in which a chunk's pieces are sent."""
+    """P, and the number of ticks in which the pieces of a virtual stage are sent."""
     num_chunks: int
-    """v, chunks of a stage."""
+    """v, virtual stages per stage."""
     split: bool
     """If False, everything is gathered before the first tick and reduced after the last
-    one: splitting gains nothing if dp has size 1."""
+    one. Splitting gains nothing if dp has size 1."""
     specs: Weights
-    """PartitionSpec of each stored leaf; those of the chunks are [slots, ...]."""
+    """PartitionSpec of each stored leaf; leaves of the blocks are [slots, ...]."""
     level: int
     """ZeRO level, 0 to 2."""
     compute_dtype: DTypeLike
@@ -64,7 +65,7 @@ class Pieces:
 
     @property
     def num_ticks(self) -> int:
-        """Ticks, from the first and to the last, in which there are pieces."""
+        """Number of ticks with pieces: the first ones gather, the last ones reduce."""
         return (self.num_chunks - 1) * self.num_stages if self.split else 0
 
     def gather_whole(
@@ -82,7 +83,7 @@ class Pieces:
         return zero.gather(stored, specs, self.compute_dtype, gathered)
 
     def reduce_whole(self, grads: PyTree, specs: PyTree) -> PyTree:
-        """Reduce gradients at once, over all axes that do not split their weight.
+        """Reduce gradients at once, over all axes that do not shard their weight.
 
         Args:
           grads: this device's gradients of weights that are whole over all shards.
@@ -95,13 +96,13 @@ class Pieces:
         )
 
     def gather_first(self, stored: Weights) -> First:
-        """Gather what the first tick uses first: the embedding and the first layer.
+        """Gather the weights that a step uses first: embedding and first layer.
 
         Args:
-          stored: this device's parts; leaves of the chunks [v, n, ...], of their joined
+          stored: this device's parts; leaves of the blocks [v, n, ...], of their joined
             weights at least the first layer, [1, 1, ...].
         Returns:
-          the weights that `start` and the embedding then do not gather again.
+          the gathered weights, which `start` and the embedding do not gather again.
         """
         specs: Chunks = self.specs.chunks
         others = jax.tree.map(self._started, stored.chunks.others, specs.others)
@@ -119,15 +120,13 @@ class Pieces:
     def start(
         self, stored: Chunks, first: First | None = None
     ) -> tuple[Chunks, tuple[PyTree, ...]]:
-        """Gather the first chunk, and all chunks of the weights without pieces.
+        """Gather the first virtual stage, and all weights that have no pieces.
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
           first: result of `gather_first`, if that ran before the step.
         Returns:
-          the gathered weights, zeros for the pieces that are not gathered yet;
-          the joined weights of each layer of the first chunk, gathered one after the
-          other if `split`.
+          the gathered weights, with zeros for the pieces that are not gathered yet;
         """
 
         def whole(x: Array, spec: PartitionSpec) -> Array:
@@ -159,14 +158,15 @@ class Pieces:
         return Chunks(joined, rest), tuple(layers)
 
     def gather(self, stored: PyTree, copy: PyTree, tick: Int[Array, ""]) -> PyTree:
-        """Gather this tick's piece: of chunk c in the P ticks before tick c P.
+        """Gather this tick's piece; those of virtual stage c come in the P ticks before
+        c P.
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
           copy: the gathered weights so far.
           tick: below `num_ticks`.
         Returns:
-          the gathered weights with the piece in them.
+          the gathered weights with this piece filled in.
         """
         chunk, piece = tick // self.num_stages + 1, tick % self.num_stages
 
@@ -181,7 +181,7 @@ class Pieces:
         return jax.tree.map(leaf, stored, copy, self.specs.chunks)
 
     def reduce(self, grads: PyTree, tick: Int[Array, ""]) -> list[Array]:
-        """Reduce this tick's piece: of the chunks from the last to the second.
+        """Reduce this tick's piece, from the last virtual stage to the second.
 
         Args:
           grads: this device's gradients, leaves [v, n, ...].
@@ -200,13 +200,14 @@ class Pieces:
     def finish(
         self, grads: Chunks, totals: tuple[PyTree, ...], parts: list[Array]
     ) -> Chunks:
-        """Reduce the weights without pieces and the first chunk; join all parts.
+        """Reduce the weights without pieces and the first virtual stage; join all
+        parts.
 
         Args:
-          grads: this device's gradients, leaves [v, n, ...]. For the joined weights the
-            first chunk's are in `totals`; None with one chunk.
-          totals: gradients of the joined weights of the first chunk, by layer; each
-            layer is reduced by itself if `split`.
+          grads: this device's gradients, leaves [v, n, ...]. For the joined weights,
+            those of the first virtual stage are in `totals`; None if v = 1.
+          totals: gradients of the joined weights of the first virtual stage, by layer;
+            each layer is reduced by itself if `split`.
           parts: results of `reduce`, stacked over the ticks.
         Returns:
           this device's parts of the reduced gradients, leaves [v, n, ...].
@@ -253,12 +254,12 @@ class Pieces:
         return self.reduce_whole(x[None], spec)[0]
 
     def _with_zeros(self, first: Array) -> Array:
-        """Make [v, n, ...] of the first chunk, with zeros for the others."""
+        """Make [v, n, ...] from the first virtual stage, with zeros for the others."""
         rest = jnp.zeros_like(first, shape=(self.num_chunks - 1, *first.shape))
         return jnp.concatenate([first[None], rest])
 
     def _with_parts(self, first: Array, rest: Array, cut: "_Cut | None") -> Array:
-        """Make [v, n, ...] of the first chunk and the pieces."""
+        """Make [v, n, ...] from the first virtual stage and the pieces."""
         assert cut is not None
         rest = rest.reshape(-1, self.num_stages, *rest.shape[1:])[::-1, : cut.num]
         rest = jnp.moveaxis(rest, 1, 1 + cut.dim).reshape(-1, *first.shape)
@@ -273,7 +274,7 @@ class Pieces:
             yield x, spec, self._cut(x, spec)
 
     def _cut(self, x: Array, spec: PartitionSpec) -> "_Cut | None":
-        """Choose the dim, not split over the shards, with the most pieces up to P."""
+        """Choose the dim that is not sharded and has the most pieces, up to P."""
         if self.num_ticks == 0:
             return None
         sizes = x.shape[1:]
@@ -288,18 +289,18 @@ class Pieces:
 def after(gathered: PyTree, stored: PyTree) -> PyTree:
     """Return stored weights whose gather starts after that of other weights has ended.
 
-    XLA starts independent gathers in any order: the weights needed last could delay
+    XLA starts independent gathers in any order, so the weights needed last could delay
     those needed first.
     """
     return lax.optimization_barrier((gathered, stored))[1]
 
 
 class _Cut(NamedTuple):
-    """How the leaves [n, ...] of a weight are cut."""
+    """How a weight [n, ...] is cut into pieces."""
 
     dim: int
     num: int
-    """Number of pieces; in the remaining ticks the last one is sent again."""
+    """Number of pieces. In the remaining ticks the last piece is sent again."""
 
 
 def _largest_divisor(size: int, most: int) -> int:
@@ -309,7 +310,7 @@ def _largest_divisor(size: int, most: int) -> int:
 def _slice(
     x: Array, cut: _Cut, chunk: Int[Array, ""], piece: Int[Array, ""]
 ) -> tuple[Array, list[Any]]:
-    """Take a piece of a leaf [v, n, ...]; return it, and where it begins."""
+    """Take a piece of a leaf [v, n, ...]; return it and its start index."""
     sizes = [1, *x.shape[1:]]
     sizes[1 + cut.dim] //= cut.num
     at: list[Any] = [0] * x.ndim

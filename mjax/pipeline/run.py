@@ -1,44 +1,46 @@
-"""Execute a pipeline schedule: one program, the same on every stage.
+"""Execute a pipeline schedule: one program for all stages.
 
-Enters: a schedule (`pipeline.schedule`), the model as four functions of one device, its
-weights as this device holds them, the microbatches. Leaves: the loss and the gradients.
-Everything here runs per device inside a `jax.shard_map` over all mesh axes.
+Enters: a schedule (`pipeline.schedule`), the model as functions of one device, this
+device's weights, and the microbatches. Leaves: the loss and the gradients. Everything
+here runs per device inside a `jax.shard_map` over all mesh axes.
 
-The ticks are scanned, phase by phase: warm-up, steady, cool-down. Only the bodies of
-these loops are compiled, however many ticks and microbatches there are. In a tick
+The ticks are scanned phase by phase: warm-up, steady, cool-down. Only the bodies of
+these loops are compiled, so compile time does not grow with the number of microbatches.
+In a tick
 
-1. the stage starts to send the gradient of the tick before to the previous stage;
-2. the forward slot runs a chunk, and stores in a ring buffer the residuals for its
-   backward slot; at the last chunk the loss and its gradient follow;
+1. the stage starts to send the gradient of the previous tick to the previous stage;
+2. the forward half-tick runs a virtual stage and stores the residuals for its backward
+   half-tick in a ring buffer; the last virtual stage also computes the loss and its
+   gradient;
 3. the stage starts to send its output to the next stage;
-4. the backward slot runs a chunk's backward pass on the gradient that has arrived, and
-   adds to the gradients of the weights (`pipeline.held`);
-5. the stage prepares the activation that has arrived, or an embedding, for the next
-   tick.
+4. the backward half-tick runs the backward pass of a virtual stage on the gradient that
+   has arrived, and adds to the gradients of the weights (`pipeline.held`);
+5. the stage takes the activation that has arrived, or computes the embedding, as the
+   input of the next tick.
 
-So each of the two transfers, one per direction, can overlap all of the other slot. Step
-5 is in this tick for a reason: if the result of a transfer is only an output of the
-loop's body, XLA moves the transfer to the start of the next iteration, where nothing
-overlaps it (collective-permute-motion, jax 0.11.2). Values that depend only on the
-weights are never stored: the backward slot gets the weights.
+So each transfer can overlap the whole half-tick of the other direction. Step 5 must be
+in the same tick: if the loop body only returned the result of a transfer, XLA would
+move the transfer to the start of the next iteration, where nothing overlaps it
+(collective-permute-motion, jax 0.11.2). Values that depend only on the weights are
+never stored: the backward half-tick reads the weights.
 
 Weights are gathered in the order of their first use: the embedding, then the layers of
-the first chunk. The pieces of the other chunks and the head, which is first used after
-the warm-up, are gathered during the warm-up. The head's gradients are complete after
-the last loss, and are reduced during the cool-down. Those of the embedding are reduced
-after the last tick.
+the first virtual stage. The other virtual stages, in pieces, and the head, which is
+first used after the warm-up, are gathered during the warm-up. The head's gradients are
+complete after the last loss and are reduced during the cool-down. Those of the
+embedding are reduced after the last tick.
 
-A stage that has nothing to do in a slot computes on arbitrary data and discards the
-result (`idle="compute"`; its backward slot adds zeros), or skips the slot by a
-condition (`idle="skip"`). Both take the same time, as the stage waits for the others
-anyway. But a condition makes a GPU wait for the host, and code inside it may not send
-around the ring of another axis. Stages that do not compute the embedding or the loss,
-which one stage in P computes, always skip them.
+In an idle half-tick a stage computes on arbitrary data and discards the result
+(`idle="compute"`; a backward half-tick then adds zeros), or skips the work by a
+condition (`idle="skip"`). Both take the same time, because the stage waits for the
+others anyway. But a condition makes a GPU wait for the host, and code inside it may not
+send around the ring of another axis. The embedding and the loss, which only one of the
+P stages needs, are always skipped on the other stages.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Jiang et al. 2024,
-arXiv:2402.15627, section 3.2 (sends and receives apart from each other). Activations
-cross from stage to stage split over tp, as they are between two layers (the
-scatter/gather optimisation of the first, section 4.1).
+arXiv:2402.15627, section 3.2 (decoupled sends and receives). Activations are sent
+between stages split over tp, as they are between two layers (the scatter/gather
+optimisation of Narayanan et al., section 4.1).
 """
 
 import itertools
@@ -81,21 +83,21 @@ def gradients(
 
     Args:
       schedule: a training schedule of as many stages as the mesh has.
-      model: its head returns a scalar; the losses of the microbatches are added.
-      weights: as they are stored, varying over all mesh axes; `chunks` is of type
-        `Chunks`, as `pieces` expects.
+      model: its head returns a scalar; the losses of the microbatches are summed.
+      weights: as stored, varying over all mesh axes; `chunks` is a `Chunks`, as
+        `pieces` expects.
       microbatches: this device's rows, the same on every stage.
       options: see `Options`.
       dtype: of the accumulated gradients.
       pieces: gathers the weights and reduces the gradients.
-      first: what `pieces.gather_first` returned for these weights, if that ran before
-        the step; None: it is gathered here.
+      first: result of `pieces.gather_first` for these weights, if it ran before the
+        step; None gathers them here.
       log: carried from tick to tick.
-      mark: called at the start of each tick, with the log and the tick's input, or the
-        gradient that it sends where it has no forward slot.
+      mark: called at the start of each tick with the log and the input of the tick, or
+        with the gradient that the tick sends if it has no forward half-tick.
     Returns:
       the loss of these rows on the last stage, zero on all others;
-      gradients: reduced, laid out like `weights`; those of chunks for this stage's;
+      gradients: reduced, laid out like `weights`; those of `chunks` are this stage's;
       the log.
     """
     embedding = pieces.gather_whole(
@@ -134,7 +136,8 @@ def gradients(
                 with jax.named_scope(scopes.phase("backward")):
                     part = pieces.reduce(carry.d_chunks, since)
             if phase.gathers:
-                # No slot of this tick reads the piece, so the whole tick overlaps it.
+                # No half-tick of this tick reads the piece, so it can overlap the whole
+                # tick.
                 copy = pieces.gather(stored, carry.chunks, row["tick"])
                 carry = run.tick(phase, carry, row, head)._replace(chunks=copy)
                 return (carry, log), part
@@ -166,7 +169,7 @@ def forward(
     *,
     idle: Idle,
 ) -> Float[Array, "*dims"]:
-    """Run the chunks forward and add up what the head returns.
+    """Run all virtual stages forward and sum the results of the head.
 
     Args:
       schedule: of `schedule.build_forward`.
@@ -202,10 +205,11 @@ def forward(
 
 
 def _phases(schedule: Schedule, pieces: Pieces) -> list[Body]:
-    """Cut the schedule's phases where the ticks with pieces end or begin.
+    """Split the schedule's phases where the ticks with pieces end or begin.
 
-    The first and the last tick gather and reduce the layers of the first chunk. Each is
-    a phase of its own: a collective that starts outside a loop cannot end inside it.
+    The first tick gathers the layers of the first virtual stage, and the last tick
+    reduces their gradients. Each is a phase of its own, because a collective that
+    starts outside a loop cannot end inside it.
     """
     num_ticks, num_piece_ticks = schedule.num_ticks, pieces.num_ticks
     first_reducing = num_ticks - num_piece_ticks

@@ -1,28 +1,29 @@
 """Pipeline schedules as tables: the work of each stage in each tick. NumPy only.
 
-Enters: the name of a schedule, P stages, v chunks a stage, M microbatches. Leaves:
-tables [ticks, P] that the executor follows (`pipeline.run`) and that people look at
-(`pipeline.show`).
+Enters: the name of a schedule, P stages, v virtual stages per stage (`chunk` in names),
+M microbatches. Leaves: tables [ticks, P], which `pipeline.run` executes and
+`pipeline.show` draws.
 
-The layers are cut into K = v P chunks, and stage s holds the chunks s, s + P, s + 2P,
-..., its local chunks 0 to v - 1. A *tick* has a forward slot and a backward slot, and
-every stage fills each of them with one (chunk, microbatch) or leaves it idle. The
-result of a slot is sent at its end, and the neighbour uses it in the next tick. The one
-exception is the last chunk: its backward slot may follow its forward slot within a
-tick, as nothing is sent between them.
+The layers are divided into K = v P virtual stages. Stage s holds the virtual stages s,
+s + P, s + 2P, ..., its local ones 0 to v - 1. A *tick* has a forward half-tick and a
+backward half-tick. In each, a stage runs one microbatch through one virtual stage or is
+idle. It sends the result at the end of the half-tick, and its neighbour uses it in the
+next tick. The last virtual stage is the exception: its backward half-tick may follow
+its forward half-tick within a tick, because nothing is sent between them.
 
-Forward slots go through the microbatches in groups of P, chunk by chunk within a group:
-the k-th slot of a stage, with g = k div (v P) and r = k mod (v P), is chunk r div P of
-microbatch g P + r mod P, in tick s + k. Backward slots take the same order with the
-chunks reversed. *1F1B* starts them as soon as the first gradient arrives,
-(v - 1) P + 2 (P - 1) - s ticks after the start. From then on each tick has one forward
-and one backward slot. *GPipe* does all forward slots first.
+Forward half-ticks go through the microbatches in groups of P, one virtual stage after
+the other within a group. With g = k div (v P) and r = k mod (v P), the k-th forward
+half-tick of stage s is in tick s + k and runs the local virtual stage r div P on
+microbatch g P + r mod P. Backward half-ticks have the same order with the virtual
+stages reversed. *1F1B* starts them as soon as the first gradient arrives, (v - 1) P + 2
+(P - 1) - s ticks after the start. From then on, each tick has one forward and one
+backward half-tick. *GPipe* runs all forward half-ticks first.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 (1F1B) and 2.2.2
-(interleaved); Huang et al. 2019, arXiv:1811.06965 (GPipe). Differs: stages move in
-lockstep, which is the steady state of the paper's interleaved schedule from the start,
-so that a stage has up to 2 (P - 1 - s) + (v - 1) P + 1 chunk inputs in flight; the
-paper's plain 1F1B has P - s. The bubble is the same, (P - 1) / (v M).
+(interleaved); Huang et al. 2019, arXiv:1811.06965 (GPipe). Differs: all stages move in
+lockstep, as in the steady state of the paper's interleaved schedule. So a stage has up
+to 2 (P - 1 - s) + (v - 1) P + 1 inputs of virtual stages in flight, against P - s in
+the paper's plain 1F1B. The bubble is the same, (P - 1) / (v M).
 """
 
 import dataclasses
@@ -36,14 +37,14 @@ from jaxtyping import Bool, Int
 from mjax.pipeline.config import ScheduleName
 
 IDLE = -1
-"""Entry of a table where a stage does nothing."""
+"""Entry of a table for an idle half-tick."""
 
 Table = Int[np.ndarray, "ticks P"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
-    """A run of ticks in which the same slots are in use."""
+    """Consecutive ticks that have the same half-ticks, forward, backward or both."""
 
     start: int
     stop: int
@@ -54,33 +55,34 @@ class Phase:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """What each stage does in each tick, and where it keeps what it needs for it.
+    """What each stage runs in each tick, and the buffer entries that it uses.
 
-    Tables have one row a tick and one column a stage. Chunks are local: 0 to v - 1.
+    Tables have a row per tick and a column per stage. Virtual stages are numbered
+    within their stage, from 0 to v - 1.
     """
 
     name: str
     num_chunks: int
-    """v, chunks of each stage."""
+    """v, virtual stages per stage."""
     num_microbatches: int
     forward_chunk: Table
     forward_microbatch: Table
     backward_chunk: Table
     backward_microbatch: Table
     stash_write: Table
-    """Buffer entry in which the forward slot stores the residuals for its backward
-    slot; for an idle forward slot, an unused entry."""
+    """Buffer entry in which the forward half-tick stores the residuals for its backward
+    half-tick; an unused entry if it is idle."""
     stash_read: Table
-    """Slot that the backward slot reads."""
+    """Buffer entry that the backward half-tick reads."""
     gradient_write: Table
     """Buffer entry for the gradient that arrives in this tick, from the next stage or,
-    at the last chunk, from the loss; if none arrives, an unused entry."""
+    for the last virtual stage, from the loss; an unused entry if none arrives."""
     gradient_read: Table
-    """Slot that the backward slot reads."""
+    """Buffer entry that the backward half-tick reads."""
 
     @property
     def num_ticks(self) -> int:
-        """Ticks from the first forward slot to the last backward slot."""
+        """Ticks from the first forward half-tick to the last backward half-tick."""
         return self.forward_chunk.shape[0]
 
     @property
@@ -90,17 +92,17 @@ class Schedule:
 
     @property
     def num_stash_slots(self) -> int:
-        """Entries of the ring buffer for residuals that a backward slot will read."""
+        """Entries of the ring buffer of residuals."""
         return int(self.stash_write.max()) + 1
 
     @property
     def num_gradient_slots(self) -> int:
-        """Entries of the ring buffer for gradients that have arrived."""
+        """Entries of the ring buffer of gradients that have arrived."""
         return int(self.gradient_write.max()) + 1
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The ticks as runs with the same slots in use: warm-up, steady, cool-down."""
+        """The phases: warm-up, steady, cool-down."""
         used = np.stack(
             [_is_used(self.forward_chunk), _is_used(self.backward_chunk)], 1
         )
@@ -118,19 +120,20 @@ class Schedule:
 
     @property
     def bubble_ticks(self) -> int:
-        """Forward slots beyond the v M that a stage fills; as many backward slots.
+        """Idle forward half-ticks per stage; as many backward half-ticks are idle.
 
-        In lockstep a slot takes its full time if at least one stage fills it.
+        All stages move in lockstep, so a half-tick takes its full time if at least one
+        stage works in it.
         """
         work = self.num_chunks * self.num_microbatches
         return int(_is_used(self.forward_chunk).sum()) - work
 
     @property
     def bubble(self) -> float:
-        """Idle time over ideal time, counted from the table, backward = 2 x forward."""
+        """Idle time over ideal time, from the tables, with backward = 2 x forward."""
         if not _is_used(self.backward_chunk).any():
             raise ValueError(
-                f"{self.name} has no backward slots, so no training bubble"
+                f"{self.name} has no backward half-ticks, so it has no training bubble"
             )
         time = (
             _is_used(self.forward_chunk).sum() + 2 * _is_used(self.backward_chunk).sum()
@@ -139,7 +142,7 @@ class Schedule:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """For each stage, most chunk inputs waiting for their backward slot at once."""
+        """For each stage, the most virtual-stage inputs in flight at once."""
         begun = np.cumsum(self.forward_chunk != IDLE, axis=0)
         done = np.cumsum(self.backward_chunk != IDLE, axis=0)
         done_before = np.vstack([np.zeros_like(done[:1]), done[:-1]])
@@ -166,10 +169,11 @@ def build(
     """Build a training schedule.
 
     Args:
-      name: gpipe and 1f1b have one chunk a stage; interleaved-1f1b has any number.
+      name: gpipe and 1f1b have one virtual stage per stage; interleaved-1f1b has any
+        number.
       num_stages: P.
-      num_chunks: v, chunks of each stage.
-      num_microbatches: M; with more than one chunk a multiple of P.
+      num_chunks: v, virtual stages per stage.
+      num_microbatches: M; a multiple of P if v > 1.
     Raises:
       ValueError: there is no schedule for these numbers.
     """
@@ -200,10 +204,10 @@ def build(
 def build_forward(
     *, num_stages: int, num_chunks: int, num_microbatches: int
 ) -> Schedule:
-    """Build the schedule of an evaluation: forward slots only, no residuals.
+    """Build the schedule of an evaluation: forward half-ticks only, no residuals.
 
     Any number of microbatches is valid: if it is not a multiple of P, the last group
-    has idle slots.
+    has idle half-ticks.
     """
     groups = -(-num_microbatches // num_stages)
     padded = num_microbatches if num_chunks == 1 else groups * num_stages
@@ -234,11 +238,12 @@ def check(
     """Refuse numbers for which there is no schedule.
 
     Raises:
-      ValueError: with the rule and the numbers.
+      ValueError: the message has the rule and the numbers.
     """
     if name not in get_args(ScheduleName):
         raise ValueError(
-            f"no schedule {name!r}; there are {', '.join(get_args(ScheduleName))}"
+            "--pipeline.schedule must be one of "
+            f"{', '.join(get_args(ScheduleName))}, got {name}"
         )
     counts = {
         "mesh.pp": num_stages,
@@ -263,7 +268,7 @@ def check(
 def _order(
     num_stages: int, num_chunks: int, num_microbatches: int
 ) -> tuple[Int[np.ndarray, " slots"], Int[np.ndarray, " slots"]]:
-    """Return chunk and microbatch of the k-th slot of a stage, for every k."""
+    """Return virtual stage and microbatch of every k-th forward half-tick."""
     k = np.arange(num_chunks * num_microbatches, dtype=np.int32)
     if num_chunks == 1:
         return np.zeros_like(k), k
@@ -275,7 +280,7 @@ def _order(
 def _place(
     values: Int[np.ndarray, " slots"], first: Int[np.ndarray, " P"], num_ticks: int
 ) -> Table:
-    """Put the values of all stages into a table, stage s from tick first[s] on."""
+    """Make a table; the values of stage s start in tick first[s]."""
     table = np.full((num_ticks, len(first)), IDLE, np.int32)
     for stage, start in enumerate(first):
         column = table[start : start + len(values), stage]
@@ -284,7 +289,7 @@ def _place(
 
 
 def _is_used(table: Table) -> Bool[np.ndarray, " ticks"]:
-    """Say for each tick whether at least one stage has work in it."""
+    """Return for each tick whether at least one stage has work in it."""
     return (table != IDLE).any(axis=1)
 
 
@@ -313,7 +318,7 @@ def _with_slots(**fields) -> Schedule:
         for (chunk, _), tick in end.items():
             if (chunk, stage) != (last_chunk, last_stage):
                 gradient[tick] = tick
-        # The executor writes in every tick of a phase, even if a stage is idle.
+        # The executor writes in every tick of a phase, even on an idle stage.
         for tick in np.flatnonzero(uses_forward):
             stash.setdefault(int(tick), None)
         for tick in np.flatnonzero(uses_forward | uses_backward):
@@ -334,8 +339,8 @@ def _allocate(
 ) -> None:
     """Assign a buffer entry to each lifetime (tick written -> tick read, None: never).
 
-    First fit in order of time: the number of entries is the largest number alive in one
-    tick. An entry is free again in the tick after it was read.
+    First fit in order of time, which needs as many entries as values are alive in one
+    tick at most. An entry is free again in the tick after it was read.
     """
     free: list[int] = []
     held: list[tuple[int, int]] = []
@@ -357,7 +362,7 @@ def _allocate(
 def _ticks_of_stage(
     schedule: Schedule, kind: Literal["forward", "backward"], stage: int
 ) -> dict[tuple[int, int], int]:
-    """Return the tick of each (local chunk, microbatch) of one stage."""
+    """Return the tick of each (local virtual stage, microbatch) of one stage."""
     chunks = getattr(schedule, f"{kind}_chunk")[:, stage]
     microbatches = getattr(schedule, f"{kind}_microbatch")[:, stage]
     ticks = np.flatnonzero(chunks != IDLE)

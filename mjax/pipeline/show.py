@@ -31,7 +31,7 @@ svg text { fill: var(--ink); } svg .idle { fill: var(--idle); }
 svg .phase { stroke: var(--line); } svg .onforward { fill: #111111; }
 svg .onbackward { fill: #ffffff; }
 """
-"""Of the image, alone or in a page, as the reader chooses light or dark."""
+"""Style of the image, alone or in a page, for light and dark colour schemes."""
 
 _STYLE = """
 :root { color-scheme: light dark; }
@@ -53,7 +53,7 @@ td { font-variant-numeric: tabular-nums; }
 
 
 def counts(schedule: Schedule) -> dict[str, Any]:
-    """Return the numbers of a training schedule as JSON takes them."""
+    """Return the counts of a training schedule, ready for JSON."""
     both = zip(schedule.forward_sends, schedule.backward_sends, strict=True)
     return {
         "schedule": schedule.name,
@@ -103,7 +103,7 @@ def text(schedule: Schedule, *, num_columns: int = 100) -> str:
 
 
 def count_lines(schedule: Schedule) -> list[str]:
-    """Write the numbers of a training schedule in lines of `name value`."""
+    """Format the counts of a training schedule in lines of `name value`."""
     rows = list(_count_rows(schedule))
     width = 2 + max(len(name) for name, _ in rows)
     return [f"{name:<{width}}{value}" for name, value in rows]
@@ -233,7 +233,7 @@ def _longest_label(schedule: Schedule) -> int:
 def _slot(
     schedule: Schedule, kind: str, tick: int, stage: int
 ) -> tuple[int, int] | None:
-    """Return (chunk, microbatch) of a half-tick, IDLE, or None if all are idle."""
+    """Return (virtual stage, microbatch), IDLE, or None if all stages are idle."""
     chunk = getattr(schedule, f"{kind}_chunk")[tick]
     microbatch = getattr(schedule, f"{kind}_microbatch")[tick]
     if (chunk == IDLE).all():
@@ -313,7 +313,7 @@ def _swatch(fill: str | None) -> str:
 
 
 def _legend(schedule: Schedule) -> Iterator[str]:
-    """Yield what each colour means, as HTML."""
+    """Yield the meaning of each colour, as HTML."""
     for chunk in range(schedule.num_chunks):
         light, dark = colours(chunk)
         first = chunk * schedule.num_stages

@@ -1,4 +1,4 @@
-"""One tick of a pipeline on one device: a forward and a backward slot.
+"""One tick of a pipeline on one device: a forward and a backward half-tick.
 
 `Execution` holds the data that all ticks share, `Carry` the data that one tick passes
 to the next. The docstring of `pipeline.run` lists the work of a tick in order.
@@ -40,50 +40,51 @@ class Carry(NamedTuple):
     """Data that one tick passes to the next."""
 
     x: Array
-    """Input of the forward slot."""
+    """Input of the forward half-tick."""
     dx: Array
-    """Result of the last backward slot, to be sent."""
+    """Result of the last backward half-tick, to be sent."""
     gradients: Array
-    """Ring buffer of gradients that have arrived, [slots, b, t, D]."""
+    """Ring buffer of gradients that have arrived, [entries, b, t, D]."""
     stash: tuple[Array, ...]
-    """Ring buffers of residuals that wait for their backward slot, [entries, ...]."""
+    """Ring buffers of residuals kept for their backward half-tick, [entries, ...]."""
     chunks: Chunks
-    """The gathered weights, leaves [v, n, ...]; in the carry as pieces may still
-    arrive."""
+    """The gathered weights, leaves [v, n, ...]. They are in the carry because pieces of
+    them may still arrive."""
     total: Array
     """Sum of the losses."""
     d_chunks: Chunks
-    """Sums of the gradients. Those of joined weights are None with one chunk; with
-    more, `totals` has those of the current chunk."""
+    """Sums of the gradients. If v = 1, those of joined weights are None. If v > 1,
+    those of the current virtual stage are in `totals`."""
     d_embedding: PyTree
     d_head: PyTree | None
     """None before the first loss and after the last one, when its reduction starts."""
     forward_layers: tuple[PyTree, ...]
-    """Joined weights of the chunk that the forward slot runs."""
+    """Joined weights of the virtual stage that the forward half-tick runs."""
     backward_layers: tuple[PyTree, ...] | None
-    """The same for the backward slot; None before the first one, and with one chunk."""
+    """The same for the backward half-tick; None before the first one, and if v = 1."""
     totals: tuple[PyTree, ...]
-    """Sums of the gradients of the chunk that the backward slot runs."""
+    """Sums of the gradients of the virtual stage that the backward half-tick runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Body(Phase):
-    """A run of ticks with one body."""
+    """Consecutive ticks that run the same loop body."""
 
     has_loss: bool
-    """A forward slot of the last chunk is among them."""
+    """Some tick runs the last virtual stage forward."""
     gathers: bool
-    """Pieces of the next chunk's weights are gathered."""
+    """Pieces of the next virtual stage's weights are gathered."""
     reduces: bool
-    """Pieces of a finished chunk's gradients are reduced."""
+    """Pieces of a finished virtual stage's gradients are reduced."""
     exchanges_forward: bool
-    """A stage changes to another chunk in its forward slot."""
+    """Some stage changes to another virtual stage in its forward half-tick."""
     exchanges_backward: bool
-    """A stage changes to another chunk in the backward slot of the next tick."""
+    """Some stage changes to another virtual stage in the next tick's backward
+    half-tick."""
 
 
 class Execution:
-    """One execution on one device: what all ticks share, and a tick."""
+    """Data that all ticks share on one device, and the work of one tick."""
 
     def __init__(
         self,
@@ -108,10 +109,11 @@ class Execution:
             self.model.head, self.embedding, head, self.x_type, self.any_microbatch
         )
 
-    # ------------------------------------------------------ what a tick is about
+    # --------------------------------------------------------- inputs of a tick
 
     def rows(self, start: int, stop: int) -> dict[str, Int[Array, " ticks"]]:
-        """Return this stage's column of the tables from one tick to another."""
+        """Return this stage's column of the tables, from tick start to tick
+        stop - 1."""
         tables = {name: getattr(self.schedule, name) for name in _TABLES}
         for name in ("chunk", "microbatch"):
             later = tables[f"forward_{name}"][1:]
@@ -129,28 +131,29 @@ class Execution:
         return dict(zip(tables, mine, strict=True)) | {"tick": jnp.arange(start, stop)}
 
     def number(self, chunk: Int[Array, ""]) -> Int[Array, ""]:
-        """Return the number in the model of a local chunk."""
+        """Return the number in the model of a local virtual stage."""
         return chunk * self.schedule.num_stages + self.stage
 
     def begins_at(self, chunk: Int[Array, ""]) -> Bool[Array, ""]:
-        """Say whether a local chunk is the model's first."""
+        """Return whether a local virtual stage is the model's first."""
         return (chunk == 0) & (self.stage == 0)
 
     def ends_at(self, chunk: Int[Array, ""]) -> Bool[Array, ""]:
-        """Say whether a local chunk is the model's last."""
+        """Return whether a local virtual stage is the model's last."""
         last_stage = self.schedule.num_stages - 1
         return (chunk == self.schedule.num_chunks - 1) & (self.stage == last_stage)
 
     def microbatch(self, index: Int[Array, ""]) -> Microbatch:
-        """Return a microbatch; for an idle slot, any."""
+        """Return a microbatch; an arbitrary one for an idle half-tick."""
         return {name: _get(x, index) for name, x in self.microbatches.items()}
 
     def pick(self, chunks: PyTree, chunk: Int[Array, ""]) -> PyTree:
-        """Return the weights of a local chunk; for an idle slot, any."""
+        """Return the weights of a local virtual stage; arbitrary ones if idle."""
         return jax.tree.map(lambda w: _get(w, chunk), chunks)
 
     def if_used(self, chunk: Int[Array, ""], compute: Callable[[], Any]) -> Any:
-        """Compute a slot; an idle one returns arbitrary values, or zeros if skipped."""
+        """Compute a half-tick; if idle, return arbitrary values, or zeros if
+        skipped."""
         if self.options.idle == "compute":
             return compute()
         types = jax.eval_shape(compute)
@@ -168,7 +171,8 @@ class Execution:
         total_type: Any,
         dtype: DTypeLike,
     ) -> Carry:
-        """Make the carry of the first tick; `layers` are the first chunk's, joined."""
+        """Make the carry of the first tick from the joined layers of virtual stage
+        0."""
         totals = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), layers)
         layers = tuple(map(self.model.hold, layers))
         d_chunks = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks)
@@ -202,7 +206,8 @@ class Execution:
         )
 
     def start_backward(self, carry: Carry) -> Carry:
-        """Hold the weights of the first backward slot, before the tick that runs it."""
+        """Select the weights of the first backward half-tick, before the tick that runs
+        it."""
         if self.schedule.num_chunks == 1:
             return carry
         first = self._held_at(held_in_backward(self.schedule.backward_chunk)[0])
@@ -210,11 +215,11 @@ class Execution:
         return carry._replace(backward_layers=layers)
 
     def _held_at(self, row: Int[np.ndarray, " P"]) -> Int[Array, ""]:
-        """Return this stage's entry of a row."""
+        """Return this stage's entry of a table row."""
         return jnp.asarray(row)[self.stage]
 
     def tick(self, phase: Body, carry: Carry, row: Row, head: PyTree | None) -> Carry:
-        """Do the forward and the backward slot of one tick.
+        """Run the forward and the backward half-tick of one tick.
 
         Args:
           phase: the phase of the tick.
@@ -249,13 +254,13 @@ class Execution:
         return carry
 
     def enter_first(self) -> Array:
-        """Return the input of the first tick's forward slot."""
+        """Return the input of the first tick's forward half-tick."""
         first = self.schedule.forward_chunk[0], self.schedule.forward_microbatch[0]
         chunk, index = (jnp.asarray(column)[self.stage] for column in first)
         return self._enter(chunk, index, zeros_of(self.x_type))
 
     def enter_next(self, row: Row, received: Array) -> Array:
-        """Return the input of the next tick's forward slot."""
+        """Return the input of the next tick's forward half-tick."""
         return self._enter(row["next_chunk"], row["next_microbatch"], received)
 
     def _enter(
@@ -268,7 +273,8 @@ class Execution:
         )
 
     def _forward_slot(self, carry: Carry, row: Row) -> tuple[Array, Carry]:
-        """Run a chunk forward; store the residuals for its backward slot."""
+        """Run a virtual stage forward; store the residuals for its backward
+        half-tick."""
         chunk = row["forward_chunk"]
         context = self.model.context(self.microbatch(row["forward_microbatch"]))
         others = self.pick(carry.chunks.others, chunk)
@@ -276,8 +282,8 @@ class Execution:
         y, kept = self.if_used(
             chunk, lambda: self._keep(carry.x, held, context, self.number(chunk))
         )
-        # Without this constraint XLA gives a buffer the layout that one slot uses, and
-        # copies all of it for the other slot.
+        # Without this constraint XLA gives a buffer the layout that one half-tick uses,
+        # and copies all of it for the other half-tick.
         stash = tuple(
             row_major(_put(row_major(buffer), row["stash_write"], row_major(leaf)))
             for buffer, leaf in zip(carry.stash, kept, strict=True)
@@ -287,10 +293,10 @@ class Execution:
     def _loss(
         self, carry: Carry, row: Row, y: Array, gradient: Array, head: PyTree
     ) -> tuple[Array, Carry]:
-        """Add the loss of a microbatch that has left the last chunk.
+        """Add the loss of a microbatch that has left the last virtual stage.
 
-        The last chunk receives no gradient from a next stage; the gradient of the loss
-        takes its place.
+        The last virtual stage has no next stage. Its backward half-tick uses the
+        gradient of the loss instead of a received one.
         """
         micro = self.microbatch(row["forward_microbatch"])
 
@@ -314,7 +320,7 @@ class Execution:
         )
 
     def _backward_slot(self, carry: Carry, row: Row) -> Carry:
-        """Run a chunk backward on the gradient that has arrived."""
+        """Run a virtual stage backward on the gradient that has arrived."""
         chunk = row["backward_chunk"]
         micro = self.microbatch(row["backward_microbatch"])
         context = self.model.context(micro)
@@ -354,14 +360,15 @@ class Execution:
             dx=dx, d_chunks=d_chunks, d_embedding=d_embedding, totals=totals
         )
 
-    # ---------------------------------------------------------- when a chunk changes
+    # ------------------------------------- change of the current virtual stage
 
     def _take_held(self, chunks: Chunks, chunk: Int[Array, ""]) -> tuple[PyTree, ...]:
-        """Take the joined weights of a chunk, as `Model.hold` returns them."""
+        """Select the joined weights of a virtual stage, as `Model.hold` returns
+        them."""
         return tuple(map(self.model.hold, take_layers(chunks.joined, chunk)))
 
     def _exchange_forward(self, carry: Carry, row: Row) -> Carry:
-        """Hold the weights for this tick's forward slot."""
+        """Select the weights for this tick's forward half-tick."""
         chunk = row["forward_held"]
         layers = lax.cond(
             chunk != row["forward_held_before"],
@@ -375,7 +382,8 @@ class Execution:
         return carry._replace(x=x, forward_layers=layers)
 
     def _exchange_backward(self, carry: Carry, row: Row) -> Carry:
-        """Put the sums back; take weights and sums for the next backward slot."""
+        """Write the sums back; select weights and sums for the next backward
+        half-tick."""
         before, after = row["backward_held"], row["backward_held_after"]
 
         def exchange(sums: PyTree, totals: Any, layers: Any) -> tuple[Any, Any, Any]:
@@ -392,10 +400,11 @@ class Execution:
         d_chunks = carry.d_chunks._replace(joined=sums)
         return carry._replace(d_chunks=d_chunks, totals=totals, backward_layers=layers)
 
-    # -------------------------------------------- a chunk, and what is kept of it
+    # --------------------------------------- a virtual stage and its residuals
 
     def _keep(self, x: Array, *args: PyTree) -> tuple[Array, tuple[Array, ...]]:
-        """Run a chunk; return its output and the residuals for its backward slot."""
+        """Run a virtual stage; return its output and the residuals for its backward
+        pass."""
         with jax.named_scope(scopes.SLOT):
             if self.options.stash == "input":
                 return self.model.chunk(x, *args), (x,)
@@ -404,7 +413,7 @@ class Execution:
     def _pull(
         self, kept: tuple[Array, ...], dy: Array, *args: PyTree
     ) -> tuple[Array, PyTree]:
-        """Return the gradients of a chunk's input and of its weights."""
+        """Return the gradients of the input and of the weights of a virtual stage."""
         with jax.named_scope(scopes.SLOT):
             if self.options.stash == "residuals":
                 return self._chunk.backward(kept, dy, *args)
@@ -415,7 +424,7 @@ class Execution:
 
 
 def _get(buffer: Array, slot: Int[Array, ""]) -> Array:
-    # An idle slot reads entry 0; jax would read the last entry for its index -1.
+    # An idle half-tick reads entry 0; jax would read the last entry for its index -1.
     if buffer.shape[0] == 1:
         return buffer[0]
     return lax.dynamic_index_in_dim(buffer, jnp.maximum(slot, 0), 0, keepdims=False)
@@ -432,14 +441,14 @@ def _add(total: PyTree, more: PyTree) -> PyTree:
 
 
 def _unless_idle(chunk: Int[Array, ""], gradient: Array) -> Array:
-    """Replace the gradient of an idle slot by zeros, which change no sum."""
+    """Replace the gradient of an idle half-tick by zeros, which change no sum."""
     return jnp.where(chunk == IDLE, 0, gradient)
 
 
 def _add_to_chunk(total: PyTree, more: PyTree, chunk: Int[Array, ""]) -> PyTree:
-    """Add to the gradients of one chunk; an idle slot adds zeros to chunk 0."""
-    # Without the barrier XLA repeats the table look-up of the index in each kernel,
-    # does not see that slice and update have the same index, and copies the slice.
+    """Add to the gradients of one virtual stage; add zeros if idle."""
+    # Without the barrier XLA repeats the table lookup of the index in each kernel. It
+    # then cannot tell that slice and update have the same index, and copies the slice.
     slot = lax.optimization_barrier(jnp.maximum(chunk, 0))
 
     def leaf(total: Array, more: Array) -> Array:

@@ -136,7 +136,9 @@ def test_a_cut_that_does_not_fit_is_refused_with_the_rule(num_layers, options, m
 
 
 def test_a_list_of_counts_must_fit_the_stages_and_leave_no_chunk_empty():
-    with pytest.raises(ValueError, match="2 stages of 2 chunks need 4 counts"):
+    with pytest.raises(ValueError, match="2 stages of 2 virtual stages need 4 counts"):
         Partition(num_stages=2, num_chunks=2, layers_per_chunk=(1, 2))
-    with pytest.raises(ValueError, match=r"every chunk needs a layer.*\(1, 0\)"):
+    with pytest.raises(
+        ValueError, match=r"every virtual stage must have a layer.*\(1, 0\)"
+    ):
         Partition(num_stages=2, num_chunks=1, layers_per_chunk=(1, 0))

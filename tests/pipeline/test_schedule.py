@@ -295,7 +295,7 @@ def test_the_schedule_of_an_evaluation_does_each_forward_slot_in_order(
 
 def test_the_schedule_of_an_evaluation_has_no_training_bubble():
     schedule = build_forward(num_stages=2, num_chunks=1, num_microbatches=2)
-    with pytest.raises(ValueError, match="forward has no backward slots"):
+    with pytest.raises(ValueError, match="forward has no backward half-ticks"):
         _ = schedule.bubble
 
 
@@ -323,7 +323,8 @@ def test_the_schedule_of_an_evaluation_has_no_training_bubble():
         ),
         (
             {"name": "zigzag"},
-            "no schedule 'zigzag'; there are gpipe, 1f1b, interleaved-1f1b",
+            "--pipeline.schedule must be one of gpipe, 1f1b, interleaved-1f1b, "
+            "got zigzag",
         ),
     ],
 )

@@ -315,8 +315,11 @@ def test_the_ending_of_the_file_says_what_is_written(tmp_path: Path, capsys):
             ["show", "--pp", "2", "--microbatchs", "2"],
             "unknown flag --microbatchs; the nearest is --microbatches",
         ),
-        (["draw"], "the command is show, got draw; write python -m mjax.pipeline show"),
-        ([], "the command is show, got nothing"),
+        (
+            ["draw"],
+            "the command must be show, got draw; write python -m mjax.pipeline show",
+        ),
+        ([], "the command must be show, got nothing"),
     ],
 )
 def test_bad_input_ends_with_2_and_one_message(
