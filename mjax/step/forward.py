@@ -1,9 +1,9 @@
 """Loss, gradients and logits of a batch, computed per device.
 
 Enters: stored parameters and a batch, as global arrays. Leaves: global results. Each
-function is one `jax.shard_map` over all mesh axes. `Forward` has what both ways to go
-through the layers share: all of them on every device (`mjax.step.plain`), or stage by
-stage (`mjax.step.pipelined`).
+function is one `jax.shard_map` over all mesh axes. `Forward` is the common base of two
+ways to run the layers: all on every device (`mjax.step.plain`), or stage by stage
+(`mjax.step.pipelined`).
 """
 
 import abc
@@ -32,7 +32,7 @@ Batch = dict[str, Int[Array, "B T"]]
 
 First = Any
 """The gathered weights that a step uses first. Arrays are [devices, ...], split over
-all mesh axes: each device holds its own entry."""
+all mesh axes, one entry per device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,9 @@ class Forward(abc.ABC):
     microbatches: int
     isolate_documents: bool
     trained: Trained = ALL_TRAINED
-    """Parameters that have gradients."""
+    """The parameters that have gradients."""
     stamps: bool = False
-    """Each device records the time at which it reaches each place of a step."""
+    """Whether each device records the time at which it reaches each place of a step."""
 
     def gradients(
         self, params: Params, rng: Array, step: Array, batch: Batch
@@ -67,7 +67,7 @@ class Forward(abc.ABC):
         return self.gradients_and_log(params, rng, step, batch)[:3]
 
     def gather_first(self, params: Params) -> First:
-        """Gather the weights that a step uses first; this needs no batch."""
+        """Gather the weights that a step uses first, which does not need the batch."""
 
         def per_device(params: Params) -> Any:
             first = self._gather_first(jax.tree.map(collectives.vary, params))
@@ -90,8 +90,8 @@ class Forward(abc.ABC):
     ) -> tuple[Float[Array, ""], Int[Array, ""], Params, Log]:
         """Return the result of `gradients`, and the stamps of all devices if on.
 
-        The log is laid out as `LOG_SPEC`, with space for one more row. `first` is the
-        result of `gather_first` for the same parameters; None gathers it here.
+        The log is sharded as `LOG_SPEC` and has space for one more row. `first` is the
+        result of `gather_first` for the same parameters; None gathers them here.
         """
 
         def per_device(
@@ -164,11 +164,11 @@ class Forward(abc.ABC):
     @property
     @abc.abstractmethod
     def _num_stamps(self) -> int:
-        """Rows that `gradients_and_log` appends."""
+        """Number of rows that `gradients_and_log` appends."""
 
     @abc.abstractmethod
     def _gather_first(self, params: Params) -> Any:
-        """Per device: gather what `_loss_and_gradients` uses first."""
+        """Per device: gather the weights that `_loss_and_gradients` uses first."""
 
     @abc.abstractmethod
     def _loss_and_gradients(
@@ -196,7 +196,7 @@ class Forward(abc.ABC):
         """Per device: the logits after `length` tokens; zeros on all stages but one."""
 
     def _in_order[R](self, per_device: Callable[..., R]) -> Callable[..., R]:
-        """Order the collectives where the devices are simulated."""
+        """Order the collectives on simulated devices."""
         platform = self.mesh.abstract_mesh.abstract_device.platform
         is_simulated = platform == "cpu" and self.mesh.size > 1
         return in_order(per_device) if is_simulated else per_device
@@ -204,7 +204,7 @@ class Forward(abc.ABC):
     def split(self, batch: Batch) -> dict[str, Int[Array, "M b T"]]:
         """Cut this device's rows into microbatches; drop segments if not used.
 
-        Each gets "rows" [M, b, 1] beside its fields: the rows' numbers in the batch.
+        Adds the field "rows" [M, b, 1]: the numbers of the rows in the batch.
         """
         local_rows = batch["tokens"].shape[0]
         rows = collectives.batch_offset(local_rows) + jnp.arange(local_rows)
@@ -216,11 +216,11 @@ class Forward(abc.ABC):
 
     @property
     def _end_specs(self) -> Params:
-        """Specs of all but the blocks: embedding, final norm, head."""
+        """Specs of all parameters outside the blocks: embedding, final norm, head."""
         return {name: spec for name, spec in self.specs.items() if name != "blocks"}
 
     def _bind(self, ends: Params, layers: Params) -> Transformer:
-        """Make the model; only the definition of its blocks is used."""
+        """Make the model, of which only the definition of the blocks is used."""
         return nnx.merge(self.graph, ends | {"blocks": layers})
 
 

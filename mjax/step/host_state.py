@@ -1,20 +1,20 @@
 """Update parameters whose moments are in host memory, piece by piece.
 
 Enters: gradients, parameters, and an optimizer state whose moments are in pinned host
-memory. Leaves: the parameters and the state after the update, each where it was.
+memory. Leaves: the updated parameters and state, each in its original memory.
 
 A piece is one layer of every stage, or one leaf outside the blocks. LAMB and AdamW
-treat each layer independently once the global norm is known, so updating a piece is the
-optimizer of `step.optim` on a smaller tree. The moments of a layer are copied to the
-device while the layer before it is updated. Each leaf is copied back as soon as the
+treat each layer independently once the global norm is known, so the update of a piece
+is the optimizer of `step.optim` on a smaller tree. The moments of a layer are copied to
+the device while the previous layer is updated. Each leaf is copied back as soon as the
 same leaf of the next layer has arrived. The device holds the moments of at most three
-layers: the current one, the next one, and the one that is copied back.
+layers: the current one, the next one, and the one being copied back.
 
 Rejected: one `device_put` of the whole state around the update (MaxText,
-`optimizer_memory_host_offload`), because nothing bounds what is on the device at once;
-and the update on the host (`compute_on`), whose memory is slower than the link.
+`optimizer_memory_host_offload`), because nothing bounds the moments on the device; and
+the update on the host (`compute_on`), whose memory is slower than the link.
 
-All of it runs under jit, outside shard_map, on global arrays.
+Everything runs under jit, outside shard_map, on global arrays.
 """
 
 import dataclasses
@@ -37,10 +37,10 @@ Leaves = list[Array]
 
 
 class Moments(NamedTuple):
-    """Moments of some leaves, named as in Optax."""
+    """Moments of some leaves, with the names of Optax."""
 
     mu: Leaves
-    """Means of gradients."""
+    """Means of the gradients."""
     nu: Leaves
     """Means of their squares."""
 
@@ -72,10 +72,10 @@ class HostUpdate:
         opt_state: Any,
         params: PyTree,
     ) -> tuple[PyTree, Any]:
-        """Return parameters and state after the update, or as before if not accepted.
+        """Return updated parameters and state, or the old ones if not accepted.
 
         Args:
-          accept: [], whether the update is kept.
+          accept: [], whether to keep the update.
           norm: [], as `optim.norm_to_clip` gives it.
           grads: like `params`.
           opt_state: of `optim.build_optimizer`, its moments in host memory.
@@ -87,11 +87,11 @@ class HostUpdate:
         is_stacked = jax.tree.leaves(self.stacked)
         layers = [n for n, stacked in enumerate(is_stacked) if stacked]
         others = [[n] for n, stacked in enumerate(is_stacked) if not stacked]
-        done: list[Array] = [norm, norm]  # to wait for; norm waits for all gradients
+        done: list[Array] = [norm, norm]  # norm is ready after all gradients
         for places in [layers] * bool(layers) + others:
             gradients, values = ([x[n] for n in places] for x in (of_grads, leaves))
             waiting = Moments([mu[n] for n in places], [nu[n] for n in places])
-            # The copy starts once the piece before the last one is done.
+            # The copy starts when the last piece but one is done.
             waiting, _ = lax.optimization_barrier((waiting, done[-2]))
             update = self._update(accept, norm, opt_state, places)
             run = self._layer_by_layer if places is layers else self._at_once
@@ -104,9 +104,9 @@ class HostUpdate:
         return structure.unflatten(leaves), _with_moments(counted, moments)
 
     def bytes_on_device(self, moments: PyTree) -> int:
-        """Return the most bytes of moments that a device holds at once.
+        """Return the maximum bytes of moments that a device holds at once.
 
-        It holds those of the current piece, the next piece, and the piece that is
+        These are the moments of the current piece, the next piece, and the piece being
         copied back.
 
         Args:
@@ -152,7 +152,7 @@ class HostUpdate:
     def _counted(
         self, accept: Bool[Array, ""], norm: Float[Array, ""], opt_state: Any
     ) -> Any:
-        """Return the state with its counts advanced; they belong to no piece."""
+        """Return the state with its counts advanced, which belong to no piece."""
         tx = optim.build_optimizer(
             self.config, num_steps=self.num_steps, stacked=[], decayed=[]
         )
@@ -197,7 +197,7 @@ def _moments_of(opt_state: Any) -> Moments:
 
 
 def _with_moments(opt_state: Any, moments: Moments) -> Any:
-    """Return the state with other moments, which may be any trees."""
+    """Return the state with its moments replaced; they may be any trees."""
     adam = opt_state["adam"]._replace(mu=moments.mu, nu=moments.nu)
     return type(opt_state)(opt_state | {"adam": adam})
 

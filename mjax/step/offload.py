@@ -1,16 +1,17 @@
 """Offload the residuals of layers to host memory, and load them ahead of their use.
 
-Enters: the residual of each layer in the forward pass, its input. Leaves: the same
-array in pinned host memory; in the backward pass, on the device again. While the
-backward pass of layer l runs, the input of layer l - K is copied to the device: K is
-the loading horizon. So a copy has K layers of time. The device holds K inputs, plus the
-one in use and the one that arrives. The last K layers of a model keep their inputs on
-the device if they are outside the loop over layers, since their backward pass is first.
+Enters: the residual of each layer, which is its input. Leaves: the same array in pinned
+host memory, and in the backward pass on the device again. While the backward pass of
+layer l runs, the input of layer l - K is copied to the device, where K is the loading
+horizon. So each copy has the time of K layers. The device holds K inputs, plus the one
+in use and the one that is arriving. The last K layers of a model keep their inputs on
+the device if they are outside the loop over layers, because their backward pass runs
+first.
 
-Rejected: the offload policy of `jax.checkpoint`, which loads an input in the iteration
-that reads it, so that no compute overlaps the copy.
+Rejected: the offload policy of `jax.checkpoint`. It loads an input in the iteration
+that reads it, so no compute overlaps the copy.
 
-All of it runs per device inside shard_map.
+Everything runs per device inside shard_map.
 """
 
 import dataclasses
@@ -23,17 +24,18 @@ from jaxtyping import Array, Int, PyTree
 from mjax.mesh.host_memory import to_device, to_host
 
 Ahead = tuple[PyTree, ...]
-"""Residuals of the next K layers of the backward pass, on the device, in that order."""
+"""Residuals on the device of the next K layers of the backward pass, in its order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offload:
-    """Layers whose inputs are in host memory between forward and backward pass."""
+    """Offload of the inputs of layers to host memory between forward and backward
+    pass."""
 
     num_layers: int
     """L."""
     num_scanned: int
-    """Layers in the loop, the first ones: whole patterns."""
+    """Layers in the loop: the first ones, in whole patterns."""
     period: int
     """Layers of a pattern."""
     horizon: int
@@ -44,9 +46,10 @@ class Offload:
 
         Args:
           kept: arrays on the device.
-          index: of the layer; a plain number after the loop.
+          index: of the layer; a Python int after the loop.
         Returns:
-          the same in host memory; unchanged for the last K layers after the loop.
+          the same in host memory; unchanged if it is one of the last K layers and after
+          the loop.
         """
         if isinstance(index, int) and index >= self.num_layers - self.horizon:
             return kept
@@ -56,7 +59,8 @@ class Offload:
         """Load the residuals of the last K layers, except those after the loop.
 
         Args:
-          scanned: over the pattern, results of `store` as a loop stacks them.
+          scanned: for each place in the pattern, the results of `store`, stacked by the
+            loop.
           rest: what `store` returned for each layer after the loop.
         """
         last = range(self.num_layers - self.horizon, self.num_layers)
@@ -71,16 +75,17 @@ class Offload:
         index: int,
         dy: Array,
     ) -> tuple[PyTree, Ahead]:
-        """Return the residuals of a layer after the loop; load those K layers below.
+        """Return the residuals of a layer after the loop; load those of the layer K
+        below.
 
         Args:
           ahead: from the layer above.
           scanned: as for `start`.
           rest: likewise.
           index: of the layer.
-          dy: gradient of its output; the load starts after it is ready.
+          dy: gradient of its output; the load starts when this is ready.
         """
-        # There is no layer below the first: its input is loaded and not used.
+        # Below the first layer there is none: the first input is loaded again, unused.
         below = max(index - self.horizon, 0)
         loaded = self._load(scanned, rest, below, after=dy)
         return ahead[0], (*ahead[1:], loaded)
@@ -93,7 +98,7 @@ class Offload:
         place: int,
         first: Int[Array, ""],
     ) -> tuple[PyTree, Ahead]:
-        """Do the same for a layer in the loop, whose iterations order the loads.
+        """Do the same for a layer in the loop, where the iterations order the loads.
 
         Args:
           ahead: from the layer above.

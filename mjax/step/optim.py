@@ -1,15 +1,15 @@
-"""Build the optimizer: LAMB or AdamW, schedule, clipping, skip of bad steps.
+"""Build the optimizer: LAMB or AdamW, schedule, clipping, and skipping of bad steps.
 
 Enters: `OptimConfig`, the number of steps, and two trees of booleans: whether each
 parameter is a stack of layers, and whether it is decayed. Leaves: an Optax
 transformation, and pure functions that decide whether a step is accepted.
 
-All of it runs under jit, outside shard_map, on global arrays. So every norm is the norm
-of the whole tensor, however it is sharded.
+Everything runs under jit, outside shard_map, on global arrays. So every norm is the
+norm of the whole tensor, however it is sharded.
 
 Source: You et al. 2020, arXiv:1904.00962, Algorithm 2 (LAMB); Loshchilov and Hutter
-2019, arXiv:1711.05101 (AdamW). The paper leaves two things open: phi is the identity,
-and a zero norm gives a trust ratio of 1, both as in Optax.
+2019, arXiv:1711.05101 (AdamW). The LAMB paper leaves two choices open. As in Optax, phi
+is the identity, and a zero norm gives a trust ratio of 1.
 """
 
 from typing import NamedTuple, cast
@@ -23,14 +23,14 @@ from mjax.config.optim import OptimConfig
 
 
 def check_schedule(config: OptimConfig, num_steps: int) -> None:
-    """Check that the schedule fits into the run.
+    """Check that the learning rate schedule fits into the run.
 
     Args:
       config: its warm-up and decay are checked.
       num_steps: optimizer steps of the whole run.
 
     Raises:
-      ValueError: warm-up, or warm-up and decay together, need more steps.
+      ValueError: the warm-up, or warm-up and decay together, are longer than the run.
     """
     if num_steps < 1:
         raise ValueError(f"--steps must be at least 1, got {num_steps}")
@@ -43,9 +43,9 @@ def check_schedule(config: OptimConfig, num_steps: int) -> None:
     if config.schedule == "wsd" and config.warmup_steps + decay_steps > num_steps:
         raise ValueError(
             f"--optim.warmup-steps must be at most {num_steps - decay_steps}, got "
-            f"{config.warmup_steps}, because --optim.decay-fraction "
-            f"{config.decay_fraction} is the last {decay_steps} of --steps "
-            f"{num_steps} with --optim.schedule wsd; lower one of the two"
+            f"{config.warmup_steps}, because --optim.schedule wsd with "
+            f"--optim.decay-fraction {config.decay_fraction} decays over the last "
+            f"{decay_steps} of --steps {num_steps}; lower one of the two"
         )
 
 
@@ -54,7 +54,7 @@ def _decay_steps(config: OptimConfig, num_steps: int) -> int:
 
 
 def learning_rate(config: OptimConfig, num_steps: int) -> optax.Schedule:
-    """Make the learning rate as a function of the accepted steps before this one.
+    """Return the learning rate as a function of the number of accepted steps so far.
 
     With t = count + 1, the number of this step counted from 1: linear from 0 at t = 0
     to the peak at t = warmup_steps, then by `config.schedule` to final_lr_fraction of
@@ -101,7 +101,7 @@ def learning_rate(config: OptimConfig, num_steps: int) -> optax.Schedule:
 def current_learning_rate(
     opt_state: PyTree, config: OptimConfig, num_steps: int
 ) -> Float[Array, ""]:
-    """Read the rate that the next update of this state will use.
+    """Return the learning rate that the next update of this state will use.
 
     Args:
       opt_state: state of the transformation of `build_optimizer`, before the update.
@@ -118,7 +118,7 @@ def build_optimizer(
     stacked: PyTree[bool],
     decayed: PyTree[bool],
 ) -> optax.GradientTransformationExtraArgs:
-    """Compose clipping, LAMB or AdamW, and the schedule from Optax' pieces.
+    """Compose clipping, LAMB or AdamW, and the schedule from Optax's transformations.
 
     Gradients are clipped by value, then by global norm. Updates are float32 (or wider);
     moments have the dtype and the shape of their parameter. The state is a dict: its
@@ -127,11 +127,11 @@ def build_optimizer(
     given gradients.
 
     Args:
-      config: what to build.
+      config: optimizer, clipping and schedule.
       num_steps: optimizer steps of the whole run.
-      stacked: tree of the parameters; True where a leaf is [L, ...], one entry a layer.
-        LAMB then takes one trust ratio per layer, otherwise one for the leaf.
-      decayed: tree of the parameters; True where weight decay applies.
+      stacked: tree of the parameters; True for a leaf [L, ...] with one entry per
+        layer. LAMB then computes one trust ratio per layer, otherwise one for the leaf.
+      decayed: tree of the parameters; True for leaves with weight decay.
 
     Raises:
       ValueError: the schedule does not fit into num_steps.
@@ -155,12 +155,12 @@ def build_optimizer(
 def norm_to_clip(
     config: OptimConfig, grads: PyTree, norm: Float[Array, ""]
 ) -> Float[Array, ""]:
-    """Return the global norm by which gradients are clipped.
+    """Return the global norm that decides how gradients are clipped.
 
     Args:
       config: what the optimizer was built with.
       grads: of all parameters.
-      norm: their L2 norm, in float32; returned unless values are clipped first.
+      norm: their L2 norm, in float32. It is returned unless values are clipped first.
     """
     if config.clip_value is None:
         return norm
@@ -171,9 +171,9 @@ def norm_to_clip(
 
 
 def _clip_to_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Clip as Optax' clip_by_global_norm does, but let the caller give the norm.
+    """Clip like Optax's clip_by_global_norm, but with a norm that the caller passes.
 
-    An update in pieces sees only a part of the gradients at a time.
+    An update in pieces has only a part of the gradients at a time.
     """
 
     def update(updates, state, params=None, *, norm=None, **extra):
@@ -199,7 +199,7 @@ def _widen(x: Array) -> Array:
 def _compute_in_float32(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Widen the inputs of an update, and return its state in its original dtypes.
+    """Cast the inputs of an update to float32, and its state back to its own dtypes.
 
     Float32 needs no change. With bfloat16 parameters Optax would round the norms and
     the decay, and the moments would change to the dtype of the gradients.
@@ -214,13 +214,12 @@ def _compute_in_float32(
 
 
 def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation:
-    """Map Optax' scale_by_trust_ratio over the layers of each stacked leaf.
+    """Map Optax's scale_by_trust_ratio over the layers of each stacked leaf.
 
-    Optax scales the length of an update instead of the update: the ratio depends on
-    lengths only. Optax takes each norm twice, the second time of a masked tensor, so
-    that it can be differentiated. On sharded tensors that costs two dependent
-    all-reduces a leaf. On lengths it costs none, and one combined all-reduce computes
-    all lengths.
+    The trust ratio depends only on the L2 norms of update and parameter. So this calls
+    Optax on these norms, not on the tensors. Optax computes each norm twice, the second
+    time of a masked tensor to be differentiable. On sharded tensors that takes two
+    dependent all-reduces per leaf. Here one combined all-reduce computes all norms.
     """
     trust_ratio = optax.scale_by_trust_ratio()
 
@@ -243,10 +242,10 @@ def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation
 
 
 class GuardState(NamedTuple):
-    """Statistics of the steps so far, by which the next step is accepted or skipped.
+    """Statistics of the steps so far, which decide whether the next step is accepted.
 
-    A named tuple like the states of Optax: its fields may hold specs or abstract values
-    under jax.tree.map, which the annotations of a dataclass would refuse in tests.
+    A named tuple like the states of Optax. Under jax.tree.map its fields may hold specs
+    or abstract values, which the checked annotations of a dataclass would refuse.
 
     Attributes:
       mean_norm: [], float32, running mean of the accepted steps' gradient norms.
@@ -262,7 +261,7 @@ class GuardState(NamedTuple):
 
 
 def guard_init() -> GuardState:
-    """Make the guard of a run that has taken no step."""
+    """Return the guard of a run before its first step."""
     return GuardState(
         mean_norm=jnp.zeros((), jnp.float32),
         num_accepted=jnp.zeros((), jnp.int32),
@@ -277,22 +276,22 @@ def guard_check(
     loss: Float[Array, ""],
     grad_norm: Float[Array, ""],
 ) -> tuple[Bool[Array, ""], GuardState]:
-    """Decide whether a step is taken, from scalars that every rank holds alike.
+    """Decide whether a step is accepted, from scalars that are equal on all ranks.
 
-    A step is skipped when its loss or its gradient norm is not finite, or when the norm
-    exceeds skip_spike_factor times the mean over the accepted steps before it. This is
-    the arithmetic mean for the first 1 / (1 - spike_mean_decay) steps, and an
+    A step is skipped if its loss or its gradient norm is not finite, or if the norm
+    exceeds skip_spike_factor times the mean norm of the accepted steps before it. The
+    mean is arithmetic over the first 1 / (1 - spike_mean_decay) steps, and an
     exponential moving average after them.
 
     Args:
-      config: when a norm is a spike.
+      config: the rule for a spike.
       guard: the guard before this step.
       loss: [], of this step.
       grad_norm: [], global L2 norm of this step's gradients, before any clipping.
 
     Returns:
-      accept: [], whether the update is to be kept.
-      guard: the guard after this step; a skipped one only moves its counters.
+      accept: [], whether to keep the update.
+      guard: the guard after this step; a skipped step changes only the counters.
     """
     accept = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
     if config.skip_spike_factor is not None:
@@ -312,7 +311,7 @@ def guard_check(
 
 
 def select(accept: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """Take the new tree when the step is accepted, else the old one, bit for bit.
+    """Return the new tree if the step is accepted, else the old one, bit for bit.
 
     Args:
       accept: [], from `guard_check`.

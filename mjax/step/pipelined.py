@@ -1,15 +1,15 @@
 """Loss, gradients and logits of a batch, computed by a pipeline of stages.
 
-`Pipelined` has the signature of `mjax.step.plain.Plain`, and its results. It tells
-the executor (`mjax.pipeline.run`) what a Transformer does before the first chunk, in a
-chunk and after the last one.
+`Pipelined` has the signature of `mjax.step.plain.Plain`, and its results. It describes
+a Transformer to the executor (`mjax.pipeline.run`): the embedding, a virtual stage, and
+the head with the loss.
 
-In training the weights of the blocks are cast and joined once a step, before they are
+In training the weights of the blocks are cast and joined once per step, before they are
 gathered over dp_shard. So the pipeline gathers the joined matrices, and reduces their
 gradients, in pieces. At the end the reduced gradients are separated. If dp_shard does
-not divide the model's width, `mesh.rules.param_spec` splits other dims of the weights,
-and parts of those cannot be joined. Then all weights are gathered before they are
-joined, and the gradients are all-reduced.
+not divide the model width, `mesh.rules.param_spec` splits other dims of the weights,
+and the parts cannot be joined. Then all weights are gathered before they are joined,
+and the gradients are all-reduced.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ from mjax.step.stamps import Log, Place, mark
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pipelined(Forward):
-    """Each stage runs its chunks of the layers; microbatches go through all stages."""
+    """Each stage runs its virtual stages; microbatches go through all stages."""
 
     pipeline: Pipeline
 
@@ -48,8 +48,8 @@ class Pipelined(Forward):
         stored = _by_use(params)
         model = self._bind({**stored.embedding, **stored.head}, stored.chunks)
         joins_parts = self._joins_parts(model)
-        assert joins_parts  # otherwise refused by config.sizes
-        # The first layer of the first chunk is in the first slot.
+        assert joins_parts  # config.sizes refuses other values
+        # The first layer of the first virtual stage is in the first slot.
         first_slot = jax.tree.map(lambda w: w[:1].astype(self.compute), stored.chunks)
         joined = jax.tree.map(lambda w: w[None], model.blocks.join(first_slot))
         others = self._by_chunk(model.blocks.others(stored.chunks))
@@ -98,7 +98,7 @@ class Pipelined(Forward):
             joined, others = self._by_slot(grads.chunks)
             weights = block.separate(joined, parts)
             specs = block.weights(self.specs["blocks"])
-            # Sums the gradients of key/value heads that tp does not split.
+            # Sums over tp the gradients of key/value heads that tp does not split.
             weights = zero.reduce_over((TP,), weights, specs)
             if not joins_parts:
                 weights = zero.own_parts(weights, specs)
@@ -131,7 +131,7 @@ class Pipelined(Forward):
     def _forward(
         self, params: Params, head: Any, microbatches: run.Microbatches
     ) -> Array:
-        """Run the stored parameters forward, gathered at once."""
+        """Run forward with all stored parameters gathered at once."""
         params = jax.tree.map(collectives.vary, params)
         whole = zero.gather(params, self.specs, self.compute)
         weights = _by_use(whole)
@@ -148,7 +148,7 @@ class Pipelined(Forward):
     def _model(
         self, ends: Params, blocks: Params, key: Array | None, head: Any
     ) -> run.Model:
-        """Return the Transformer as a pipeline model; without a key, no dropout."""
+        """Return the Transformer as a pipeline model; no dropout without a key."""
         first_layer = jnp.asarray(self.pipeline.partition.first_layer)
         num_layers = jnp.asarray(self.pipeline.partition.layers_per_chunk)
         is_even = len(set(self.pipeline.partition.layers_per_chunk)) == 1
@@ -195,7 +195,8 @@ class Pipelined(Forward):
         )
 
     def _joins_parts(self, model: Transformer) -> bool:
-        """Say whether this device's parts join: `SHARDS` must split the model width."""
+        """Return whether this device's parts can be joined: `SHARDS` must split the
+        model width."""
         num_shards = math.prod(self.mesh.shape[axis] for axis in SHARDS)
         return self.level == 0 or model.config.d_model % num_shards == 0
 
@@ -229,14 +230,14 @@ class Pipelined(Forward):
 
 
 def _by_use(params: Any) -> run.Weights:
-    """Divide parameters, or a tree like them, by where a pipeline uses them."""
+    """Divide parameters, or a tree like them, into blocks, embedding and head."""
     head = {n: p for n, p in params.items() if n not in ("blocks", "embed")}
     embedding = {"embed": params["embed"]}
     return run.Weights(chunks=params["blocks"], embedding=embedding, head=head)
 
 
 def _layers(held: run.Held) -> list[JoinedParams]:
-    """Return the parameters of each layer of a chunk."""
+    """Return the parameters of each layer of a virtual stage."""
     return [
         JoinedParams(
             {name: Joined(w, totals[name]) for name, w in joined.items()},

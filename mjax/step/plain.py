@@ -1,8 +1,8 @@
 """Loss, gradients and logits of a batch, with all layers on every device.
 
-Enters and leaves: as in `mjax.step.forward`, per device. Parameters are gathered as the
-ZeRO level says, and every microbatch adds to the gradients. Levels 0 to 2 reduce them
-once a step; level 3 also reduces them within dp_shard in every microbatch.
+Enters and leaves: as in `mjax.step.forward`, per device. The ZeRO level decides when
+parameters are gathered. Every microbatch adds to the gradients. Levels 0 to 2 reduce
+them once per step; level 3 also reduces them within dp_shard in every microbatch.
 `mjax.step.prefetch` runs the layers.
 """
 
@@ -27,11 +27,11 @@ class _First(NamedTuple):
 
     embed: Params
     layer: Params
-    """Of the first layer, leaves [1, ...]."""
+    """Weights of the first layer, leaves [1, ...]."""
 
 
 class _Sum(NamedTuple):
-    """Gradients of the microbatches so far, as `zero.summand` makes them."""
+    """Gradients of the microbatches so far, as `zero.summand` returns them."""
 
     ends: Params
     blocks: Params
@@ -77,7 +77,7 @@ class Plain(Forward):
             first: _First | None = None,
         ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
             rows = jax.tree.map(lambda x: x[index], micro)
-            # Microbatches run one after the other and never overlap.
+            # Microbatches run one after the other, without overlap.
             rows, so_far = jax.lax.optimization_barrier((rows, so_far))
             return self._microbatch(
                 weights, ends, so_far, rows, key, scale, finish=last, first=first
@@ -184,7 +184,7 @@ class Plain(Forward):
     def _evaluate(
         self, weights: Weights, ends: Params, micro: Batch
     ) -> tuple[Transformer, Float[Array, "B t D"]]:
-        """Return the bound model, and the output of the last block; no dropout."""
+        """Return the bound model and the output of the last block, without dropout."""
         whole = self._whole(ends) if self.level == 3 else ends
         model = self._bind(whole, weights.stacked)
         x = model.start(micro["tokens"], micro["positions"])
@@ -196,9 +196,9 @@ class Plain(Forward):
     ) -> tuple[Weights, Params]:
         """Return the weights of the blocks, and those of the embedding and head.
 
-        Levels 0 to 2 return the embedding and head gathered. They return the blocks
-        gathered too if the caller asks for it or there is nothing to gather. Level 3
-        returns this device's parts.
+        At levels 0 to 2 the embedding and head are gathered. The blocks are gathered
+        too if the caller asks for it, or if they are not sharded. At level 3 all are
+        this device's parts.
         """
         params = jax.tree.map(collectives.vary, params)
         ends = {name: p for name, p in params.items() if name != "blocks"}

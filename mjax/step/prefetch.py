@@ -1,11 +1,11 @@
 """Run layers; gather weights one layer ahead and reduce gradients one layer behind.
 
-Enters: the layers, their stacked parameters, the input of the first. Leaves: the output
-of the last; in the backward pass, the reduced gradients. With data parallelism a
-layer's weights are gathered while the layer before it computes, and its gradients are
-reduced while the next layer of the backward pass computes. Within an iteration of the
-loop over layers, communication does not depend on compute, so the compiler can overlap
-them. Only the first gather and the last reduction are exposed.
+Enters: the layers, their stacked parameters, and the input of the first layer. Leaves:
+the output of the last layer; in the backward pass, the reduced gradients. With data
+parallelism a layer's weights are gathered while the layer before it computes, and its
+gradients are reduced while the next layer of the backward pass computes. Within an
+iteration of the loop over layers, communication does not depend on compute, so the
+compiler can overlap them. Only the first gather and the last reduction are exposed.
 
 Levels 1 and 2 (`mesh.zero`) gather weights in the forward pass of the first microbatch,
 and keep the gathered weights of all layers. Level 3 gathers them in every pass. It
@@ -17,7 +17,7 @@ level 3 gathered, and reduce a gradient in the iteration that computes it.
 Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.2; Zhao et al. 2023
 (PyTorch FSDP), arXiv:2304.11277, section 3.3.2.
 
-All of it runs per device inside shard_map.
+Everything runs per device inside shard_map.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ from mjax.vjp import SplitVJP, row_major, zeros_of
 
 Index = stacks.Index
 Hop = Callable[[PyTree, PyTree, Index], PyTree]
-"""(gradients of a layer, sum of the microbatches before or None, its index)."""
+"""(gradients of a layer, sum over the earlier microbatches or None, its index)."""
 Places = Callable[[int, Index], SplitVJP]
 """(place in the pattern, index) -> that kind of layer, in the loop or after it."""
 
@@ -51,7 +51,7 @@ class Weights(NamedTuple):
     """Parameters of all layers, leaves [L, ...]."""
 
     stacked: PyTree
-    """This device's parts, as stored; or gathered weights, whole over all shards."""
+    """This device's parts, as stored, or the gathered weights."""
     is_stored: bool
 
 
@@ -59,12 +59,12 @@ class Kept(NamedTuple):
     """Residuals of the forward pass, which the backward pass of the layers reads."""
 
     scanned: PyTree
-    """Of the layers in the loop: a tuple over the pattern, leaves [patterns, ...];
-    in host memory with an offload."""
+    """Residuals of the layers in the loop: a tuple over the pattern, leaves
+    [patterns, ...]; in host memory with an offload."""
     rest: tuple[PyTree, ...]
-    """Of each layer after the loop."""
+    """Residuals of each layer after the loop."""
     last: PyTree
-    """Weights of the last layer, where the others are gathered again, or None."""
+    """Weights of the last layer if the others are gathered again, otherwise None."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,15 +87,16 @@ class OverlappedLayers:
     reduce: DTypeLike
     """Dtype of the reduced gradients."""
     horizon: int | None
-    """How many layers ahead inputs are loaded from host memory; None: they stay on the
+    """How many layers ahead inputs are loaded from host memory; None keeps them on the
     device."""
 
     @property
     def num_scanned(self) -> int:
         """Layers in the loop: whole patterns.
 
-        With data parallelism the last layers run after the loop: the last one gathers
-        nothing, and every hop has gradients once the backward pass enters the loop.
+        With data parallelism the last layers run after the loop, because the last one
+        gathers nothing. Then every hop has gradients when the backward pass enters the
+        loop.
         """
         num_left = len(self._hops(finish=True))
         num_layers = max(self.num_layers - num_left, 0)
@@ -104,7 +105,7 @@ class OverlappedLayers:
     def places(self, x: Array, weights: Weights) -> Places:
         """Return each kind of layer with its backward pass.
 
-        A kind is traced at its first use. This takes about as long as to trace either
+        A kind is traced at its first use. This takes about as long as tracing either
         pass, so both passes share the result.
 
         Args:
@@ -135,10 +136,10 @@ class OverlappedLayers:
 
         Args:
           x: [B, t, D], input of the first.
-          weights: stored ones are gathered, each layer's one layer ahead.
-          places: of these layers, if a backward pass follows. None: `Kept` is empty.
+          weights: stored weights are gathered here, one layer ahead.
+          places: of these layers, if a backward pass follows; None keeps no residuals.
           first: the weights of the first layer, if `gather_first_layer` has gathered
-            them; None: they are gathered here.
+            them; None gathers them here.
         Returns:
           the output of the last layer; the weights for the next pass (at levels 1 and 2
           gathered); the residuals.
@@ -203,7 +204,7 @@ class OverlappedLayers:
         *,
         finish: bool,
     ) -> tuple[Array, PyTree]:
-        """Go back through all layers.
+        """Run the backward pass of all layers.
 
         Args:
           dy: gradient of the last layer's output.
@@ -212,7 +213,7 @@ class OverlappedLayers:
           total: sum of the gradients of the microbatches so far, leaves [L, ...] as
             `zero.summand` makes them; None before the first microbatch.
           places: the argument of `forward`.
-          finish: reduce the sum over data parallelism: this is the last microbatch.
+          finish: this is the last microbatch: reduce the sum over data parallelism.
         Returns:
           gradient of the first layer's input; the sum including this microbatch,
           reduced if `finish`.
@@ -222,14 +223,15 @@ class OverlappedLayers:
 
         def so_far(out: PyTree) -> PyTree:
             # Read the sum from the array that is written. A loop that read `total` and
-            # wrote to another array would keep both.
+            # wrote to another array would keep both arrays.
             return out if total is not None and not finish else total
 
         def layer(carry: Any, place: int, kept: PyTree, index: Index) -> Any:
             dy, ahead, moving, out = carry
             params = self._at(weights, index) if ahead is None else ahead
             if ahead is not None:
-                # There is no layer before the first: the first is gathered, not used.
+                # Before the first layer there is none: the first is gathered again,
+                # unused.
                 ahead = self._at(weights, jnp.maximum(index - 1, 0))
             moving, out = _move(hops, moving, so_far(out), out, index)
             one = places(place, index)
@@ -287,7 +289,7 @@ class OverlappedLayers:
     def _at(
         self, weights: Weights, index: Index, gathered: PyTree | None = None
     ) -> PyTree:
-        """Return the weights of one layer, in the dtype of the compute."""
+        """Return the weights of one layer, in the compute dtype."""
         one = stacks.get(weights.stacked, index)
         if weights.is_stored:
             one = zero.gather(one, self.specs, self.compute, gathered)
@@ -296,8 +298,9 @@ class OverlappedLayers:
     def _hops(self, *, finish: bool) -> list[Hop]:
         """Return the reduction hops of a layer's gradients, one per loop iteration.
 
-        The two hops of HSDP are in different iterations: the second needs the result of
-        the first. So are the steps of a reduce-scatter, inside nodes and between them.
+        The two hops of HSDP are in different iterations, because the second needs the
+        result of the first. The same holds for the two steps of a hierarchical
+        reduce-scatter, inside nodes and between them.
         """
         level = self.level
         two_steps = level > 1 and lax.axis_size(DP_NODE) > 1 < lax.axis_size(DP_SHARD)
@@ -377,7 +380,7 @@ class OverlappedLayers:
         return zero.reduce_over(DP, part, self._gradient_specs)
 
     def _empty_sum(self, weights: Weights, *, finish: bool) -> PyTree:
-        """Make zeros [L, ...] of the type of the sum, or of the reduced sum."""
+        """Make zeros [L, ...] with the type of the sum, or of the reduced sum."""
 
         def one() -> PyTree:
             part = self._added(self.trained.of(self._at(weights, 0)), None, 0)
@@ -407,14 +410,14 @@ class OverlappedLayers:
         return jnp.arange(0, self.num_scanned, self._period)
 
     def _loop(self, *, reverse: bool = False) -> str:
-        """Name the loop over the patterns."""
+        """Return the scope of the loop over the patterns."""
         firsts = range(0, self.num_scanned, self._period)
         firsts = firsts[::-1] if reverse else firsts
         return scopes.loop("layers", firsts.start, len(firsts), step=firsts.step)
 
     def _context(self, index: Index) -> tuple[Array, PyTree]:
-        """Return what a layer reads beside its input and its weights."""
-        # Plain numbers become arrays too: jax would keep them as constants.
+        """Return the arguments of a layer besides its input and its weights."""
+        # Python numbers become arrays too, since jax would make them constants.
         number = jnp.zeros((), jnp.int32) + self.pattern.first_layer + index
         return number, self.pattern.context
 
@@ -424,7 +427,7 @@ class OverlappedLayers:
 
 
 def gather_first_layer(stacked: PyTree, specs: PyTree, dtype: DTypeLike) -> PyTree:
-    """Gather what `OverlappedLayers.forward` needs first.
+    """Gather the first layer's weights, which `OverlappedLayers.forward` needs first.
 
     Args:
       stacked: stored parameters of all layers, leaves [L, ...].
@@ -443,13 +446,13 @@ def _move(
     out: PyTree,
     index: Index,
 ) -> tuple[tuple[PyTree, ...], PyTree]:
-    """Do one hop for each layer whose gradients are being reduced.
+    """Run one hop for each layer whose gradients are being reduced.
 
     Args:
-      hops: in their order.
-      moving: before hop k the gradients of layer index + 1 + k, or None.
-      total: sum of the microbatches before, or None.
-      out: receives the gradients that have done all hops.
+      hops: in order.
+      moving: entry k has the gradients of layer index + 1 + k before hop k, or None.
+      total: sum of the earlier microbatches, or None.
+      out: receives the gradients after all hops.
       index: of the layer whose backward pass overlaps the hops.
     Returns:
       `moving` for the next layer, its first entry None and still to be set; and `out`.

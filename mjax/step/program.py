@@ -65,66 +65,69 @@ BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
 
 @runtime_checkable
 class Jitted[**P, R](Protocol):
-    """A function that jax has jitted, with its signature."""
+    """A jitted function with its signature."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run it."""
         ...
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """Lower it for arguments, or for their types."""
+        """Lower it for arguments or for their types."""
         ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """The compiled-once functions of a run, and where their arguments live."""
+    """The functions of a run, each compiled once, and the shardings of their
+    arguments."""
 
     mesh: Mesh | AbstractMesh
     xla_options: Chosen
-    """What the functions on a batch are compiled with."""
+    """Compiler options of the functions on a batch."""
     pipeline: Pipeline | None
-    """The pipeline that the step follows; None: all layers are on each device."""
+    """The pipeline of the step; None if every device has all layers."""
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
     on_host: TrainState
     """True for each leaf of the state that is in pinned host memory between steps."""
     host_update: HostUpdate | None
-    """The update, if the moments are in host memory; None: they are on the devices."""
+    """The update, if the moments are in host memory; None if they are on the
+    devices."""
     trained: Trained
-    """Parameters that have gradients and a state of the optimizer."""
+    """The parameters that have gradients and optimizer state."""
     abstract_saved: TrainState
-    """The same of its canonical form, which checkpoints hold; see `state.saved_form`.
+    """The same for the canonical form, which checkpoints hold; see `state.saved_form`.
     """
     abstract_batch: dict[str, jax.ShapeDtypeStruct]
     """Shapes, dtypes and shardings of a batch."""
     batch_sharding: NamedSharding
-    """Of `[B, T]` arrays: rows over dp, the sequence whole."""
+    """Sharding of `[B, T]` arrays: rows over dp, the sequence not split."""
     init: Callable[[], TrainState]
-    """Make the state of step 0, born sharded: no device holds a full copy."""
+    """Make the sharded state of step 0. No device ever holds a full copy."""
     to_saved: Callable[[TrainState], TrainState]
-    """Convert a state to canonical form, unless it is in it already; jitted."""
+    """Convert a state to canonical form, unless it already has it; jitted."""
     from_saved: Callable[[TrainState], TrainState]
     """The inverse of `to_saved`."""
     gradients: Jitted[[Params, Array, Array, Batch], Gradients]
-    """Of (params, rng, step, batch); the same with and without a pipeline."""
+    """(params, rng, step, batch) -> loss, targets and gradients, with or without a
+    pipeline."""
     is_finite: Jitted[[TrainState], Bool[Array, ""]]
-    """Whether no float of a state is NaN or infinite."""
+    """Return whether all floats of a state are finite."""
     find_corruption: Callable[[TrainState], Corruption | None] | None
-    """Compares the replicas of a state; None where there is one only."""
+    """Compares the replicas of a state; None if there is only one."""
     gather_first: Callable[[Params], First] | None
-    """Gathers the parameters of a state that a step uses first; jitted, or compiled.
-    None: the step gathers all its weights."""
+    """Gathers the parameters of a state that a step uses first; jitted or compiled.
+    None if the step gathers all its weights."""
     abstract_first: First | None
-    """Shapes, dtypes and shardings of what it returns."""
+    """Shapes, dtypes and shardings of its result."""
     train_step: Callable[..., tuple[TrainState, Metrics]]
-    """(state, batch) -> (state, metrics); jitted, or compiled; donates the state. With
-    `gather_first`, (state, batch, first)."""
+    """(state, batch) -> (state, metrics); jitted or compiled; donates the state. With
+    `gather_first`, the arguments are (state, batch, first)."""
     eval_step: Jitted[[Params, Batch], Metrics]
     """(params, batch) -> summed nats `nll` and number of targets `tokens`."""
     next_token_logits: Jitted[[Params, ArrayLike, ArrayLike], Float[Array, "B V"]]
-    """(params, tokens [B, T], length) -> float32 [B, V]: logits of the token after
-    the first `length` ones; B is a multiple of dp."""
+    """(params, tokens [B, T], length) -> float32 [B, V]: logits of the token after the
+    first `length` tokens; B is a multiple of dp."""
 
     @property
     def abstract_args(self) -> tuple[Any, ...]:
@@ -133,7 +136,7 @@ class Program:
         return self.abstract_state, self.abstract_batch, *first
 
     def trace(self) -> jax.stages.Traced:
-        """Trace the training step, which is not compiled yet."""
+        """Trace the training step; do not compile it."""
         step = cast(jax.stages.Wrapped, self.train_step)
         return step.trace(*self.abstract_args)
 
@@ -158,33 +161,34 @@ def build_program(
     frozen_dtype: DTypeLike = jnp.float32,
     gather_first: bool = False,
 ) -> Program:
-    """Build the run's functions; compile nothing and take no memory.
+    """Build the run's functions; compile nothing and allocate nothing.
 
     Args:
       model: the architecture.
       optimizer: the optimizer and its schedule.
       batch: global batch and microbatches.
       precision: dtypes.
-      combine: bytes of combined collectives; None chooses all.
+      combine: size limits of combined collectives; None chooses them.
       seq_len: T.
       num_steps: steps of the whole run, for the schedule.
       seed: of initialisation and dropout.
       zero_level: 0 to 3, see `mesh.zero`.
-      isolate_documents: attention stays inside the segments of a row. False ignores the
+      isolate_documents: restrict attention to the segments of a row. False ignores the
         segments of a batch, which more backends support.
       mesh: with all axes of `mesh.axes.AXES`.
-      pipeline: of the mesh's stages; None uses the defaults.
+      pipeline: settings of the pipeline; None uses the defaults.
       tp_chunks: chunks of the sequence in tensor-parallel communication, as
         `mesh.axes.tp_chunks` returns.
-      stamps: the metrics of a step have `stamps`, the times at which each device
-        reached the places of `step.stamps`: int32 [devices, rows, 2].
-      adapters: of the blocks; only they are trained. None trains all parameters.
+      stamps: add to the metrics of a step `stamps`, int32 [devices, rows, 2]: the times
+        at which each device reached the places of `step.stamps`.
+      adapters: of the blocks. With adapters only they are trained; None trains all
+        parameters.
       frozen_dtype: dtype of stored parameters that are not trained.
       gather_first: gather the weights that a step uses first in a separate call, which
         does not need the batch.
     Raises:
       ValueError: the pipeline does not fit, the GPUs have no FP8 matmuls, or the
-        devices do not reach pinned host memory.
+        devices cannot access pinned host memory.
       NotImplementedError: adapters in a pipeline.
     """
     in_fp8 = precision.matmul == "fp8"
@@ -207,8 +211,8 @@ def build_program(
     is_pipeline = sizes.pp * partition.num_chunks > 1
     if is_pipeline and adapters is not None:
         raise NotImplementedError(
-            f"adapters need one stage and one chunk, got a mesh of {sizes.pp} stages "
-            f"with {partition.num_chunks} chunks each"
+            f"adapters need one stage with one virtual stage, got {sizes.pp} stages "
+            f"with {partition.num_chunks} virtual stages each"
         )
     trained = Trained(adapters_only=adapters is not None)
     graph, abstract = abstract_params(model, partition, tp_chunks, adapters, in_fp8)
@@ -332,7 +336,7 @@ def _thresholds(
     """Choose what XLA combines: as the user sets it, or by the weights of one layer."""
 
     def weight(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> Weight:
-        size = math.prod(leaf.shape[1:])  # the first dim is that of the layers
+        size = math.prod(leaf.shape[1:])  # the first dim is the layers
         split = 1 if dim_of(spec, TP) is None else sizes.tp
         return Weight(size=size // split, is_matrix=leaf.ndim > 2)
 
@@ -366,14 +370,14 @@ def _metric_shardings(
 def _make_is_finite(
     shardings: TrainState, mesh: Mesh | AbstractMesh
 ) -> Callable[[TrainState], Bool[Array, ""]]:
-    """Check every float on the device that holds it; one all-reduce of one number."""
+    """Check every float on its device; one all-reduce of one number."""
 
     def num_bad(state: TrainState) -> Array:  # per device
         leaves = jax.tree.leaves(state)
         leaves = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         num = jnp.zeros((), jnp.int32)
         for x in leaves:
-            if is_on_host(x):  # one leaf at a time on the device
+            if is_on_host(x):  # one leaf at a time is on the device
                 x, num = jax.lax.optimization_barrier((x, num))
             num += jnp.any(~jnp.isfinite(to_device(x))).astype(jnp.int32)
         return sum_over_mesh(num)
@@ -407,7 +411,7 @@ def _make_train_step(
     def train_step(
         state: TrainState, batch: Batch, first: First | None = None
     ) -> tuple[TrainState, Metrics]:
-        # For described devices jax drops the memory kind, so it is repeated here.
+        # jax drops the memory kind of described devices, so it is repeated here.
         state = jax.tree.map(lambda x, is_: to_host(x) if is_ else x, state, on_host)
         loss, tokens, grads, log = forward.gradients_and_log(
             state.params, state.rng, state.step, batch, first
@@ -418,7 +422,7 @@ def _make_train_step(
             )
         with jax.named_scope(scopes.phase("optimizer")):
             accept, guard = optim.guard_check(config, state.guard, loss, grad_norm)
-            # Mark all outputs of one kernel: marking a part would split the kernel.
+            # Mark all outputs of one kernel: marking only some would split the kernel.
             scalars = grad_norm, accept, guard
             log, scalars = mark_global(log, scalars, Place.NORM, forward.mesh)
             grad_norm, accept, guard = scalars

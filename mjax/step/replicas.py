@@ -1,9 +1,9 @@
-"""Silent data corruption: find replicas that should hold the same bits, and do not.
+"""Detect silent data corruption: replicas of a state whose bits differ.
 
-Enters: a state. Leaves: the processes whose devices hold other bits than the devices at
-the same place of the other replicas. Each device hashes its own shards; only hashes are
-sent. Source: ByteRobust, arXiv:2509.16293, whose machines with silent corruption
-were found by replaying steps; here replicas of the run itself are compared.
+Enters: a state. Leaves: the processes with devices whose bits differ from those of the
+same shard in the other replicas. Each device hashes its own shards; only hashes are
+sent. Source: ByteRobust, arXiv:2509.16293, which finds machines with silent corruption
+by replaying steps. Differs: the replicas of the run itself are compared.
 """
 
 import dataclasses
@@ -22,29 +22,30 @@ from mjax.mesh.collectives import vary
 from mjax.mesh.host_memory import is_on_host, to_device
 
 _REPLICA = AXES.index(DP_REPLICATE)
-# Odd numbers: a changed bit of one element always changes the sum.
+# Odd factors: a changed bit of one element always changes the sum.
 _PLACE, _MIX, _LEAF = 0x9E3779B9, 0x85EBCA6B, 0x01000193
 
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """Devices that hold other bits than they should."""
+    """Devices whose bits differ between replicas."""
 
     processes: tuple[int, ...]
-    """Processes of these devices; of all that disagree, if there is no majority."""
+    """Processes of the wrong devices, or of all that disagree if there is no
+    majority."""
     is_sure: bool
-    """Whether most replicas agree, so that the others are wrong."""
+    """Whether most replicas agree, so the others are wrong."""
 
 
 def make_find_corruption(
     shardings: Any, mesh: Mesh | AbstractMesh
 ) -> Callable[[Any], Corruption | None] | None:
-    """Return a function that compares the replicas of a state; None for one replica.
+    """Return a function that compares the replicas of a state; None with one replica.
 
     Every process gets the same result. It costs one all-gather of a number per device.
 
     Args:
-      shardings: of the state; nothing of it is sharded over `dp_replicate`.
+      shardings: of the state; no leaf is sharded over `dp_replicate`.
       mesh: with all axes.
     """
     if mesh.shape[DP_REPLICATE] < 2:
@@ -69,10 +70,10 @@ def make_find_corruption(
 def judge(
     hashes: UInt32[np.ndarray, "pp r n s tp"], processes: np.ndarray
 ) -> Corruption | None:
-    """Name the processes whose devices differ; None if none does.
+    """Return the processes whose devices differ; None if all agree.
 
     Args:
-      hashes: of each device, at its place in the mesh.
+      hashes: of each device, laid out as the mesh.
       processes: of the devices.
     """
     num_replicas = hashes.shape[_REPLICA]
@@ -105,7 +106,7 @@ def _gathered_hash(state: Any) -> UInt32[Array, "pp r n s tp"]:
 
 
 def _hash(leaf: Array) -> UInt32[Array, ""]:
-    """Sum the bits of an array, each element mixed with its place."""
+    """Sum the bits of an array, each element mixed with its position."""
     width = leaf.dtype.itemsize * 8
     bits = lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
     places = jnp.arange(leaf.size, dtype=jnp.uint32).reshape(leaf.shape)

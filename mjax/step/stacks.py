@@ -1,7 +1,7 @@
-"""Make, read and write the stacks of a loop over layers.
+"""Create, read and write the stacks of a loop over layers.
 
-Enters and leaves: trees whose leaves are [n, ...], an entry for each layer or
-iteration. All of it runs per device inside shard_map.
+Enters and leaves: trees with leaves [n, ...], one entry per layer or iteration.
+Everything runs per device inside shard_map.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ Index = int | Int[Array, ""]
 
 
 def scan(body: Any, carry: PyTree, xs: Array) -> tuple[PyTree, PyTree]:
-    """Scan, as lax.scan does, into stacks that are not initialised.
+    """Scan like lax.scan, with stacks that are not initialised.
 
     lax.scan fills each stack with zeros before the loop overwrites it. XLA fills one
     array and copies it for each stack of the same shape, which takes 2 to 5% of a step
@@ -25,7 +25,7 @@ def scan(body: Any, carry: PyTree, xs: Array) -> tuple[PyTree, PyTree]:
 
     Args:
       body: (carry, x) -> (carry, y).
-      carry: at the start.
+      carry: the initial carry.
       xs: [n], n at least 1.
     """
 
@@ -48,7 +48,7 @@ def _empty(like: Any, num: int) -> Array:
 
 
 def stack_of(one: PyTree, num: int) -> PyTree:
-    """Make zeros [num, ...], with room for `num` entries like `one`."""
+    """Make zeros [num, ...], for `num` entries like `one`."""
     return jax.tree.map(lambda t: zeros_of(jax.typeof(t), num), one)
 
 

@@ -1,7 +1,7 @@
-"""Places of a step whose times a device writes, and the log that holds them.
+"""Places of a step at which a device records the time, and the log of these times.
 
-The step carries the log like the gradients; it is None if stamps are off. It has space
-for every row of a step. The rows are in the order of the places.
+The step carries the log like the gradients; it is None if stamps are off. The log has
+space for all rows of a step, in the order of the places.
 """
 
 import enum
@@ -22,25 +22,26 @@ LOG_SPEC = PartitionSpec(AXES)
 
 
 class Place(enum.IntEnum):
-    """The work that is complete when a row is written; the tag of the row."""
+    """The work that is complete when a row is written. The value is the tag of the
+    row."""
 
     BEGIN = 0
-    """Nothing: the batch is there."""
+    """No work: the batch has arrived."""
     FORWARD = 1
     """The forward pass of a microbatch, its loss, and the gradient of the loss."""
     BACKWARD = 2
-    """The backward pass of the layers for a microbatch; in a pipeline, for all."""
+    """The backward pass of the layers for one microbatch; in a pipeline, for all."""
     TICK = 3
-    """The ticks of a pipeline before this one: a tick begins."""
+    """All earlier ticks of a pipeline: a tick begins."""
     NORM = 4
-    """The norm of the gradients of all devices."""
+    """The global gradient norm."""
 
 
 def writes_stamps(wanted: bool | None, mesh: Mesh | AbstractMesh) -> bool:
-    """Say whether the devices of a mesh write stamps.
+    """Return whether the devices of a mesh write stamps.
 
     Args:
-      wanted: whether the user asks for stamps; None: on GPUs that can write them.
+      wanted: the user's setting; None writes them on GPUs that can.
       mesh: of the devices.
     Raises:
       NotImplementedError: `wanted` is true, and these devices cannot write stamps.
@@ -55,7 +56,7 @@ def writes_stamps(wanted: bool | None, mesh: Mesh | AbstractMesh) -> bool:
 
 
 def begin(num_rows: int, values: PyTree) -> tuple[Log, PyTree]:
-    """Make a log whose first row is BEGIN."""
+    """Create a log whose first row is BEGIN."""
     return stamp.begin(num_rows, values, Place.BEGIN)
 
 
@@ -70,7 +71,7 @@ def mark_smallest(log: Log, place: Place, *trees: PyTree) -> tuple[Any, ...]:
     """Append a row when the smallest array of each tree is ready.
 
     Use it for trees whose arrays become ready together, from a loop or a backward pass.
-    Waiting for a transfer to another device would leave less work to overlap with it.
+    Do not pass the result of a transfer: waiting for it leaves less work to overlap.
 
     Returns:
       the log, and the trees.
@@ -96,12 +97,12 @@ def _smallest(leaves: list[Array]) -> int:
 def mark_global(
     log: Log, values: PyTree, place: Place, mesh: Mesh | AbstractMesh
 ) -> tuple[Log, PyTree]:
-    """Append a row on every device, outside of shard_map.
+    """Append a row on every device, outside shard_map.
 
     Args:
       log: of all devices.
       values: the same on all devices.
-      place: what has been done.
+      place: the completed work.
       mesh: of the devices.
     """
     if log is None:

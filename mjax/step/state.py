@@ -1,10 +1,10 @@
-"""The training state: how it is initialised sharded, how a run stores it, how it is
-saved.
+"""The training state: its sharded initialisation, its layout in a run and in
+checkpoints.
 
-A run stores the layers in the slots of its `pipeline.partition`; each stage holds its
-own. A checkpoint holds the *canonical form*: the layers in their order, without empty
-slots. So it restores onto any number of stages and chunks. Without a pipeline the two
-forms are the same.
+A run stores the layers in the slots of its `pipeline.partition`, and each stage holds
+its own slots. A checkpoint holds the *canonical form*: the layers in order, without
+empty slots. So it can be restored with any number of stages and virtual stages. Without
+a pipeline the two forms are the same.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class TrainState:
     step: Any
     """int32 scalar: optimizer steps taken, skipped ones included."""
     rng: Any
-    """uint32 [2]: data of the key from which dropout masks are drawn."""
+    """uint32 [2]: data of the key for dropout masks."""
     params: Params
     """Stored (master) parameters; those of the blocks stacked over the slots of the
     partition in a run, over the L layers in canonical form."""
@@ -56,7 +56,7 @@ class TrainState:
 
 
 def param_specs(abstract: Any, sizes: AxisSizes, *, shard_over_dp: bool) -> Params:
-    """Place every stored parameter; see `mesh.rules.param_spec`."""
+    """Return the spec of every stored parameter; see `mesh.rules.param_spec`."""
 
     def leaf(variable: nnx.Variable, stacked: bool) -> PartitionSpec:
         logical = ("layers",) * stacked + variable.get_metadata()["logical"]
@@ -78,9 +78,9 @@ def new_state(
     trained: Trained = ALL_TRAINED,
     frozen_dtype: DTypeLike = jnp.float32,
 ) -> TrainState:
-    """Draw a new state from `seed`; pure, to be jitted with sharded outputs.
+    """Draw a new state from `seed`. Pure: jit it with sharded outputs.
 
-    A layer is the same in every partition. Parameters that are not trained have
+    A layer has the same values in every partition. Parameters that are not trained have
     `frozen_dtype` and no optimizer state.
     """
     init_key, step_key = jax.random.split(jax.random.key(seed))
@@ -112,7 +112,8 @@ def moments_on_host(
     Args:
       abstract: the state's shapes.
       optimizer: that made the state.
-      is_on_host: whether its moments are; other leaves are on the devices.
+      is_on_host: whether its moments are in host memory; other leaves are on the
+        devices.
     """
     nothing = jax.tree.map(lambda _: False, abstract)
     moments = optax.tree.map_params(
@@ -132,14 +133,14 @@ def state_shardings(
     trained: Trained = ALL_TRAINED,
     in_host_memory: TrainState | None = None,
 ) -> TrainState:
-    """Place a state: moments like their parameters, everything else on all devices.
+    """Return a state's shardings: moments like their parameters, the rest replicated.
 
     Args:
       abstract: the state's shapes, as `jax.eval_shape` of `new_state` gives them.
       specs: PartitionSpecs of the parameters.
       optimizer: that made the state.
-      mesh: to place it on.
-      trained: parameters that the optimizer has a state of.
+      mesh: of the run.
+      trained: the parameters that have an optimizer state.
       in_host_memory: as `moments_on_host` returns it; None: no leaf is on the host.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -175,8 +176,8 @@ class SavedForm:
     abstract: TrainState
     """Shapes, dtypes and shardings."""
     of_run: Callable[[Any], Any]
-    """State of a run to its canonical form; jitted. Leaves outside the blocks are
-    passed on as they are, and with a canonical partition the whole state is."""
+    """Convert a state of a run to canonical form; jitted. Leaves outside the blocks do
+    not change. If the partition is canonical, nothing changes."""
     to_run: Callable[[Any], Any]
     """The inverse."""
 
@@ -186,11 +187,11 @@ def saved_form(
 ) -> SavedForm:
     """Describe the canonical form of a state that lives on `mesh`.
 
-    The layers in the slots of a stage are not an even split of all layers. So in
-    canonical form pp splits another dim of each leaf. One all-to-all over pp converts a
-    leaf, and each device then orders all layers of its part. A device holds as much of
-    the canonical form as of the state. It holds both at once for a short time between
-    two steps, when no activation is alive.
+    The layers of a stage are not always an even part of all layers. So in canonical
+    form pp splits another dim of each leaf. One all-to-all over pp converts a leaf, and
+    each device then orders the layers of its part. The canonical form takes as much
+    memory per device as the state. A device holds both for a short time between two
+    steps, when no activations are alive.
 
     Args:
       abstract: shapes, dtypes and shardings of the state in the run's layout.
@@ -235,9 +236,9 @@ def _one_by_one(
     dims: list[int | None],
     leaves: list[Array],
 ) -> list[Array]:
-    """Map f over the leaves, each after the one before is done.
+    """Map f over the leaves, one after the other.
 
-    Without this order the compiler sends all leaves first, and holds all results. A
+    Without this order the compiler would send all leaves first and hold all results. A
     leaf in host memory is copied to the device for f, and back.
     """
     done: list[Array] = []
@@ -250,7 +251,7 @@ def _one_by_one(
 
 
 def _on_blocks(f: Callable[[list[Any]], list[Any]], tree: Any) -> Any:
-    """Replace the leaves of the blocks by f of their list."""
+    """Replace the leaves of the blocks by f(list of these leaves)."""
     leaves, structure = jax.tree.flatten(tree)
     places = _places_of_blocks(tree)
     replaced = f([leaves[place] for place in places])
@@ -260,7 +261,8 @@ def _on_blocks(f: Callable[[list[Any]], list[Any]], tree: Any) -> Any:
 
 
 def _places_of_blocks(tree: Any) -> list[int]:
-    """Find the leaves whose path runs through "blocks", as places in the flat tree."""
+    """Return the positions in the flat tree of the leaves with "blocks" in their
+    path."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     blocks = jax.tree_util.DictKey("blocks")
     return [place for place, path in enumerate(paths) if blocks in path]
@@ -269,25 +271,25 @@ def _places_of_blocks(tree: Any) -> list[int]:
 def _layers_of(
     x: Shaped[Array, "slots *dims"], partition: Partition
 ) -> Shaped[Array, "L *dims"]:
-    """Take the layers from their slots, in their order."""
+    """Take the layers from their slots, in order."""
     return x if partition.is_canonical else x[partition.slot_of_layer]
 
 
 def _slots_of(
     x: Shaped[Array, "L *dims"], partition: Partition
 ) -> Shaped[Array, "slots *dims"]:
-    """Put the layers into their slots; zeros where a slot is empty."""
+    """Put the layers into their slots, and zeros into empty slots."""
     if partition.is_canonical:
         return x
-    # EMPTY does not index from the end here: entries out of bounds are filled.
+    # EMPTY (-1) does not index from the end here: it is out of bounds and filled.
     slots = x.at[partition.layer_of_slot]
     return slots.get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def _dim_for_stages(leaf: jax.ShapeDtypeStruct, num_stages: int) -> int | None:
-    """Choose the dim that pp splits in canonical form; None when no dim divides.
+    """Choose the dim that pp splits in canonical form; None if pp divides no dim.
 
-    It is the largest dim on a device, which gives the longest rows to send and write.
+    It is the largest dim on a device, for the longest rows to send and write.
     """
     local = leaf.sharding.shard_shape(leaf.shape)
     fits = [dim for dim in range(1, len(local)) if local[dim] % num_stages == 0]
@@ -299,7 +301,7 @@ def _saved_leaf(
 ) -> jax.ShapeDtypeStruct:
     """Describe a leaf in canonical form: pp is moved from dim 0 to `dim`.
 
-    There pp comes after the axes that already split the dim, as in `_all_slots`.
+    On that dim, pp comes after the axes that already split it, as in `_all_slots`.
     """
     entries: list[Any] = [None, *leaf.sharding.spec[1:]]
     if dim is not None:
@@ -313,7 +315,8 @@ def _saved_leaf(
 
 
 def _all_slots(x: Array, dim: int | None) -> Array:
-    """Per device: from own slots to all slots of a part of `dim`, or of the whole."""
+    """Per device: from its own slots to all slots, of a part of `dim` or of the whole
+    leaf."""
     if dim is None:
         return lax.all_gather(x, PP, axis=0, tiled=True, to="invarying")
     return lax.all_to_all(x, PP, split_axis=dim, concat_axis=0, tiled=True)

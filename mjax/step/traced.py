@@ -21,7 +21,7 @@ def ingredients_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> dict[str, 
     """Return everything that determines the program of a run, except its mesh.
 
     Two starts with equal ingredients, mesh, code and versions have the same step.
-    `run.executables` names the step that it stores by them.
+    `run.executables` uses them as the key of a stored step.
 
     Args:
       config: the run, its vocabulary settled.

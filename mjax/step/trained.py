@@ -1,7 +1,7 @@
-"""Which parameters of a run are trained: all, or only those of the adapters.
+"""Selection of the trained parameters: all, or only those of the adapters.
 
 Trees of parameters are nested dicts. Frozen parameters have no gradient and no
-optimizer state, so those trees are the tree of the parameters without the frozen ones.
+optimizer state: the trees of gradients and optimizer state omit them.
 """
 
 import dataclasses
@@ -12,16 +12,16 @@ from mjax.layers.adapters import ADAPTERS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The trained part of trees that are laid out like the parameters."""
+    """The trained part of trees with the structure of the parameters."""
 
     adapters_only: bool
-    """Train what lies below a key `ADAPTERS`; the rest is frozen."""
+    """Train only the parameters below a key `ADAPTERS`; freeze the rest."""
 
     def of(self, tree: Any) -> Any:
-        """Return the trained part of a tree, or of a part of it that a key names.
+        """Return the trained part of a tree, or of the part of it under a key.
 
         Everything that is not a dict is a leaf. A dict without a trained leaf is left
-        out; the whole tree becomes an empty dict.
+        out. The result is an empty dict if no leaf is trained.
         """
         return _below(tree, ADAPTERS) if self.adapters_only else tree
 
@@ -30,12 +30,12 @@ class Trained:
         return _replaced(part, whole) if self.adapters_only else part
 
     def has(self, path: str) -> bool:
-        """Say whether a parameter is trained, by its path with dots."""
+        """Return whether a parameter is trained, by its dotted path."""
         return not self.adapters_only or ADAPTERS in path.split(".")
 
 
 ALL_TRAINED = Trained(adapters_only=False)
-"""Of a run without adapters."""
+"""Selection of a run without adapters: all parameters."""
 
 
 def _below(tree: Any, key: str) -> Any:
