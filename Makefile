@@ -16,6 +16,7 @@ PLAN_TESTS = tests/scripts/test_compiled_kernels.py tests/scripts/test_zero_over
   $(shell grep -rl --include='*.py' 'mark\.plan' tests)
 HF_TESTS = $(shell grep -rl --include='*.py' 'mark\.hf' tests)
 TRACK_TESTS = $(shell grep -rl --include='*.py' 'mark\.track' tests)
+STORE_TESTS = $(shell grep -rl --include='*.py' 'mark\.stores' tests)
 EVAL_TESTS = $(shell grep -rl --include='*.py' 'mark\.eval' tests)
 # Two processes: a test compiles more than it computes, and compiles on one core.
 PYTEST := -m pytest -n 2 --dist worksteal
@@ -29,9 +30,9 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/step/test_pipelined.py::test_a_pipeline_has_the_loss_and_gradients_of_one_device[dp] \
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 
-.PHONY: help env env-plan env-hf env-eval env-track env-newest env-docs train test \
-  test-plan test-hf test-eval test-track test-slurm test-services test-newest docs \
-  evidence evidence-quick evidence-long dist lock clean
+.PHONY: help env env-plan env-hf env-eval env-track env-stores env-newest env-docs \
+  train test test-plan test-hf test-eval test-track test-stores test-slurm \
+  test-services test-newest docs evidence evidence-quick evidence-long dist lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
@@ -39,6 +40,7 @@ help:
 	@echo "make env-hf       torch, transformers, peft and openai in .venv-hf, which tests ask"
 	@echo "make env-eval     mjax with lm-eval in .venv-eval"
 	@echo "make env-track    mjax with wandb and MLflow in .venv-track"
+	@echo "make env-stores   mjax with obstore and an S3 server in .venv-stores"
 	@echo "make env-newest   mjax with the newest releases, in .venv-newest"
 	@echo "make env-docs     MkDocs in .venv-docs"
 	@echo "make train        train the demo recipe; make train ARGS='--steps 50'"
@@ -47,6 +49,7 @@ help:
 	@echo "make test-hf      compare with transformers, in both directions"
 	@echo "make test-eval    tasks of lm-eval, compared with transformers"
 	@echo "make test-track   runs tracked by wandb, offline, and by an MLflow server, here"
+	@echo "make test-stores  s3:// and gs://, against servers on this machine"
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
 	@echo "make test-services  PostgreSQL, NATS, the live page and the docs in Chromium, as root"
 	@echo "make test-newest  a short suite on the newest releases"
@@ -103,6 +106,16 @@ env-track: .venv-track/installed
 	  -e '.[track,wandb,mlflow]' mlflow
 	@touch $@
 
+env-stores: .venv-stores/installed
+
+# mjax with obstore, and a server that speaks S3, which asks older packages than the others.
+.venv-stores/installed: pyproject.toml constraints-stores.txt
+	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
+	  "$$python" -m venv --clear .venv-stores
+	.venv-stores/bin/python $(INSTALL) -c constraints-stores.txt -e '.[data,s3,gs]' \
+	  'moto[s3,server]' beartype hypothesis pytest pytest-timeout
+	@touch $@
+
 env-docs: .venv-docs/installed
 
 # Without mjax: mkdocstrings reads its source and imports nothing.
@@ -138,6 +151,10 @@ test-eval: env env-eval env-hf
 # In one process: the server of MLflow starts once.
 test-track: env env-track
 	.venv/bin/python -m pytest -m track $(TRACK_TESTS) $(ARGS)
+
+# In one process: servers start in milliseconds, and tests compile little.
+test-stores: env-stores
+	.venv-stores/bin/python -m pytest -m stores $(STORE_TESTS) $(ARGS)
 
 # A real Slurm with several nodes on this machine. It needs root and, of Debian:
 # apt-get install slurmctld slurmd slurm-client munge
@@ -212,4 +229,5 @@ lock:
 	rm -rf .venv-lock
 
 clean:
-	rm -rf .venv .venv-hf .venv-eval .venv-track .venv-newest .venv-docs .venv-lock
+	rm -rf .venv .venv-hf .venv-eval .venv-track .venv-stores .venv-newest .venv-docs \
+	  .venv-lock

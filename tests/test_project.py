@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-# One jax cannot have two versions of CUDA; those of lm-eval are in a file of their own.
-OTHER_CONSTRAINTS = ("cuda12", "eval", "mlflow", "wandb")
+# One jax cannot have two versions of CUDA; the others have files of their own.
+OTHER_CONSTRAINTS = ("cuda12", "eval", "gs", "mlflow", "s3", "wandb")
 FIND_PYTHON = ROOT / "scripts" / "find_python.sh"
 
 

@@ -1,0 +1,1 @@
+"""Objects in buckets: `s3://BUCKET/PREFIX` and `gs://BUCKET/PREFIX`."""

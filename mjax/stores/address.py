@@ -1,0 +1,69 @@
+"""URLs of object stores: a URL in, its bucket and prefix out; nothing is contacted."""
+
+import dataclasses
+import re
+from typing import Literal
+
+_SCHEMES = ("s3", "gs")
+_URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
+# The rules of S3; those of GCS also allow underscores and up to 222 characters.
+# https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
+# https://cloud.google.com/storage/docs/buckets#naming
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
+_FORMS = "s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Address:
+    """A place in a bucket."""
+
+    scheme: Literal["s3", "gs"]
+    bucket: str
+    prefix: str
+    """Of the names of all objects, without slashes at its ends; "": the bucket."""
+
+    @property
+    def url(self) -> str:
+        """The address as people write it, without a slash at the end."""
+        return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
+
+    def child(self, name: str) -> "Address":
+        """Return a place below this one."""
+        return dataclasses.replace(self, prefix=f"{self.prefix}/{name}".strip("/"))
+
+
+def is_url(text: str) -> bool:
+    """Say whether a path names an object store: it begins with s3:// or gs://."""
+    return text.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
+
+
+def parse(text: str, flag: str) -> Address:
+    """Read a URL.
+
+    Args:
+      text: the URL.
+      flag: which has it, such as --ckpt.remote; messages begin with it.
+    Raises:
+      ValueError: it is not of the form s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
+    """
+    found = _URL.fullmatch(text)
+    if found is None or found["scheme"] not in _SCHEMES:
+        raise ValueError(f"{flag} must be {_FORMS}, got {text!r}")
+    bucket, _, prefix = found["rest"].partition("/")
+    if not _BUCKET.fullmatch(bucket):
+        raise ValueError(
+            f"{flag} {text}: {bucket!r} is not the name of a bucket; write {_FORMS}"
+        )
+    prefix = prefix.removesuffix("/")
+    parts = prefix.split("/") if prefix else []
+    if any(part in ("", ".", "..") for part in parts):
+        raise ValueError(
+            f"{flag} {text}: the prefix has an empty part, '.' or '..'; write {_FORMS}"
+        )
+    if not prefix.isprintable() or any(sign in prefix for sign in "?#*\\"):
+        raise ValueError(
+            f"{flag} {text}: the prefix has one of ? # * \\ or a character that cannot "
+            "be printed; name it without them"
+        )
+    scheme: Literal["s3", "gs"] = "s3" if found["scheme"] == "s3" else "gs"
+    return Address(scheme=scheme, bucket=bucket, prefix=prefix)

@@ -1,0 +1,199 @@
+"""What an object store can do, whichever it is, and how it fails.
+
+Names of objects are relative to the URL that was opened, with slashes between their
+parts. An object appears whole, or not at all; nothing is renamed. Every method may be
+called from several threads.
+"""
+
+import abc
+import dataclasses
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+CHUNK_BYTES = 8 << 20
+"""Bytes of a part of a large upload, and of a read of `stream`."""
+MAX_PARTS = 9_000
+"""Parts of an upload; S3 and GCS allow 10,000."""
+
+
+class MissingError(FileNotFoundError):
+    """The object is not there."""
+
+
+class ConflictError(RuntimeError):
+    """The object is not in the version that was expected; nothing was written."""
+
+
+class RefusedError(ValueError):
+    """The store answers, and refuses: no such bucket, no permission, no credentials."""
+
+
+class UnavailableError(OSError):
+    """The store does not answer, or reports an error that may pass."""
+
+
+class Absent(enum.Enum):
+    """See `ABSENT`."""
+
+    ABSENT = "absent"
+
+
+ABSENT = Absent.ABSENT
+"""In place of a version: the object must not exist."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Version:
+    """Which content an object has; another content has another version."""
+
+    etag: str | None
+    generation: str | None
+    """Of GCS, or of a bucket of S3 that keeps versions."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Object:
+    """An object, without its content."""
+
+    name: str
+    num_bytes: int
+    version: Version
+    modified_s: float
+    """When it was written: seconds since 1970, by the clock of the store."""
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """What was written beside the content; empty in listings, which leave it out."""
+
+
+class ObjectStore(abc.ABC):
+    """The objects below one URL.
+
+    Besides what each method names, all raise RefusedError and UnavailableError, with
+    the URL in the message.
+    """
+
+    url: str
+
+    @abc.abstractmethod
+    def objects(self, under: str = "") -> Iterator[Object]:
+        """Yield all objects below a folder, in the order of their names.
+
+        Args:
+          under: the folder, such as `steps/120`; its name is matched whole.
+        """
+
+    @abc.abstractmethod
+    def folders(self, under: str = "") -> list[str]:
+        """List the names of the folders right below a folder, in order."""
+
+    @abc.abstractmethod
+    def find(self, name: str) -> Object:
+        """Return what is known of an object.
+
+        Raises:
+          MissingError: there is none; or no bucket, which the answer does not tell.
+        """
+
+    @abc.abstractmethod
+    def read(
+        self,
+        name: str,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        version: Version | None = None,
+    ) -> bytes:
+        """Return the bytes from `start` to before `stop`; None: to the end.
+
+        Fewer come where the object ends before.
+
+        Args:
+          name: of the object.
+          start: the first byte.
+          stop: the byte after the last.
+          version: that the object must have; None: any.
+        Raises:
+          MissingError: there is no such object.
+          ConflictError: it has another version now.
+          ValueError: `start` is behind its end.
+        """
+
+    @abc.abstractmethod
+    def read_versioned(self, name: str) -> tuple[bytes, Version]:
+        """Return the whole content and its version.
+
+        Raises:
+          MissingError: there is no such object.
+        """
+
+    @abc.abstractmethod
+    def write(
+        self,
+        name: str,
+        data: bytes,
+        *,
+        expected: Version | Absent | None = None,
+        facts: Mapping[str, str] | None = None,
+    ) -> Version:
+        """Write a small object in one request.
+
+        A request whose answer was lost is sent again. With `expected` the second one
+        then raises ConflictError although the first one has written the object:
+        compare the content.
+
+        Args:
+          name: of the object.
+          data: its content.
+          expected: the version that is replaced, or ABSENT; None: whatever is there.
+          facts: kept beside the content: lower-case names, ASCII values.
+        Returns:
+          the new version.
+        Raises:
+          ConflictError: the object has another version, or exists.
+        """
+
+    @abc.abstractmethod
+    def upload(self, name: str, path: Path, *, facts: Mapping[str, str]) -> None:
+        """Copy a local file into an object, whatever is there.
+
+        A large file is sent in parts, a few at a time, with bounded memory. Parts of an
+        upload that was killed stay in the bucket unseen, until a lifecycle rule of the
+        bucket deletes them.
+
+        Args:
+          name: of the object.
+          path: of the file, which nobody changes meanwhile.
+          facts: as for `write`.
+        Raises:
+          OSError: the file cannot be read.
+        """
+
+    @abc.abstractmethod
+    def delete(self, names: Iterable[str]) -> None:
+        """Delete objects; of those that are not there, nothing is said."""
+
+    def stream(
+        self, name: str, start: int = 0, *, chunk_bytes: int = CHUNK_BYTES
+    ) -> Iterator[bytes]:
+        """Yield the content from `start` on in chunks, each read on its own.
+
+        Memory is that of one chunk. The chunks are of one version of the object.
+
+        Raises:
+          MissingError: there is no such object.
+          ConflictError: it was replaced meanwhile.
+          ValueError: `start` is behind its end.
+        """
+        found = self.find(name)
+        if start > found.num_bytes:
+            raise ValueError(
+                f"{self.url}/{name} has {found.num_bytes} bytes, fewer than {start}"
+            )
+        for first in range(start, found.num_bytes, chunk_bytes):
+            last = min(first + chunk_bytes, found.num_bytes)
+            yield self.read(name, first, last, version=found.version)
+
+
+def part_bytes(num_bytes: int) -> int:
+    """Return how large the parts of an upload are."""
+    return max(CHUNK_BYTES, -(-num_bytes // MAX_PARTS))
