@@ -1,13 +1,15 @@
-"""The index of the pages of evidence: what each found, of which code, and how.
+"""The pages of evidence by claim: which are older than the code they certify.
 
     python -m scripts.evidence_index              # pages whose code has changed since
-    python -m scripts.evidence_index --write      # docs/benchmarks/README.md anew
+    python -m scripts.evidence_index --write      # docs/evidence anew
     python -m scripts.evidence_index --run quick  # make pages anew, one after the other
 
-Enters: docs/benchmarks/pages.toml, the pages, and what git knows. A page says at which
-commit it was made; its entry says which files and folders it covers. Where these have
-changed since, other than in comments and docstrings, the page is older than the code
-that it certifies, and the index says so.
+Enters: docs/benchmarks/claims.toml and pages.toml, the pages, and git's history. A page
+states the commit that it was made at; its entry lists the files and folders that it
+covers. If their code has changed since (comments and docstrings do not count), the page
+is older than the code that it certifies. Its entry quotes figures, which the page must
+contain. `scripts.evidence_claims` writes this into docs/evidence, one page for each
+claim.
 """
 
 import argparse
@@ -20,31 +22,25 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
+from scripts import evidence_claims
 from scripts.evidence import BENCHMARKS_DIR, MADE, REPOSITORY
+from scripts.evidence_claims import SAME, Claim, Row
 
 Run = Literal["quick", "cpu", "long", "gpu"]
 RUNS: tuple[Run, ...] = ("quick", "cpu", "long", "gpu")
 PAGES_PATH = BENCHMARKS_DIR / "pages.toml"
-README_PATH = BENCHMARKS_DIR / "README.md"
+CLAIMS_PATH = BENCHMARKS_DIR / "claims.toml"
 _TEMPORARY = "$TMP"
 """In a command: a folder that is made for it and removed."""
-_INTRO = """# Measurements
-
-Each page says its command, versions and hardware, and is written again by that command.
-Pages that were made since 2026-11-26 say their commit too. Those whose name begins
-with gpu were measured on an H200, the others on CPUs. *Code since* says whether the
-code that a page certifies had changed when this index was written; comments do not
-count.
-`python -m scripts.evidence_index` says how it is now; with `--write` it makes this file
-of `pages.toml`.
-
-| page | question | found | made | code since | command |
-|---|---|---|---|---|---|
-"""
+_NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?"
+_FIGURE = re.compile(
+    r"(?<![\w.,-])(?:\d+ min \d+ s|\d+ of \d+|\d{1,3}(?:,\d{3})+"
+    r"|\d+\.\d+(?:e-?\d+)?%?|\d+%)(?!\w|[.,]\d)"
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,44 +48,79 @@ class Page:
     """One page, as pages.toml describes it."""
 
     name: str
+    claim: str
+    """Name of the claim that it supports."""
     question: str
     found: str
+    """The answer, in figures of the page."""
     commands: tuple[str, ...]
-    """That make it; `$TMP` in them is a temporary folder."""
+    """They make the page; `$TMP` in them is a temporary folder."""
     run: Run
     covers: tuple[str, ...]
     """Files and folders of the repository."""
+    computed: tuple[str, ...] = ()
+    """Figures of `found` that follow from figures of the page or are bounds."""
 
     @property
     def path(self) -> Path:
-        """Where it is."""
+        """The Markdown file."""
         return BENCHMARKS_DIR / f"{self.name}.md"
 
 
-def read_pages(path: Path = PAGES_PATH) -> list[Page]:
-    """Return all entries.
+def read_claims(path: Path = CLAIMS_PATH) -> list[Claim]:
+    """Return all claims in the order of the file.
 
     Raises:
-      ValueError: one lacks a key, has another, or covers what is not there.
+      ValueError: an entry lacks a key or has an unknown one.
     """
-    keys = {field.name for field in dataclasses.fields(Page)} - {"name"}
+    keys = {field.name for field in dataclasses.fields(Claim)} - {"name"}
+    return [Claim(name=name, **entry) for name, entry in _entries(path, keys).items()]
+
+
+def read_pages(
+    path: Path = PAGES_PATH, claims: Collection[str] | None = None
+) -> list[Page]:
+    """Return all pages in the order of the file.
+
+    Args:
+      path: of a file like pages.toml.
+      claims: names that a page's claim may have; None: those of claims.toml.
+    Raises:
+      ValueError: an entry lacks a key, has an unknown one, names an unknown claim or
+        run, or covers a path that does not exist; or a claim has no page.
+    """
+    if claims is None:
+        claims = [claim.name for claim in read_claims()]
+    keys = {field.name for field in dataclasses.fields(Page)} - {"name", "computed"}
     pages = []
-    for name, entry in tomllib.loads(path.read_text()).items():
-        if {*entry} != keys:
-            raise ValueError(f"{path.name}: {name} must have {sorted(keys)}")
+    for name, entry in _entries(path, keys, {"computed"}).items():
+        if entry["claim"] not in claims:
+            raise ValueError(f"{path.name}: {name}: claim must be one of {claims}")
         if entry["run"] not in RUNS:
             raise ValueError(f"{path.name}: {name}: run must be one of {RUNS}")
         gone = [one for one in entry["covers"] if not (REPOSITORY / one).exists()]
         if gone or not entry["covers"]:
             raise ValueError(f"{path.name}: {name} covers what is not there: {gone}")
-        entry["commands"] = tuple(entry["commands"])
-        entry["covers"] = tuple(entry["covers"])
+        for key in ("commands", "covers", "computed"):
+            entry[key] = tuple(entry.get(key, ()))
         pages.append(Page(name=name, **entry))
+    if bare := {*claims} - {page.claim for page in pages}:
+        raise ValueError(f"{path.name}: no page for the claims {sorted(bare)}")
     return pages
 
 
+def _entries(
+    path: Path, keys: Collection[str], optional: Collection[str] = ()
+) -> Mapping[str, dict[str, Any]]:
+    entries = tomllib.loads(path.read_text())
+    for name, entry in entries.items():
+        if {*entry} - {*optional} != {*keys}:
+            raise ValueError(f"{path.name}: {name} must have {sorted(keys)}")
+    return entries
+
+
 def made(text: str) -> tuple[str, str] | None:
-    """Return the commit and the date that a page says of itself; None: it does not."""
+    """Return the commit and the date that a page states, or None if it does not."""
     found = re.search(MADE, text)
     return None if found is None else (found["commit"], found["date"])
 
@@ -101,7 +132,10 @@ def _git(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def changed(page: Page, commit: str) -> bool | None:
-    """Say if code that a page covers differs from a commit; None: not in history."""
+    """Return whether code that a page covers differs from a commit.
+
+    None: the commit is not in the history.
+    """
     # A commit of a branch that was rebased is only where it was made.
     if _git("merge-base", "--is-ancestor", commit, "HEAD").returncode:
         return None
@@ -110,7 +144,7 @@ def changed(page: Page, commit: str) -> bool | None:
 
 
 def _differs(name: str, commit: str) -> bool:
-    """Say whether a file that has changed since a commit computes something else."""
+    """Return whether the code of a file, which has changed, differs from a commit's."""
     path = REPOSITORY / name
     before = _git("show", f"{commit}:{name}")
     if path.suffix != ".py" or not path.exists() or before.returncode != 0:
@@ -122,7 +156,7 @@ def _differs(name: str, commit: str) -> bool:
 
 
 def _code(text: str) -> str:
-    """Return a module without what does nothing: comments, docstrings, layout."""
+    """Return a module's code without comments, docstrings and layout."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
         body = getattr(node, "body", None)
@@ -136,11 +170,11 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def since(page: Page) -> str:
-    """Say in a word or two whether a page is still of this code."""
+    """Return in a word or two whether a page was made by the present code."""
     mark = made(page.path.read_text())
     if mark is not None:
         is_changed = changed(page, mark[0])
-        words = {True: "**changed**", False: "the same", None: "commit not found"}
+        words = {True: "**changed**", False: SAME, None: "commit not found"}
         return words[is_changed]
     # Its own commit is not known; it is no newer than the last change of its file.
     written = _git("log", "-1", "--format=%h", "--", str(page.path)).stdout.strip()
@@ -148,21 +182,62 @@ def since(page: Page) -> str:
     return "**changed**" if is_changed else "commit not recorded"
 
 
-def index(pages: Sequence[Page]) -> str:
-    """Return the text of the index."""
-    rows = []
+def figures(text: str) -> set[str]:
+    """Return the numbers of a text that look measured; code and links do not count.
+
+    These are decimals, shares in percent, counts of counts ("80 of 80"), numbers with a
+    comma, and times ("3 min 15 s").
+    """
+    text = re.sub(r"(?m)^    .*$|`[^`]*`|\[[^]]*\]\([^)]*\)", "", text)
+    return set(_FIGURE.findall(text.replace("\n", " ")))
+
+
+def missing(page: Page) -> set[str]:
+    """Return the figures that a page's entry quotes and its text does not contain.
+
+    A number may be rounded, and a share may be a ratio on the page.
+    """
+    text = page.path.read_text()
+    numbers = [float(one.replace(",", "")) for one in re.findall(_NUMBER, text)]
+
+    def contains(figure: str) -> bool:
+        if " " in figure:
+            return figure in text or figure.replace(" of ", "/") in text
+        number = figure.rstrip("%").replace(",", "")
+        mantissa, _, exponent = number.partition("e")
+        half = 0.5000001 * 10.0 ** (
+            int(exponent or 0) - len(mantissa.partition(".")[2])
+        )
+        scales = (1, 100) if figure.endswith("%") else (1,)
+        return any(
+            abs(scale * one - float(number)) <= half
+            for one in numbers
+            for scale in scales
+        )
+
+    quoted = figures(page.found) - {*page.computed}
+    return {figure for figure in quoted if not contains(figure)}
+
+
+def texts(claims: Sequence[Claim], pages: Sequence[Page]) -> dict[str, str]:
+    """Return the text of each file of docs/evidence, by its name."""
+    rows = {claim.name: list[Row]() for claim in claims}
     for page in pages:
         mark = made(page.path.read_text())
-        when = "not recorded" if mark is None else f"{mark[1]}, `{mark[0]}`"
-        commands = ", ".join(f"`{command}`" for command in page.commands)
-        link = f"[{page.name}.md]({page.name}.md)"
-        cells = (link, page.question, page.found, when, since(page), commands)
-        rows.append("| " + " | ".join(cells) + " |\n")
-    return _INTRO + "".join(rows)
+        row = Row(
+            page=page.name,
+            question=page.question,
+            found=page.found,
+            made="not recorded" if mark is None else f"{mark[1]}, `{mark[0]}`",
+            since=since(page),
+            commands=page.commands,
+        )
+        rows[page.claim].append(row)
+    return evidence_claims.texts([(claim, rows[claim.name]) for claim in claims])
 
 
 def run(pages: Sequence[Page]) -> int:
-    """Make pages anew, and say how long each took; return 1 if one failed.
+    """Make pages anew and print how long each took; return 1 if one failed.
 
     The exit code of a command says whether its bounds held.
     """
@@ -185,7 +260,7 @@ def run(pages: Sequence[Page]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Print, write or run; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--write", action="store_true", help="write the index")
+    parser.add_argument("--write", action="store_true", help="write docs/evidence")
     parser.add_argument("--run", choices=RUNS, nargs="+", help="make pages of a kind")
     parser.add_argument("--only", nargs="+", help="names of pages")
     args = parser.parse_args(argv)
@@ -198,14 +273,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         kinds = cast(list[Run], args.run)
         return run([page for page in chosen if page.run in kinds])
     if args.write:
-        README_PATH.write_text(index(pages))
-        print(README_PATH)
+        evidence_claims.write(texts(read_claims(), pages))
+        print(evidence_claims.EVIDENCE_DIR)
         return 0
     marks = {page.name: since(page) for page in chosen}
     for name, mark in marks.items():
         print(f"{name:24}{mark.strip('*')}")
-    count = sum(mark == "the same" for mark in marks.values())
-    print(f"{count} of {len(marks)} pages are of this code")
+    for page in chosen:
+        if strange := missing(page):
+            print(
+                f"{page.name}: pages.toml quotes {sorted(strange)}, the page does not"
+            )
+    count = sum(mark == SAME for mark in marks.values())
+    print(f"{count} of {len(marks)} pages were made by the present code")
     return 0
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import yaml
 
+from scripts import evidence_index
 from scripts.site import failures, flags
 from scripts.site.messages import messages
 
@@ -52,7 +53,7 @@ def main() -> int:
     config |= {
         "docs_dir": "source",
         "site_dir": "html",
-        "nav": expanded(config["nav"], source),
+        "nav": expanded(config["nav"], source, evidence()),
     }
     (BUILD / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     print(f"docs: {len(pages)} pages of ours, {len(made)} made from the code")
@@ -101,14 +102,35 @@ def api_pages(package: Path) -> dict[str, str]:
     return pages
 
 
-def expanded(entries: list, source: Path) -> list:
-    """Return a navigation in which a folder stands for the pages that are in it."""
+def evidence() -> list:
+    """Return the navigation of the claims: each with its pages of output below it."""
+    pages = evidence_index.read_pages()
+    entries = []
+    for claim in evidence_index.read_claims():
+        output = [page.name for page in pages if page.claim == claim.name]
+        files = [f"docs/benchmarks/{name}.md" for name in output]
+        entries.append({claim.title: [f"docs/evidence/{claim.name}.md", *files]})
+    return entries
+
+
+def expanded(entries: list, source: Path, claims: list) -> list:
+    """Return a navigation with pages in the place of folders.
+
+    Args:
+      entries: as in mkdocs.yml. A folder with a title becomes the pages in it, and
+        `docs/evidence/` becomes claims.
+      source: the folder that paths are relative to.
+      claims: navigation entries.
+    """
     result = []
     for entry in entries:
+        if entry == "docs/evidence/":
+            result.extend(claims)
+            continue
         if isinstance(entry, dict):
             ((title, value),) = entry.items()
             if isinstance(value, list):
-                value = expanded(value, source)
+                value = expanded(value, source, claims)
             elif value.endswith("/"):
                 value = [
                     str(page.relative_to(source))

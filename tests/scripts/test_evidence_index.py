@@ -1,11 +1,11 @@
-"""Pages of evidence know of which code they are, and the index when it has changed."""
+"""Pages of evidence state their commit; the index tells which are out of date."""
 
 import re
 import subprocess
 
 import pytest
 
-from scripts import evidence, evidence_index
+from scripts import evidence, evidence_claims, evidence_index
 from scripts.evidence_index import Page, read_pages
 
 PAGES = read_pages()
@@ -35,6 +35,7 @@ def repository(tmp_path, monkeypatch):
 def page(**changes):
     fields = {
         "name": "one",
+        "claim": "speed",
         "question": "?",
         "found": "!",
         "commands": ("python -c pass",),
@@ -133,30 +134,91 @@ def test_a_commit_that_was_rebased_away_is_not_found_though_git_still_has_it(
     assert evidence_index.since(page()) == "commit not found"
 
 
-def test_every_page_is_in_the_index_and_the_index_is_of_the_pages():
-    files = {path.stem for path in evidence.BENCHMARKS_DIR.glob("*.md")} - {"README"}
+def test_every_file_of_output_is_a_page_and_the_evidence_is_made_of_the_pages():
+    files = {path.stem for path in evidence.BENCHMARKS_DIR.glob("*.md")}
     assert {one.name for one in PAGES} == files
 
     def without_marks(text):
-        # The last column but one depends on what has been committed since.
-        return [
-            re.sub(r"\|[^|]*(\|[^|]*\|)$", r"\1", line) for line in text.split("\n")
-        ]
+        # These columns depend on what has been committed since: the last of the
+        # index, the last but one of a claim.
+        text = re.sub(r"\| \d+ \|$", "|", text, flags=re.MULTILINE)
+        return re.sub(r"\|[^|]*(\|[^|]*\|)$", r"\1", text, flags=re.MULTILINE)
 
-    found = without_marks(evidence_index.README_PATH.read_text())
-    assert found == without_marks(evidence_index.index(PAGES))
+    folder = evidence_claims.EVIDENCE_DIR
+    found = {path.name: path.read_text() for path in folder.glob("*.md")}
+    made = evidence_index.texts(evidence_index.read_claims(), PAGES)
+    assert {name: without_marks(text) for name, text in found.items()} == {
+        name: without_marks(text) for name, text in made.items()
+    }
+    links = re.findall(r"\(\.\./benchmarks/(\w+)\.md\)", "".join(found.values()))
+    assert sorted(links) == sorted(files)
+
+
+def test_every_figure_of_the_readme_is_the_result_of_a_page():
+    text = (evidence.REPOSITORY / "README.md").read_text()
+    # Versions of Python and Llama.
+    versions = {"3.12", "3.1"}
+    quoted = evidence_index.figures(text) - versions
+    assert {"49.8%", "80 of 80", "0.91", "59,900", "3 min 15 s"} <= quoted
+    claims = [f"{one.claim} {one.not_proved}" for one in evidence_index.read_claims()]
+    quoted |= evidence_index.figures(" ".join(claims))
+    assert (
+        quoted - evidence_index.figures(" ".join(one.found for one in PAGES)) == set()
+    )
+
+
+@pytest.mark.parametrize("one", PAGES, ids=lambda one: one.name)
+def test_every_figure_of_a_result_is_on_its_page(one):
+    assert evidence_index.missing(one) == set()
+    assert {*one.computed} <= evidence_index.figures(one.found)
+
+
+def test_a_figure_that_its_page_does_not_have_is_told(repository):
+    write("50 of 50 cases within 1.24e-07, 1,024 ranks, 0.498 of the peak, `7.5`")
+    good = "50 of 50 within 1.2e-7, 1,024 ranks, 49.8% and 7.5"
+    assert evidence_index.missing(page(found=good)) == set()
+    bad = "51 of 50 within 1.3e-7, 1,025 ranks, 49.9% and 7.6"
+    told = {"51 of 50", "1.3e-7", "1,025", "49.9%", "7.6"}
+    assert evidence_index.missing(page(found=bad)) == told
+    assert evidence_index.missing(page(found=bad, computed=tuple(told))) == set()
+
+
+def test_a_claim_is_one_row_of_the_index_and_a_page_that_links_to_its_output(tmp_path):
+    claims = [
+        evidence_claims.Claim(
+            name=name, title=name.title(), claim="It is.", method="How.", not_proved="?"
+        )
+        for name in ("one", "two")
+    ]
+    fields = {"question": "Is it?", "found": "yes", "made": "now", "commands": ("x",)}
+    rows = [
+        evidence_claims.Row(page="a", since=evidence_claims.SAME, **fields),
+        evidence_claims.Row(page="b", since="**changed**", **fields),
+    ]
+    texts = evidence_claims.texts([(claims[0], rows), (claims[1], rows[1:])])
+    assert list(texts) == ["README.md", "one.md", "two.md"]
+    assert "| [One](one.md) | It is. | 2 | 1 |\n" in texts["README.md"]
+    assert "| [Two](two.md) | It is. | 1 | 0 |\n" in texts["README.md"]
+    row = "| [Is it?](../benchmarks/b.md) | yes | now | **changed** | `x` |\n"
+    assert row in texts["two.md"]
+    (tmp_path / "gone.md").write_text("")
+    evidence_claims.write(texts, tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == set(texts)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ('[a]\nquestion = "?"\n', "a must have"),
+        ("bare", r"no page for the claims \['speed'\]"),
+        ("claim", "claim must be one of"),
         ("run", "run must be one of"),
         ("covers", "covers what is not there"),
     ],
 )
 def test_an_entry_that_lacks_something_is_refused(text, message, tmp_path):
     entry = {
+        "claim": '"overlap"',
         "question": '"?"',
         "found": '"!"',
         "commands": '["x"]',
@@ -164,12 +226,15 @@ def test_an_entry_that_lacks_something_is_refused(text, message, tmp_path):
         "covers": '["mjax"]',
     }
     if text in entry:
-        entry[text] = {"run": '"now"', "covers": '["mjax/gone"]'}[text]
+        entry[text] = {"claim": '"none"', "run": '"now"', "covers": '["mjax/gone"]'}[
+            text
+        ]
+    if not text.startswith("["):
         text = "[a]\n" + "\n".join(f"{key} = {value}" for key, value in entry.items())
     path = tmp_path / "pages.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_pages(path)
+        read_pages(path, ["speed", "overlap"])
 
 
 def test_pages_are_made_in_turn_and_one_that_fails_is_named(capfd, tmp_path):

@@ -38,9 +38,8 @@ def address() -> Iterator[str]:
 def _names() -> list[str]:
     """Return the pages that people read: all but output and the API."""
     files = (*SITE.glob("*.html"), *SITE.glob("docs/*.html"))
-    files += tuple(SITE.glob("reference/*.html"))
-    names = [str(file.relative_to(SITE).with_suffix("")) for file in sorted(files)]
-    return [*names, "docs/benchmarks/README"]
+    files += (*SITE.glob("reference/*.html"), *SITE.glob("docs/evidence/*.html"))
+    return [str(file.relative_to(SITE).with_suffix("")) for file in sorted(files)]
 
 
 @pytest.mark.parametrize("width", [1280, 390])

@@ -1,0 +1,104 @@
+"""The text of docs/evidence: an index of the claims, and a page for each.
+
+Enters: claims with the rows of their pages, from `scripts.evidence_index`. Leaves:
+Markdown files that link to the pages of docs/benchmarks.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from scripts.evidence import REPOSITORY
+
+EVIDENCE_DIR = REPOSITORY / "docs" / "evidence"
+INDEX = "README.md"
+SAME = "the same"
+"""State of a page whose code has not changed since it was made."""
+_INDEX = """# Evidence
+
+What mjax claims, how each claim was tested, and what is not proved. The page of a claim
+links to the output of the programs that measured it, in `docs/benchmarks/`. Output with
+a name that begins with `gpu` was measured on one H200, all other output on CPUs.
+
+Code changes after it is measured. *Current* counts the output made by the code that was
+committed when this table was written; `python -m scripts.evidence_index` lists it for
+the code of now. `make evidence` and `make evidence-long` measure again.
+
+| claim | statement | output | current |
+|---|---|---|---|
+"""
+_CLAIM = """# {title}
+
+**{claim}**
+
+{method}
+
+*Not proved.* {not_proved}
+
+| question | result | made | code since | command |
+|---|---|---|---|---|
+{rows}
+A question links to the output of the command. *Code since*: whether the code that the
+output covers had changed when this table was written; comments do not count.
+"""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Claim:
+    """One claim of the README, as claims.toml describes it."""
+
+    name: str
+    title: str
+    claim: str
+    """A sentence or two."""
+    method: str
+    not_proved: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Row:
+    """One page of output, as a row of its claim's table."""
+
+    page: str
+    """Name of the file in docs/benchmarks, without suffix."""
+    question: str
+    found: str
+    made: str
+    """Date and commit, if the page states them."""
+    since: str
+    """`SAME`, or in a word or two how the code differs."""
+    commands: Sequence[str]
+
+
+def texts(claims: Sequence[tuple[Claim, Sequence[Row]]]) -> dict[str, str]:
+    """Return the text of each file by its name: the index first, then the claims."""
+    index = _INDEX
+    pages = {}
+    for claim, rows in claims:
+        name = f"{claim.name}.md"
+        current = sum(row.since == SAME for row in rows)
+        cells = (f"[{claim.title}]({name})", claim.claim, len(rows), current)
+        index += _row(cells)
+        fields = dataclasses.asdict(claim)
+        pages[name] = _CLAIM.format(**fields, rows="".join(map(_output, rows)))
+    return {INDEX: index} | pages
+
+
+def write(files: Mapping[str, str], folder: Path = EVIDENCE_DIR) -> None:
+    """Write the files into a folder, and remove other Markdown files there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob("*.md"):
+        if path.name not in files:
+            path.unlink()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+
+
+def _output(row: Row) -> str:
+    link = f"[{row.question}](../benchmarks/{row.page}.md)"
+    commands = ", ".join(f"`{command}`" for command in row.commands)
+    return _row((link, row.found, row.made, row.since, commands))
+
+
+def _row(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |\n"
