@@ -1,1 +1,1 @@
-"""Text from a model: opened, continued token by token, served."""
+"""Text generation: open a model, continue texts, serve it over HTTP."""

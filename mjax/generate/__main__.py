@@ -17,7 +17,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code.
 
     Args:
-      argv: words after the program's name; None takes those of the process.
+      argv: words after the program's name; None for those of the process.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     if flags.given(words, "--serve") is not None:

@@ -1,13 +1,13 @@
-"""Keys and values of the tokens so far: one ring a layer and slot.
+"""KV cache: one ring of keys and values per layer and slot.
 
-Enters: keys and values as the attention core of training takes them, positions applied.
-Leaves: attended values of one new token a slot. All functions run per device inside
-shard_map; a slot is one text that is continued.
+Enters: keys and values in the form of the attention core of training, positions
+applied. Leaves: attended values of one new token per slot. All functions run per device
+inside shard_map. A slot holds one text that is being continued.
 
 The ring of a layer has as many entries as a query can see: its window, or the longest
-text. The token at position p is entry p mod S, so that position p finds in entry i the
-token at p - ((p - i) mod S), if that is not negative. One rule serves both kinds: a
-ring as long as the longest text is never lapped.
+text. The token at position p is in entry p mod S. At position p, entry i thus holds the
+token at p - ((p - i) mod S), if that is not negative. The same rule holds for a ring as
+long as the longest text, which never wraps.
 
 Source: rolling buffer, Jiang et al. 2023 (Mistral 7B), arXiv:2310.06825, section 2.
 """
@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 class Ring(NamedTuple):
-    """What one layer keeps of all slots of a device."""
+    """The cache of one layer for all slots of a device."""
 
     k: Float[Array, "slots K S H"]
     """Keys after rotation."""
@@ -29,12 +29,12 @@ class Ring(NamedTuple):
 
 
 def ring_length(window: int | None, max_len: int) -> int:
-    """Return S, the entries that a layer with this window needs."""
+    """Return S, the number of entries that a layer with this window needs."""
     return max_len if window is None else min(window, max_len)
 
 
 def held_positions(last: Int[Array, "*slots"], length: int) -> Int[Array, "*slots S"]:
-    """Return the position of each entry of a ring; negative: it holds nothing yet.
+    """Return the position of the token in each entry; negative if the entry is empty.
 
     Args:
       last: position of the newest token.
@@ -50,13 +50,13 @@ def append(
     v: Float[Array, "slots K H"],
     positions: Int[Array, "slots"],
 ) -> Ring:
-    """Put one token a slot into the ring, in place of the one that left the window.
+    """Write one token per slot into the ring, over the one that left the window.
 
     Args:
-      ring: with the tokens before.
+      ring: ring with the earlier tokens.
       k: keys of the tokens at `positions`.
       v: values, as k.
-      positions: of the tokens.
+      positions: positions of the tokens.
     """
     slots = jnp.arange(positions.shape[0])
     at = (slots, slice(None), positions % ring.k.shape[2])
@@ -73,14 +73,14 @@ def fill(
     slot: Int[Array, ""],
     is_here: Bool[Array, ""],
 ) -> Ring:
-    """Put the prompt of one slot into the ring; nothing of an earlier text stays.
+    """Write the prompt of one slot into the ring; discard its earlier text.
 
     Args:
-      ring: of all slots of the device.
+      ring: ring of all slots of the device.
       k: keys of the prompt, padded to T.
       v: values, as k.
       length: tokens of the prompt without padding.
-      slot: on this device.
+      slot: index of the slot on this device.
       is_here: whether this device has the slot; otherwise the ring is unchanged.
     """
     held = held_positions(length - 1, ring.k.shape[2])
@@ -104,15 +104,15 @@ def attend(
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "slots N H"]:
-    """Attend with one query a slot to all that its ring holds.
+    """Attend with one query per slot to all tokens in its ring.
 
     Scores and softmax are float32, as in the attention of training.
 
     Args:
-      ring: with the query's own key and value.
+      ring: ring that includes the key and value of the query's token.
       q: queries, positions applied.
-      positions: of the queries.
-      scale: factor on the scores; None is 1 / sqrt(H).
+      positions: positions of the queries.
+      scale: factor on the scores; None for 1 / sqrt(H).
       soft_cap: as in `kernels.attention.api.attention`.
     """
     slots, heads, width = q.shape

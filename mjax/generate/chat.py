@@ -1,7 +1,7 @@
-"""Messages of a chat as the tokens that a model has learned for them.
+"""Convert chat messages to tokens with the chat template of a model.
 
-Enters: an opened model. Leaves: a function from messages to token ids. The server and
-the chat in the terminal use the same one.
+Enters: an opened model. Leaves: a function from messages to token ids, used by the
+server and by the chat in the terminal.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,13 +11,13 @@ from mjax.data import chat_template
 from mjax.generate.opened import Opened
 
 type Message = Mapping[str, Any]
-"""{"role", "content"}."""
+"""A dict with "role" and "content"."""
 type ChatEncoder = Callable[[Sequence[Message]], Sequence[int]]
-"""From messages to the prompt of the next answer; ValueError: the template refuses."""
+"""Maps messages to the prompt of the next answer. ValueError: the template refuses."""
 
 
 def encoder(opened: Opened) -> ChatEncoder | None:
-    """Return what turns messages into tokens; None: the model has no template.
+    """Return a function from messages to tokens; None if the model has no template.
 
     Raises:
       ValueError: the template is broken.

@@ -1,7 +1,7 @@
-"""Continue the prompts of a command line with a model, or hold a chat.
+"""Continue the prompts of a command line with a model, or chat.
 
-Enters: flags. Leaves: the texts on stdout, as it comes if there is one, and facts about
-the model and the speed on stderr.
+Enters: flags. Leaves: the texts on stdout (streamed if there is one prompt), and facts
+about model and speed on stderr.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from mjax.mesh.devices import (
 
 
 def run(asked: GenerateFlags) -> None:
-    """Continue all prompts, or answer messages until there are no more.
+    """Continue all prompts, or answer chat messages until the end of input.
 
     Raises:
       ValueError: bad input.
@@ -76,7 +76,7 @@ def run(asked: GenerateFlags) -> None:
 
 @contextlib.contextmanager
 def _naming_flags() -> Iterator[None]:
-    """Name the flag in a refusal of the engine."""
+    """Name the flag in an error of the engine."""
     try:
         yield
     except ValueError as error:
@@ -99,7 +99,7 @@ def _prompts(asked: GenerateFlags) -> list[str]:
 
 
 def _open(asked: GenerateFlags) -> tuple[Opened, int]:
-    """Start the devices and open the model; return also the longest text."""
+    """Start the devices and open the model; return it and the longest text."""
     load_plugin_without_gpu()
     keep_compiled_programs()
     if asked.simulate_devices is not None:
@@ -108,8 +108,8 @@ def _open(asked: GenerateFlags) -> tuple[Opened, int]:
     if len(devices) < asked.num_devices:
         raise ValueError(
             f"--mesh.dp {asked.mesh.dp} x --mesh.tp {asked.mesh.tp} needs "
-            f"{asked.num_devices} devices, there are {len(devices)}; give smaller "
-            f"sizes, or --simulate-devices {asked.num_devices} on CPUs"
+            f"{asked.num_devices} devices, got {len(devices)}; give smaller sizes, or "
+            f"--simulate-devices {asked.num_devices} on CPUs"
         )
     sizes = AxisSizes(pp=1, dp_replicate=asked.mesh.dp, dp_shard=1, tp=asked.mesh.tp)
     mesh = build_mesh(sizes, devices[: asked.num_devices])
@@ -127,8 +127,8 @@ def _open(asked: GenerateFlags) -> tuple[Opened, int]:
     )
     if max_len > opened.seq_len:
         print(
-            f"warning: --max-len {max_len} is beyond the {opened.seq_len} tokens that "
-            "the model was trained with: what follows them may make no sense",
+            f"warning: --max-len {max_len} exceeds the {opened.seq_len} tokens that "
+            "the model was trained with; text beyond them may make no sense",
             file=sys.stderr,
         )
     return opened, max_len
@@ -144,7 +144,7 @@ def _request(
 
 
 def _check(engine: Engine, request: Request, index: int, num: int) -> None:
-    """Refuse a prompt that does not fit, by its number where there are several."""
+    """Refuse a prompt that does not fit, naming its number if there are several."""
     try:
         engine.check(request)
     except ValueError as error:
@@ -158,7 +158,7 @@ def _check(engine: Engine, request: Request, index: int, num: int) -> None:
 
 
 def _stream(engine: Engine, request: Request, before: str) -> Answer:
-    """Print one answer as it comes."""
+    """Print one answer while it is generated."""
     print(before, end="", flush=True)
     engine.submit(request)
     events = []

@@ -1,15 +1,15 @@
-"""The two programs of generation: read a prompt, and draw the tokens after it.
+"""The two programs of generation: prefill a prompt, and draw the tokens after it.
 
 Enters: an opened model. Leaves: jitted functions on a state of fixed shapes, which they
-donate: caches, and for each slot its newest token. Each is one `jax.shard_map` over all
-mesh axes, slots over dp.
+donate: the caches, and the newest token of each slot. Each function is one
+`jax.shard_map` over all mesh axes, with slots over dp.
 
 A prompt goes through the blocks as a batch of one row, with the attention of training.
-Then each step takes one token a slot: the slots stand where training has the sequence
-([1, slots/tp, D] a device), so that projections, norms, embedding and head are those of
-training, and only the attention core differs (`generate.cache`). Layers are unrolled
-over parameters that were unstacked once: a layer of a stack would be copied out of it
-for every token.
+Then each step takes one token per slot. The slots take the dim that training uses for
+the sequence ([1, slots/tp, D] per device), so projections, norms, embedding and head
+are those of training, and only the attention core differs (`generate.cache`). Layers
+are unrolled over parameters that are unstacked once, because slicing a stack would copy
+each layer for every token.
 """
 
 import dataclasses
@@ -37,68 +37,68 @@ from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
 
 MOST_STEPS = 32
-"""Tokens that one dispatch draws at most for each slot. Chosen: what a dispatch costs
-the host is small beside so many steps of the smallest model."""
+"""Most tokens per slot that one dispatch draws. Chosen: the host's cost of a dispatch
+is small against this many steps of the smallest model."""
 
 _SLOTS = PartitionSpec(DP)
-_RING = PartitionSpec(DP, (PP, TP))  # of pp there is one, which the type cannot know
+_RING = PartitionSpec(DP, (PP, TP))  # pp is 1, which the type cannot express
 _NOWHERE = PartitionSpec()
 
 
 class Weights(NamedTuple):
-    """Parameters as decoding reads them."""
+    """Parameters in the form that decoding reads."""
 
     ends: Params
-    """All but the blocks."""
+    """Parameters outside the blocks."""
     layers: tuple[Params, ...]
-    """Of each block."""
+    """Parameters of each block."""
 
 
 class State(NamedTuple):
-    """What is on the devices between two calls."""
+    """State on the devices between two calls."""
 
     rings: tuple[Ring, ...]
-    """Of each layer."""
+    """Ring of each layer."""
     tokens: Int[Array, "slots"]
-    """The newest token of each slot, which no layer has seen yet."""
+    """The newest token of each slot, not yet processed by the model."""
     positions: Int[Array, "slots"]
-    """Its position."""
+    """Position of that token."""
     how: Draw
-    """How each slot draws."""
+    """Sampling options of each slot."""
 
 
 class Prompt(NamedTuple):
-    """What the reading of a prompt takes beside weights and state."""
+    """Inputs of the prefill besides weights and state."""
 
     tokens: Int[Array, "1 T"]
-    """Padded."""
+    """Padded token ids."""
     length: Int[Array, ""]
-    """Without padding."""
+    """Number of tokens without padding."""
     slot: Int[Array, ""]
     how: Draw
-    """Arrays [1]."""
+    """Sampling options, arrays [1]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """The functions of one model, for a number of slots."""
+    """The functions of one model for a fixed number of slots."""
 
     mesh: Mesh
     graph: Any
     """GraphDef of a Transformer."""
     specs: Weights
-    """PartitionSpecs."""
+    """PartitionSpecs of the weights."""
     model: ModelConfig
     num_slots: int
     max_len: int
-    """Tokens of a prompt and its answer."""
+    """Most tokens of a prompt and its answer."""
     num_known: int
-    """Tokens that the tokenizer has; the model may have more, which are not drawn."""
+    """Number of tokens of the tokenizer; further ids of the model are never drawn."""
     dtype: Any
-    """Of parameters and caches."""
+    """Dtype of parameters and caches."""
 
     def new_state(self) -> State:
-        """Make empty slots, born sharded."""
+        """Create empty slots, born sharded."""
         shape = jax.eval_shape(self._empty)
         shardings = jax.tree.map(
             functools.partial(NamedSharding, self.mesh), self._state_specs(shape)
@@ -107,7 +107,7 @@ class Decoder:
 
     def _empty(self) -> State:
         model, tp = self.model, self.mesh.shape[TP]
-        heads = max(model.num_kv_heads, tp)  # where tp is larger, heads are repeated
+        heads = max(model.num_kv_heads, tp)  # heads are repeated if tp is larger
         rings = []
         for kind in model.kinds:
             length = cache.ring_length(kind.window, self.max_len)
@@ -137,15 +137,15 @@ class Decoder:
     def read(
         self, weights: Weights, state: State, prompt: Prompt, *, with_logprobs: bool
     ) -> tuple[State, Drawn]:
-        """Put a prompt into a slot and draw the token after it.
+        """Prefill a prompt into a slot and draw the token after it.
 
         Args:
-          weights: on the mesh.
-          state: donated where this is jitted.
-          prompt: padded to a multiple of tp.
+          weights: weights on the mesh.
+          state: state of the slots; donated when jitted.
+          prompt: the prompt, padded to a multiple of tp.
           with_logprobs: static; see `sampling.draw`.
         Returns:
-          the state, and what was drawn, [1].
+          the state, and the draw, [1].
         """
 
         def per_device(
@@ -195,15 +195,16 @@ class Decoder:
         *,
         with_logprobs: bool,
     ) -> tuple[State, Drawn]:
-        """Draw the next tokens of all slots, one after the other.
+        """Draw the next tokens of all slots, step by step.
 
         Args:
-          weights: on the mesh.
-          state: donated where this is jitted.
-          num_steps: tokens a slot, at most MOST_STEPS; one program serves all numbers.
+          weights: weights on the mesh.
+          state: state of the slots; donated when jitted.
+          num_steps: tokens per slot, at most MOST_STEPS; one program serves all
+            numbers.
           with_logprobs: static; see `sampling.draw`.
         Returns:
-          the state, and what was drawn, [MOST_STEPS, slots]; zeros after num_steps.
+          the state, and the draws, [MOST_STEPS, slots]; zeros after num_steps.
         """
 
         def per_device(
@@ -255,7 +256,7 @@ class Decoder:
         )
 
     def _settled(self, state: State) -> State:
-        """Mark what all tp devices computed alike as equal; rings stay per device."""
+        """Mark values that all tp devices computed alike; rings stay per device."""
         settled = collectives.settle(state._replace(rings=()), over_dp=False)
         return settled._replace(rings=state.rings)
 
@@ -306,7 +307,7 @@ class Decoder:
     def _logits(
         self, model: Transformer, x: Float[Array, "1 t D"]
     ) -> Float[Array, "T V"]:
-        """Per device: whole logits of all positions; -inf where no token is."""
+        """Per device: full logits of all positions; -inf for ids without a token."""
         logits = collectives.gather_vocab(model.logits_of(x))[0]
         if self.num_known == logits.shape[-1]:
             return logits
@@ -330,7 +331,7 @@ def _attend_to_ring(
     k: Array,
     v: Array,
 ) -> tuple[Array, Ring]:
-    """Replace the attention core; slots take the place of the sequence."""
+    """Replace the attention core; slots use the sequence dim."""
     del core
     ring = cache.append(ring, k[0], v[0], positions)
     out = cache.attend(
@@ -346,12 +347,12 @@ def _attend_to_ring(
 def make_decoder(
     opened: Opened, *, num_slots: int, max_len: int
 ) -> tuple[Decoder, Weights]:
-    """Build the functions of a model, and take its parameters apart into layers.
+    """Build the functions of a model and unstack its parameters into layers.
 
     Args:
       opened: the model.
-      num_slots: texts that are continued at once; a multiple of dp x tp.
-      max_len: tokens of a prompt and its answer.
+      num_slots: texts continued concurrently; a multiple of dp x tp.
+      max_len: most tokens of a prompt and its answer.
     """
     mesh = opened.mesh
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})

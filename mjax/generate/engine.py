@@ -1,13 +1,13 @@
-"""Several texts continued at once: slots, a queue, and one step after the other.
+"""Continuous batching: slots, a queue, and one step after the other.
 
-Enters: requests. Leaves: events, one a token. A request waits until a slot is free; its
-prompt is then read in one program, and from there on each step draws the next tokens of
-all slots in another. Shapes are fixed, so that a program is compiled once: for the
-number of slots, and for each power of two that prompts are padded to. How many steps
-are one dispatch follows the clock; what is drawn does not depend on it.
+Enters: requests. Leaves: events, one per token. A request waits until a slot is free.
+One program then prefills its prompt, and another draws the next tokens of all slots.
+Shapes are fixed, so programs are compiled once: for the number of slots, and for each
+power of two that prompts are padded to. The number of steps per dispatch depends on
+measured time; the drawn tokens do not depend on it.
 
-An answer depends on the model, the prompt and the sampling, not on the slot or on other
-requests.
+An answer depends on the model, the prompt and the sampling, and not on the slot or on
+other requests.
 
 Source: iteration-level scheduling, Yu et al. 2022 (Orca), OSDI, section 3.1.
 """
@@ -30,17 +30,17 @@ from mjax.generate.stops import TextOfTokens, Words
 from mjax.mesh.axes import DP, TP
 
 _SHORTEST_PROMPT = 16
-"""Prompts are padded to this and its doubles. Chosen: fewer programs to compile."""
+"""Prompts are padded to this or a doubling of it. Chosen: fewer programs to compile."""
 _STEPS_WHILE_WAITING = 8
-"""Most steps of a dispatch while requests wait: a slot whose text has ended is empty
-until the tokens that were asked for are there. Chosen."""
+"""Most steps of a dispatch while requests wait, because the slot of an ended text stays
+empty until the dispatch is done. Chosen."""
 _LAST_STEPS = 4
-"""Steps of the dispatch before a request ends: the devices wait while the host makes
-text of these. Chosen: the cost of one more dispatch."""
+"""Steps of the dispatch before a request ends, after which the devices wait while the
+host decodes the tokens. Chosen: the cost of one more dispatch."""
 _BURST_S = 0.05
-"""Time of the steps of one dispatch together, if one step takes less. Chosen: twenty
-pieces of text a second look like single tokens, and with a fast model many steps share
-the cost of a dispatch."""
+"""Target seconds of one dispatch if a step takes less. Chosen: twenty pieces of text
+per second look like single tokens, and with a fast model many steps share the cost of a
+dispatch."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -54,7 +54,7 @@ class _Running:
 
 
 class _Token(NamedTuple):
-    """One token that was drawn, on the host."""
+    """One drawn token, on the host."""
 
     token: int
     logprob: float
@@ -62,25 +62,26 @@ class _Token(NamedTuple):
 
 
 class _Drawing(NamedTuple):
-    """Tokens that the devices draw."""
+    """A dispatch whose tokens the devices are drawing."""
 
     drawn: Drawn
-    """[MOST_STEPS, slots]; the first num_steps count."""
+    """Draws [MOST_STEPS, slots]; only the first num_steps rows are used."""
     num_steps: int
     with_logprobs: bool
     slots: dict[int, _Running]
-    """The requests that they are of; a slot may have another one when they are read."""
+    """Requests of the slots at dispatch; a slot may have another one at the read.
+    """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The whole answer to a request."""
+    """The complete answer to a request."""
 
     tokens: tuple[int, ...]
-    """Also the one that ended it."""
+    """All tokens, including the one that ended the answer."""
     text: str
     logprobs: tuple[float, ...]
-    """Of the tokens; empty where they were not asked for."""
+    """Log-probabilities of the tokens; empty if not requested."""
     finished: Finished
 
 
@@ -88,12 +89,12 @@ class Engine:
     """Continues texts with one model."""
 
     def __init__(self, opened: Opened, *, slots: int, max_len: int) -> None:
-        """Take a model; nothing is compiled yet.
+        """Store the model and create its programs; compile nothing yet.
 
         Args:
           opened: the model.
-          slots: texts at once; rounded up to a multiple of dp x tp.
-          max_len: tokens of a prompt and its answer together.
+          slots: number of concurrent texts, rounded up to a multiple of dp x tp.
+          max_len: most tokens of a prompt and its answer together.
         Raises:
           ValueError: a number is below 1.
         """
@@ -103,8 +104,8 @@ class Engine:
         rows = opened.model.learned_positions
         if rows is not None and max_len > rows:
             raise ValueError(
-                f"max_len must be at most {rows}, the positions that the model has "
-                f"learned, got {max_len}"
+                f"max_len must be at most {rows}, the number of learned positions of "
+                f"the model, got {max_len}"
             )
         self._opened, self._words = opened, Words(opened.tokenizer)
         sizes = opened.mesh.shape
@@ -128,30 +129,30 @@ class Engine:
         self._waiting: collections.OrderedDict[int, Request] = collections.OrderedDict()
         self._running: dict[int, _Running] = {}  # by slot
         self._drawing: _Drawing | None = None
-        self._read_s: float | None = None  # when the last tokens came
+        self._read_s: float | None = None  # time at which the last tokens arrived
         self._steps_at_once = 1
 
     @property
     def num_waiting(self) -> int:
-        """Requests that have no slot yet."""
+        """Number of requests without a slot."""
         return len(self._waiting)
 
     @property
     def num_running(self) -> int:
-        """Requests that have one."""
+        """Number of requests with a slot."""
         return len(self._running)
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is to be done."""
+        """Whether there is nothing to do."""
         return not self._waiting and not self._running
 
     def check(self, request: Request) -> None:
-        """Refuse what cannot be answered.
+        """Refuse a request that cannot be answered.
 
         Raises:
           ValueError: the prompt is empty, has an unknown token or is too long, or too
-            many tokens are asked for.
+            many tokens are requested.
         """
         prompt, vocab_size = request.prompt, self._opened.model.vocab_size
         if not prompt:
@@ -167,22 +168,22 @@ class Engine:
         if len(prompt) >= self.max_len:
             raise ValueError(
                 f"the prompt has {len(prompt)} tokens, and the model takes "
-                f"{self.max_len} with the answer; shorten it to at most "
+                f"{self.max_len} including the answer; shorten it to at most "
                 f"{self.max_len - 1}"
             )
         room = self.max_len - len(prompt)
         if request.sampling.max_tokens > room:
             raise ValueError(
-                f"the model takes {self.max_len} tokens, the prompt has {len(prompt)}: "
-                f"at most {room} can follow, got {request.sampling.max_tokens}; ask "
-                "for fewer, or shorten the prompt"
+                f"the model takes {self.max_len} tokens and the prompt has "
+                f"{len(prompt)}: at most {room} can follow, got "
+                f"{request.sampling.max_tokens}; request fewer, or shorten the prompt"
             )
 
     def submit(self, request: Request) -> int:
         """Queue a request.
 
         Returns:
-          its id, which its events carry.
+          id of the request, used in its events.
         Raises:
           ValueError: as `check`.
         """
@@ -192,7 +193,7 @@ class Engine:
         return request_id
 
     def cancel(self, request_id: int) -> bool:
-        """Free the slot of a request, or its place in the queue; no event follows.
+        """Free the slot of a request or remove it from the queue; no event follows.
 
         Returns:
           whether it had a slot.
@@ -205,10 +206,10 @@ class Engine:
         return False
 
     def step(self) -> list[Event]:
-        """Read the prompts that slots are free for, then draw the next tokens of all.
+        """Prefill prompts into free slots, then draw the next tokens of all slots.
 
         Returns:
-          the events of each request in their order.
+          events, in order for each request.
         """
         events: list[Event] = []
         free = (slot for slot in range(self.num_slots) if slot not in self._running)
@@ -220,7 +221,7 @@ class Engine:
         return events
 
     def _admit(self, slot: int, request_id: int, request: Request) -> Event:
-        """Read a prompt into a slot; return its first token."""
+        """Prefill a prompt into a slot; return its first token."""
         sampling, length = request.sampling, len(request.prompt)
         tokens = np.zeros((1, _padded(length, self._tp, self.max_len)), np.int32)
         tokens[0, :length] = request.prompt
@@ -242,14 +243,14 @@ class Engine:
         return self._event(slot, running, token)
 
     def _draw(self) -> Iterator[Event]:
-        """Draw tokens of all slots; drop those after the end of an answer.
+        """Draw tokens of all slots; drop tokens after the end of an answer.
 
-        The tokens after these are asked for before these are read, so that the devices
-        compute while the host makes text.
+        The next dispatch starts before the tokens of this one are read, so that the
+        devices compute while the host decodes text.
         """
         ahead = self._drawing
         drawing = ahead or self._dispatch(None)
-        assert drawing is not None  # every request that runs has a token to come
+        assert drawing is not None  # every running request has a token outstanding
         self._drawing = self._dispatch(drawing)
         drawn = _on_host(drawing.drawn, with_logprobs=drawing.with_logprobs)
         self._set_pace(None if ahead is None else ahead.num_steps)
@@ -260,11 +261,11 @@ class Engine:
                     yield self._event(slot, running, token)
 
     def _set_pace(self, num_steps: int | None) -> None:
-        """Choose how many steps the next dispatch has, by how long the last took.
+        """Choose the number of steps of the next dispatch from the time of the last.
 
         Args:
-          num_steps: that the devices have taken since tokens came before; None: they
-            have waited in between.
+          num_steps: steps taken since the previous tokens arrived; None if the devices
+            have been idle in between.
         """
         now_s = time.perf_counter()
         if num_steps is not None and self._read_s is not None:
@@ -273,7 +274,7 @@ class Engine:
         self._read_s = now_s
 
     def _dispatch(self, before: _Drawing | None) -> _Drawing | None:
-        """Start to draw, behind what is drawn already; None: a request ends there."""
+        """Queue the next dispatch; None if a request ends in the current one."""
 
         def left(slot: int, running: _Running) -> int:
             is_drawn = before is not None and before.slots.get(slot) is running
@@ -303,7 +304,7 @@ class Engine:
         )
 
     def _event(self, slot: int, running: _Running, drawn: _Token) -> Event:
-        """Take a token that was drawn; free the slot if it is the last."""
+        """Process a drawn token; free the slot if it is the last."""
         sampling, finished = running.request.sampling, None
         running.num_tokens += 1
         if drawn.token in self._opened.eos_ids:
@@ -329,7 +330,7 @@ class Engine:
 
 
 def answer_all(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
-    """Answer requests, as many at once as the engine has slots; in their order.
+    """Answer requests, as many concurrently as the engine has slots.
 
     Raises:
       ValueError: as `Engine.check`, before anything is computed.
@@ -345,7 +346,7 @@ def answer_all(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
 
 
 def answer_of(events: Sequence[Event]) -> Answer:
-    """Put the events of one request together."""
+    """Join the events of one request to an answer."""
     finished = events[-1].finished
     assert finished is not None
     tokens = [event.token for event in events if event.token is not None]
@@ -359,7 +360,7 @@ def answer_of(events: Sequence[Event]) -> Answer:
 
 
 def _on_host(drawn: Drawn, *, with_logprobs: bool) -> list[_Token]:
-    """Wait for tokens; return them with their log-probabilities, rows in a row."""
+    """Wait for tokens; return them with their log-probabilities, step by step."""
     if not with_logprobs:
         return [_Token(token, 0.0, ()) for token in np.ravel(drawn.token).tolist()]
     host = jax.device_get(drawn)
@@ -377,16 +378,17 @@ def _on_host(drawn: Drawn, *, with_logprobs: bool) -> list[_Token]:
 
 
 def _padded(length: int, tp: int, max_len: int) -> int:
-    """Return the tokens that a prompt is padded to: few different numbers.
+    """Return the padded length of a prompt, one of few different numbers.
 
-    The next double of the shortest, at most the longest text, and a multiple of tp.
+    It is the next doubling of the shortest length, at most the longest text, and a
+    multiple of tp.
     """
     double = max(_SHORTEST_PROMPT, 1 << (length - 1).bit_length())
     return -(-min(double, max_len) // tp) * tp
 
 
 def _how(sampling: Sampling, vocab: int) -> Draw:
-    """Return how one slot draws, as arrays [1]."""
+    """Return the sampling options of one slot, as arrays [1]."""
     top_k = vocab if sampling.top_k is None else min(sampling.top_k, vocab)
     return Draw(
         temperature=_small([sampling.temperature], np.float32),
@@ -397,8 +399,8 @@ def _how(sampling: Sampling, vocab: int) -> Draw:
 
 
 def _small(values: Any, dtype: Any) -> Any:
-    """Make an array of the host; the call of a program takes it to the devices.
+    """Make a host array; the call of a program transfers it to the devices.
 
-    Making one on a device needs a program of its own, which takes longer.
+    Making it on a device would need another program, which takes longer.
     """
     return np.asarray(values, dtype)

@@ -1,7 +1,7 @@
-"""A model opened to be used: its parameters on a mesh, its tokenizer, its ends.
+"""Open a model for use: parameters on a mesh, tokenizer, end tokens.
 
-Enters: a path (a work dir, a folder of checkpoints, one checkpoint, or a folder in the
-form of Hugging Face) and a mesh. Leaves: an `Opened`. Whatever mesh wrote the
+Enters: a path (a work dir, a folder of checkpoints, one checkpoint, or a Hugging Face
+folder) and a mesh. Leaves: an `Opened`. Independent of the mesh that wrote the
 parameters, each box is read once and goes straight to the devices that hold it.
 """
 
@@ -42,9 +42,9 @@ from mjax.step.state import param_specs
 from mjax.tune.merged import Merged
 
 TOKENIZER_DIR = "tokenizer"
-"""Folder of a work dir with the tokenizer of the run, as transformers has them."""
+"""Folder in a work dir with the tokenizer of the run, in the form of transformers."""
 DIGEST = "tokenizer_digest"
-"""Fact of a saved step: digest of the tokenizer that its tokens are of."""
+"""Fact of a saved step: digest of the tokenizer of the run."""
 
 _FLAG = "--tokenizer"
 _SPEC = "tokenizer.json"
@@ -54,39 +54,41 @@ _NAMED_LEAVES = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A model that can be used."""
+    """A model that is ready for use."""
 
     name: str
-    """What was opened, for people."""
+    """Description of the source for people."""
     model: ModelConfig
     params: Params
-    """Canonical form, layers stacked in their order; compute dtype; on the mesh."""
+    """On the mesh, in canonical form (layers stacked in order) and compute dtype.
+    """
     mesh: Mesh
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    """None: the model has none."""
+    """The tokenizer; None if the model has none."""
     seq_len: int
-    """Longest sequence that the model is meant for."""
+    """Longest sequence that the model was made for, in tokens."""
     eos_ids: tuple[int, ...]
     """Tokens at which generation ends."""
     start_ids: tuple[int, ...] = ()
-    """Tokens that a text begins with: what the tokenizer of a Hugging Face folder puts
-    before one. Training here adds nothing."""
+    """Tokens that the tokenizer of a Hugging Face folder puts before a text; empty for
+    runs of mjax."""
     bos_id: int | None = None
-    """The token that the folder names as the beginning of texts, added or not."""
+    """The beginning-of-text token named by the folder, whether or not it is added."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a prompt.
 
-        In training a document follows the end of another one: an empty prompt is that
-        token. A model in the form of Hugging Face may want one that begins texts.
+        An empty prompt becomes the end-of-document token, because in training a
+        document follows the end of another. A Hugging Face model may require a
+        beginning-of-text token.
         """
         ids = (*self.start_ids, *self.tokenizer.encode(text).tolist())
         return ids or (self.tokenizer.eos_id,)
 
 
 class Starts(NamedTuple):
-    """How texts of a tokenizer begin; as `Opened` has them."""
+    """Beginnings of texts, as in `Opened`."""
 
     ids: tuple[int, ...] = ()
     bos_id: int | None = None
@@ -94,7 +96,7 @@ class Starts(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Found:
-    """A model whose parameters are not read yet."""
+    """A model whose parameters are not yet read."""
 
     name: str
     model: ModelConfig
@@ -102,7 +104,7 @@ class _Found:
     read_boxes: Callable[[str, list[Box]], list[np.ndarray]]
     tokenizer: Tokenizer
     folder: Path | None
-    """Where the files beside the tokenizer are; None: there are none."""
+    """Folder of the files beside the tokenizer; None if there is none."""
     starts: Starts
 
 
@@ -114,34 +116,34 @@ def open_model(
     step: int | None = None,
     tokenizer: str | None = None,
 ) -> Opened:
-    """Open a model to generate text with it, or to evaluate it.
+    """Open a model for generation or evaluation.
 
     Args:
-      path: a work dir or a folder of checkpoints (the newest is taken), one checkpoint,
-        or a folder in the form of Hugging Face.
-      mesh: with all axes; parameters are split over tp, and whole over dp.
-      dtype: of the parameters, and of what is computed with them.
-      step: the checkpoint to take.
-      tokenizer: bytes, a tokenizer.json or hf://NAME@REVISION; None takes that of the
-        run or the folder.
+      path: a work dir or folder of checkpoints (the newest is used), one checkpoint, or
+        a Hugging Face folder.
+      mesh: mesh with all axes; parameters are split over tp and replicated over dp.
+      dtype: dtype of the parameters and of the computation.
+      step: step of the checkpoint; None for the newest.
+      tokenizer: bytes, a tokenizer.json or hf://NAME@REVISION; None for the tokenizer
+        of the run or folder.
     Raises:
       ValueError: there is no such model, it does not divide over the mesh, or the
-        tokenizer is not its own.
+        tokenizer is of another model.
       RuntimeError: files are missing or damaged.
     """
     if mesh.shape["pp"] > 1:
         raise ValueError(
-            f"--mesh.pp must be 1 to use a model, got {mesh.shape['pp']}: the layers "
-            "of a token run one after the other; use --mesh.tp "
-            f"{mesh.shape['pp']} to split each layer instead"
+            f"--mesh.pp must be 1 to use a model, got {mesh.shape['pp']}: generation "
+            f"does not pipeline layers; use --mesh.tp {mesh.shape['pp']} to split each "
+            "layer instead"
         )
     if tokenizer is not None:
         tokenizer = hub_tokenizers.pinned(tokenizer, flag=_FLAG)
     if places.is_hugging_face(path):
         if step is not None:
             raise ValueError(
-                f"{path} is a model in the form of Hugging Face, which has no steps; "
-                f"leave out --step {step}"
+                f"{path} is a Hugging Face model, which has no steps; leave out --step "
+                f"{step}"
             )
         found = _find_folder(Path(path), tokenizer)
     else:
@@ -166,19 +168,18 @@ def open_model(
 
 
 def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
-    """Find a model in the form of Hugging Face."""
+    """Find a Hugging Face model."""
     family, model = read_config(folder)
     source = open_params(folder, model)
     seq_len = read_positions(folder)
     if seq_len is None:
         raise ValueError(
-            f"{folder / CONFIG} does not say how long a sequence may be; add "
-            f"{LENGTHS[0]}"
+            f"{folder / CONFIG} does not give the longest sequence; add {LENGTHS[0]}"
         )
     if tokenizer is None and not (folder / _SPEC).is_file():
         raise ValueError(
             f"{folder} has no {_SPEC}; give the model's as --tokenizer PATH, or "
-            "--tokenizer bytes for a model of bytes"
+            "--tokenizer bytes for a byte-level model"
         )
     loaded = load_tokenizer(tokenizer or str(folder), flag=_FLAG)
     spec = hub_tokenizers.local(tokenizer or str(folder), flag=_FLAG)
@@ -194,7 +195,7 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
 
 
 def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Found:
-    """Find a saved step, and what its run says about it."""
+    """Find a saved step and the facts of its run."""
     place = places.find(path)
     saved = SavedStep(places.choose(place, step))
     config = from_json(saved.config())
@@ -212,8 +213,8 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
     digest = saved.manifest.run.get(DIGEST)
     if digest is not None and digest != loaded.digest:
         raise ValueError(
-            f"the tokenizer is not that of {saved.path}: digest {loaded.digest[:12]}, "
-            f"the checkpoint was trained with {str(digest)[:12]} "
+            f"the tokenizer is not that of {saved.path}: its digest is "
+            f"{loaded.digest[:12]}, the checkpoint was trained with {str(digest)[:12]} "
             f"(--data.tokenizer {config.data.tokenizer}); give that one as --tokenizer"
         )
     return _Found(
@@ -230,23 +231,22 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
 def _checked_boxes(
     saved: SavedStep, model: ModelConfig, adapters: AdapterConfig | None
 ) -> Callable[[str, list[Box]], list[np.ndarray]]:
-    """Return what reads boxes of a step that holds the parameters of its config.
+    """Return a function that reads boxes of a step; check its parameters first.
 
-    Adapters are merged.
+    Adapters are merged into the weights.
     """
     source = saved if adapters is None else Merged(saved, adapters)
     pure = _pure(abstract_params(model)[1])
     wanted = {name: tuple(x.shape) for name, x in by_path({"params": pure}).items()}
     held = {n: source.shape(n) for n in source.names() if n.startswith("params.")}
     wrong = [
-        f"{name}: {held.get(name, 'absent')}, its config means "
-        f"{wanted.get(name, 'none')}"
+        f"{name}: {held.get(name, 'absent')}, by its config {wanted.get(name, 'none')}"
         for name in sorted(wanted | held)
         if wanted.get(name) != held.get(name)
     ]
     if wrong:
         raise ValueError(
-            f"{saved.path} holds other parameters than its config says: "
+            f"{saved.path} holds other parameters than its config describes: "
             + "; ".join(wrong[:_NAMED_LEAVES])
         )
     if source is saved:
@@ -281,7 +281,7 @@ def _pure(abstract: Any) -> Params:
 
 
 def _check_sizes(model: ModelConfig, tp: int) -> None:
-    """Refuse a tp over which the model does not divide."""
+    """Refuse a tp size that does not divide the model."""
     split = {"heads": model.heads, "feed-forward width": model.ffn_width}
     for what, size in split.items():
         if size % tp:
@@ -312,8 +312,8 @@ def _divisor(size: int, most: int) -> int:
 
 
 def _tokenizer_folder(place: places.Place, path: str) -> Path | None:
-    """Return the tokenizer folder of the work dir of some steps, if it has one."""
-    # The steps of a work dir may be elsewhere.
+    """Return the tokenizer folder of the work dir of checkpoints, if it has one."""
+    # The checkpoints of a work dir may be in another folder.
     work_dir = place.store.directory.parent if place.journal is None else path
     if "://" in str(work_dir):
         return None
@@ -322,7 +322,7 @@ def _tokenizer_folder(place: places.Place, path: str) -> Path | None:
 
 
 def _tokenizer_of_run(name: str, eos_token: str | None, path: str) -> Tokenizer:
-    """Load what the config of a run names, if it can be found from here."""
+    """Load the tokenizer named by the config of a run, if this machine has it."""
     if trained_vocab_size(name) is not None:
         raise ValueError(
             f"the run of {path} trained its tokenizer ({name}) on its data, and there "
@@ -333,23 +333,22 @@ def _tokenizer_of_run(name: str, eos_token: str | None, path: str) -> Tokenizer:
         return load_tokenizer(name, eos_token=eos_token)
     except ValueError as error:
         raise ValueError(
-            f"the tokenizer of the run of {path} cannot be used: {error}; give the "
-            "same one from where it is now as --tokenizer PATH"
+            f"the tokenizer of the run of {path} cannot be used: {error}; give its "
+            "present path as --tokenizer PATH"
         ) from None
 
 
 def find_starts(tokenizer: Tokenizer, folder: Path) -> Starts:
-    """Find the tokens that begin texts, as transformers does from the files of a
-    folder.
+    """Find the tokens that begin texts, as transformers does.
 
-    The post-processor of tokenizer.json decides what is added: beside this file
-    transformers passes over add_bos_token. Tokens after a text are left out.
+    The post-processor of tokenizer.json determines the added tokens; given this file,
+    transformers ignores add_bos_token. Tokens after a text are left out.
 
     Args:
-      tokenizer: of the folder.
-      folder: with tokenizer_config.json, which names the token, or without.
+      tokenizer: tokenizer of the folder.
+      folder: folder whose tokenizer_config.json, if any, names the token.
     Raises:
-      RuntimeError: the file is damaged.
+      RuntimeError: tokenizer_config.json is damaged.
     Source: transformers 5.23, `tokenization_utils_base.py`.
     """
     bos, path = None, folder / CONFIG_FILE
@@ -373,17 +372,17 @@ def _check_vocab(found: _Found) -> None:
     have, need = found.model.vocab_size, found.tokenizer.vocab_size
     if need > have:
         raise ValueError(
-            f"the tokenizer has {need} tokens and {found.name} only {have}: it is of "
-            "another model; give the model's own as --tokenizer PATH"
+            f"the tokenizer has {need} tokens and {found.name} only {have}, so it is "
+            "of another model; give the model's own as --tokenizer PATH"
         )
 
 
 def _eos_ids(
     tokenizer: Tokenizer, folder: Path | None, model: ModelConfig
 ) -> tuple[int, ...]:
-    """Return the tokens that end a text: the tokenizer's, and those of the folder.
+    """Return the tokens that end a text, from the tokenizer and the folder.
 
-    Without a generation_config.json config.json counts, as in transformers.
+    Without generation_config.json, config.json is used, as in transformers.
     """
     ids = [tokenizer.eos_id]
     paths = [] if folder is None else [folder / _GENERATION, folder / CONFIG]

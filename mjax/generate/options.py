@@ -1,4 +1,4 @@
-"""Flags of `python -m mjax.generate`; no JAX, so that mistakes are answered at once."""
+"""Flags of `python -m mjax.generate`. No JAX, so mistakes are reported at once."""
 
 import dataclasses
 from typing import Annotated, Literal
@@ -25,27 +25,27 @@ OTHER_NAMES = {
     "max-seq-len": "--max-len",
     "max-length": "--max-len",
     "greedy": "--temperature 0 takes the likeliest token",
-    "do-sample": "--temperature 0 takes the likeliest token; all others draw",
+    "do-sample": "--temperature 0 takes the likeliest token; other values draw",
     "port": "--serve PORT answers requests over HTTP",
 }
-"""Of flags, in other programs; see `mjax.flags.Guide`."""
+"""Names of these flags in other programs; see `mjax.flags.Guide`."""
 EXAMPLES = (
     'python -m mjax.generate runs/a --prompt "def main("',
     "python -m mjax.generate runs/a --prompt - --tokens 200 --temperature 0 < text",
     "python -m mjax.generate runs/a --serve 8000",
 )
 STDIN = "-"
-"""As a prompt: standard input."""
+"""Prompt that stands for standard input."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshFlags:
-    """Devices that share the model."""
+    """Mesh of the devices."""
 
     dp: int = 1
     """Replicas; each continues its share of the prompts."""
     tp: int = 1
-    """Devices that each layer is split over."""
+    """Devices over which each layer is split."""
 
     def __post_init__(self) -> None:
         """Refuse sizes below 1."""
@@ -71,32 +71,32 @@ class GenerateFlags:
     prompt_file: str | None = None
     """File whose text is one more prompt."""
     chat: bool = False
-    """Hold a conversation in the terminal, by the model's chat template."""
+    """Chat in the terminal with the model's chat template."""
     system: str | None = None
-    """With --chat: message of the system before the first turn."""
+    """With --chat: system message before the first turn."""
     tokens: int | None = None
-    """Tokens to draw for each prompt, at most; None: 128, or fewer if no more fit; all
-    that fit with --chat."""
+    """Most tokens to draw per prompt; None: 128, or as many as fit; with --chat all
+    that fit."""
     temperature: float = 0.8
     """Logits are divided by this; 0 takes the likeliest token."""
     top_k: int | None = None
     """Draw from this many likeliest tokens; None: all."""
     top_p: float = 1.0
-    """Draw from the fewest likeliest tokens with this probability together."""
+    """Draw from the fewest likeliest tokens with at least this total probability."""
     stop: tuple[str, ...] = ()
-    """A text ends before the first of these."""
+    """Texts that end the answer; the first one found is not printed."""
     seed: int = 0
-    """Of the draws; prompt i has seed + i."""
+    """Seed of the draws; prompt i has seed + i."""
     step: int | None = None
-    """Checkpoint to take; None: the newest."""
+    """Step of the checkpoint; None: the newest."""
     tokenizer: str | None = None
     """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's own."""
     precision: Literal["float32", "bfloat16"] | None = None
-    """Of parameters and caches; None: float32 on CPUs, bfloat16 on GPUs."""
+    """Dtype of parameters and caches; None: float32 on CPUs, bfloat16 on GPUs."""
     max_len: int | None = None
-    """Longest prompt and answer; None: what the model was trained with."""
+    """Most tokens of prompt and answer; None: the training length."""
     slots: int = 8
-    """Prompts that are continued at once, at most."""
+    """Most prompts continued concurrently."""
     echo: bool = True
     """Print each prompt before its continuation."""
     json: bool = False
@@ -106,7 +106,7 @@ class GenerateFlags:
     mesh: MeshFlags = MeshFlags()
 
     def __post_init__(self) -> None:
-        """Refuse values that no model could take.
+        """Refuse values that no model accepts.
 
         Raises:
           ValueError: a value is out of range, or there is no prompt.
@@ -114,8 +114,8 @@ class GenerateFlags:
         has_prompt = bool(self.prompt) or self.prompt_file is not None
         if not has_prompt and not self.chat:
             raise ValueError(
-                "there is no prompt; give --prompt TEXT, --prompt-file FILE, "
-                "--prompt - to read standard input, or --chat"
+                "no prompt; give --prompt TEXT, --prompt-file FILE, --prompt - to read "
+                "standard input, or --chat"
             )
         if self.chat and (has_prompt or self.json or not self.echo):
             raise ValueError(
@@ -136,11 +136,11 @@ class GenerateFlags:
         self.sampling(0, room=DEFAULT_TOKENS)
 
     def sampling(self, index: int, *, room: int) -> Sampling:
-        """Return how the prompt with this index is continued.
+        """Return the sampling options of a prompt.
 
         Args:
-          index: of the prompt.
-          room: tokens that fit after it; counts where --tokens is absent.
+          index: index of the prompt.
+          room: tokens that fit after the prompt; used without --tokens.
         Raises:
           ValueError: a flag is out of range.
         """
@@ -160,12 +160,12 @@ class GenerateFlags:
 
     @property
     def num_devices(self) -> int:
-        """Devices of the mesh."""
+        """Number of devices of the mesh."""
         return self.mesh.dp * self.mesh.tp
 
 
 def _as_flags(message: str) -> str:
-    """Name the flags in a message that names the fields of `Sampling`."""
+    """Replace the names of `Sampling` fields by flags in an error."""
     names = {
         "max_tokens": "--tokens",
         "temperature": "--temperature",

@@ -1,7 +1,7 @@
-"""What is asked of a model, and what comes back; no JAX, no model.
+"""Requests to a model and events of the answers. Imports no JAX and no model.
 
-Enters: tokens of a prompt, and how to continue them. Leaves: a checked `Request`, and
-the `Event`s that answer it, one a token.
+Enters: tokens of a prompt, and sampling options. Leaves: a checked `Request`, and the
+`Event`s of its answer, one per token.
 """
 
 import dataclasses
@@ -9,34 +9,34 @@ import math
 from typing import Literal, NamedTuple
 
 MAX_LOGPROBS = 20
-"""Most alternatives with their log-probabilities a token; as OpenAI's chat API has it
+"""Most alternatives per token, as in OpenAI's chat API
 (platform.openai.com/docs/api-reference/chat, top_logprobs)."""
 
 Finished = Literal["stop", "length", "cancelled"]
-"""Why an answer ended: its end or a stop text, max_tokens, or the caller."""
+"""Why an answer ended: an end token or stop text, max_tokens, or the caller."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn, and when to stop."""
+    """Sampling options and stop conditions."""
 
     max_tokens: int
-    """Tokens to draw at most."""
+    """Most tokens to draw."""
     temperature: float = 1.0
     """Logits are divided by this; 0 takes the likeliest token."""
     top_k: int | None = None
-    """Draw from this many likeliest tokens; None is all."""
+    """Draw from this many likeliest tokens; None for all."""
     top_p: float = 1.0
-    """Draw from the fewest likeliest tokens with this probability together."""
+    """Draw from the fewest likeliest tokens with at least this total probability."""
     seed: int = 0
-    """A draw depends on it and on the position alone."""
+    """Seed of the draws; a draw depends only on it, the position and the logits."""
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these texts."""
     logprobs: int | None = None
-    """Likeliest tokens to report with each token; None reports no log-probability."""
+    """Likeliest tokens to report per token; None for no log-probabilities."""
 
     def __post_init__(self) -> None:
-        """Refuse values that no draw can use.
+        """Refuse values that cannot be used.
 
         Raises:
           ValueError: a value is out of range.
@@ -70,7 +70,7 @@ class Sampling:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Request:
-    """A prompt to be continued."""
+    """A prompt to continue."""
 
     prompt: tuple[int, ...]
     """Token ids, at least one."""
@@ -82,12 +82,12 @@ class Event(NamedTuple):
 
     request_id: int
     token: int | None
-    """None: the answer ended without one more."""
+    """None if the answer ended without another token."""
     text: str
-    """What can be shown now: whole characters, nothing that may begin a stop text."""
+    """Text that can be shown now: complete characters that cannot begin a stop text."""
     logprob: float | None
-    """Of the token, in the distribution of the model: before temperature and cuts."""
+    """Log-probability of the token under the model, before temperature and cuts."""
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens with their log-probabilities, the likeliest first."""
     finished: Finished | None
-    """None: more is to come."""
+    """None if more events follow."""

@@ -1,12 +1,12 @@
-"""Tokens drawn from logits: temperature, top-k, top-p, a seed for each text.
+"""Draw tokens from logits: temperature, top-k, top-p, and a seed for each text.
 
-Enters: float32 logits of one position a slot, and how each slot draws. Leaves: tokens,
-and their log-probabilities. A draw depends on the logits, the seed and the position of
-the token, never on the slot or on what the other slots hold.
+Enters: float32 logits of one position per slot, and the options of each slot. Leaves:
+tokens and their log-probabilities. A draw depends on the logits, the seed and the
+position of the token, never on the slot or on other slots.
 
-Source: nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751, section 3.1; cuts are
-applied in the order temperature, top-k, top-p, as transformers does. Tokens as likely
-as the last one kept are kept too.
+Source: nucleus sampling, Holtzman et al. 2020, arXiv:1904.09751, section 3.1. The order
+is temperature, top-k, top-p, as in transformers. Tokens as likely as the last one kept
+are kept too.
 """
 
 from typing import NamedTuple
@@ -19,25 +19,25 @@ from mjax.generate.requests import MAX_LOGPROBS
 
 
 class Draw(NamedTuple):
-    """How each slot draws; arrays [slots], so that one program serves all requests."""
+    """Options of each slot; arrays [slots], so that one program serves all requests."""
 
     temperature: Float[Array, "slots"]
     """0 takes the likeliest token."""
     top_k: Int[Array, "slots"]
-    """From 1 to V; V is all."""
+    """From 1 to V; V keeps all tokens."""
     top_p: Float[Array, "slots"]
-    """Above 0; 1 is all."""
+    """Above 0; 1 keeps all tokens."""
     seed: UInt32[Array, "slots"]
 
 
 class Drawn(NamedTuple):
-    """Tokens of one position a slot."""
+    """Drawn tokens of one position per slot."""
 
     token: Int[Array, "*slots"]
     logprob: Float[Array, "*slots"]
-    """Of the token, before temperature and cuts; 0 where it was not asked for."""
+    """Log-probability before temperature and cuts; 0 if not requested."""
     top_tokens: Int[Array, "*slots n"] | None
-    """The likeliest tokens, the likeliest first; None where not asked for."""
+    """The likeliest tokens, the likeliest first; None if not requested."""
     top_logprobs: Float[Array, "*slots n"] | None
 
 
@@ -48,12 +48,12 @@ def draw(
     *,
     with_logprobs: bool,
 ) -> Drawn:
-    """Draw one token a slot.
+    """Draw one token per slot.
 
     Args:
-      logits: float32; -inf where no token is.
-      how: each slot draws.
-      positions: of the tokens that are drawn.
+      logits: float32; -inf for ids without a token.
+      how: options of each slot.
+      positions: positions of the drawn tokens.
       with_logprobs: compute log-probabilities.
     """
     is_cut = (how.temperature > 0) & ((how.top_k < logits.shape[1]) | (how.top_p < 1))
@@ -90,7 +90,7 @@ def _same(x: jax.Array) -> jax.Array:
 def _cut(
     scaled: Float[Array, " V"], top_k: Int[Array, ""], top_p: Float[Array, ""]
 ) -> Float[Array, " V"]:
-    """Leave the likeliest tokens; -inf for the others."""
+    """Keep the logits of the likeliest tokens; set the others to -inf."""
     ranked = -jnp.sort(-scaled)
     kept = jnp.arange(ranked.size) < top_k
     share = jax.nn.softmax(jnp.where(kept, ranked, -jnp.inf))

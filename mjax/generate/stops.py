@@ -1,8 +1,8 @@
-"""Text of tokens as they come, and the texts that end it.
+"""Decode tokens one by one, and detect the texts that end an answer.
 
 Enters: the tokens of one answer, one by one. Leaves: pieces of text that can be shown.
-A piece has whole characters only, and nothing that may be the beginning of a stop text;
-the pieces together are the answer, whatever the tokens were cut into.
+A piece has complete characters only, and no text that may begin a stop text. The joined
+pieces are the answer, independent of how tokens split it.
 """
 
 from collections.abc import Sequence
@@ -12,17 +12,17 @@ import numpy as np
 from mjax.data.tokenizers import Tokenizer
 
 _BROKEN = "\ufffd"
-"""What stands for bytes that are not a whole character (yet)."""
+"""Replacement character for bytes that are not (yet) a complete character."""
 _MOST_HELD = 8
-"""Tokens that may wait for the end of a character: one has 4 bytes at most, and a token
-of a byte-level vocabulary holds one byte at least. Chosen, twice that."""
+"""Most tokens held until a character is complete. A character has at most 4 bytes, and
+a token of a byte-level vocabulary at least one. Chosen: twice that."""
 
 
 class Words:
-    """Decodes tokens, and caches the text of each single token."""
+    """Decodes tokens and caches the text of each single token."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Remember nothing yet; at most one text for each token."""
+        """Start with an empty cache, which holds at most one text per token."""
         self._decode = tokenizer.decode
         self._alone: dict[int, str] = {}
 
@@ -46,35 +46,36 @@ class TextOfTokens:
         *,
         before: Sequence[int] = (),
     ) -> None:
-        """Begin with no tokens of the answer.
+        """Start before the first token of the answer.
 
         Args:
-          words: of the model's tokenizer.
+          words: decoder of the model's tokenizer.
           stop: texts that end the answer; they are not shown.
-          before: tokens of the prompt. Its last ones decide how the first of the answer
-            is written: SentencePiece drops the space that a text begins with.
+          before: tokens of the prompt. The last ones affect the text of the first
+            answer token, because SentencePiece drops the space at the beginning of a
+            text.
         """
         self._words = words
         self._stop = tuple(stop)
         self._tokens = list(before[-_MOST_HELD:])
         self._shown_from = 0
-        """Tokens before this one are only there so that others decode as they would
-        in the whole text; a tokenizer may treat the first of a text differently."""
+        """Tokens before this index only provide context for decoding, because a
+        tokenizer may treat the first token of a text differently."""
         self._read_to = len(self._tokens)
-        """Tokens before this one are in the text."""
+        """Tokens before this index are in the text."""
         self._held = ""
 
     def add(self, token: int) -> tuple[str, bool]:
-        """Take a token; return what can be shown now, and whether a stop text came."""
+        """Add a token; return the text to show now, and whether it stops."""
         self._tokens.append(token)
         return self._release(self._new_text(flush=False), flush=False)
 
     def end(self) -> tuple[str, bool]:
-        """Return what was held back, when no token is to come."""
+        """Return the held-back text after the last token."""
         return self._release(self._new_text(flush=True), flush=True)
 
     def _new_text(self, *, flush: bool) -> str:
-        """Return the text of the tokens since the last call, once it is whole."""
+        """Return the text of the tokens since the last call, once it is complete."""
         tokens = self._tokens[self._shown_from :]
         num_read = self._read_to - self._shown_from
         before = self._words.text(tokens[:num_read])
@@ -99,24 +100,25 @@ class TextOfTokens:
 
 
 def check_stops(tokenizer: Tokenizer, stop: Sequence[str]) -> None:
-    """Refuse a stop text that no answer can end with.
+    """Refuse a stop text that cannot occur in an answer.
 
     Args:
-      tokenizer: of the model.
-      stop: texts, none of them empty.
+      tokenizer: tokenizer of the model.
+      stop: stop texts, none empty.
     Raises:
-      ValueError: the tokenizer cannot write one; the message begins with it.
+      ValueError: the tokenizer cannot produce a text; the message begins with that
+        text.
     """
     for text in stop:
         if tokenizer.decode(tokenizer.encode(text)).strip() != text.strip():
             raise ValueError(
-                f"{text!r} is a text that the tokenizer cannot write, so no answer "
-                "would ever end with it; leave it out, or write it otherwise"
+                f"{text!r} is a text that the tokenizer cannot produce, so no answer "
+                "would ever end with it; leave it out or change it"
             )
 
 
 def _overlap(text: str, stop: Sequence[str]) -> int:
-    """Return how many last characters of a text may begin a stop text."""
+    """Return the number of last characters of a text that may begin a stop text."""
     most = max((len(s) - 1 for s in stop), default=0)
     return next(
         (

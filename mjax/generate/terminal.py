@@ -1,8 +1,8 @@
-"""A chat in the terminal: messages from standard input, answers as they come.
+"""Chat in the terminal: messages from standard input, streamed answers.
 
 Enters: an opened model with a chat template, and flags. Leaves: the answers on stdout,
-remarks on stderr. One line is one message. The turns so far go through the template
-anew for each answer, as the server does it with the messages of a request.
+remarks on stderr. One line is one message. For each answer the template renders all
+turns again, as the server does with the messages of a request.
 """
 
 import contextlib
@@ -24,24 +24,24 @@ def chat(asked: GenerateFlags, opened: Opened, max_len: int) -> None:
     """Answer the messages of standard input until its end.
 
     Args:
-      asked: flags; how answers are drawn.
+      asked: flags, including the sampling options.
       opened: the model.
-      max_len: tokens of the conversation, the next answer included.
+      max_len: most tokens of the conversation, including the next answer.
     Raises:
-      ValueError: the model has no chat template, it is broken, or it does not take
-        --system; a message is not UTF-8.
+      ValueError: the model has no chat template, the template is broken or does not
+        accept --system, or a message is not UTF-8.
     """
     encode = encoder(opened)
     if encode is None:
         raise ValueError(
-            f"{opened.name} has no chat template, so --chat cannot turn messages into "
-            "a prompt; put a chat_template.jinja beside the tokenizer of the model "
+            f"{opened.name} has no chat template, so --chat cannot make prompts from "
+            "messages; put a chat_template.jinja beside the tokenizer of the model "
             "(the folder tokenizer of a work dir), or continue a text with --prompt"
         )
     first = _first(asked.system, encode)
     engine, turns, number = Engine(opened, slots=1, max_len=max_len), [*first], 0
     if sys.stdin.isatty():
-        _say(f"{RESET} begins a new conversation; {QUIT} or Ctrl-D ends")
+        _say(f"{RESET} starts a new conversation; {QUIT} or Ctrl-D ends")
     for text in _messages():
         if text == QUIT:
             return
@@ -58,10 +58,10 @@ def chat(asked: GenerateFlags, opened: Opened, max_len: int) -> None:
 
 
 def _first(system: str | None, encode: ChatEncoder) -> list[Message]:
-    """Return what each conversation begins with.
+    """Return the messages that begin each conversation.
 
     Raises:
-      ValueError: the template refuses or ignores a message of the system.
+      ValueError: the template refuses or ignores system messages.
     """
     user = {"role": "user", "content": "-"}
     alone = encode([user])
@@ -74,14 +74,14 @@ def _first(system: str | None, encode: ChatEncoder) -> list[Message]:
         raise ValueError(f"--system cannot be used: {error}; leave it out") from None
     if is_ignored:
         raise ValueError(
-            "--system cannot be used: the model's chat template leaves messages of the "
-            "system out; write it into your first message"
+            "--system cannot be used: the model's chat template ignores system "
+            "messages; write it into your first message"
         )
     return [message]
 
 
 def _messages() -> Iterator[str]:
-    """Read messages, one a line; empty lines are none.
+    """Read messages, one per line; skip empty lines.
 
     Raises:
       ValueError: a line is not UTF-8.
@@ -92,7 +92,7 @@ def _messages() -> Iterator[str]:
             import readline  # noqa: F401  `input` edits lines with it
     try:
         while line := input(_PROMPT) + "\n" if is_terminal else sys.stdin.readline():
-            line.encode()  # a broken byte may have come as half a surrogate pair
+            line.encode()  # an invalid byte may arrive as half a surrogate pair
             if text := line.strip():
                 yield text
     except EOFError:
@@ -108,7 +108,7 @@ def _request(
     max_len: int,
     number: int,
 ) -> Request | None:
-    """Make the request of one turn; None: it is refused, which is said."""
+    """Make the request of one turn; print the reason and return None if refused."""
     try:
         prompt = tuple(encode(messages))
     except ValueError as error:
@@ -118,7 +118,8 @@ def _request(
     if room < 1:
         _say(
             f"the conversation has {len(prompt)} tokens with this message, and the "
-            f"model takes {max_len} with the answer: shorten the message, or {RESET}"
+            f"model takes {max_len} including the answer: shorten the message, or "
+            f"{RESET}"
         )
         return None
     sampling = asked.sampling(number, room=room)
@@ -129,7 +130,7 @@ def _request(
 
 
 def _answer(engine: Engine, request: Request, *, is_bounded: bool) -> str:
-    """Print one answer as it comes; return it."""
+    """Print one answer while it is generated; return it."""
     engine.submit(request)
     text, finished = "", None
     while not engine.is_idle:

@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused_and_the_chat_goes_on(hold, offline):
     used_up = "generate: the model takes 28 tokens, which are used up: /reset"
     assert said[0] == (
         "generate: the conversation has 44 tokens with this message, and the model "
-        "takes 28 with the answer: shorten the message, or /reset"
+        "takes 28 including the answer: shorten the message, or /reset"
     )
     assert re.match(r"generate: the conversation has \d+ tokens with", said[2])
     assert [said[1], *said[3:]] == [used_up, "generate: a new conversation", used_up]

@@ -91,7 +91,7 @@ def test_standard_input_is_a_prompt_and_a_process_prints_the_text_alone(run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "there is no prompt; give --prompt TEXT"),
+        ([], "no prompt; give --prompt TEXT"),
         (["--prompt", "-", "-"], "give it once"),
         (["--prompt", "a", "--tokens", "0"], "--tokens must be at least 1, got 0"),
         (["--prompt", "a", "--temperature", "nan"], "--temperature must be finite"),

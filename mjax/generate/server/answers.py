@@ -1,6 +1,6 @@
-"""Answers in the form of OpenAI's API, whole and in pieces.
+"""Answers in the format of OpenAI's API, complete and streamed.
 
-Enters: events of the engine. Leaves: JSON objects. `Writer` knows the ids and counts of
+Enters: events of the engine. Leaves: JSON objects. `Writer` has the ids and counts of
 one answer; it touches no socket.
 """
 
@@ -16,14 +16,15 @@ from mjax.generate.requests import Event
 from mjax.generate.server.prompts import Job
 
 _LEAST_LOGPROB = -9999.0
-"""Written for tokens that cannot be drawn: OpenAI's value; JSON has no infinity."""
+"""Stands for minus infinity, which JSON lacks; OpenAI's value.
+"""
 
 type Kind = Literal["completion", "chat"]
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Choice:
-    """What has been generated of one choice."""
+    """The generated part of one choice."""
 
     text: str
     num_tokens: int = 0
@@ -33,7 +34,7 @@ class _Choice:
 
 
 class Writer:
-    """Turns the events of one HTTP request into its answer."""
+    """Converts the events of one HTTP request to its answer."""
 
     def __init__(
         self,
@@ -45,13 +46,13 @@ class Writer:
         with_logprobs: bool,
         include_usage: bool,
     ) -> None:
-        """Begin an answer.
+        """Start an answer.
 
         Args:
           kind: which of the two endpoints answers.
-          job: what the engine does.
+          job: requests of the engine.
           model: name in the answer.
-          decode: text of a token.
+          decode: returns the text of a token.
           with_logprobs: list tokens with their log-probabilities.
           include_usage: count tokens at the end of a stream.
         """
@@ -69,11 +70,11 @@ class Writer:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens generated so far."""
+        """Number of tokens generated so far."""
         return sum(choice.num_tokens for choice in self._choices)
 
     def add(self, events: Sequence[tuple[int, Event]]) -> None:
-        """Take events for the whole answer."""
+        """Add events to the complete answer."""
         for index, event in events:
             choice = self._choices[index]
             choice.entries += self._entries(choice, event)
@@ -96,7 +97,7 @@ class Writer:
         )
 
     def first(self) -> bytes:
-        """Return what a stream begins with: roles of a chat, or the echoed prompts."""
+        """Return the first chunks of a stream: chat roles or the echoed prompts."""
         if self._kind == "chat":
             role = {"delta": {"role": "assistant", "content": ""}}
             return b"".join(
@@ -109,7 +110,7 @@ class Writer:
         )
 
     def pieces(self, events: Sequence[tuple[int, Event]]) -> bytes:
-        """Return one chunk for each choice that has something new."""
+        """Return one chunk for each choice with new text."""
         chunks = []
         for index in dict.fromkeys(index for index, _ in events):
             choice = self._choices[index]
@@ -127,7 +128,7 @@ class Writer:
         return b"".join(chunks)
 
     def last(self) -> bytes:
-        """Return what a stream ends with."""
+        """Return the last chunks of a stream."""
         end = b"data: [DONE]\n\n"
         if not self._include_usage:
             return end
@@ -135,7 +136,7 @@ class Writer:
         return _event(self._head | usage) + end
 
     def usage(self) -> dict[str, int]:
-        """Return the number of tokens."""
+        """Return the token counts."""
         prompt, answer = self._job.num_prompt_tokens, self.num_tokens
         return {
             "prompt_tokens": prompt,
@@ -166,7 +167,7 @@ class Writer:
         return {name: role | {"content": text}}
 
     def _entries(self, choice: _Choice, event: Event) -> list[dict[str, Any]]:
-        """Describe the token of an event; nothing if there is none."""
+        """Describe the token of an event, if it has one."""
         if not self._with_logprobs or event.token is None or event.logprob is None:
             return []
         return [
@@ -206,7 +207,7 @@ class Writer:
 
 
 def error_event(body: dict[str, Any]) -> bytes:
-    """Return an error as the end of a stream that has begun."""
+    """Return an error as the end of a started stream."""
     return _event(body)
 
 

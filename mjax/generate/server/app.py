@@ -1,7 +1,7 @@
-"""The ASGI application: routes, and the way of one request.
+"""The ASGI application: routes and the handling of one request.
 
-Enters: what is served, and a scheduler. Leaves: an application. Errors are answered in
-OpenAI's form; an error after the first bytes of a stream ends it without `[DONE]`.
+Enters: the served model and a scheduler. Leaves: an application. Errors have OpenAI's
+format; an error after the first bytes of a stream ends it without `[DONE]`.
 """
 
 import asyncio
@@ -32,7 +32,8 @@ from mjax.generate.server.protocol import Options
 from mjax.generate.server.scheduler import Scheduler, Ticket
 
 _GOODBYE_S = 1.0
-"""Seconds in which the error at the end of a stream must be taken. Chosen."""
+"""Seconds that a client has to receive the error at the end of a stream. Chosen.
+"""
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -40,10 +41,10 @@ _STREAM = [
     (b"x-accel-buffering", b"no"),
 ]
 _GONE = 499
-"""Counted for a client that has gone before the end of its answer; nginx's code."""
+"""Status counted for a client that disconnected before its answer; nginx's code."""
 _IS_GONE = "mjax.is_gone"
 _KNOWN_TOKENS = 1 << 16
-"""Texts of tokens that are kept. Chosen: a few MB."""
+"""Most token texts in the cache. Chosen: a few MB."""
 
 
 def make_app(
@@ -57,9 +58,9 @@ def make_app(
 
     Args:
       served: the model and its limits.
-      scheduler: has the engine.
-      tokens: one of which a request must have; empty: none.
-      counters: of what the server does.
+      scheduler: scheduler of the engine.
+      tokens: accepted API tokens; empty: none is required.
+      counters: counters of the server.
     """
     pages = _Pages(served, scheduler, counters)
     completions = _Generation("completion", served, scheduler, counters)
@@ -78,14 +79,14 @@ def make_app(
 
 
 class _Outermost:
-    """Answers what the guard refuses, counts answers, and tells of bugs."""
+    """Answers refused requests, counts answers, and reports bugs."""
 
     def __init__(self, app: ASGIApp, counters: metrics.Metrics) -> None:
         self._app, self._counters = app, counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # no websockets here; the server closes what is not answered
+            return  # no websockets; the server closes connections without an answer
         status: int | None = None
 
         async def send_seen(message: Message) -> None:
@@ -100,7 +101,7 @@ class _Outermost:
         except Exception as error:  # a bug must not end more than its request
             traceback.print_exception(error, file=sys.stderr)
         finally:
-            # Paths that do not exist must not become names of counters.
+            # Unknown paths must not become names of counters.
             path = scope["path"] if "endpoint" in scope else "other"
             if path.startswith("/v1/models/"):
                 path = "/v1/models/"
@@ -109,12 +110,12 @@ class _Outermost:
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    """Answer a path or a method that does not exist."""
+    """Answer an unknown path or method."""
     assert isinstance(error, HTTPException)
     method, path = request.method, request.url.path[:200]
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "")
-        said = ApiError(405, f"{path} cannot be asked with {method}; use {allowed}")
+        said = ApiError(405, f"{path} does not accept {method}; use {allowed}")
         said.headers["allow"] = allowed
     else:
         said = ApiError(
@@ -127,13 +128,13 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    """Answer an error that has a form for clients."""
+    """Answer an error that is meant for clients."""
     assert isinstance(error, ApiError)
     return Response(error.body(), error.status, error.headers, "application/json")
 
 
 async def _bug(request: Request, error: Exception) -> Response:
-    """Answer an error that should not exist; Starlette raises it again."""
+    """Answer an unexpected error; Starlette raises it again."""
     kind = type(error).__name__
     said = ApiError(500, f"{kind} in the server; its stderr has details")
     return await _refused(request, said)
@@ -148,7 +149,7 @@ class _Pages:
         self._served, self._scheduler, self._counters = served, scheduler, counters
 
     async def health(self, request: Request) -> Response:
-        """Say whether new requests are accepted."""
+        """Report whether new requests are accepted."""
         state = self._scheduler.state
         status = 200 if state == "ok" else 503
         return _json({"status": state}, status)
@@ -212,7 +213,8 @@ class _Generation:
             for name, value in scope["headers"]
         }
         body = await bodies.read(receive, headers, self._served.limits)
-        # Tokenizers and templates take milliseconds: streams must not wait for them.
+        # Tokenizers and templates take milliseconds, and streams must not wait for
+        # them.
         job, options = await run_in_threadpool(self._prepare, body)
         with self._ticket(job) as ticket:
             writer = answers.Writer(
@@ -238,7 +240,7 @@ class _Generation:
 
     @contextlib.contextmanager
     def _ticket(self, job: Job) -> Iterator[Ticket]:
-        """Accept a job, and give its room back in the end."""
+        """Accept a job, and free its capacity at the end."""
         ticket = self._scheduler.open(job.requests)
         self._counters.num_prompt_tokens += job.num_prompt_tokens
         try:
@@ -248,10 +250,10 @@ class _Generation:
             self._counters.request_s.add(time.monotonic() - ticket.opened_s)
 
     async def _read(self, ticket: Ticket) -> list[tuple[int, answers.Event]]:
-        """Wait for events within the time of a request.
+        """Wait for events within the time limit of a request.
 
         Raises:
-          ApiError: the time is over, or the request has failed.
+          ApiError: the time is up, or the request has failed.
         """
         try:
             async with asyncio.timeout(self._left_s(ticket)):
@@ -266,7 +268,7 @@ class _Generation:
         return ApiError(
             503,
             f"the answer was not complete after {self._served.limits.request_s:g} s "
-            "(--request-s of this server); ask for fewer tokens, or try again",
+            "(--request-s of this server); request fewer tokens, or try again",
             code="timeout",
             retry_after_s=10,
         )
@@ -281,7 +283,7 @@ class _Generation:
         await _send_whole(send, 200, writer.whole())
 
     async def _stream(self, ticket: Ticket, writer: answers.Writer, send: Send) -> None:
-        # Until there is a token, an error has a status of its own.
+        # Before the first token, an error still has its own status.
         events = await self._read(ticket)
         self._count_first(ticket)
         await _send_start(send, 200, _STREAM)
@@ -294,7 +296,7 @@ class _Generation:
                 await _send_part(send, writer.last())
         except (ApiError, TimeoutError) as error:
             said = error if isinstance(error, ApiError) else self._late()
-            # A client that reads nothing does not take this either: it is cut off.
+            # A client that does not read will not read this either, so it is cut off.
             try:
                 async with asyncio.timeout(_GOODBYE_S):
                     await _send_part(send, answers.error_event(said.content()))
@@ -307,11 +309,11 @@ class _Generation:
 
 
 def _token_text(served: Served) -> Callable[[int], str]:
-    """Return what gives the text of one token, or its number if it has none."""
+    """Return a function that returns the text of a token, or its id without a text."""
 
     def text(token: int) -> str:
         decoded = served.tokenizer.decode(np.array([token]))
-        # A part of a character, or an id without a token.
+        # Part of a character, or an id without a token.
         return f"token_id:{token}" if "\ufffd" in decoded or not decoded else decoded
 
     return text

@@ -1,13 +1,14 @@
-"""Who may ask the server: tokens, host names, and JSON only.
+"""Access control of the server: tokens, host names, and JSON only.
 
 Enters: a request's headers. Leaves: nothing, or an ApiError. The rules are in `judge`;
 `Guard` applies them before a body is read.
 
-Without tokens the server listens on a loopback address. It must then refuse web pages
-in a browser of the same machine. A page may send a form or plain text to any address,
-and a host name that its owner points at 127.0.0.1 makes the server part of the page's
-site (DNS rebinding). So the header Host must name this machine, and bodies must be
-declared as JSON: for these a browser asks the server first, which does not agree.
+Without tokens the server listens on a loopback address. It must then refuse requests of
+web pages in a browser on the same machine. A page may send a form or plain text to any
+address, and a host name that its owner points at 127.0.0.1 makes the server part of the
+page's site (DNS rebinding). So the header Host must name this machine, and bodies must
+be declared as JSON, for which a browser first requests permission, which the server
+does not grant.
 """
 
 import re
@@ -22,7 +23,7 @@ from mjax.generate.server.errors import ApiError
 _REMEDY = "write one token per line, as openssl rand -hex 16 prints them"
 _JSON = re.compile(r"application/json(\s*;.*)?", re.IGNORECASE)
 _OPEN_PATH = "/health"
-"""Answers without a token, so that a load balancer needs none; it reveals nothing."""
+"""Path that needs no token, for load balancers; it reveals nothing."""
 LOCAL_NAMES = frozenset({"localhost"})
 
 
@@ -30,7 +31,7 @@ def read_tokens(path: Path) -> frozenset[str]:
     """Return the tokens of a file, one per line; lines with # are comments.
 
     Raises:
-      ValueError: the file cannot be read, others may read it, or a line is no token.
+      ValueError: the file cannot be read, others may read it, or a line is not a token.
     """
     lines = listening.read_private(path, _REMEDY).splitlines()
     tokens = [line.strip() for line in lines if not line.lstrip().startswith("#")]
@@ -49,13 +50,13 @@ def read_tokens(path: Path) -> frozenset[str]:
 def judge(
     method: str, path: str, headers: Mapping[str, str], tokens: frozenset[str]
 ) -> None:
-    """Refuse a request that may not be answered.
+    """Refuse a request without permission.
 
     Args:
-      method: of HTTP.
-      path: that is asked for.
-      headers: by name, in lower case.
-      tokens: one of which is needed; empty: none is.
+      method: HTTP method.
+      path: requested path.
+      headers: headers by name, in lower case.
+      tokens: accepted API tokens; empty: none is required.
     Raises:
       ApiError: 401, 403 or 415.
     """
@@ -63,8 +64,8 @@ def judge(
     if not tokens and not listening.is_known_host(host, LOCAL_NAMES):
         raise ApiError(
             403,
-            f"this server is for its own machine and not known as {host[:100]!r}; use "
-            "127.0.0.1 or localhost",
+            "this server accepts only requests to its own machine, got the host "
+            f"{host[:100]!r}; use 127.0.0.1 or localhost",
             code="unknown_host",
         )
     if tokens and path != _OPEN_PATH and not _has_token(headers, tokens):
@@ -84,7 +85,7 @@ def judge(
 
 
 def _has_token(headers: Mapping[str, str], tokens: frozenset[str]) -> bool:
-    """Compare with all tokens, so that the time does not tell which one is near."""
+    """Compare with all tokens, so that the time does not reveal a close match."""
     scheme, _, given = headers.get("authorization", "").partition(" ")
     given = given.strip() if scheme.lower() == "bearer" else ""
     equal = [listening.is_equal(given, token) for token in tokens]
@@ -92,19 +93,19 @@ def _has_token(headers: Mapping[str, str], tokens: frozenset[str]) -> bool:
 
 
 class Guard:
-    """Asks `judge` about each request."""
+    """Applies `judge` to each request."""
 
     def __init__(self, app: ASGIApp, *, tokens: frozenset[str]) -> None:
-        """Stand before an application.
+        """Wrap an application.
 
         Args:
-          app: gets what is allowed.
-          tokens: of those who may ask; empty: whoever reaches the server may.
+          app: gets the permitted requests.
+          tokens: accepted API tokens; empty: none is required.
         """
         self._app, self._tokens = app, tokens
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hand a request on, or raise its refusal."""
+        """Pass a request on, or raise its refusal."""
         if scope["type"] == "http":
             headers = {
                 name.decode("latin-1"): value.decode("latin-1")

@@ -1,7 +1,6 @@
-"""Bodies of requests, read within bounds, and clients that go away.
+"""Read request bodies within limits, and detect disconnected clients.
 
-Enters: ASGI's `receive`. Leaves: bytes, an ApiError, or the notice that the client has
-gone.
+Enters: ASGI's `receive`. Leaves: bytes, an ApiError, or a ClientGoneError.
 """
 
 import asyncio
@@ -15,8 +14,8 @@ from mjax.generate.server.limits import Limits
 
 _DRAIN_S = 2.0
 _DRAIN_BYTES = 32 << 20
-"""A body that is too large is read on for so long, and thrown away: a client that is
-cut off while it sends does not see the answer. Both chosen."""
+"""Limits for reading and discarding the rest of a body that is too large, because a
+client that is cut off while sending does not see the answer. Both chosen."""
 
 
 class ClientGoneError(Exception):
@@ -27,8 +26,8 @@ async def read(receive: Receive, headers: Mapping[str, str], limits: Limits) -> 
     """Return the body of a request.
 
     Raises:
-      ApiError: 413, it is too large; 408, it takes too long.
-      ClientGoneError: the connection was closed before its end.
+      ApiError: 413, the body is too large; 408, it takes too long.
+      ClientGoneError: the connection was closed before the end of the body.
     """
     try:
         async with asyncio.timeout(limits.body_s):
@@ -53,7 +52,7 @@ async def read(receive: Receive, headers: Mapping[str, str], limits: Limits) -> 
 
 
 def _exceeds(length: str, most: int) -> bool:
-    """Compare digits with a number; there may be thousands of them."""
+    """Compare a string of digits, perhaps thousands, with a number."""
     return len(length) > 15 or int(length) > most
 
 
@@ -89,13 +88,13 @@ async def _drain(receive: Receive) -> None:
 
 
 async def while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Carry out some work unless the client goes away.
+    """Do some work unless the client disconnects.
 
     Args:
-      work: cancelled when the client is gone.
-      receive: of a request whose body has been read.
+      work: cancelled when the client disconnects.
+      receive: ASGI's `receive`, after the body has been read.
     Raises:
-      ClientGoneError: the work has not been finished.
+      ClientGoneError: the client disconnected before the work was finished.
     """
     working = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))

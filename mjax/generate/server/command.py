@@ -1,9 +1,9 @@
 """`python -m mjax.generate MODEL --serve PORT`: an HTTP server for one model.
 
-Enters: flags. Leaves: a server in the form of OpenAI's API until SIGTERM or Ctrl-C; its
-address on stdout. Exit codes: 0 stopped by a signal, 2 bad input, 1 anything else.
+Enters: flags. Leaves: a server with OpenAI's API until SIGTERM or Ctrl-C; its address
+on stdout. Exit codes: 0 stopped by a signal, 2 bad input, 1 anything else.
 
-What can be refused without the model is refused first: flags, tokens, the port.
+Flags, tokens and the port are checked before the model is opened.
 """
 
 import dataclasses
@@ -25,35 +25,35 @@ if TYPE_CHECKING:
 _NAME_CHARS = 100
 
 
-# The limits are flags of their own, without a prefix: therefore a base class.
+# A base class, because the limits are flags without a prefix.
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeFlags(Limits):
-    """Serve a model over HTTP in the form of OpenAI's completions and chat API."""
+    """Serve a model over HTTP with OpenAI's completions and chat API."""
 
     model: Annotated[str, flags.Positional("MODEL")]
     """A work dir, a folder of checkpoints, one checkpoint, or a Hugging Face folder."""
     serve: int
     """Port to listen on; 0 takes a free one."""
     host: str = "127.0.0.1"
-    """Address to listen on. Others than loopback need --token-file."""
+    """Address to listen on; all but loopback addresses need --token-file."""
     token_file: Path | None = None
     """File with one token per line, mode 600; requests must have one of them."""
     slots: int = 8
-    """Answers that are generated at a time."""
+    """Answers generated concurrently."""
     max_len: int | None = None
-    """Tokens of a prompt and its answer together; None: what the model is meant for."""
+    """Most tokens of a prompt and its answer together; None: the model's length."""
     served_name: str | None = None
     """Name by which clients ask for the model; None: the last part of its path."""
     warm_up: bool = True
-    """Compile all programs before the first request, not during it."""
+    """Compile all programs before the first request instead of during it."""
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     """Devices: --mesh.tp splits each layer."""
     simulate_devices: int | None = None
     """Use this many simulated CPU devices."""
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
-    """Of parameters and computation."""
+    """Dtype of parameters and computation."""
     step: int | None = None
-    """Checkpoint to take; None: the newest."""
+    """Step of the checkpoint; None: the newest."""
     tokenizer: str | None = None
     """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's own."""
 
@@ -65,13 +65,13 @@ class ServeFlags(Limits):
             raise ValueError(f"--slots must be at least 1, got {self.slots}")
         if self.max_len is not None and self.max_len < 2:
             raise ValueError(
-                f"--max-len must be at least 2, got {self.max_len}: a prompt and an "
-                "answer have a token each"
+                f"--max-len must be at least 2, got {self.max_len}: a prompt and its "
+                "answer have at least one token each"
             )
         if not listening.is_loopback(self.host) and self.token_file is None:
             raise ValueError(
                 f"--host {self.host} can be reached from other machines and needs "
-                "--token-file PATH with the tokens of those who may ask"
+                "--token-file PATH with the tokens of permitted clients"
             )
 
 
@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> int:
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # before there was anything to stop
+    except KeyboardInterrupt:  # before the server was started
         return 130
 
 
@@ -114,7 +114,7 @@ def _serve(given: ServeFlags) -> int:
         default="--host 127.0.0.1",
     ) as bound:
         if not listening.is_loopback(given.host):
-            _say("nothing is encrypted: put a proxy with TLS in front of this server")
+            _say("connections are not encrypted: put a TLS proxy in front of it")
         opened = _open(given)
         encode_chat = chat.encoder(opened)
         engine = _engine(opened, given)
@@ -135,7 +135,7 @@ def _serve(given: ServeFlags) -> int:
 
 
 class _Announcer:
-    """Writes the address to stdout, where a program reads it; the rest to stderr."""
+    """Writes the address to stdout for programs, and the rest to stderr."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -152,7 +152,7 @@ def _say(text: str) -> None:
 
 
 def _name_of(path: str) -> str:
-    """Return the last part of a path that says something."""
+    """Return the last meaningful part of a path."""
     name = os.path.basename(os.path.abspath(path)) if "://" not in path else path
     return name.rstrip("/").rpartition("/")[2][:_NAME_CHARS] or "model"
 
@@ -192,7 +192,7 @@ def _engine(opened: "Opened", given: ServeFlags) -> "Engine":
     max_len = opened.seq_len if given.max_len is None else given.max_len
     if max_len > opened.seq_len:
         raise ValueError(
-            f"--max-len must be at most {opened.seq_len}, for which the model is "
-            f"meant, got {max_len}"
+            f"--max-len must be at most {opened.seq_len}, the length of the model, got "
+            f"{max_len}"
         )
     return Engine(opened, slots=given.slots, max_len=max_len)

@@ -1,10 +1,10 @@
-"""Errors of the server in OpenAI's form.
+"""Errors of the server in OpenAI's format.
 
-Enters: status, message, and what the message is about. Leaves: an exception with the
-body `{"error": {"message", "type", "param", "code"}}`.
+Enters: status, message and the field at fault. Leaves: an exception with the body
+`{"error": {"message", "type", "param", "code"}}`.
 
 400: the request is malformed, or a value is out of range. 422: the request is well
-formed but asks for something that this server cannot do.
+formed but needs a feature that this server lacks.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ import msgspec
 
 
 class ApiError(Exception):
-    """A request that gets an error as its answer."""
+    """A request that is answered with an error."""
 
     def __init__(
         self,
@@ -24,14 +24,14 @@ class ApiError(Exception):
         code: str | None = None,
         retry_after_s: int | None = None,
     ) -> None:
-        """Describe the error.
+        """Store the error.
 
         Args:
-          status: of HTTP.
+          status: HTTP status.
           message: what is wrong, with the value, and what to do.
-          param: the field of the request that is wrong.
-          code: a word for programs.
-          retry_after_s: when the same request may be accepted.
+          param: the invalid field of the request.
+          code: name of the error for programs.
+          retry_after_s: seconds after which the same request may be accepted.
         """
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
@@ -53,7 +53,7 @@ class ApiError(Exception):
         }
 
     def body(self) -> bytes:
-        """Return the answer as it is sent."""
+        """Return the HTTP response."""
         return msgspec.json.encode(self.content())
 
 
@@ -67,21 +67,21 @@ def _type_of(status: int) -> str:
 def malformed(
     message: str, param: str | None = None, code: str | None = None
 ) -> ApiError:
-    """Make the error for a request that is malformed or out of range."""
+    """Return the error for a request that is malformed or out of range."""
     return ApiError(400, message, param=param, code=code)
 
 
 def unsupported(name: str, message: str) -> ApiError:
-    """Make the error for a field that this server cannot do."""
+    """Return the error for an unsupported field."""
     return ApiError(422, message, param=name, code="unsupported_parameter")
 
 
 def stopping() -> ApiError:
-    """Make the error for a request that arrives while the server stops."""
+    """Return the error for a request that arrives while the server stops."""
     return ApiError(
         503,
-        "the server is stopping and takes no new requests; send this one to another "
-        "server, or later",
+        "the server is stopping and takes no new requests; send it to another server, "
+        "or later",
         code="stopping",
         retry_after_s=10,
     )

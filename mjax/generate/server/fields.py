@@ -1,6 +1,6 @@
-"""Fields of a request's JSON, checked one by one.
+"""Check the fields of a request's JSON one by one.
 
-Enters: the object that a client has sent, and a field's name. Leaves: its value, or an
+Enters: the object sent by a client, and the name of a field. Leaves: its value, or an
 ApiError that names the field, the value and the valid values. null counts as absent.
 """
 
@@ -49,10 +49,10 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields that would change the answer, with the values at which they do not.
+"""Unsupported fields, with the values at which they do not change the answer.
 
-All but min_p and repetition_penalty, which other servers have, are OpenAI's: parameters
-of the chat and completion endpoints in openai-python 3.54.
+All except min_p and repetition_penalty, which other servers have, are OpenAI's:
+parameters of the chat and completion endpoints in openai-python 3.54.
 """
 
 
@@ -60,7 +60,7 @@ def parse(body: bytes) -> dict[str, Any]:
     """Return the object of a request's body.
 
     Raises:
-      ApiError: it is not UTF-8, not JSON, or not an object.
+      ApiError: the body is not UTF-8, not JSON, or not an object.
     """
     try:
         text = body.decode("utf-8")
@@ -79,7 +79,7 @@ def parse(body: bytes) -> dict[str, Any]:
 
 
 def check_names(given: Mapping[str, Any], known: Collection[str]) -> None:
-    """Refuse fields that are unknown, and those that this server cannot do.
+    """Refuse unknown and unsupported fields.
 
     Raises:
       ApiError: 400 for an unknown field, 422 for one that would change the answer.
@@ -111,7 +111,7 @@ def whole(
     """Return a whole number; None if it is absent.
 
     Raises:
-      ApiError: it is something else, or out of range.
+      ApiError: the value is something else or out of range.
     """
     value = given.get(name)
     if value is None:
@@ -134,12 +134,12 @@ def number(
     """Return a number from 0 to `most`.
 
     Raises:
-      ApiError: it is something else, or out of range; NaN is.
+      ApiError: the value is something else or out of range, such as NaN.
     """
     value = given.get(name)
     if value is None:
         return default
-    # A huge whole number is no float: compare first.
+    # Compare first: a huge whole number does not fit into a float.
     is_number = type(value) in (int, float) and 0 <= value <= most
     if not is_number or math.isnan(value) or (excludes_zero and value == 0):
         rule = f"above 0, at most {most:g}" if excludes_zero else f"from 0 to {most:g}"
@@ -151,7 +151,7 @@ def flag(given: Mapping[str, Any], name: str) -> bool:
     """Return true or false; false if it is absent.
 
     Raises:
-      ApiError: it is something else.
+      ApiError: the value is something else.
     """
     value = given.get(name)
     if value is None:
@@ -162,10 +162,10 @@ def flag(given: Mapping[str, Any], name: str) -> bool:
 
 
 def text(value: Any, name: str) -> str:
-    """Return a text that has a UTF-8 form.
+    """Return a text that UTF-8 can encode.
 
     Raises:
-      ApiError: it is something else; JSON can hold half of a surrogate pair.
+      ApiError: the value is something else, such as half a surrogate pair.
     """
     if not isinstance(value, str):
         raise _refused(name, "text", value)
@@ -174,7 +174,7 @@ def text(value: Any, name: str) -> str:
     except UnicodeEncodeError as error:
         found = f"U+{ord(value[error.start]):X} at character {error.start}"
         raise malformed(
-            f"{name} must be text that UTF-8 can hold, got {found}", _field_of(name)
+            f"{name} must be text that UTF-8 can encode, got {found}", _field_of(name)
         ) from None
     return value
 
@@ -184,12 +184,12 @@ def _refused(name: str, rule: str, value: Any) -> ApiError:
 
 
 def _field_of(name: str) -> str:
-    """Return the field of the request that a name such as stop[1] belongs to."""
+    """Return the field of the request for a name such as stop[1]."""
     return name.partition("[")[0]
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: short, and in ASCII."""
+    """Return a value for a message, short and in ASCII."""
     if isinstance(value, list) and value:
         return f"a list of {len(value)}"
     if isinstance(value, dict) and len(value) > 1:

@@ -1,4 +1,4 @@
-"""Limits of the server: what one request may ask, and how many may wait.
+"""Limits of the server per request, and of waiting requests.
 
 Enters: flags. Leaves: a checked config.
 """
@@ -9,20 +9,20 @@ import math
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Bounds on memory and time; every request is within them, or refused."""
+    """Limits on memory and time; requests beyond them are refused."""
 
     max_tokens: int = 1024
-    """Most tokens that one answer may have."""
+    """Most tokens of an answer."""
     queue: int = 64
-    """Answers that may wait beyond those that are generated; more get a 429."""
+    """Most answers that wait for a slot; further requests get status 429."""
     max_body_bytes: int = 1 << 20
     """Most bytes of a request's body."""
     body_s: float = 30.0
-    """Seconds in which the body of a request must arrive."""
+    """Seconds within which the body of a request must arrive."""
     request_s: float = 600.0
-    """Seconds from acceptance to the end of an answer, waiting included."""
+    """Seconds from acceptance to the end of an answer, including waiting."""
     grace_s: float = 30.0
-    """Seconds that accepted requests may still take after SIGTERM or Ctrl-C."""
+    """Seconds that accepted requests have left after SIGTERM or Ctrl-C."""
 
     def __post_init__(self) -> None:
         for name, least in (("max_tokens", 1), ("queue", 0), ("max_body_bytes", 1024)):

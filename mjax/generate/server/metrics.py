@@ -1,6 +1,6 @@
-"""Counters of the server, as Prometheus reads them.
+"""Counters of the server in Prometheus format.
 
-Enters: what happened to a request. Leaves: text (Prometheus exposition format 0.0.4).
+Enters: outcomes of requests. Leaves: text (Prometheus exposition format 0.0.4).
 """
 
 import bisect
@@ -9,14 +9,14 @@ from collections import Counter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""Upper ends of the histograms. Chosen: half decades around an answer's seconds."""
+"""Upper bounds of the histograms. Chosen: half decades around an answer's seconds."""
 
 
 class Histogram:
-    """Durations, counted by size."""
+    """Histogram of durations."""
 
     def __init__(self, name: str, help: str) -> None:
-        """Begin without any."""
+        """Start without durations."""
         self._name, self._help = name, help
         self._counts = [0] * (len(_BUCKETS_S) + 1)
         self._sum_s = 0.0
@@ -27,7 +27,7 @@ class Histogram:
         self._sum_s += seconds
 
     def lines(self) -> list[str]:
-        """Return the lines of the text."""
+        """Return the lines of the histogram."""
         lines = [f"# HELP {self._name} {self._help}", f"# TYPE {self._name} histogram"]
         ends = [*map(str, _BUCKETS_S), "+Inf"]
         for end, count in zip(ends, itertools.accumulate(self._counts), strict=True):
@@ -38,12 +38,12 @@ class Histogram:
 
 
 class Metrics:
-    """What the server has done since it was started. Lives in the event loop."""
+    """Counters since the start of the server. Used in the event loop only."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start at zero."""
         self.answers: Counter[tuple[str, int]] = Counter()
-        """By path and status; 499: the client went away."""
+        """Answers by path and status; 499: the client disconnected."""
         self.num_prompt_tokens = self.num_tokens = 0
         self.request_s = Histogram(
             "mjax_request_seconds", "From acceptance to the end of the answer."
@@ -53,11 +53,11 @@ class Metrics:
         )
 
     def text(self, gauges: dict[str, int], counts: dict[str, int]) -> str:
-        """Return everything as text.
+        """Return all counters as text.
 
         Args:
-          gauges: present values, by name.
-          counts: of requests of the engine since the start, by name.
+          gauges: current values by name.
+          counts: requests of the engine since the start, by name.
         """
         lines = ["# TYPE mjax_answers_total counter"]
         for (path, status), count in sorted(self.answers.items()):

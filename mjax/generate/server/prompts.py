@@ -1,7 +1,7 @@
-"""From what a client asks to what the engine is asked: token ids within the limits.
+"""Convert client requests to engine requests: token ids within the limits.
 
-Enters: a checked request, and what is served. Leaves: one engine request for each
-answer; or an ApiError that names the field, its value and the limit.
+Enters: a checked request, and the served model. Leaves: one engine request per answer,
+or an ApiError that names the field, its value and the limit.
 """
 
 import dataclasses
@@ -20,46 +20,47 @@ from mjax.generate.server.protocol import Chat, Completion, Options, Prompt
 from mjax.generate.stops import check_stops
 
 _DEFAULT_TOKENS = 16
-"""Tokens of a completion that names no number; OpenAI's default."""
+"""Tokens of a completion without max_tokens; OpenAI's default."""
 _SEEDS = 1 << 32
-"""Seeds of the engine; larger and negative ones of a client are taken modulo this."""
+"""Number of engine seeds; a client's seed is taken modulo this."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
-    """The model behind the server, as far as requests are about it."""
+    """Facts of the served model that requests depend on."""
 
     name: str
-    """Name that clients ask for."""
+    """Model name that clients request."""
     created_s: int
     """Unix time at which the model was opened."""
     tokenizer: Tokenizer
     vocab_size: int
-    """Every token id of a prompt is below it."""
+    """Token ids of prompts must be below this."""
     max_len: int
     """Most tokens of prompt and answer together."""
     num_slots: int
-    """Answers generated at a time."""
+    """Answers generated concurrently."""
     limits: Limits
     encode_chat: ChatEncoder | None
-    """Turns messages into token ids by the model's template; raises ValueError. None:
-    the model has no template."""
+    """Converts messages to token ids with the model's template; raises ValueError.
+    None: the model has no template."""
 
     @property
     def capacity(self) -> int:
-        """Answers that may be open at a time, those that wait included."""
+        """Most open answers, including waiting ones."""
         return self.num_slots + self.limits.queue
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """The engine's requests of one HTTP request; those of a prompt are neighbours."""
+    """Engine requests of one HTTP request, grouped by prompt."""
 
     requests: tuple[Request, ...]
     echoes: tuple[str, ...]
-    """Text in front of each answer."""
+    """Text before each answer."""
     num_prompt_tokens: int
-    """Each prompt counts once, however many answers it gets."""
+    """Total tokens of the prompts; each prompt counts once.
+    """
 
 
 def check_model(asked: str | None, served: Served) -> None:
@@ -82,7 +83,7 @@ def completion_job(asked: Completion, served: Served) -> Job:
     """Encode the prompts of a completion.
 
     Raises:
-      ApiError: something is over a limit.
+      ApiError: a limit is exceeded.
     """
     check_model(asked.options.model, served)
     _check_room(len(asked.prompts), asked.options, served)
@@ -106,15 +107,15 @@ def chat_job(asked: Chat, served: Served) -> Job:
     """Encode the messages of a chat.
 
     Raises:
-      ApiError: the model has no template, the template refuses the messages, or
-        something is over a limit.
+      ApiError: the model has no template, the template refuses the messages, or a limit
+        is exceeded.
     """
     check_model(asked.options.model, served)
     _check_room(1, asked.options, served)
     if served.encode_chat is None:
         raise malformed(
-            f"the model {served.name!r} has no chat template, so messages cannot be "
-            "turned into a prompt; send text to /v1/completions, or put a "
+            f"the model {served.name!r} has no chat template, so it cannot make "
+            "prompts from messages; send text to /v1/completions, or put a "
             "chat_template.jinja beside the tokenizer of the model",
             "messages",
             "no_chat_template",
@@ -136,7 +137,7 @@ def chat_job(asked: Chat, served: Served) -> Job:
 
 
 def _check_room(num_prompts: int, options: Options, served: Served) -> None:
-    """Refuse more answers than would ever fit into the server."""
+    """Refuse more answers than the server's capacity."""
     asked = num_prompts * options.num_choices
     if asked > served.capacity:
         raise malformed(
@@ -167,7 +168,7 @@ def _decode(ids: Sequence[int], served: Served) -> str:
 def _requests(
     ids: tuple[int, ...], options: Options, served: Served, default_tokens: int
 ) -> tuple[Request, ...]:
-    """Return the requests of one prompt; choice i is drawn with seed + i."""
+    """Return the requests of one prompt; choice i uses seed + i."""
     if not ids:
         raise malformed(
             "the prompt must have at least one token, got none; write some text",
@@ -199,7 +200,7 @@ def _requests(
 def _num_tokens(
     num_prompt: int, options: Options, served: Served, default_tokens: int
 ) -> int:
-    """Return how many tokens an answer may have; a default gives way to what fits."""
+    """Return the most tokens of an answer; a default is lowered to what fits."""
     room = served.max_len - num_prompt
     if room < 1:
         raise malformed(

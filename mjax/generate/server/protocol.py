@@ -1,8 +1,8 @@
-"""Requests in the form of OpenAI's API, checked field by field.
+"""Parse requests of OpenAI's API, field by field.
 
-Enters: the body of a request. Leaves: what it asks, in text. Every field is read,
-ignored because it cannot change the answer, or refused by name.
-Source: OpenAI's API reference, as the types of openai-python 3.54 have it.
+Enters: the body of a request. Leaves: a checked request with prompts as text. Every
+field is used, ignored because it cannot change the answer, or refused by name. Source:
+OpenAI's API reference, from the types of openai-python 3.54.
 """
 
 import dataclasses
@@ -13,20 +13,20 @@ from mjax.generate.server import fields
 from mjax.generate.server.errors import malformed, unsupported
 
 MOST_STOPS = 4
-"""Stop texts of a request; OpenAI's bound."""
+"""Most stop texts of a request; OpenAI's limit."""
 _MOST_STOP_CHARS = 1000
-"""Characters of a stop text. Chosen: as many are held back while text is streamed."""
+"""Most characters of a stop text. Chosen: a stream holds back as many."""
 _MOST_CHOICES = 128
-"""Largest n; OpenAI's bound."""
+"""Largest n; OpenAI's limit."""
 _MOST_TEMPERATURE = 2.0
 """OpenAI's bound."""
 _MOST_COMPLETION_LOGPROBS, _MOST_CHAT_LOGPROBS = 5, 20
-"""Alternatives per token; OpenAI's bounds."""
+"""Most alternatives per token; OpenAI's limits."""
 _MOST_TOP_K = 1 << 31
 _MOST_TEXT_PROMPTS = 2048
-"""Prompts of a request; OpenAI's bound on inputs. How many fit depends on the queue."""
+"""Most prompts of a request; OpenAI's limit. The queue may allow fewer."""
 SEED_RANGE = 1 << 63
-"""OpenAI's seeds are whole numbers of 64 bits with a sign."""
+"""OpenAI's seeds are signed 64-bit integers."""
 
 _SHARED = frozenset(
     {"model", "max_tokens", "n", "seed", "stop", "stream", "stream_options"}
@@ -42,24 +42,24 @@ type Prompt = str | tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """How an answer is drawn and sent."""
+    """Options for drawing and sending an answer."""
 
     model: str | None
-    """The name that the client asks for; None: whatever is served."""
+    """Requested model name; None: the served model."""
     max_tokens: int | None
-    """None: the client names no number."""
+    """Most tokens of the answer; None if the client gives none."""
     num_choices: int
     temperature: float
     top_k: int | None
     top_p: float
     seed: int | None
-    """None: another one each time."""
+    """Seed of the draws; None: a new seed each time."""
     stop: tuple[str, ...]
     num_alternatives: int | None
-    """Alternatives listed for each token; None: no log-probabilities at all."""
+    """Alternatives listed per token; None: no log-probabilities."""
     stream: bool
     include_usage: bool
-    """End a stream with the number of tokens."""
+    """End a stream with the token counts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Completion:
 
     prompts: tuple[Prompt, ...]
     echo: bool
-    """Put the prompt in front of each answer."""
+    """Put the prompt before each answer."""
     options: Options
 
 
@@ -77,7 +77,7 @@ class Chat:
     """A request to /v1/chat/completions."""
 
     messages: tuple[Mapping[str, Any], ...]
-    """Each with `role`, `content` and perhaps `name`, all text."""
+    """Messages with `role`, `content` and optionally `name`, all text."""
     options: Options
 
 
@@ -85,7 +85,7 @@ def read_completion(body: bytes) -> Completion:
     """Check a request to /v1/completions.
 
     Raises:
-      ApiError: 400 or 422, naming the field.
+      ApiError: 400 or 422, which names the field.
     """
     given = fields.parse(body)
     fields.check_names(given, _COMPLETION)
@@ -114,7 +114,7 @@ def read_chat(body: bytes) -> Chat:
     """Check a request to /v1/chat/completions.
 
     Raises:
-      ApiError: 400 or 422, naming the field.
+      ApiError: 400 or 422, which names the field.
     """
     given = fields.parse(body)
     fields.check_names(given, _CHAT)
@@ -168,7 +168,7 @@ def _include_usage(given: Any, stream: bool) -> bool:
         raise malformed(f"{name} must be an object, got {fields.shown(given)}", name)
     if not stream:
         raise malformed(f"{name} needs stream: true; add it, or remove {name}", name)
-    # Obfuscation pads a stream against eavesdroppers; the text is the same without.
+    # Obfuscation pads a stream against eavesdroppers and does not change the text.
     for key in given.keys() - {"include_usage", "include_obfuscation"}:
         raise malformed(f"unknown field {name}.{fields.shown(key)}; remove it", name)
     return fields.flag(given, "include_usage")
@@ -200,7 +200,7 @@ def _stop(given: Any) -> tuple[str, ...]:
 
 
 def _prompts(given: Any) -> tuple[Prompt, ...]:
-    """Tell apart text, a list of texts, token ids, and a list of these."""
+    """Distinguish text, a list of texts, token ids, and a list of these."""
     if isinstance(given, list) and given and all(type(x) is int for x in given):
         return (_ids(given, "prompt"),)
     several = given if isinstance(given, list) else [given]
@@ -276,7 +276,7 @@ def _message(given: Any, name: str) -> Mapping[str, Any]:
 
 
 def _content(given: Any, name: str) -> str:
-    """Return the text of a message; parts of text are joined."""
+    """Return the text of a message; join its text parts."""
     if not isinstance(given, list):
         return fields.text(given, f"{name}.content")
     texts = []

@@ -1,4 +1,4 @@
-"""Requests of many clients on one engine: a thread that owns it, and tickets.
+"""Run requests of many clients on one engine, owned by a thread.
 
 Enters: engine requests from coroutines. Leaves: their events, in order, to the
 coroutine that sent them. Only the engine's thread calls `submit`, `cancel` and `step`.
@@ -7,8 +7,8 @@ locks.
 
 An accepted request ends in one of four ways: with its last event, with an error, closed
 by its client, or closed at its time limit. If the engine fails, every ticket gets an
-error, and the callback `on_failure` tells the process. `Counts` says how many requests
-ended how.
+error, and the callback `on_failure` informs the process. `Counts` counts the requests
+by how they ended.
 """
 
 import asyncio
@@ -25,16 +25,16 @@ from mjax.generate.requests import Event, Request
 from mjax.generate.server.errors import ApiError, malformed, stopping
 
 _MEAN_WEIGHT = 0.1
-"""Weight of the newest answer in the running mean of durations. Chosen: about ten
-answers."""
+"""Weight of the newest answer in the running mean of durations. Chosen: a mean over
+about ten answers."""
 _MOST_RETRY_S = 60
 _JOIN_S = 5.0
-"""Seconds that a step under way may take when the thread ends. Chosen."""
+"""Longest wait for the current step when the thread ends. Chosen."""
 
 
 @runtime_checkable
 class Engine(Protocol):
-    """What generates tokens; `mjax.generate.engine.Engine` is one."""
+    """Interface of the token generator, such as `mjax.generate.engine.Engine`."""
 
     @property
     def is_idle(self) -> bool:
@@ -43,16 +43,16 @@ class Engine(Protocol):
 
     @property
     def num_waiting(self) -> int:
-        """Requests without a slot."""
+        """Number of requests without a slot."""
         ...
 
     @property
     def num_running(self) -> int:
-        """Requests in slots."""
+        """Number of requests in slots."""
         ...
 
     def check(self, request: Request) -> None:
-        """Raise ValueError for what cannot be done; thread-safe."""
+        """Raise ValueError for a request that cannot be answered; thread-safe."""
         ...
 
     def submit(self, request: Request) -> int:
@@ -60,33 +60,34 @@ class Engine(Protocol):
         ...
 
     def cancel(self, request_id: int) -> bool:
-        """End a request; return whether it had a slot, which is free now."""
+        """End a request and free its slot; return whether it had one."""
         ...
 
     def step(self) -> list[Event]:
-        """Generate one token of each running request."""
+        """Generate the next tokens of each running request."""
         ...
 
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """Requests of the engine since the start, by their ends. Lives in the event loop.
+    """Requests of the engine since the start, by how they ended. For the event loop.
 
-    Once nothing is open, `accepted` is the sum of the others.
+    If no request is open, `accepted` is the sum of the others.
     """
 
     accepted: int = 0
     finished: int = 0
-    """The last event was generated."""
+    """Completed with the last event."""
     cancelled_running: int = 0
-    """Given up in a slot: by the client, at the time limit, at the end of the grace."""
+    """Aborted in a slot: by the client, the time limit, or the end of the grace period.
+    """
     cancelled_waiting: int = 0
-    """Given up before there was a slot."""
+    """Aborted before getting a slot."""
     failed: int = 0
     """Open when the engine failed."""
 
     def add(self, other: "Counts") -> None:
-        """Add the counts of another one."""
+        """Add other counts."""
         for field in dataclasses.fields(self):
             total = getattr(self, field.name) + getattr(other, field.name)
             setattr(self, field.name, total)
@@ -97,10 +98,10 @@ type Indexed = tuple[int, Event]
 
 
 class Ticket:
-    """Accepted requests of one client. Lives in the event loop."""
+    """Accepted requests of one client. Used in the event loop only."""
 
     def __init__(self, requests: tuple[Request, ...]) -> None:
-        """Take the requests; `Scheduler.open` makes tickets."""
+        """Store the requests; `Scheduler.open` creates tickets."""
         self.requests = requests
         self.opened_s = time.monotonic()
         self._unread: list[Indexed] = []
@@ -114,7 +115,7 @@ class Ticket:
         return self._num_unfinished == 0
 
     async def read(self) -> list[Indexed]:
-        """Wait for events; return all that have arrived, none after the last one.
+        """Wait for events; return all that have arrived, or none after the last one.
 
         Raises:
           ApiError: the requests have failed.
@@ -128,7 +129,7 @@ class Ticket:
         return events
 
     def deliver(self, events: list[Indexed]) -> None:
-        """Add events that the engine has generated."""
+        """Add events of the engine."""
         self._unread += events
         self._num_unfinished -= sum(event.finished is not None for _, event in events)
         self._wake.set()
@@ -141,7 +142,7 @@ class Ticket:
 
 
 class Scheduler:
-    """Hands requests to the engine, and events to tickets."""
+    """Passes requests to the engine, and events to tickets."""
 
     def __init__(
         self, engine: Engine, *, capacity: int, on_failure: Callable[[], None]
@@ -149,15 +150,18 @@ class Scheduler:
         """Start the engine's thread.
 
         Args:
-          engine: used by nobody else from now on.
-          capacity: requests that may be open at a time.
-          on_failure: called once, in the engine's thread, after tickets were told.
+          engine: the engine; the caller must not use it any more.
+          capacity: most open requests.
+          on_failure: called once, in the engine's thread, after the tickets got an
+            error.
         """
         self._engine, self._capacity, self._on_failure = engine, capacity, on_failure
         self._commands: queue.SimpleQueue[tuple[str, Ticket | None]] = (
             queue.SimpleQueue()
         )
-        self._by_id: dict[int, tuple[Ticket, int]] = {}  # of the engine's thread
+        self._by_id: dict[
+            int, tuple[Ticket, int]
+        ] = {}  # used by the engine's thread only
         self._loop: asyncio.AbstractEventLoop | None = None
         self._open: set[Ticket] = set()
         self._empty = asyncio.Event()
@@ -166,20 +170,20 @@ class Scheduler:
         self.num_open = self.num_running = self.num_waiting = 0
         self.counts = Counts()
         self.failure: str | None = None
-        """Why the engine has failed; None: it works."""
+        """Why the engine has failed; None while it works."""
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
     # ---------------------------------------------------------------- in the event loop
 
     def open(self, requests: Sequence[Request]) -> Ticket:
-        """Accept requests, all or none.
+        """Accept all of the requests or none.
 
-        The caller always closes the ticket.
+        The caller must close the ticket.
 
         Raises:
-          ApiError: 400, the engine refuses one; 429, too many are open; 500 or 503, the
-            engine has failed or the server stops.
+          ApiError: 400, the engine refuses a request; 429, too many are open; 500 or
+            503, the engine has failed or the server is stopping.
         """
         self._loop = asyncio.get_running_loop()
         self.check_open()
@@ -191,8 +195,8 @@ class Scheduler:
         if self.num_open + len(requests) > self._capacity:
             raise ApiError(
                 429,
-                f"{self.num_open} of {self._capacity} answers are under way or wait "
-                f"(--slots plus --queue of this server), and this request needs "
+                f"{self.num_open} of {self._capacity} answers are running or waiting "
+                "(limit: --slots plus --queue of this server), and this request needs "
                 f"{len(requests)}; try again",
                 code="queue_full",
                 retry_after_s=self._retry_after_s(),
@@ -205,7 +209,7 @@ class Scheduler:
         return ticket
 
     def check_open(self) -> None:
-        """Refuse a request at once if none are accepted any more.
+        """Refuse a request if the server no longer accepts any.
 
         Raises:
           ApiError: 500 or 503.
@@ -215,13 +219,13 @@ class Scheduler:
 
     @property
     def state(self) -> str:
-        """Say whether requests are accepted: ok, stopping or failed."""
+        """State of the scheduler: ok, stopping or failed."""
         if self.failure is not None:
             return "failed"
         return "ok" if self._refusal is None else "stopping"
 
     def close(self, ticket: Ticket) -> None:
-        """Give the room of a ticket back; cancel what is not finished."""
+        """Free the capacity of a ticket; cancel its unfinished requests."""
         if ticket not in self._open:
             return
         self._open.remove(ticket)
@@ -235,12 +239,12 @@ class Scheduler:
             self._empty.set()
 
     async def drain(self, grace_s: float) -> int:
-        """Refuse new requests, and wait for those that are open.
+        """Refuse new requests and wait for the open ones.
 
         Args:
-          grace_s: what is not finished by then gets an error.
+          grace_s: seconds after which unfinished requests get an error.
         Returns:
-          how many tickets got an error.
+          number of tickets that got an error.
         """
         self._refusal = self._refusal or stopping
         try:
@@ -253,7 +257,7 @@ class Scheduler:
         return 0
 
     def cut(self) -> int:
-        """End all open tickets with an error; return how many."""
+        """End all open tickets with an error; return their number."""
         cut = [ticket for ticket in self._open if not ticket.is_finished]
         for ticket in cut:
             ticket.fail(
@@ -268,7 +272,7 @@ class Scheduler:
         return len(cut)
 
     def _retry_after_s(self) -> int:
-        """Guess when there is room: at the mean duration of an answer."""
+        """Estimate when there is capacity: after the mean duration of an answer."""
         return min(max(1, math.ceil(self._mean_s)), _MOST_RETRY_S)
 
     def _deliver(
@@ -302,7 +306,7 @@ class Scheduler:
         try:
             while self._take_commands():
                 self._hand_out(self._engine.step())
-        except BaseException as error:  # whatever it is, no ticket may wait for ever
+        except BaseException as error:  # any error, because no ticket may wait for ever
             traceback.print_exception(error)
             self.failure = f"the engine has failed: {type(error).__name__}: {error}"
             if self._loop is not None:
@@ -310,10 +314,10 @@ class Scheduler:
             self._on_failure()
 
     def _take_commands(self) -> bool:
-        """Carry out what has been asked; wait if there is nothing else to do.
+        """Execute the pending orders; wait for one if the engine is idle.
 
         Returns:
-          whether the engine has something to do; false: the thread ends.
+          False if the thread must end.
         """
         while True:
             is_idle = self._engine.is_idle
@@ -332,7 +336,7 @@ class Scheduler:
                 self._cancel(ticket)
 
     def _cancel(self, ticket: Ticket) -> None:
-        """End the requests of a ticket that have not ended."""
+        """End the unfinished requests of a ticket."""
         ended = Counts()
         for request_id in [
             i for i, (owner, _) in self._by_id.items() if owner is ticket
@@ -350,7 +354,7 @@ class Scheduler:
         ended = Counts()
         for event in events:
             if event.request_id not in self._by_id:
-                continue  # the end of a request that was cancelled
+                continue  # the end of a cancelled request
             ticket, index = self._by_id[event.request_id]
             batches.setdefault(ticket, []).append((index, event))
             if event.finished is not None:
@@ -359,12 +363,12 @@ class Scheduler:
         self._tell(batches, ended)
 
     def _tell(self, batches: dict[Ticket, list[Indexed]], ended: Counts) -> None:
-        """Tell the event loop what has happened, and what the engine has left."""
+        """Report events and the load of the engine to the event loop."""
         assert self._loop is not None  # a request has been opened
         running, waiting = self._engine.num_running, self._engine.num_waiting
         self._loop.call_soon_threadsafe(self._deliver, batches, ended, running, waiting)
 
     def stop(self) -> None:
-        """End the engine's thread; open tickets get nothing more."""
+        """End the engine's thread; open tickets get no more events."""
         self._commands.put(("stop", None))
         self._thread.join(_JOIN_S)

@@ -1,10 +1,10 @@
-"""The process of the server: a socket, threads, signals, an exit code.
+"""The server process: socket, threads, signals, exit code.
 
-Enters: a bound socket, what is served, an engine. Leaves: answers until a signal; then
-an exit code: 0 after a signal, 1 if the engine or the HTTP side has failed.
+Enters: a bound socket, the served model, an engine. Leaves: answers, and an exit code:
+0 after a signal, 1 if the engine or the HTTP side has failed.
 
 The main thread waits for signals. A second thread runs the event loop with all
-connections, a third one the engine (`scheduler`).
+connections, a third the engine (`scheduler`).
 """
 
 import asyncio
@@ -25,28 +25,28 @@ from mjax.generate.server.prompts import Served
 from mjax.generate.server.scheduler import Engine, Scheduler
 
 _KEEP_ALIVE_S = 75
-"""An idle connection is kept for so long; nginx's default (keepalive_timeout)."""
+"""Seconds that an idle connection is kept; nginx's default (keepalive_timeout)."""
 _SPARE_CONNECTIONS = 256
-"""Connections beyond those that can have answers under way. Chosen: idle clients, and
-those that are refused; each takes some 10 KB."""
+"""Connections beyond the capacity for answers. Chosen: for idle and refused clients;
+each takes some 10 KB."""
 _LAST_ANSWERS_S = 2
 """Seconds to send the last errors when the server ends. Chosen."""
 _PROBE_IDLE_S, _PROBE_EVERY_S, _PROBES = 60, 15, 4
-"""When the kernel asks whether the other end of a quiet connection is there. Chosen: a
-client whose machine is gone frees its slot after two minutes."""
+"""TCP keepalive times of the kernel. Chosen: a client whose machine is gone frees its
+slot after two minutes."""
 _POLL_S = 0.1
 _WARM_TOKENS = 2
-"""One with the prompt, and one by the program that draws, whatever the number."""
+"""One token from the prefill and one from the program that draws, for any number."""
 
 
 def warm_up(engine: Engine, max_len: int) -> None:
-    """Compile every program before the first client waits for one.
+    """Compile every program before the first request.
 
-    Prompts of one token and of each power of two are read, and the first is continued.
-    Programs with log-probabilities are compiled when they are first asked for.
+    It prefills prompts of one token and of each power of two, and continues the first.
+    Programs with log-probabilities are compiled at their first request.
 
     Args:
-      engine: nothing else uses it yet.
+      engine: an engine that is not yet in use.
       max_len: most tokens of prompt and answer.
     """
     lengths = {1, max_len - 1} | {1 << bit for bit in range(max_len.bit_length())}
@@ -59,15 +59,15 @@ def warm_up(engine: Engine, max_len: int) -> None:
 
 
 def set_timeouts(listening: socket.socket, limit_s: float) -> None:
-    """Let the kernel close connections whose other end takes nothing for too long.
+    """Let the kernel close connections whose client stops reading for too long.
 
-    Connections that are accepted inherit this. Without it, what was sent to a client
-    that does not read stays in memory after the request was given up. Source: tcp(7),
-    TCP_USER_TIMEOUT; only Linux has it.
+    Accepted connections inherit this. Without it, data sent to a client that does not
+    read stays in memory after the request is aborted. Source: tcp(7), TCP_USER_TIMEOUT;
+    Linux only.
 
     Args:
-      listening: socket.
-      limit_s: seconds that sent data may wait.
+      listening: the listening socket.
+      limit_s: seconds that sent data may stay unread.
     """
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     options = {
@@ -83,7 +83,7 @@ def set_timeouts(listening: socket.socket, limit_s: float) -> None:
 
 
 class ModelServer:
-    """Answers requests until it is closed."""
+    """Answers requests until closed."""
 
     def __init__(
         self,
@@ -94,14 +94,14 @@ class ModelServer:
         tokens: frozenset[str],
         on_news: Callable[[], None],
     ) -> None:
-        """Begin to answer.
+        """Start to answer.
 
         Args:
-          listening: a socket that listens; closed with the server.
+          listening: the listening socket; closed with the server.
           served: the model and its limits.
-          engine: used by nobody else from now on.
-          tokens: one of which a request must have; empty: none.
-          on_news: called from other threads when something has ended.
+          engine: the engine; the caller must not use it any more.
+          tokens: accepted API tokens; empty: none is required.
+          on_news: called from other threads when the server or the engine has ended.
         """
         set_timeouts(listening, served.limits.request_s)
         self._on_news = on_news
@@ -109,9 +109,9 @@ class ModelServer:
         app = make_app(served, self.scheduler, tokens=tokens, counters=Metrics())
         config = uvicorn.Config(
             lambda: app,
-            factory=True,  # uvicorn need not find out
+            factory=True,  # fixed, so that uvicorn does not detect it
             access_log=False,
-            # What fails here is told by the application; uvicorn would only repeat it.
+            # The application reports failures; uvicorn would only repeat them.
             log_level="critical",
             interface="asgi3",
             lifespan="off",
@@ -136,7 +136,7 @@ class ModelServer:
 
     @property
     def is_alive(self) -> bool:
-        """Whether connections are answered."""
+        """Whether the server answers connections."""
         return self._thread.is_alive()
 
     def _run(self, has_begun: threading.Event) -> None:
@@ -155,10 +155,10 @@ class ModelServer:
         """Refuse new requests and finish those that were accepted.
 
         Args:
-          grace_s: what is not finished by then gets an error.
-          is_urgent: asked again and again; true ends the grace.
+          grace_s: seconds after which unfinished requests get an error.
+          is_urgent: called repeatedly; True ends the grace period.
         Returns:
-          how many requests got an error.
+          number of requests that got an error.
         """
         assert self._loop is not None
         drained = asyncio.run_coroutine_threadsafe(
@@ -175,7 +175,7 @@ class ModelServer:
         return self.scheduler.cut()
 
     def close(self) -> None:
-        """Send what is left for a moment, and end."""
+        """Send remaining data for a moment, then end."""
         self._uvicorn.should_exit = True
         self._thread.join()
         self.scheduler.stop()
@@ -184,9 +184,9 @@ class ModelServer:
 
 @contextlib.contextmanager
 def _signals(news: "queue.SimpleQueue[str]") -> Iterator[None]:
-    """Turn SIGTERM and Ctrl-C into news.
+    """Put SIGTERM and Ctrl-C into a queue.
 
-    Putting into a SimpleQueue is safe in a signal handler; setting an Event is not.
+    SimpleQueue.put is safe in a signal handler; Event.set is not.
     """
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [
@@ -207,14 +207,14 @@ def serve(
     tokens: frozenset[str],
     say: Callable[[str], None],
 ) -> int:
-    """Serve until a signal, and then until the accepted requests are answered.
+    """Serve until a signal, then finish the accepted requests.
 
     Args:
-      listening: a socket that listens.
+      listening: the listening socket.
       served: the model and its limits.
-      engine: used by nobody else from now on.
-      tokens: one of which a request must have; empty: none.
-      say: tells people.
+      engine: the engine; the caller must not use it any more.
+      tokens: accepted API tokens; empty: none is required.
+      say: prints a line.
     Returns:
       the exit code: 0 after a signal; 1 if the engine or the HTTP side has failed.
     """
@@ -243,7 +243,7 @@ def serve(
 
 
 def _next(news: "queue.SimpleQueue[str]") -> str | None:
-    """Return what has happened within a moment."""
+    """Return the news that arrive within a moment."""
     try:
         return news.get(timeout=_POLL_S)
     except queue.Empty:

@@ -199,7 +199,10 @@ def test_prompts_are_text_or_tokens_one_or_several(prompt, read):
         ([[1, 2.5]], "prompt[0][1] must be a token id, a whole number at least 0, got"),
         ([1, "a"], "prompt[0] must be text, got 1"),
         ([True], "prompt[0] must be text, got true"),
-        (["\ud800"], "prompt[0] must be text that UTF-8 can hold, got U+D800 at char"),
+        (
+            ["\ud800"],
+            "prompt[0] must be text that UTF-8 can encode, got U+D800 at char",
+        ),
         (["a"] * 2049, "prompt must have at most 2048 prompts, got 2049"),
     ],
 )
@@ -212,7 +215,7 @@ def test_a_prompt_that_is_none_is_refused(prompt, said):
 def test_half_a_surrogate_pair_in_a_message_is_refused():
     error = refusal(chat, messages=[{"role": "user", "content": "a\ud800"}])
     assert error.message == (
-        "messages[0].content must be text that UTF-8 can hold, got U+D800 at "
+        "messages[0].content must be text that UTF-8 can encode, got U+D800 at "
         "character 1"
     )
 
