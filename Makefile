@@ -1,16 +1,16 @@
-# Everything from a bare clone: `make train` and `make test` first make .venv.
-# PYTHON=/path/to/python3.12 names the interpreter; otherwise one is searched for.
+# Everything works from a bare clone: `make train` and `make test` first create .venv.
+# PYTHON=/path/to/python3.12 sets the interpreter; by default it is searched for.
 
 PYTHON ?=
 HF_PYTHON ?= python3
 ARGS ?=
 JAX_VERSION := 0.11.2
 PIP := -m pip --disable-pip-version-check
-# Python compiles a module when it is first imported; most of them never are. It must
-# keep what it compiled: a start of the trainer takes 3.5 s with it and 10 s without.
+# Python compiles a module at its first import, and most modules are never imported. It
+# must keep the compiled files: the trainer starts in 3.5 s with them, in 10 s without.
 INSTALL := $(PIP) install --quiet --no-compile
 unexport PYTHONDONTWRITEBYTECODE
-# What takes longest first, so that no worker ends alone; then all files that have any.
+# The slowest tests first, so that all workers end together; then all test files.
 PLAN_TESTS = tests/scripts/test_compiled_kernels.py tests/scripts/test_zero_overlap.py \
   tests/scripts/test_tp_schedule.py tests/scripts/test_pipeline_overlap.py \
   $(shell grep -rl --include='*.py' 'mark\.plan' tests)
@@ -18,10 +18,10 @@ HF_TESTS = $(shell grep -rl --include='*.py' 'mark\.hf' tests)
 TRACK_TESTS = $(shell grep -rl --include='*.py' 'mark\.track' tests)
 STORE_TESTS = $(shell grep -rl --include='*.py' 'mark\.stores' tests)
 EVAL_TESTS = $(shell grep -rl --include='*.py' 'mark\.eval' tests)
-# Two processes: a test compiles more than it computes, and compiles on one core.
+# Two processes, because a test mostly compiles, and compiles on one core.
 PYTEST := -m pytest -n 2 --dist worksteal
-# What the newest releases are tried on, in about two minutes: each package where it is
-# used, and one sharded step with every option of the model.
+# Tests of the newest releases, about two minutes: each package where it is used, and one
+# sharded step with every option of the model.
 NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imports.py \
   tests/mesh/test_axes.py tests/mesh/test_build.py tests/layers tests/ckpt/test_manager.py \
   tests/data/test_loader.py tests/kernels/attention/test_attention_choice.py \
@@ -57,13 +57,13 @@ help:
 	@echo "make evidence-quick  the cheap ones; make evidence-long: faults, kills, training"
 	@echo "make docs         the docs site in build/site/html, warnings are errors"
 	@echo "make dist         the wheel and the sdist in dist/, checked"
-	@echo "make lock         write constraints.txt anew, at jax $(JAX_VERSION)"
+	@echo "make lock         rewrite constraints.txt, with jax $(JAX_VERSION)"
 	@echo "make clean        remove the environments"
 
 env: .venv/installed
 
-# From scratch each time an input changes, so that nothing stale is left behind. The
-# stamp comes last: an interrupted installation is begun again.
+# Rebuilt whenever an input changes, so that nothing stale remains. The stamp is written
+# last, so that an interrupted installation starts again.
 .venv/installed: pyproject.toml constraints.txt
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  echo "env: $$python" && "$$python" -m venv --clear .venv
@@ -72,15 +72,15 @@ env: .venv/installed
 
 env-plan: .venv/installed-plan
 
-# In the same folder, so that .venv made anew asks for it again.
+# In the same folder, so that a rebuilt .venv is extended again.
 .venv/installed-plan: .venv/installed
 	.venv/bin/python $(INSTALL) -c constraints.txt -e '.[plan]'
 	@touch $@
 
 env-hf: .venv-hf/installed
 
-# Beside mjax and without it, on any Python from 3.10 to 3.13: the python3 of other
-# folders, where .python-version does not choose, or HF_PYTHON=/path/to/python.
+# Without mjax, on any Python from 3.10 to 3.13: the python3 found outside of this folder,
+# where .python-version has no effect, or HF_PYTHON=/path/to/python.
 .venv-hf/installed: constraints-hf.txt
 	@cd / && "$(HF_PYTHON)" -m venv --clear "$(CURDIR)/.venv-hf"
 	.venv-hf/bin/python $(INSTALL) -c constraints-hf.txt torch transformers peft openai
@@ -88,7 +88,7 @@ env-hf: .venv-hf/installed
 
 env-eval: .venv-eval/installed
 
-# mjax with lm-eval, whose packages have no place in the lock of the others.
+# mjax with lm-eval, whose packages are locked separately.
 .venv-eval/installed: pyproject.toml constraints.txt constraints-eval.txt
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  "$$python" -m venv --clear .venv-eval
@@ -98,7 +98,7 @@ env-eval: .venv-eval/installed
 
 env-track: .venv-track/installed
 
-# mjax with wandb and the server of MLflow, which asks older packages than the others.
+# mjax with wandb and the MLflow server, which needs older packages than the others.
 .venv-track/installed: pyproject.toml constraints-track.txt
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  "$$python" -m venv --clear .venv-track
@@ -135,20 +135,20 @@ test: env
 	.venv/bin/pyright --pythonpath .venv/bin/python
 	.venv/bin/python $(PYTEST) $(ARGS)
 
-# By file: what the tests of a file share is compiled once.
+# Distributed by file, so that the tests of a file share compilations.
 test-plan: env-plan
 	.venv/bin/python $(PYTEST) --dist loadfile --no-loadscope-reorder \
 	  -m 'plan and not slow' $(PLAN_TESTS) $(ARGS)
 
-# In one process: what transformers makes is made once.
+# In one process, so that the outputs of transformers are computed once.
 test-hf: env env-hf
 	.venv/bin/python -m pytest -m hf $(HF_TESTS) $(ARGS)
 
-# In one process: what lm-eval and transformers make is made once.
+# In one process, so that the outputs of lm-eval and transformers are computed once.
 test-eval: env env-eval env-hf
 	.venv/bin/python -m pytest -m eval $(EVAL_TESTS) $(ARGS)
 
-# In one process: the server of MLflow starts once.
+# In one process, so that the MLflow server starts once.
 test-track: env env-track
 	.venv/bin/python -m pytest -m track $(TRACK_TESTS) $(ARGS)
 
@@ -156,14 +156,14 @@ test-track: env env-track
 test-stores: env-stores
 	.venv-stores/bin/python -m pytest -m stores $(STORE_TESTS) $(ARGS)
 
-# A real Slurm with several nodes on this machine. It needs root and, of Debian:
+# A real Slurm with several nodes on this machine. It needs root and, on Debian:
 # apt-get install slurmctld slurmd slurm-client munge
 test-slurm: env
 	.venv/bin/python -m pytest tests/launch/test_slurm.py -m slurm $(ARGS)
 
-# A real PostgreSQL, NATS and Chromium on this machine, in folders of their own. It needs
-# root; what is missing of Debian's packages is installed. npm fetches axe-core, which
-# checks the page, and the docs, for people who cannot see them.
+# A real PostgreSQL, NATS and Chromium on this machine, in their own folders. It needs root
+# and installs missing Debian packages. npm downloads axe-core, which checks the
+# accessibility of the live page and the docs.
 test-services: env docs
 	@ls /usr/sbin/nats-server /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || \
 	  apt-get install -y --no-install-recommends nats-server postgresql
@@ -174,7 +174,7 @@ test-services: env docs
 
 env-newest: .venv-newest/installed
 
-# The newest releases of the day; make clean, to look for newer ones.
+# The newest releases of the day. `make clean` first to look for newer ones.
 .venv-newest/installed: pyproject.toml
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
 	  "$$python" -m venv --clear .venv-newest
@@ -182,13 +182,13 @@ env-newest: .venv-newest/installed
 	  --upgrade-strategy eager -e '.[data,dev]'
 	@touch $@
 
-# Its warnings are shown and are not errors: they speak of versions still to come.
+# Warnings are shown but are not errors, because they concern future versions.
 test-newest: env-newest
 	.venv-newest/bin/python -c 'import jax; print("newest jax:", jax.__version__)'
 	.venv-newest/bin/python $(PYTEST) -W default $(NEWEST_TESTS)
 
-# The pages of docs/benchmarks, one after the other, then their index. A script ends with
-# another code than 0 where a bound that it states does not hold.
+# The pages of docs/benchmarks, one after the other, then their index. A script fails if a
+# bound on its page does not hold.
 evidence: env-plan
 	.venv/bin/python -m scripts.evidence_index --run quick cpu
 	.venv/bin/python -m scripts.evidence_index --write
@@ -200,7 +200,7 @@ evidence-long: env-plan env-hf
 	.venv/bin/python -m scripts.evidence_index --run long
 	.venv/bin/python -m scripts.evidence_index --write
 
-# The theme's notice about MkDocs 2 is no warning about these pages.
+# The theme's notice about MkDocs 2 does not concern these pages.
 docs: env env-docs
 	.venv/bin/python -m scripts.site.stage
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict -f build/site/mkdocs.yml
@@ -214,8 +214,8 @@ dist: env
 	.venv/bin/python -m build --no-isolation
 	.venv/bin/twine check --strict dist/*
 
-# Names and versions only, of every extra that has no constraints of its own; nothing is
-# installed. Extras of one jax cannot have two versions of CUDA.
+# Resolves names and versions of every extra without its own constraints; installs
+# nothing. Extras of the same jax cannot have two versions of CUDA.
 LOCKED := cuda13,data,dev,hub,kubernetes,launch,observe,observe-scale,plan,serve,track
 lock:
 	@python=$$(scripts/find_python.sh "$(PYTHON)") && \
