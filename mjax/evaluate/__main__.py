@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:
-    """Write the result, or leave the file as it was."""
+    """Write the result to a file atomically."""
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps(found, indent=2) + "\n")
     part.replace(path)

@@ -1,4 +1,4 @@
-"""What `python -m mjax.evaluate` does: flags in, one loss out."""
+"""Implementation of `python -m mjax.evaluate`: flags in, one loss out."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from mjax.mesh.axes import MeshConfig
 
 
 def run(command: Evaluate) -> dict[str, Any]:
-    """Evaluate, and return what is reported.
+    """Evaluate, and return the report.
 
     Raises:
       ValueError: bad input.
@@ -112,7 +112,7 @@ def _text(
 def _start(
     command: Evaluate, opened: Opened, isolate: bool
 ) -> tuple[str, tuple[int, ...]]:
-    """Return what precedes a sequence, by name and as tokens."""
+    """Return the start of a sequence, as a name and as tokens."""
     own = "bos" if opened.start_ids else "none"
     start = command.start_token or (own if isolate else "eos")
     if start == "bos":
@@ -120,7 +120,7 @@ def _start(
         ids = opened.start_ids or bos
         if not ids:
             raise ValueError(
-                f"--start-token bos: {opened.name} names no token that begins texts; "
+                f"--start-token bos: {opened.name} names no beginning-of-text token; "
                 "give eos or none"
             )
         return start, ids
@@ -130,7 +130,7 @@ def _start(
 def _held_out(
     command: Evaluate, config: TrainConfig, facts: dict[str, Any], opened: Opened
 ) -> dict[str, Any]:
-    """Score the held-out samples that the run's own evaluation reads."""
+    """Score the held-out samples of the run's own evaluation."""
     cache_dir = command.data.cache_dir or config.data.cache_dir
     data = dataclasses.replace(config.data, cache_dir=cache_dir)
     dataset = open_dataset(data, seed=config.seed)
@@ -163,7 +163,7 @@ def _held_out(
 
 
 def _documents(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Cut a sample into its segments: attention does not cross them."""
+    """Cut a sample into its segments, which attention does not cross."""
     ends = np.flatnonzero(np.diff(rows["segments"][0])) + 1
     parts = {name: np.split(array[0], ends) for name, array in rows.items()}
     return [
@@ -173,7 +173,7 @@ def _documents(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
 
 
 def _numbers(result: loss.Result, num_bytes: int) -> dict[str, Any]:
-    """Return loss, bits per byte (null if no byte was scored) and their counts."""
+    """Return loss, bits per byte (None if no byte was scored) and their counts."""
     bits = result.nll / math.log(2) / num_bytes if num_bytes else None
     finite = math.isfinite(result.perplexity)
     return {

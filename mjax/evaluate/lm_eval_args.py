@@ -1,7 +1,7 @@
-"""What `--model_args` of lm-eval may say, checked; no JAX, no lm-eval.
+"""Check `--model_args` of lm-eval. Imports neither JAX nor lm-eval.
 
-Enters: names and values, as lm-eval has read them, and the options of a generation.
-Leaves: `Args` and `Sampling`s.
+Enters: names and values parsed by lm-eval, and the options of a generation. Leaves:
+`Args` and `Sampling`s.
 """
 
 import dataclasses
@@ -12,41 +12,42 @@ from mjax import checked_json, flags
 from mjax.generate.requests import Sampling
 
 NAME = "mjax"
-"""Of the model in lm-eval: `--model mjax`."""
+"""Name of the model in lm-eval: `--model mjax`."""
 AUTO = "auto"
 _DEFAULT_DEVICE = "cuda:0"
-"""What lm-eval says if nobody has said `--device`."""
+"""lm-eval's default of `--device`."""
 
 
 class BadArgsError(ValueError):
-    """Bad input: of --model_args, or of a task that this model cannot do."""
+    """Bad input: in --model_args, or a task that this model cannot do."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Args:
-    """The words of `--model_args`, and what other flags of lm-eval say."""
+    """The fields of `--model_args`, and other flags of lm-eval."""
 
     model: str
     """Work dir, folder of checkpoints, one checkpoint, or a Hugging Face folder."""
     step: int | None = None
-    """Checkpoint to take; None: the newest."""
+    """Step of the checkpoint; None: the newest."""
     tokenizer: str | None = None
     """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Of the computation; None: the run's, float32 for a Hugging Face folder."""
+    """Dtype of the computation; None: the run's; float32 for a Hugging Face folder.
+    """
     max_length: int | None = None
     """Longest sequence; None: the model's, at most 4096 for a Hugging Face folder."""
     max_gen_toks: int = 256
-    """Tokens of an answer for which a task gives no number; lm-eval's own default."""
+    """Tokens of an answer if the task gives no number; lm-eval's default."""
     tp: int = 1
     """Tensor-parallel size."""
     dp: int = -1
-    """Data-parallel size; -1 takes the devices that tp leaves."""
+    """Data-parallel size; -1 uses the devices that tp leaves."""
     simulate_devices: int | None = None
     """Use this many simulated CPU devices."""
     batch_size: int | None = None
-    """Rows at once, and answers at once; None: as many as make some thousand tokens,
-    and 8 answers (`--batch_size auto`)."""
+    """Rows per batch and concurrent answers; None: rows for some thousand tokens, and 8
+    answers (`--batch_size auto`)."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "max_gen_toks", "batch_size", "simulate_devices"):
@@ -56,10 +57,10 @@ class Args:
 
 
 def read_args(words: Mapping[str, Any]) -> Args:
-    """Check the words of `--model_args`, joined with lm-eval's own flags.
+    """Check the fields of `--model_args`, joined with lm-eval's own flags.
 
     Raises:
-      BadArgsError: a name or a value is none that this model has.
+      BadArgsError: a name is unknown, or a value is invalid.
     """
     given = {name: value for name, value in words.items() if value is not None}
     if "pretrained" in given:
@@ -71,8 +72,8 @@ def read_args(words: Mapping[str, Any]) -> Args:
     device = given.pop("device", None)
     if device not in (None, _DEFAULT_DEVICE):
         raise BadArgsError(
-            f"--device {device}: --model mjax takes all devices that JAX sees; set "
-            "JAX_PLATFORMS or CUDA_VISIBLE_DEVICES, and leave --device out"
+            f"--device {device}: --model mjax uses all devices that JAX sees; set "
+            "JAX_PLATFORMS or CUDA_VISIBLE_DEVICES instead and omit --device"
         )
     given["batch_size"] = _batch_size(given.get("batch_size", AUTO))
     known = [field.name for field in dataclasses.fields(Args)]
@@ -87,7 +88,7 @@ def read_args(words: Mapping[str, Any]) -> Args:
             "--model_args has no model; give model=PATH, a run, a checkpoint or a "
             "Hugging Face folder"
         )
-    # lm-eval reads a path of digits as a number.
+    # lm-eval parses a path of digits as a number.
     given |= {k: str(given[k]) for k in ("model", "tokenizer") if k in given}
     try:
         return checked_json.check(given, Args, "--model_args")
@@ -98,7 +99,7 @@ def read_args(words: Mapping[str, Any]) -> Args:
 
 
 def _batch_size(value: Any) -> int | None:
-    """Read --batch_size, which is a number, or a text with one or with `auto`."""
+    """Parse --batch_size, which is a number, or a text with a number or `auto`."""
     if value == AUTO:
         return None
     if isinstance(value, str) and value.isascii() and value.isdigit():
@@ -114,11 +115,11 @@ def read_sampling(options: Mapping[str, Any], *, max_tokens: int) -> Sampling:
     """Translate the generation options of a task.
 
     Args:
-      options: until, do_sample, temperature, top_k, top_p, seed, and a number of
-        tokens under one of the names that lm-eval knows.
-      max_tokens: where the task gives none.
+      options: until, do_sample, temperature, top_k, top_p, seed, and the number of
+        tokens under any of lm-eval's names.
+      max_tokens: number of tokens if the task gives none.
     Raises:
-      BadArgsError: an option is unknown, or out of range.
+      BadArgsError: an option is unknown or out of range.
     """
     left = {name: value for name, value in options.items() if value is not None}
     until = left.pop("until", [])
@@ -147,4 +148,4 @@ def read_sampling(options: Mapping[str, Any], *, max_tokens: int) -> Sampling:
 
 
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_gen_toks")
-"""Names of one number; the last that is given counts, as in lm-eval."""
+"""Names of the number of tokens; the last one given counts, as in lm-eval."""

@@ -1,9 +1,9 @@
 """A model for lm-eval: log-likelihoods and answers of texts.
 
-Enters: what `--model_args` says, then requests of tasks. Leaves: log-likelihoods and
-texts. How texts become tokens and windows is as in lm-eval's model `hf`, so that both
-can be compared: the tokens that a tokenizer puts before a text, names of special tokens
-as tokens, a context that is too long cut on its left.
+Enters: `--model_args`, then requests of tasks. Leaves: log-likelihoods and texts. Texts
+become tokens and windows as in lm-eval's model `hf`, so that both can be compared: the
+tokenizer adds its tokens before a text, names of special tokens are tokens, and a
+context that is too long is cut on the left.
 
 Source: lm-eval 0.4.13, `lm_eval/models/huggingface.py` and `lm_eval/api/model.py`.
 """
@@ -30,7 +30,7 @@ from mjax.mesh.axes import MeshConfig
 from mjax.model.counts import num_params
 
 _SLOTS = 8
-"""Chosen: answers at once if no batch size is given."""
+"""Concurrent answers if no batch size is given. Chosen."""
 
 Tokens = list[int]
 Scored = tuple[float, bool]
@@ -41,7 +41,7 @@ class MjaxLM(TemplateLM):
     """A run, a checkpoint or a Hugging Face folder."""
 
     def __init__(self, **words: Any) -> None:
-        """Open the model; the words are those of `--model_args`.
+        """Open the model; the arguments are the fields of `--model_args`.
 
         Raises:
           BadArgsError: bad input.
@@ -85,14 +85,14 @@ class MjaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """The context of a text without one: the beginning of texts, or their end."""
+        """Context of a text without one: the first token of texts, or the end token."""
         bos = self._opened.bos_id
         return self.eot_token_id if bos is None else bos
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **unused: Any
     ) -> Tokens:
-        """Return the tokens of a text; None adds those that begin texts, but twice."""
+        """Return the tokens of a text; None adds the first tokens unless present."""
         ids = self._opened.tokenizer.encode_special(string).tolist()
         if add_special_tokens is None:
             begins = string.startswith(self._name_of(self.prefix_token_id))
@@ -107,7 +107,7 @@ class MjaxLM(TemplateLM):
     def _loglikelihood_tokens(
         self, requests: Sequence[tuple[Any, Tokens, Tokens]], **unused: Any
     ) -> list[Scored]:
-        """Score continuations; lm-eval's own method has made tokens of the texts."""
+        """Score continuations, which lm-eval's own method has tokenized."""
         windows = [self._window(text, *tokens) for text, *tokens in requests]
         scores = list(self._scorer(windows))
         found = []
@@ -115,12 +115,12 @@ class MjaxLM(TemplateLM):
             is_scored = window.targets != NO_TARGET
             is_greedy = bool((score.best == window.targets)[is_scored].all())
             found.append((-score.total, is_greedy))
-            if isinstance(text, tuple):  # None for a part of a longer text
+            if isinstance(text, tuple):  # None for part of a longer text
                 self.cache_hook.add_partial("loglikelihood", text, found[-1])
         return found
 
     def _window(self, text: Any, context: Tokens, continuation: Tokens) -> Window:
-        """Return the last tokens that fit, of which the continuation is scored."""
+        """Return the last tokens that fit, including the scored continuation."""
         if not 0 < len(continuation) <= self.max_length:
             raise BadArgsError(
                 f"a continuation must have 1 to {self.max_length} tokens, the length "
@@ -134,7 +134,7 @@ class MjaxLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Score whole texts, each token once, in windows of the longest sequence."""
+        """Score complete texts, each token once, in windows of the longest sequence."""
         parts: list[tuple[None, Tokens, Tokens]] = []
         owners: list[int] = []
         for index, request in enumerate(requests):
@@ -160,7 +160,7 @@ class MjaxLM(TemplateLM):
     def generate_until(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[str]:
-        """Continue texts, each until one of its stop texts or its number of tokens."""
+        """Continue texts, each up to a stop text or its number of tokens."""
         if self._engine is None:
             slots = self._args.batch_size or _SLOTS
             self._engine = Engine(self._opened, slots=slots, max_len=self.max_length)
@@ -176,8 +176,8 @@ class MjaxLM(TemplateLM):
         room = self.max_length - sampling.max_tokens
         if room < 1:
             raise BadArgsError(
-                f"the task asks for answers of {sampling.max_tokens} tokens, and the "
-                f"model takes {self.max_length} with the prompt; give fewer with "
+                f"the task needs answers of {sampling.max_tokens} tokens, and the "
+                f"model takes {self.max_length} including the prompt; give fewer with "
                 "--gen_kwargs max_gen_toks=N or max_gen_toks=N in --model_args"
             )
         prompt = self.tok_encode(context)[-room:] or [self.prefix_token_id]
@@ -186,17 +186,18 @@ class MjaxLM(TemplateLM):
     # ----------------------------------------------------------------- chats and facts
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """Return the model's template; lm-eval writes it into its results."""
+        """Return the model's template, which lm-eval adds to its results."""
         template = self._opened.chat_template
         return template.text if chat_template and template else None
 
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of messages; without a prompt the last one is continued.
+        """Return the text of messages; without a generation prompt the last is
+        continued.
 
         Raises:
-          BadArgsError: the model has no template, or it refuses the messages.
+          BadArgsError: the model has no template, or the template refuses the messages.
         """
         template = self._opened.chat_template
         if template is None:
@@ -217,7 +218,7 @@ class MjaxLM(TemplateLM):
 
     @property
     def tokenizer_name(self) -> str:
-        """What lm-eval's cache of requests is named by."""
+        """Name for lm-eval's cache of requests."""
         return f"mjax-{self._opened.tokenizer.digest}"
 
     def get_model_info(self) -> dict[str, Any]:
@@ -235,7 +236,7 @@ class MjaxLM(TemplateLM):
 
 
 def _rows(args: Args, opened: Opened) -> int | None:
-    """Return the rows at once: a multiple of the devices of data parallelism."""
+    """Return the rows per batch: a multiple of the data-parallel size."""
     if args.batch_size is None:
         return None
     tp = opened.mesh.shape["tp"]

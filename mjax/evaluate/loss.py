@@ -1,7 +1,7 @@
-"""The loss of a model on a text: sums over the scores of windows.
+"""The loss of a model on a text, summed over the scores of windows.
 
-Enters: a model on a mesh and windows. Leaves: a `Result`. Sums are made on the host in
-float64, window after window, so their order does not depend on the mesh.
+Enters: a model on a mesh, and windows. Leaves: a `Result`. The host sums in float64,
+window by window, so the order does not depend on the mesh.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params
 
 _TOKENS_PER_DEVICE = 8192
-"""Chosen, not measured: tokens of a batch on a device if no batch size is given."""
+"""Tokens of a batch per device if no batch size is given. Chosen, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,10 +28,10 @@ class Result:
     nll: float
     """Nats of all scored tokens."""
     tokens: int
-    """That were scored."""
+    """Number of scored tokens."""
     windows: int
     computed_tokens: int
-    """Tokens that entered the model, those that are context again included."""
+    """Number of tokens computed, including tokens that are repeated as context."""
 
     @property
     def loss(self) -> float:
@@ -40,7 +40,7 @@ class Result:
 
     @property
     def perplexity(self) -> float:
-        """exp(loss), infinite where that is no float."""
+        """exp(loss); infinite if it overflows."""
         try:
             return math.exp(self.loss)
         except OverflowError:
@@ -55,14 +55,14 @@ def make_scorer(
     length: int,
     batch_size: int | None,
 ) -> Scorer:
-    """Make a scorer for windows of at most so many tokens.
+    """Make a scorer for windows of up to `length` tokens.
 
     Args:
       model: the architecture.
-      params: as `Scorer` takes them.
-      mesh: likewise.
-      length: of the longest window.
-      batch_size: rows at once; None takes as many as make some thousand tokens.
+      params: parameters, as for `Scorer`.
+      mesh: mesh, as for `Scorer`.
+      length: tokens of the longest window.
+      batch_size: rows per batch; None for as many as make some thousand tokens.
     Raises:
       ValueError: as `Scorer`.
     """
@@ -98,12 +98,12 @@ def total(scorer: Scorer, windows: Iterable[Window]) -> Result:
     )
     if result.tokens == 0:
         raise ValueError(
-            "the text has no token to score: every document is empty, or has one token "
+            "the text has no token to score: every document is empty, or is one token "
             "without context; give more text, or --start-token eos"
         )
     if not math.isfinite(result.nll):
         raise RuntimeError(
-            f"the loss is {result.nll}: the model gives numbers that are not finite; "
-            "use --precision float32, or another checkpoint (--step)"
+            f"the loss is {result.nll}: the model's outputs are not finite; use "
+            "--precision float32, or another checkpoint (--step)"
         )
     return result

@@ -1,6 +1,6 @@
-"""A model opened to be scored: on which mesh, in which precision, and how long.
+"""Open a model for scoring: choose mesh, precision and length.
 
-Enters: a path and flags. Leaves: an `Opened`, and what its run was.
+Enters: a path and flags. Leaves: an `Opened`, and facts of its run.
 """
 
 import json
@@ -21,16 +21,16 @@ from mjax.mesh.devices import (
 )
 
 MAX_LENGTH = 4096
-"""Chosen: windows of a Hugging Face folder are no longer than this by default."""
+"""Default limit of the windows of a Hugging Face folder. Chosen."""
 
 Precision = Literal["float32", "bfloat16"]
 
 
 class Run(NamedTuple):
-    """What is known of the run that made a model."""
+    """The run that made a model."""
 
     config: TrainConfig | None
-    """None: of a Hugging Face folder nothing is."""
+    """Config of the run; None for a Hugging Face folder."""
     facts: dict[str, Any]
 
     def precision(self, asked: Precision | None) -> Precision:
@@ -40,11 +40,11 @@ class Run(NamedTuple):
 
 
 def run_of(path: str, step: int | None) -> Run:
-    """Read what the run of a model was; no device is touched.
+    """Read the facts of the run of a model; touch no device.
 
     Raises:
       ValueError: there is no model.
-      RuntimeError: its files are damaged.
+      RuntimeError: files are damaged.
     """
     if places.is_hugging_face(path):
         return Run(None, {})
@@ -62,15 +62,15 @@ def open_on_mesh(
     mesh: MeshConfig,
     simulated: int | None,
 ) -> Opened:
-    """Start the devices, and open a model.
+    """Start the devices and open a model.
 
     Args:
-      path: as `open_model` takes it, with step and tokenizer.
-      precision: of the parameters, and of what is computed with them.
-      step: likewise.
-      tokenizer: likewise.
-      mesh: sizes.
-      simulated: CPU devices to simulate; None: what there is.
+      path: path of the model, as for `open_model`.
+      precision: dtype of the parameters and of the computation.
+      step: step, as for `open_model`.
+      tokenizer: tokenizer, as for `open_model`.
+      mesh: sizes of the mesh.
+      simulated: number of CPU devices to simulate; None for the real devices.
     Raises:
       ValueError: bad input.
       RuntimeError: files are missing or damaged.
@@ -92,7 +92,7 @@ def length_of(run: Run, opened: Opened, asked: int | None, *, flag: str) -> int:
     """Return the length of the longest window.
 
     Raises:
-      ValueError: the model takes no such sequence; the message names the flag.
+      ValueError: the length is too large for the model; the message names the flag.
     """
     most = opened.seq_len if run.config else min(opened.seq_len, MAX_LENGTH)
     length = asked or most

@@ -1,4 +1,4 @@
-"""Flags of `python -m mjax.evaluate`; no JAX, so that mistakes are answered at once."""
+"""Flags of `python -m mjax.evaluate`. No JAX, so mistakes are reported at once."""
 
 import dataclasses
 from pathlib import Path
@@ -14,17 +14,17 @@ class MeshFlags:
     tp: int = 1
     """Tensor-parallel size."""
     dp: int = -1
-    """Data-parallel size; -1 takes the devices that tp leaves."""
+    """Data-parallel size; -1 uses the devices that tp leaves."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataFlags:
-    """What is scored."""
+    """The scored text."""
 
     path: tuple[str, ...] = ()
     """stdlib, or files and folders of text, JSONL or parquet."""
     text_field: str = "text"
-    """Field or column that holds the text in JSONL and parquet."""
+    """Field or column with the text in JSONL and parquet."""
     cache_dir: str | None = None
     """With --held-out: folder of token files."""
 
@@ -36,31 +36,32 @@ class Evaluate:
     model: Annotated[str, flags.Positional("MODEL")]
     """Work dir, folder of checkpoints, one checkpoint, or a Hugging Face folder."""
     held_out: bool = False
-    """Score the held-out batches of the run, as its own evaluation reads them."""
+    """Score the held-out batches of the run's own evaluation."""
     step: int | None = None
-    """Checkpoint to take; None: the newest."""
+    """Step of the checkpoint; None: the newest."""
     tokenizer: str | None = None
     """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's."""
     seq_len: int | None = None
     """Longest window; None: the model's, at most 4096 for a Hugging Face folder."""
     stride: int | None = None
-    """Tokens between starts of windows; None: --seq-len, which costs least."""
+    """Tokens between the starts of windows; None: --seq-len, which costs least."""
     start_token: Literal["none", "eos", "bos"] | None = None
-    """Context of the first token of a document, which is not scored without one; bos is
-    what a Hugging Face folder puts before texts. None: bos where the folder adds it,
-    eos for a run that does not isolate documents, otherwise none."""
+    """Context of the first token of a document, which is not scored without one. bos is
+    the beginning-of-text token of a Hugging Face folder. None: bos if the folder adds
+    it, eos for a run that does not isolate documents, otherwise none."""
     end_token: bool | None = None
-    """Score the token that ends a document. None: yes for a run, no for a folder."""
+    """Score the end-of-document token. None: yes for a run, no for a folder."""
     batch_size: int | None = None
-    """Rows at once, of --seq-len tokens; None: about 8192 tokens on a device."""
+    """Rows per batch, of --seq-len tokens; None: about 8192 tokens per device."""
     precision: Literal["float32", "bfloat16"] | None = None
-    """Of the computation; None: the run's, float32 for a Hugging Face folder."""
+    """Dtype of the computation; None: the run's; float32 for a Hugging Face folder.
+    """
     simulate_devices: int | None = None
     """Use this many simulated CPU devices."""
     json: bool = False
     """Print one JSON object."""
     out: str | None = None
-    """File that gets the JSON object."""
+    """File for the JSON object."""
     data: DataFlags = DataFlags()
     mesh: MeshFlags = MeshFlags()
 
@@ -77,8 +78,8 @@ class Evaluate:
                 raise ValueError(f"{flag} must be at least 1, got {value}")
         if self.out is not None and not Path(self.out).absolute().parent.is_dir():
             raise ValueError(
-                f"--out {self.out}: there is no folder {Path(self.out).parent}; make "
-                "it, or name another file"
+                f"--out {self.out}: the folder {Path(self.out).parent} does not exist; "
+                "create it, or name another file"
             )
         if self.out is not None and Path(self.out).is_dir():
             raise ValueError(f"--out {self.out} is a folder; name a file in it")

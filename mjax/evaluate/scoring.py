@@ -1,9 +1,10 @@
-"""The log-probability of each target, and the token the model would take instead.
+"""Compute the log-probability of each target, and the model's most probable token.
 
-Enters: parameters in canonical form, on a mesh, and windows. Leaves: for each window,
-in its order, nats of every target and the most probable token. The forward pass
-is that of training: one `jax.shard_map` over all mesh axes, the vocabulary split over
-tp, the sequence between the layers too. Logits exist for a chunk of positions at most.
+Enters: parameters in canonical form on a mesh, and windows. Leaves: for each window, in
+order, nats of every target and the most probable token. The forward pass is that of
+training: one `jax.shard_map` over all mesh axes, with the vocabulary split over tp, and
+the sequence too between the layers. At most one chunk of positions has logits at a
+time.
 """
 
 import collections
@@ -29,20 +30,20 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, Transformer, abstract_params
 
 _CHUNK_BYTES = 1 << 26
-"""Chosen: float32 logits of a chunk on a device; several of this size live at once."""
+"""Bytes of float32 logits of a chunk per device; several are alive at once. Chosen."""
 _IN_FLIGHT = 2
-"""Batches computed at once. Two hide the making of a batch; more would hold memory, and
-queues of programs starve simulated devices (see `run.sampling`)."""
+"""Batches in flight. Two overlap the making of a batch; more would hold memory, and
+queued programs starve simulated devices (see `run.sampling`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scores:
-    """What the model makes of one window."""
+    """Scores of one window."""
 
     nll: Float32[np.ndarray, "n"]
-    """Nats of each target; 0 where there is none."""
+    """Nats of each target; 0 without a target."""
     best: Int32[np.ndarray, "n"]
-    """The most probable token after each position; of equals, the one of lowest id."""
+    """The most probable token after each position; of equals, the lowest id."""
 
     @property
     def total(self) -> float:
@@ -51,7 +52,7 @@ class Scores:
 
 
 class Scorer:
-    """A model, ready to score windows."""
+    """A model that is ready to score windows."""
 
     def __init__(
         self,
@@ -62,12 +63,12 @@ class Scorer:
         row_len: int,
         num_rows: int,
     ) -> None:
-        """Prepare a program for one shape; it is compiled at the first batch.
+        """Prepare a program for one shape, compiled at the first batch.
 
         Args:
           model: the architecture.
-          params: in canonical form, in the compute dtype, on the mesh.
-          mesh: with all axes, pp of size 1.
+          params: parameters in canonical form and compute dtype, on the mesh.
+          mesh: mesh with all axes, pp of size 1.
           row_len: T, a multiple of tp.
           num_rows: B, a multiple of dp.
         Raises:
@@ -85,8 +86,8 @@ class Scorer:
             )
         if num_rows % num_dp:
             raise ValueError(
-                f"--batch-size must be a multiple of the {num_dp} devices of data "
-                f"parallelism, got {num_rows}"
+                f"--batch-size must be a multiple of the data-parallel size {num_dp}, "
+                f"got {num_rows}"
             )
         self.row_len, self.num_rows = row_len, num_rows
         self._params = params
@@ -94,7 +95,7 @@ class Scorer:
         self._score = jax.jit(_score_function(model, params, mesh))
 
     def __call__(self, windows: Iterable[Window]) -> Iterator[Scores]:
-        """Score windows; yields as many scores, in the same order."""
+        """Score windows; yield one score per window, in the same order."""
         running: collections.deque[tuple[Packed, Any]] = collections.deque()
         for batch in pack(windows, num_rows=self.num_rows, row_len=self.row_len):
             while len(running) >= _IN_FLIGHT:
@@ -111,7 +112,7 @@ class Scorer:
 
 
 def _unpack(batch: Packed, result: tuple[jax.Array, jax.Array]) -> Iterator[Scores]:
-    """Take the windows out of a batch, in their order."""
+    """Extract the scores of the windows of a batch, in order."""
     nll, best = map(np.asarray, result)
     for place in batch.places:
         part = place.row, slice(place.start, place.start + place.length)
@@ -143,10 +144,10 @@ def _score_function(model: ModelConfig, params: Params, mesh: Mesh) -> Any:
 def _target_scores(
     model: Transformer, x: Float[Array, "b t D"], targets: Int[Array, "b T"]
 ) -> tuple[Float[Array, "b T"], Int[Array, "b T"]]:
-    """Per device: score the whole sequence, a chunk of positions after the other.
+    """Per device: score the complete sequence, one chunk of positions at a time.
 
-    A chunk has the same places of every device's part of the sequence, so that each
-    device gives as many positions to it.
+    A chunk has the same local positions on every device, so that each device
+    contributes equally many.
     """
     (b, t, d), total = x.shape, targets.shape[1]
     tp = total // t
@@ -170,11 +171,11 @@ def _target_scores(
 def _scores(
     logits: Float[Array, "b s v"], targets: Int[Array, "b s"]
 ) -> tuple[Float[Array, "b s"], Int[Array, "b s"]]:
-    """Per device: nats of the targets, and the best token, over the whole vocabulary.
+    """Per device: nats of the targets, and the best token, over the full vocabulary.
 
     Args:
       logits: float32, this device's columns; -inf where the vocabulary is padded.
-      targets: ids over the whole vocabulary; NO_TARGET costs 0 nats.
+      targets: ids over the full vocabulary; NO_TARGET costs 0 nats.
     """
     local = logits.shape[-1]
     ids = collectives.vocab_offset(local) + jnp.arange(local)
@@ -183,8 +184,8 @@ def _scores(
     hit = ids == targets[..., None]
     at_target = collectives.sum_over_vocab(jnp.where(hit, logits, 0.0).sum(-1))
     nll = jnp.where(targets == NO_TARGET, 0.0, top + jnp.log(total) - at_target)
-    # The lowest id of those with the largest logit; max of the negative is what
-    # devices can exchange.
+    # The lowest id with the largest logit, as a max of the negatives, which devices can
+    # reduce.
     lowest = jnp.iinfo(jnp.int32).min
     best = jnp.where(logits == top[..., None], -ids, lowest).max(-1)
     return nll, -collectives.max_over_vocab(best)
@@ -193,18 +194,18 @@ def _scores(
 def _own_part(
     *arrays: Float[Array, "b T"] | Int[Array, "b T"],
 ) -> tuple[Any, ...]:
-    """Per device: keep this device's positions of what all of a tp group have."""
+    """Per device: keep the local positions of an array that is replicated over tp."""
 
     def own(x: Array) -> Array:
         size = x.shape[1] // jax.lax.axis_size(TP)
         offset = collectives.sequence_offset(size)
         part = jax.lax.dynamic_slice_in_dim(x, offset, size, axis=1)
-        return jax.lax.psum(part, PP)  # of size 1: the type is that of one stage
+        return jax.lax.psum(part, PP)  # of size 1: the type of one stage
 
     return tuple(map(own, arrays))
 
 
 def _num_chunks(num_bytes: int, num_positions: int) -> int:
-    """Return the fewest equal chunks of positions that keep the bytes of logits low."""
+    """Return the fewest equal chunks of positions within the limit for logits."""
     divisors = (n for n in range(1, num_positions + 1) if num_positions % n == 0)
     return next((n for n in divisors if num_bytes <= n * _CHUNK_BYTES), num_positions)

@@ -1,9 +1,9 @@
-"""Tasks of lm-eval on a model: lm-eval's own command line, with one model more.
+"""Tasks of lm-eval on a model: lm-eval's own command line with one more model.
 
     python -m mjax.evaluate.tasks --model mjax --model_args model=RUN --tasks TASKS
 
-Enters: the flags of `lm_eval`. Leaves: what it prints and writes. lm-eval finds no
-models of other packages by itself, so its command is started from here.
+Enters: the flags of `lm_eval`. Leaves: the output of lm-eval. lm-eval cannot discover
+models of other packages, so its command is started from here.
 """
 
 import importlib.util
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return BAD_INPUT
-    # Processes that are forked beside the threads of JAX can deadlock.
+    # Forked processes can deadlock because JAX has threads.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     register()
     from lm_eval.__main__ import (  # pyright: ignore[reportMissingImports]
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def register() -> None:
-    """Let lm-eval know `--model mjax`; nothing of JAX is imported before it is used."""
+    """Register `--model mjax` with lm-eval; import JAX only when it is used."""
     import lm_eval.models  # pyright: ignore[reportMissingImports]  # noqa: F401
     from lm_eval.api.registry import (  # pyright: ignore[reportMissingImports]
         model_registry,

@@ -1,8 +1,8 @@
-"""Documents in, pieces of token sequences out, and the true bytes of what is scored.
+"""Convert documents to pieces of token sequences, and count the bytes scored.
 
-What is a sequence, and what precedes and ends a document, is as the model was trained
-(`Layout`). Bytes are those of the text in UTF-8, not of a table of tokens: a tokenizer
-may put a space before a text, or replace what it does not know.
+`Layout` describes sequences and the tokens around documents as in training. Bytes are
+counted in the UTF-8 text and not from a table of tokens, because a tokenizer may put a
+space before a text or replace unknown characters.
 """
 
 import dataclasses
@@ -19,11 +19,11 @@ from mjax.data.tokenizers import Tokenizer
 from mjax.evaluate.windows import Piece
 
 _BATCH_CHARS = 1 << 22
-"""Chosen, as in `data.prepare`: tokenized together, so that the library can use all
-cores."""
+"""Characters tokenized together, so that the library can use all cores. Chosen, as in
+`data.prepare`."""
 _MAX_LOST = 0.01
-"""Chosen, as in `data.prepare`: if a tokenizer changes more of the text, bits per byte
-are of another text."""
+"""Largest share of the text that a tokenizer may change; beyond it, bits per byte would
+be of another text. Chosen, as in `data.prepare`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,48 +31,48 @@ class Layout:
     """How documents become sequences."""
 
     isolate: bool
-    """Each document is a sequence of its own; otherwise all are one, in their order."""
+    """Each document is its own sequence; otherwise all form one sequence, in order."""
     start_ids: tuple[int, ...]
-    """Tokens before a sequence, which are not scored; without any, the first token of
-    the text has no context and is not scored."""
+    """Tokens before a sequence, not scored; without any, the first token of the text
+    has no context and is not scored."""
     end_id: int
-    """Token that ends a document."""
+    """End-of-document token."""
     score_end: bool
-    """Whether it is scored. It stands between documents that are one sequence even if
-    it is not."""
+    """Whether the end token is scored. It separates the documents of one sequence in
+    any case."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """What was read so far."""
+    """Counts of the text read so far."""
 
     documents: int = 0
-    """With text."""
+    """Number of documents with text."""
     empty_documents: int = 0
     text_bytes: int = 0
-    """Of all text, in UTF-8."""
+    """UTF-8 bytes of all text."""
     unscored_bytes: int = 0
-    """Of these, in first tokens that have no context."""
+    """Bytes of those in first tokens without context."""
     tokens: int = 0
-    """That are scored."""
+    """Number of scored tokens."""
     unscored_tokens: int = 0
-    """Of the text, without context."""
+    """Number of unscored tokens of the text, which have no context."""
     digest: Any = dataclasses.field(default_factory=hashlib.sha256)
-    """Hash of all documents with text, in their order."""
+    """Hash of all documents with text, in order."""
 
     @property
     def scored_bytes(self) -> int:
-        """Bytes of text that the scored tokens stand for."""
+        """Text bytes of the scored tokens."""
         return self.text_bytes - self.unscored_bytes
 
 
 class _Part(NamedTuple):
-    """A part of a document that is tokenized at once."""
+    """Part of a document that is tokenized in one piece."""
 
     text: str
     is_first: bool
     is_last: bool
-    """Then it has no text."""
+    """If True, it has no text."""
 
 
 def pieces_of(
@@ -83,19 +83,19 @@ def pieces_of(
     vocab_size: int,
     counts: Counts,
 ) -> Iterator[Piece]:
-    """Tokenize documents one after the other; a few megabytes are held at a time.
+    """Tokenize documents in order, holding a few megabytes at a time.
 
     Args:
-      documents: any number, also empty ones.
-      tokenizer: of the model.
-      layout: what is a sequence.
-      vocab_size: of the model.
-      counts: gets what was read.
+      documents: any number of texts, which may be empty.
+      tokenizer: tokenizer of the model.
+      layout: how documents form sequences.
+      vocab_size: vocabulary size of the model.
+      counts: updated with the counts.
     Raises:
-      ValueError: bad input of `corpora.documents`, the tokenizer does not keep the
-        text, or the model lacks one of its tokens.
+      ValueError: bad input of `corpora.documents`, the tokenizer changes the text, or
+        the model lacks a token.
     """
-    is_new = True  # no sequence has begun
+    is_new = True  # no sequence has started
     is_bare = False  # the sequence has no token yet
     for part, ids in _tokenized(_parts(documents, counts), tokenizer):
         _check_ids(ids, vocab_size)
@@ -125,7 +125,7 @@ def pieces_of(
 
 
 def _parts(documents: Iterable[Document], counts: Counts) -> Iterator[_Part]:
-    """Cut documents into parts, and count them; an empty one has none."""
+    """Cut documents into parts and count them; an empty document has no part."""
     for document in documents:
         is_first = True
         for text in document.pieces:
@@ -141,14 +141,16 @@ def _parts(documents: Iterable[Document], counts: Counts) -> Iterator[_Part]:
             counts.empty_documents += 1
             continue
         counts.documents += 1
-        counts.digest.update(b"\0")  # two documents are not one of both texts
+        counts.digest.update(
+            b"\0"
+        )  # two documents hash differently from their concatenation
         yield _Part("", False, True)
 
 
 def _tokenized(
     parts: Iterable[_Part], tokenizer: Tokenizer
 ) -> Iterator[tuple[_Part, Int64[np.ndarray, "_"]]]:
-    """Tokenize many parts at once; refuse a tokenizer that changes the text."""
+    """Tokenize many parts together; refuse a tokenizer that changes the text."""
     num_bytes = num_lost = 0
     for batch in _batched(parts):
         encoded = tokenizer.encode_batch([part.text for part in batch])
@@ -159,8 +161,8 @@ def _tokenized(
             raise ValueError(
                 f"the tokenizer does not keep the text: of the first {num_bytes} "
                 f"bytes, lines of {num_lost} bytes come back changed from its tokens "
-                "(unknown characters, or a normalizer that changes some), so its loss "
-                "is of another text; give text that the model's tokenizer keeps"
+                "(unknown characters, or a normalizer that changes some), so the loss "
+                "would be of another text; give text that the model's tokenizer keeps"
             )
         yield from zip(batch, encoded, strict=True)
 
@@ -178,7 +180,7 @@ def _batched(parts: Iterable[_Part]) -> Iterator[list[_Part]]:
 
 
 def lost_bytes(text: str, decoded: str) -> int:
-    """Count the bytes of the lines of a text that decoding changes.
+    """Count the bytes of the lines that are changed by encoding and decoding.
 
     If the number of lines differs, all bytes of the text count.
     """
@@ -197,10 +199,10 @@ def lost_bytes(text: str, decoded: str) -> int:
 def first_token_bytes(
     tokenizer: Tokenizer, ids: Int64[np.ndarray, "n"], text: str
 ) -> int:
-    """Count the bytes at the beginning of a text that its first token stands for.
+    """Count the bytes of a text's first token.
 
-    The token alone decodes to them, without the space that a tokenizer may have put
-    before the text. Where it is a part of a character, the table of tokens says it.
+    They are those of the token decoded alone, without a space that the tokenizer put
+    before the text. For part of a character, the table of tokens gives them.
     """
     if len(ids) == 0:
         return 0
@@ -211,7 +213,7 @@ def first_token_bytes(
 
 
 def _check_ids(ids: Int64[np.ndarray, "n"], vocab_size: int) -> None:
-    """Refuse tokens that the model lacks."""
+    """Refuse tokens outside the model's vocabulary."""
     largest = int(ids.max(initial=0))
     if largest >= vocab_size:
         raise ValueError(

@@ -1,12 +1,12 @@
-"""Token sequences in, rows of fixed size out, and the scores back in their order.
+"""Cut token sequences into rows of fixed size, and return scores in order.
 
-A *window* is what the model sees at once: n consecutive tokens and, for each, the token
-that follows if that is to be scored here. Windows of a sequence begin every `stride`
-tokens; each token is scored in the first window that has it, so exactly once, with at
-least `length - stride` tokens before it where the sequence has so many.
+A *window* is the input of the model: n consecutive tokens and, for each, the next token
+if it is scored here. Windows of a sequence begin every `stride` tokens. Each token is
+scored exactly once, in the first window that has it, with at least `length - stride`
+tokens before it if the sequence has as many.
 
-Several windows share a row: segments keep attention inside each of them, and positions
-begin anew. All batches have one shape, so one program is compiled.
+Several windows share a row. Segments keep attention within each window, and positions
+restart. All batches have the same shape, so one program is compiled.
 
 Source: sliding windows as in Baevski and Auli 2019, arXiv:1809.10853, section 5.1.
 """
@@ -20,7 +20,7 @@ from jaxtyping import Int32
 from mjax.data.samples import NO_TARGET
 
 FIELDS = ("tokens", "targets", "segments", "positions")
-"""Names of the arrays of a batch, int32 [B, T] each."""
+"""Names of the arrays of a batch, each int32 [B, T]."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Piece:
 
     tokens: Int32[np.ndarray, "n"]
     scored: Int32[np.ndarray, "n"]
-    """The tokens again; NO_TARGET where one is context only."""
+    """The tokens to score; NO_TARGET for context tokens."""
     begins: bool
     """Whether a new sequence begins here. Its first token has no context and cannot be
     scored."""
@@ -37,16 +37,16 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """What the model sees at once."""
+    """Input of the model."""
 
     tokens: Int32[np.ndarray, "n"]
     targets: Int32[np.ndarray, "n"]
-    """The token that follows each; NO_TARGET where it is not scored here."""
+    """The next token of each position; NO_TARGET if not scored here."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a window is in a batch."""
+    """Position of a window in a batch."""
 
     row: int
     start: int
@@ -55,14 +55,14 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packed:
-    """A batch, and where its windows are, in the order in which they came."""
+    """A batch and the positions of its windows, in the order of arrival."""
 
     arrays: dict[str, Int32[np.ndarray, "B T"]]
     places: tuple[Place, ...]
 
 
 def check(length: int, stride: int) -> None:
-    """Refuse windows that cannot be made.
+    """Refuse an invalid length or stride.
 
     Raises:
       ValueError: length or stride is out of range.
@@ -72,18 +72,18 @@ def check(length: int, stride: int) -> None:
     if not 1 <= stride <= length:
         raise ValueError(
             f"--stride must be from 1 to --seq-len {length}, got {stride}: a larger "
-            "one would leave tokens out"
+            "one would skip tokens"
         )
 
 
 def windows_of(
     pieces: Iterable[Piece], *, length: int, stride: int
 ) -> Iterator[Window]:
-    """Cut sequences into windows; holds one window and one piece at a time.
+    """Cut sequences into windows; hold one window and one piece at a time.
 
     Args:
-      pieces: of one sequence after the other.
-      length: largest number of tokens in a window.
+      pieces: pieces of the sequences, in order.
+      length: most tokens of a window.
       stride: tokens between the starts of windows, at most length. A stride of length
         computes every token once, which costs least.
     """
@@ -99,13 +99,13 @@ def windows_of(
 
 
 class _Sequence:
-    """The part of one sequence that windows still need."""
+    """The part of a sequence that later windows still need."""
 
     def __init__(self, length: int, stride: int) -> None:
         self._length, self._stride = length, stride
         self._tokens = self._scored = np.zeros(0, np.int32)
-        # How many targets of the buffer an earlier window has scored. The buffer begins
-        # where the next window does.
+        # Number of targets in the buffer that an earlier window has scored. The buffer
+        # begins at the start of the next window.
         self._num_done = 0
 
     def add(self, piece: Piece) -> None:
@@ -113,7 +113,7 @@ class _Sequence:
         self._scored = np.concatenate([self._scored, piece.scored])
 
     def full(self) -> Iterator[Window]:
-        """Yield the windows that no further token can change."""
+        """Yield the windows that further tokens cannot change."""
         start = 0
         while len(self._tokens) - start > self._length:
             yield from self._next(start)
@@ -121,15 +121,15 @@ class _Sequence:
         self._tokens, self._scored = self._tokens[start:], self._scored[start:]
 
     def rest(self) -> Iterator[Window]:
-        """Yield the windows that are left when the sequence is complete.
+        """Yield the remaining window of a complete sequence, if any.
 
-        At most one: longer ones were full.
+        There is at most one, because full windows were yielded before.
         """
         if len(self._tokens) - 1 > self._num_done:
             yield from self._next(0)
 
     def _next(self, start: int) -> Iterator[Window]:
-        """Yield the window that begins at a place of the buffer, if it scores any."""
+        """Yield the window at an offset of the buffer if it scores any token."""
         part = slice(start, start + self._length + 1)
         tokens, targets = self._tokens[part][:-1], self._scored[part][1:].copy()
         targets[: self._num_done] = NO_TARGET
@@ -139,10 +139,10 @@ class _Sequence:
 
 
 def pack(windows: Iterable[Window], *, num_rows: int, row_len: int) -> Iterator[Packed]:
-    """Put windows into batches of one shape, each into the first row with room.
+    """Pack windows into batches of one shape, each into the first row with space.
 
     Args:
-      windows: none longer than row_len.
+      windows: windows of at most row_len tokens.
       num_rows: B.
       row_len: T.
     Raises:
@@ -176,7 +176,7 @@ class _Batch:
         self._positions = np.zeros(shape, np.int32)
 
     def take(self, window: Window) -> bool:
-        """Put a window into the first row with room; say whether there was one."""
+        """Put a window into the first row with space; return False if there is none."""
         size, row_len = len(window.tokens), self._tokens.shape[1]
         rows = (r for r, used in enumerate(self._used) if used + size <= row_len)
         row = next(rows, None)
@@ -194,7 +194,7 @@ class _Batch:
         return True
 
     def packed(self) -> Packed:
-        """Return the batch; what is left of a row is a segment without targets."""
+        """Return the batch; the rest of a row is a segment without targets."""
         for row, used in enumerate(self._used):
             self._segments[row, used:] = self._num_windows[row]
             self._positions[row, used:] = np.arange(self._tokens.shape[1] - used)

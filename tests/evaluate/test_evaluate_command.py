@@ -202,15 +202,15 @@ def test_an_export_without_a_beginning_leaves_first_tokens_out(
         ),
         (
             ["run", "--data.path", "texts.jsonl", "--batch-size", "3"],
-            "--batch-size must be a multiple of the 8 devices of data parallelism",
+            "--batch-size must be a multiple of the data-parallel size 8",
         ),
         (
             ["run", "--data.path", "texts.jsonl", "--start-token", "bos"],
-            "names no token that begins texts; give eos or none",
+            "names no beginning-of-text token; give eos or none",
         ),
         (
             ["run", "--data.path", "texts.jsonl", "--out", "absent/x.json"],
-            "make it, or name another file",
+            "create it, or name another file",
         ),
         (["run", "--data.path", "texts.jsonl", "--out", "run"], "is a folder; name a"),
         (
