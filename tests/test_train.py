@@ -235,9 +235,9 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, capsys)
     assert train.main(flags(tmp_path / "run", *more)) == ending.BAD_INPUT
     out, error = capsys.readouterr()
     assert "start-up: compile" not in out
-    fix = r"there are 5\.1 MiB; --pipeline.stash input fits, with \d\.\d MiB\n$"
+    fix = r"a device has 5\.1 MiB; --pipeline.stash input fits, with \d\.\d MiB\n$"
     assert re.search(
-        f"^error: a step needs .* of a device, as estimated, and {fix}", error
+        f"^error: a step needs an estimated .* of device memory, and {fix}", error
     )
     assert list(tmp_path.iterdir()) == []
 

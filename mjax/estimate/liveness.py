@@ -1,15 +1,15 @@
-"""Count the bytes that one device holds at once while it follows a traced function.
+"""Count the peak bytes of one device while it executes a traced function.
 
-Enters: a jaxpr of one device, as `jax.stages.Traced` has it inside a shard_map. Leaves:
-the most bytes alive at one time, without the buffers that the caller keeps alive.
+Enters: a jaxpr of one device, from the shard_map of a `jax.stages.Traced`. Leaves: the
+most bytes alive at one time, without buffers that the caller keeps alive.
 
-The order is that of the trace. Three rules model what XLA does with it. *Fusion*: a
-cheap elementwise result is never in memory if only elementwise operations and
-reductions read it; its operands stay alive instead. *Views*: a reshape or a cast of
-type only shares the buffer of its operand. *In place*: an elementwise result, an
-updated slice and the carry of a loop reuse a buffer of their size that is last read
-there. Other orders, buffers that XLA copies, alignment and the workspaces of libraries
-are not modelled. So this is an estimate; the tests bound its error.
+Operations run in the order of the trace. Three rules model XLA. *Fusion*: a cheap
+elementwise result is never in memory if only elementwise operations and reductions read
+it; its operands stay alive instead. *Views*: a reshape, transpose or sharding cast
+shares the buffer of its operand. *In place*: an elementwise result, an updated slice
+and the carry of a loop reuse a buffer of the same size whose last reader they are.
+Other orders, copies by XLA, alignment and library workspaces are not modelled. So this
+is an estimate; the tests bound its error.
 """
 
 import dataclasses
@@ -36,7 +36,7 @@ _FUSED = frozenset(
         *("unstack", "xor"),
     }
 )
-"""Elementwise operations, or selections of elements: computed where they are read."""
+"""Elementwise operations and selections of elements, fused into their readers."""
 
 _VIEWS = frozenset(
     {
@@ -45,7 +45,8 @@ _VIEWS = frozenset(
         *("reshape", "reshard", "squeeze", "transpose", "stop_gradient"),
     }
 )
-"""The same bytes under another type; matmuls read any order of dims."""
+"""Operations that keep the bytes; matmuls read any order of dims.
+"""
 
 _REDUCTIONS = frozenset(
     {
@@ -53,14 +54,15 @@ _REDUCTIONS = frozenset(
         *("reduce_or", "reduce_prod", "reduce_sum"),
     }
 )
-"""Read elementwise results without having them in memory."""
+"""Operations that read elementwise results without having them in memory."""
 
 _UPDATES = frozenset(
     {
         *("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"),
     }
 )
-"""Write into their first operand if no other operation reads it later."""
+"""Operations that overwrite their first operand if it is not read later.
+"""
 
 _CALLS = frozenset(
     {
@@ -68,12 +70,12 @@ _CALLS = frozenset(
         *("custom_vjp_call", "eval_jaxpr", "jit", "pjit", "remat2"),
     }
 )
-"""Calls that are replaced by their body."""
+"""Calls that are inlined."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Value:
-    """A result, or an argument; compared by identity."""
+    """A result or an argument, compared by identity."""
 
     num_bytes: int
 
@@ -92,7 +94,7 @@ def peak_bytes(jaxpr: Any, *, on_host: bool = False) -> int:
     """Return the most bytes alive at once, without the arguments of the jaxpr.
 
     Args:
-      jaxpr: of one device; results are counted.
+      jaxpr: jaxpr of one device; its results are counted.
       on_host: count arrays in host memory instead of those on the device.
     """
     size = _host_array_bytes if on_host else num_bytes
@@ -100,7 +102,7 @@ def peak_bytes(jaxpr: Any, *, on_host: bool = False) -> int:
 
 
 def named(jaxpr: Any, name: str) -> Iterator[Any]:
-    """Yield the types of arrays with the `checkpoint_name` `name`, at any depth."""
+    """Yield the types of arrays with the given `checkpoint_name`, at any depth."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "name" and eqn.params["name"] == name:
             yield eqn.outvars[0].aval
@@ -114,16 +116,16 @@ def _host_array_bytes(aval: Any) -> int:
 
 
 def main_shard_map(jaxpr: Any) -> Any:
-    """Return the body of the shard_map with the largest results: a jaxpr of one device.
+    """Return the body of the shard_map with the largest results, a jaxpr of one device.
 
-    A step computes everything in one shard_map; another one may write a time.
+    A step computes everything in one shard_map; another may record times.
 
     Raises:
       ValueError: there is no shard_map.
     """
     found = [eqn for eqn in jaxpr.eqns if eqn.primitive.name == "shard_map"]
     if not found:
-        raise ValueError("a step has a shard_map, this one has none")
+        raise ValueError("the step has no shard_map")
     largest = max(found, key=lambda eqn: sum(num_bytes(v.aval) for v in eqn.outvars))
     return largest.params["jaxpr"]
 
@@ -143,7 +145,7 @@ def _peak(
     *,
     num_slices: int = 0,
 ) -> int:
-    """Analyse a body; owned arguments are counted, and end with their last reader.
+    """Analyse a body; owned arguments are counted until their last reader.
 
     `size` gives the bytes of an array type. The last `num_slices` arguments are slices
     of arrays that the caller has.
@@ -181,7 +183,7 @@ def _flatten(
 
 
 class _Simulation:
-    """A body, operation by operation."""
+    """Analysis of a body, operation by operation."""
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ class _Simulation:
     ) -> None:
         self.operations, self.owned, self.size = operations, owned, size
         self.buffers: dict[_Value, frozenset[_Value]] = {}
-        """The values that must be in memory for a value to be read."""
+        """Values that must be in memory for a value to be read."""
         in_memory = self._in_memory(outputs)
         for operation in operations:
             read = self._buffers_of(operation.operands)
@@ -204,7 +206,7 @@ class _Simulation:
         self.outputs = self._buffers_of(outputs)
 
     def _in_memory(self, outputs: Iterable[_Value | None]) -> set[_Value | None]:
-        """Find the values that operations other than fusions read, through views."""
+        """Find the values that non-fused operations read, through views."""
         found: set[_Value | None] = set(outputs)
         for operation in reversed(self.operations):
             pairs = list(itertools.zip_longest(operation.operands, operation.results))
@@ -271,10 +273,11 @@ class _Simulation:
         return max([0 if in_place else results, *inner])
 
     def _loop(self, operation: _Operation, ending: set[_Value]) -> int:
-        """Return the bytes of one iteration, with its carry, and of stacked results."""
+        """Return the bytes of one iteration with its carry, and of stacked results."""
         bodies = list(_bodies(operation))
-        # The arguments are constants, carry, slices; the results are carry, stacked
-        # arrays. A sliced or stacked array has one dim more outside of the body.
+        # The arguments are constants, carry and slices; the results are carry and
+        # stacked arrays. A sliced or stacked array has one more dim outside of the
+        # body.
         body = max(bodies, key=lambda body: len(body.outvars))
         results = zip(operation.eqn.outvars, body.outvars, strict=True)
         num_carry = sum(whole.aval.ndim == part.aval.ndim for whole, part in results)
@@ -295,7 +298,7 @@ class _Simulation:
 
 
 def _bodies(operation: _Operation) -> Iterator[Any]:
-    # The body of a kernel works in the GPU's own memories.
+    # A kernel's body works in on-chip memory.
     if operation.eqn is not None and operation.name != "pallas_call":
         yield from core.jaxprs_in_params(operation.eqn.params)
 

@@ -1,8 +1,8 @@
 """Estimate the memory of one device from a traced step, before anything is compiled.
 
-Enters: the trace of a training step and its abstract state. Leaves: bytes, by purpose.
-The sizes of the state, the gathered weights, the gradients and the stash are exact; the
-working set is what `mjax.estimate.liveness` counts beyond them.
+Enters: the trace of a training step and its abstract state. Leaves: bytes by purpose.
+The sizes of state, gathered weights, gradients and stash are exact;
+`mjax.estimate.liveness` estimates the working set beyond them.
 """
 
 import dataclasses
@@ -23,17 +23,18 @@ _UNITS = (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Bytes of one device at the peak of a step, and of its host."""
+    """Peak bytes of one device in a step, and bytes of its host."""
 
     state: int
-    """Parameters and optimizer state, as they are stored on the device."""
+    """Parameters and optimizer state stored on the device."""
     compute_copy: int
     """Gathered weights, in the compute dtype; 0 if the stored parameters are used."""
     gradients: int
-    """Gradients of all parameters that the device computes with, until the reduction.
-    If each layer's gradients are reduced at once: of the parameters that it stores."""
+    """Gradients of all parameters that the device computes with, until the reduction;
+    if each layer's gradients are reduced at once, only of the parameters that it
+    stores."""
     stash: int
-    """Ring buffers between the forward and the backward slots of a pipeline."""
+    """Ring buffers between the forward and backward half-ticks of a pipeline."""
     working_set: int
     """The rest: the backward pass of the layers, the loss, the optimizer's update."""
     host_state: int = 0
@@ -66,22 +67,22 @@ def estimate(
     """Estimate the memory of a device during a step.
 
     Args:
-      step: the training step, traced.
+      step: the traced training step.
       state: shapes, dtypes and shardings of the state.
-      saved: the same for the form that a checkpoint holds; leaves that differ from
-        `state` are copied while the state is saved.
-      trained: the parameters that have gradients; None is all of them.
-      on_host: for each leaf of the state whether it is in host memory; None: no leaf.
+      saved: the same for the saved form; leaves that differ from `state` are copied
+        during a save.
+      trained: the parameters that have gradients; None for all.
+      on_host: whether each leaf of the state is in host memory; None for no leaf.
       moments_at_once: most bytes of moments on the device during an update in pieces;
-        None: the update is not in pieces.
-      first: weights that are gathered before the step, an argument of the step; None:
-        the step gathers all weights.
+        None if the update is not in pieces.
+      first: weights gathered before the step and passed to it; None if the step gathers
+        all weights.
       compute: dtype of the gathered weights.
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
       zero_level: 0 to 3.
-      accumulates: gradients are added up over microbatches before they are reduced, as
-        in every pipeline.
+      accumulates: gradients are accumulated over microbatches before their reduction,
+        as in every pipeline.
     """
     body = liveness.main_shard_map(step.jaxpr)
     params = jax.tree.leaves(state.params)
@@ -97,7 +98,7 @@ def estimate(
     gradients = sum(map(_stored if is_parts else _gathered, with_gradient))
     gradients *= np.dtype(reduce).itemsize
     stash = sum(map(liveness.num_bytes, liveness.named(body, stash_name)))
-    # The activations are free by then; every parameter's update waits for the norms.
+    # The activations have been freed, because every update waits for the norms.
     updates = moments_at_once
     if updates is None:
         updates = sum(_stored(p) * p.dtype.itemsize for p in with_gradient)
@@ -109,7 +110,7 @@ def estimate(
     in_save, one_of_host = 0, 0
     for before, after, is_ in zip(*leaves, strict=True):
         size = _stored(after) * after.dtype.itemsize
-        if before is not after and is_:  # one after the other: from the host, and back
+        if before is not after and is_:  # piece by piece, from the host and back
             one_of_host = max(one_of_host, 2 * size)
         elif before is not after:
             in_save += size
@@ -163,12 +164,12 @@ def table(found: Estimate, *, available: int | None) -> str:
 def check_fits(
     needed: Estimate, available: int, smaller: Iterable[tuple[str, Estimate]]
 ) -> None:
-    """Refuse a step that does not fit into a device.
+    """Refuse a step that does not fit in device memory.
 
     Args:
-      needed: by the step.
+      needed: estimated memory of the step.
       available: bytes of the device.
-      smaller: flags that change the run, and the estimate with each; read in order, and
+      smaller: flags that change the run, each with its estimate; read in order, and
         only if the step does not fit.
     Raises:
       ValueError: the step does not fit; the message names the first change that makes
@@ -183,12 +184,12 @@ def check_fits(
         if found.total <= available:
             break
     problem = (
-        f"a step needs {in_units(needed.total)} of a device, as estimated, and there "
-        f"are {in_units(available)}"
+        f"a step needs an estimated {in_units(needed.total)} of device memory, and a "
+        f"device has {in_units(available)}"
     )
     if smallest.total <= available:
         raise ValueError(f"{problem}; {best} fits, with {in_units(smallest.total)}")
-    least = f"{best} needs {in_units(smallest.total)}" if best else "nothing is smaller"
+    least = f"{best} needs {in_units(smallest.total)}" if best else "no flag reduces it"
     raise ValueError(
         f"{problem}; no --pipeline.stash, --model.remat, --batch.microbatches or "
         f"--pipeline.schedule is enough ({least}): split the model over more devices, "
@@ -197,7 +198,7 @@ def check_fits(
 
 
 def in_units(num_bytes: int | float) -> str:
-    """Write a number of bytes in the largest unit that keeps it above 1."""
+    """Format a number of bytes in the largest unit in which it is above 1."""
     for unit, size in _UNITS:
         if num_bytes >= size:
             return f"{num_bytes / size:.1f} {unit}"
@@ -210,7 +211,7 @@ def _stored(leaf: Any) -> int:
 
 
 def _gathered(leaf: Any) -> int:
-    """Count the entries after all shards are gathered."""
+    """Count the entries of a leaf after all its shards are gathered."""
     spec, shape = leaf.sharding.spec, leaf.sharding.mesh.shape
     split = [axis for axis in SHARDS if rules.dim_of(spec, axis) is not None]
     return _stored(leaf) * math.prod(shape[axis] for axis in split)

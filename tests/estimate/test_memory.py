@@ -158,21 +158,21 @@ def test_a_step_that_fits_is_not_compared_with_others():
     [
         (
             [6, 4, 3],
-            "a step needs 8.0 GiB of a device, as estimated, and there are 4.0 GiB; "
-            "--b fits, with 4.0 GiB",
+            "a step needs an estimated 8.0 GiB of device memory, and a device has "
+            "4.0 GiB; --b fits, with 4.0 GiB",
         ),
         (
             [7, 6, 9],
-            "a step needs 8.0 GiB of a device, as estimated, and there are 4.0 GiB; no "
-            "--pipeline.stash, --model.remat, --batch.microbatches or "
+            "a step needs an estimated 8.0 GiB of device memory, and a device has "
+            "4.0 GiB; no --pipeline.stash, --model.remat, --batch.microbatches or "
             "--pipeline.schedule is enough (--b needs 6.0 GiB): split the model over "
             "more devices, by --mesh.pp, --mesh.tp or --mesh.dp-shard",
         ),
         (
             [9, 8, 8],
-            "a step needs 8.0 GiB of a device, as estimated, and there are 4.0 GiB; no "
-            "--pipeline.stash, --model.remat, --batch.microbatches or "
-            "--pipeline.schedule is enough (nothing is smaller): split the model over "
+            "a step needs an estimated 8.0 GiB of device memory, and a device has "
+            "4.0 GiB; no --pipeline.stash, --model.remat, --batch.microbatches or "
+            "--pipeline.schedule is enough (no flag reduces it): split the model over "
             "more devices, by --mesh.pp, --mesh.tp or --mesh.dp-shard",
         ),
     ],

@@ -1,8 +1,8 @@
-"""Say what is trained, on what, and how well it runs: the input of the step-time model.
+"""Input of the step-time model: model, layout, device and efficiency.
 
 Enters: plain numbers. Leaves: `Case` (a transformer, its layout and its batch),
-`Device` (a GPU and its links) and `Constants` (how much of that is reached). Letters
-are those of docs/vocabulary.md.
+`Device` (a GPU and its links) and `Constants` (the fraction of peak rates that is
+reached). Letters are those of docs/vocabulary.md.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from mjax.mesh.axes import AxisSizes
 _MAY_BE_0 = ("zero", "learned_positions", "host_state_bytes")
 
 Remat = Literal["none", "attention", "core", "dots", "full"]
-"""What the backward pass computes again, as `--model.remat`."""
+"""What the backward pass recomputes, as in `--model.remat`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,46 +28,45 @@ class Case:
     head_width: int
     kv_heads: int
     gated: bool
-    """The feed-forward layer has a gate: three matrices, not two."""
+    """Whether the feed-forward layer has a gate: three matrices instead of two."""
     parallel: bool
-    """The parallel block, with fused projections; else the serial one."""
+    """Whether blocks are parallel, with fused projections, or serial."""
     post_norms: bool = False
-    """What a branch adds is normalised too."""
+    """Whether the output of each branch is normalised too."""
     learned_positions: int = 0
-    """Vectors in the table of positions, which every GPU holds whole."""
+    """Rows of the position table, which is replicated on every GPU."""
     vocab_size: int
     seq_len: int
     visible_keys: float | None = None
-    """Mean over queries and layers of the keys that are seen; None: all before."""
+    """Visible keys, a mean over queries and layers; None: all earlier keys."""
     sizes: AxisSizes
     chunks: int = 1
-    """v, chunks of layers of one stage."""
+    """v, virtual stages per stage."""
     microbatches: int
     rows: int = 1
     """Sequences of one microbatch on one data-parallel rank."""
     tp_chunks: int = 1
-    """Chunks in which the sequence crosses tp. At once (1), what was gathered forward
-    is kept for the backward pass; in chunks it is gathered again
-    (`mjax.layers.linear`)."""
+    """Chunks in which the sequence is sent over tp. With 1, the gathered input is kept
+    for the backward pass; with more, it is gathered again (`mjax.layers.linear`)."""
     remat: Remat = "none"
     loading_horizon: int | None = None
-    """Layers that what is kept is loaded ahead from host memory; None: it stays on the
+    """Layers by which residuals are prefetched from host memory; None: they stay on the
     GPU."""
     zero: int = 2
-    """As `--zero`: what is sharded over dp_shard."""
+    """ZeRO level, as in `--zero`."""
     param_bytes: int = 2
-    """Of a gathered weight, and of an entry of an activation."""
+    """Bytes of a gathered weight, and of an entry of an activation."""
     grad_bytes: int = 4
-    """Of an accumulated and reduced gradient."""
+    """Bytes of an accumulated and reduced gradient."""
     state_bytes: int = 12
-    """Of the master and the two moments of a parameter."""
+    """Bytes of the master and the two moments of a parameter."""
     host_state_bytes: int = 0
-    """Of the state bytes, those in host memory."""
+    """State bytes of a parameter that are in host memory."""
     projection_rate: float = 1.0
-    """Speed of a matmul of the layers, relative to 16 bits; 2 in 8 bits."""
+    """Speed of the layers' matmuls relative to 16 bits; 2 for 8 bits."""
 
     def __post_init__(self) -> None:
-        """Refuse what no run can be."""
+        """Refuse values that no run can have."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if type(value) is int and field.name not in _MAY_BE_0 and value < 1:
@@ -92,12 +91,12 @@ class Case:
 
     @property
     def repeats_layers(self) -> bool:
-        """Whether the backward pass repeats at least the work between projections."""
+        """Whether the backward pass recomputes the work between projections."""
         return self.remat in ("core", "dots", "full")
 
     @property
     def repeats_attention(self) -> bool:
-        """Whether the backward pass repeats the forward pass of attention.
+        """Whether the backward pass recomputes the forward pass of attention.
 
         Remat attention does not: every fused backend keeps its output and log-sum-exp.
         """
@@ -105,13 +104,13 @@ class Case:
 
     @property
     def keys(self) -> float:
-        """Mean number of keys that a query sees."""
+        """Mean number of visible keys of a query."""
         causal = (self.seq_len + 1) / 2
         return causal if self.visible_keys is None else self.visible_keys
 
     @property
     def tokens(self) -> int:
-        """Of one microbatch of one data-parallel rank."""
+        """Tokens of one microbatch on one data-parallel rank."""
         return self.rows * self.seq_len
 
     @property
@@ -121,7 +120,7 @@ class Case:
 
     @property
     def layers_per_gpu(self) -> int:
-        """Layers of the fullest stage: chunks are as equal as whole layers allow."""
+        """Layers of the fullest stage; virtual stages differ by at most one layer."""
         return self.chunks * -(-self.layers // (self.sizes.pp * self.chunks))
 
     @property
@@ -132,9 +131,10 @@ class Case:
 
     @property
     def repeated_weights(self) -> int:
-        """Entries of the weights whose matmuls a repeated layer repeats.
+        """Entries of the weights whose matmuls are recomputed with a layer.
 
-        The last matmul of a layer is not repeated: only an addition reads its output.
+        The last matmul of a layer is not recomputed, because only an addition reads its
+        output.
         """
         if self.post_norms:
             return self.layer_weights
@@ -152,15 +152,15 @@ class Device:
     """A GPU and its links; rates are peaks."""
 
     peak_flops_per_s: float | int
-    """Dense, in the compute dtype."""
+    """Dense FLOPs per second in the compute dtype."""
     memory_bytes_per_s: float | int
     node_link_bytes_per_s: float | int
-    """To the GPUs of the node, one direction, all links of one GPU together."""
+    """Rate to the GPUs of the node, one direction, all links of one GPU together."""
     network_bytes_per_s: float | int
-    """To other nodes, one direction, for each GPU."""
+    """Rate to other nodes, one direction, per GPU."""
     gpus_per_node: int = 8
     num_sms: int = 132
-    """Streaming multiprocessors; by default those of an H100."""
+    """Number of streaming multiprocessors; the default is an H100's."""
 
     def __post_init__(self) -> None:
         """Refuse rates and counts that are not positive."""
@@ -172,11 +172,11 @@ class Device:
 
     @classmethod
     def of(cls, gpu: Gpu, *, gpus_per_node: int = 8) -> "Device":
-        """Take the rates of a description.
+        """Return the device of a GPU description.
 
         Args:
           gpu: the GPU.
-          gpus_per_node: how many the node links connect.
+          gpus_per_node: number of GPUs that the node links connect.
         """
         return cls(
             peak_flops_per_s=float(gpu.peak_bf16_flops_per_s),
@@ -190,28 +190,29 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
-    """How much of a device a run reaches. The defaults are assumed, not measured.
+    """Fractions of a device's rates that a run reaches. The defaults are assumed, not
+    measured.
 
-    They are for whole layers, with all that surrounds their kernels; those of
+    They are for complete layers, including the work around kernels. Those of
     `mjax.plan.cost.CostModel`, assumed too, are for single kernels of a schedule. So
-    the two differ: a hop here is a step of a ring, there a level of a tree.
+    the two differ: a hop is a step of a ring here, and a level of a tree there.
     """
 
     product_efficiency: float = 0.75
-    """Of the peak, in matmuls."""
+    """Fraction of the peak in matmuls."""
     by_shape: bool = False
-    """Matmuls of the layers are slower if they are small
-    (`mjax.estimate.formulas.matmul`)."""
+    """Whether small matmuls of the layers are slower (`mjax.estimate.formulas.matmul`).
+    """
     attention_efficiency: float = 0.55
-    """Of the peak, in the fused attention kernel, on visible pairs."""
+    """Fraction of the peak in the fused attention kernel, on visible pairs."""
     memory_efficiency: float = 0.85
-    """Of the memory rate, in memory-bound kernels."""
+    """Fraction of the memory rate in memory-bound kernels."""
     node_link_efficiency: float = 0.77
-    """Of the node links, in collectives."""
+    """Fraction of the node links' rate in collectives."""
     network_efficiency: float = 0.9
-    """Of the network rate."""
+    """Fraction of the network rate."""
     tp_overlap: float = 0.0
-    """Share of the tp collectives' time that runs beside products."""
+    """Share of the tp collectives' time that is overlapped with matmuls."""
     dp_overlap: float = 0.0
     """The same for gathers and reductions over dp."""
     pp_overlap: float = 0.0
@@ -219,22 +220,22 @@ class Constants:
     elementwise_passes: float = 1.0
     """Memory traffic of the elementwise work over that of fully fused kernels."""
     stash_passes: float = 0.0
-    """How often copies into and out of stacks read or write what a layer keeps for the
-    backward pass."""
+    """Times that copies into and out of stacks read or write the residuals of a layer.
+    """
     chunk_passes: float = 0.0
-    """How often copies and sums read or write what crosses tp in chunks."""
+    """Times that copies and sums read or write the data sent over tp in chunks."""
     visit_bytes: float = 0.0
-    """Bytes moved per parameter of the layers and microbatch, apart from matmuls:
-    slices of weights, sums of gradients. Ignored with one microbatch, no pipeline."""
+    """Bytes moved per layer parameter and microbatch outside of matmuls: slices of
+    weights, sums of gradients. Ignored with one microbatch and no pipeline."""
     kernel_s: float = 3e-6
-    """Lost between a kernel and the next."""
+    """Seconds lost between consecutive kernels."""
     hop_s: float = 3e-6
-    """Latency of one hop of a ring, or of one transfer."""
+    """Latency of one hop of a ring or of one transfer, in seconds."""
     fixed_s: float = 0.0
-    """Per step, whatever the size: data, host, synchronisation."""
+    """Fixed seconds per step: data, host, synchronisation."""
 
     def __post_init__(self) -> None:
-        """Refuse shares outside of their range."""
+        """Refuse values outside of their range."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.name.endswith("_efficiency") and not 0 < value <= 1:

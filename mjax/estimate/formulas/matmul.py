@@ -1,4 +1,4 @@
-"""Model how the shape of a matmul limits its speed: tiles, waves, and short sums.
+"""Model how the shape of a matmul limits its speed: tiles, waves, short sums.
 
 Enters: m, n, k and the number of multiprocessors. Leaves: the speed relative to that of
 a large matmul, at most 1. Modelled, never measured.
@@ -8,12 +8,13 @@ A GPU computes [m, k] x [k, n] in tiles of the result, each on one multiprocesso
 - tiles at the edges are computed in full (tile quantisation);
 - tiles run in waves of as many as there are multiprocessors, and the last wave takes as
   long as the others (wave quantisation);
-- the first operands of a tile must arrive before its first product, which counts as
-  `START_K` further entries of k;
-- a smaller tile reads more operands per FLOP. Its speed is taken to fall in proportion.
+- the first operands of a tile must arrive before its first multiplication, which counts
+  as `START_K` further entries of k;
+- a smaller tile reads more operands per FLOP. Its speed is assumed to fall in
+  proportion.
 
-The fastest of `TILES` counts. Reductions split over k are ignored, which would help a
-matmul of few tiles and a long sum.
+The fastest of `TILES` is used. Split-k reductions, which would help a matmul with few
+tiles and a long sum, are ignored.
 
 Source: NVIDIA 2023, Matrix Multiplication Background, DU-09799-001, sections 2.3 (tile
 sizes and reuse), 3.1 and 3.2 (quantisation). `START_K` and the proportion are assumed.
@@ -25,7 +26,7 @@ import math
 from mjax.estimate.formulas.case import Case
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-"""Rows and columns; the largest first. Sizes that cuBLAS has for 16 bits."""
+"""Rows and columns of tiles, the largest first. cuBLAS has these sizes for 16 bits."""
 START_K = 128
 """Two steps of 64, about a microsecond for a 128 x 256 tile on an H100. Assumed."""
 LARGE = 8192
@@ -34,7 +35,7 @@ LARGE = 8192
 
 @functools.lru_cache(maxsize=65_536)
 def relative_speed(m: int, n: int, k: int, num_sms: int) -> float:
-    """Return FLOPs per second over those of a large matmul, at most 1.
+    """Return the FLOPs per second relative to a large matmul, at most 1.
 
     Args:
       m: rows of the result.
@@ -46,7 +47,7 @@ def relative_speed(m: int, n: int, k: int, num_sms: int) -> float:
 
 
 def _use(m: int, n: int, k: int, num_sms: int) -> float:
-    """Return the share of the multiprocessors' time that computes what is needed."""
+    """Return the share of the multiprocessors' time that is useful."""
 
     def with_tile(rows: int, columns: int) -> float:
         tiles = math.ceil(m / rows) * math.ceil(n / columns)
@@ -66,8 +67,8 @@ def _reuse(rows: int, columns: int) -> float:
 def layer_matmuls(case: Case) -> list[tuple[int, int, int]]:
     """Return (m, n, k) of the matmuls of a layer's forward pass on one GPU.
 
-    Projections that read the same input are one matmul (`mjax.layers.block`). In chunks
-    over tp each has the rows of one chunk.
+    Projections with the same input are one matmul (`mjax.layers.block`). With chunks
+    over tp, each matmul has the rows of one chunk.
     """
     tp, rows = case.sizes.tp, max(1, case.tokens // case.tp_chunks)
     core = case.heads * case.head_width // tp
@@ -89,8 +90,8 @@ def layer_matmuls(case: Case) -> list[tuple[int, int, int]]:
 def layer_speed(case: Case, num_sms: int) -> float:
     """Return the relative speed of all matmuls of a layer, forward and backward.
 
-    The gradient of the input has the rows of a chunk too; that of the weights sums over
-    all positions at once.
+    The input gradient has the rows of a chunk too; the weight gradient sums over all
+    positions at once.
     """
     flops, seconds = 0.0, 0.0
     for m, n, k in layer_matmuls(case):

@@ -1,26 +1,26 @@
-"""Estimate in closed form what one GPU holds in a training step.
+"""Estimate the memory of one GPU in a training step in closed form.
 
-Enters: a `Case`. Leaves: `Memory`, bytes by kind. It is for sorting out layouts before
-anything is traced; `mjax.estimate.memory` reads a traced step and is nearer to the
-truth.
+Enters: a `Case`. Leaves: `Memory`, bytes by kind. It serves to select layouts before
+anything is traced; `mjax.estimate.memory` reads a traced step and is more accurate.
 
-- Compute copy, gradients, optimizer state: Rajbhandari et al. 2020, arXiv:1910.02054,
-  section 5, with mjax's levels (`mjax.mesh.zero`). Up to level 2 gradients are whole
-  while microbatches add up. With one microbatch and no pipeline a layer's gradients
-  are reduced as they come, and from level 1 on only their parts stay
-  (`mjax.step.prefetch`); those of the tables are whole until the layers are done.
-- Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with
-  the sequence split over tp. Differs: no dropout masks; no scores, which a fused
-  attention kernel does not keep; the output of attention counts twice. That makes 34
-  bytes per token and entry of the model width for a GPT, as in the paper, which counts
-  masks and scores. What is between them is counted by entry.
-  That is with `Case.tp_chunks` above 1; if the sequence crosses tp at once, the input
-  of a branch's first product is kept as it was gathered, whole on every GPU of tp.
-- Chunks in flight on the first stage: 2 (P - 1) + (v - 1) P + 1, at most v M. For v > 1
-  that is section 4.2.3 of the same paper, L (1 + (P - 1) / (P v)) layers; for v = 1
-  mjax's order, which holds more than the P of plain 1F1B.
+- Gathered weights, gradients, optimizer state: Rajbhandari et al. 2020,
+  arXiv:1910.02054, section 5, with mjax's levels (`mjax.mesh.zero`). Up to level 2,
+  gradients are unsharded while they accumulate over microbatches. With one microbatch
+  and no pipeline, a layer's gradients are reduced at once, and from level 1 on only
+  their shards are kept (`mjax.step.prefetch`); those of the tables are unsharded until
+  the layers are done.
+- Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with the
+  sequence split over tp. Differs: no dropout masks; no scores, which a fused attention
+  kernel does not keep; the output of attention counts twice. That makes 34 bytes per
+  token and entry of the model width for a GPT, as in the paper, which counts masks and
+  scores. Remat policies in between are counted by entry. This holds for
+  `Case.tp_chunks` above 1. If the sequence is gathered in one piece, the gathered input
+  of each branch's first matmul is kept on every GPU of tp.
+- Virtual stages in flight on the first stage: 2 (P - 1) + (v - 1) P + 1, at most v M.
+  For v > 1 this is section 4.2.3 of the same paper, L (1 + (P - 1) / (P v)) layers; for
+  v = 1 it is mjax's order, which holds more than the P of plain 1F1B.
 
-Not counted: whole tables while level 3 uses them, buffers of collectives, workspaces,
+Not counted: gathered tables at level 3, buffers of collectives, workspaces,
 fragmentation, norms and biases.
 """
 
@@ -39,24 +39,25 @@ class Memory:
     optimizer_bytes: float
     """Masters and moments."""
     activations_bytes: float
-    """Kept from forward to backward, and one layer that is computed again."""
+    """Residuals from forward to backward, and one recomputed layer."""
     logits_bytes: float
 
     @property
     def total_bytes(self) -> float:
-        """All of it."""
+        """All bytes."""
         return sum(dataclasses.astuple(self))
 
 
 def memory(
     case: Case, *, tied: bool = False, logits_at_once: int | None = None
 ) -> Memory:
-    """Estimate what the fullest GPU holds.
+    """Estimate the memory of the fullest GPU.
 
     Args:
-      case: what is trained, and its layout.
+      case: the model and its layout.
       tied: the output projection is the embedding. Both are on every stage.
-      logits_at_once: entries that the loss holds on one GPU; None: all of a microbatch.
+      logits_at_once: logits that the loss holds on one GPU at a time; None: all of a
+        microbatch.
     """
     sizes = case.sizes
     tables = (1 if tied else 2) * case.vocab_size * case.d_model / sizes.tp
@@ -72,13 +73,15 @@ def memory(
     if logits_at_once is not None:
         logits = min(logits, float(logits_at_once))
     in_flight = layers_in_flight(case)
-    if case.loading_horizon is not None:  # those ahead, one in use, one on its way
+    if (
+        case.loading_horizon is not None
+    ):  # prefetched layers, one in use, one in transfer
         in_flight = min(in_flight, case.loading_horizon + 2)
     kept = in_flight * layer_bytes(case)
     if case.repeats_layers:
         kept += layer_bytes(dataclasses.replace(case, remat="none"))
     one_layer = case.layer_weights / sizes.tp
-    at_level_3 = sharded + 2 * one_layer  # one in use, the next on its way
+    at_level_3 = sharded + 2 * one_layer  # one in use, the next in transfer
     return Memory(
         params_bytes=(at_level_3 if case.zero == 3 else weights) * case.param_bytes,
         grads_bytes=grads * case.grad_bytes,
@@ -91,14 +94,14 @@ def memory(
 
 
 def layers_in_flight(case: Case) -> float:
-    """Layers whose activations the first stage keeps at once, microbatches counted."""
+    """Layers times microbatches whose activations the first stage keeps."""
     stages, chunks = case.sizes.pp, case.chunks
     in_flight = 2 * (stages - 1) + (chunks - 1) * stages + 1
     return min(in_flight, chunks * case.microbatches) * case.layers_per_gpu / chunks
 
 
 def layer_bytes(case: Case) -> float:
-    """Bytes kept of one layer and microbatch on one GPU, by remat policy.
+    """Residual bytes of one layer and microbatch on one GPU, by remat policy.
 
     Attention is fused: it keeps its inputs, its output and the log-sum-exp.
     """
@@ -110,12 +113,13 @@ def layer_bytes(case: Case) -> float:
     # The norm that follows a branch reads its sum. The last branch without a post-norm
     # has no such norm, and the backward pass of an addition reads nothing.
     read_adds = (branches if case.post_norms else branches - 1) * case.d_model
-    # What the first product of each branch reads: gathered at once, it is kept whole.
+    # Input of the first matmul of each branch; if gathered in one piece, it is kept.
     gathered = branches * case.d_model * (case.sizes.tp if case.tp_chunks == 1 else 1)
     # The layer's input, and the projection outputs that the backward pass reads.
     projections = case.d_model + qkv + up + read_adds
-    # In and out of norms, q k v, in and out of the activation. The core's output counts
-    # twice: its own backward pass keeps it, and so does the projection after it.
+    # Inputs and outputs of norms, q k v, input and output of the activation. The core's
+    # output counts twice: its own backward pass keeps it, and so does the next
+    # projection.
     everything = adds + gathered + qkv + 2 * core + up + case.d_ff
     entries = {
         "full": case.d_model,
@@ -125,6 +129,6 @@ def layer_bytes(case: Case) -> float:
         "none": everything,
     }
     per_token = entries[case.remat] * case.param_bytes
-    # The core keeps one float32 per head and token, unless it is computed again.
+    # The core keeps one float32 per head and token, unless it is recomputed.
     statistics = 0 if case.repeats_attention else 4 * case.heads
     return case.tokens * (per_token + statistics) / case.sizes.tp

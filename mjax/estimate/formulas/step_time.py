@@ -1,36 +1,38 @@
 """Model the time of a training step in closed form: dp x pp x tp on a described GPU.
 
 Enters: a `Case`, a `Device`, `Constants`. Leaves: `StepTime`, the seconds of each part
-of one step, which add up to the step. Everything here is modelled, nothing measured.
+of one step, which add up to the step. All times are modelled, none measured.
 
-Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v chunks:
+Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v virtual
+stages:
 
-- matmuls: 2 FLOPs per weight and token, forward; twice that backward; with remat full
-  forward again, except a last matmul whose output the backward pass does not read;
+- matmuls: 2 FLOPs per weight and token forward, twice that backward. Remat full repeats
+  the forward pass, except a last matmul whose output the backward pass does not read;
 - attention: 4 N H FLOPs per token and visible key forward, 2.5 times that backward (5
-  products for 2: Dao 2023, arXiv:2307.08691, section 4.1);
-- elementwise: bytes of kernels that read and write each array once, twice backward; and
-  copies of kept activations, of chunks over tp, and of weights and gradients in each
-  microbatch, as many as `Constants` says;
+  matmuls instead of 2: Dao 2023, arXiv:2307.08691, section 4.1);
+- elementwise: bytes of kernels that read and write each array once forward and twice
+  backward; and copies of residuals, of chunks over tp, and of weights and gradients in
+  each microbatch, as counted in `Constants`;
 - tp: one all-gather and one reduce-scatter forward per branch of the serial block, and
-  per layer of the parallel block; backward as many, and the input gathered again for
-  the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2) unless
-  the sequence crosses at once and remat keeps what was gathered (`Case.tp_chunks`);
+  per layer of the parallel block; backward as many, and another gather of the input for
+  the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2), unless
+  the sequence is gathered in one piece and remat keeps it (`Case.tp_chunks`);
 - bubble: (P - 1) / (v M) of the time of all layers (Narayanan et al. 2021,
   arXiv:2104.04473, section 2.2.2);
-- pp: one activation and one gradient per chunk and microbatch, split over tp;
-- head: on the last stage, which the others wait for;
-- dp: what `mjax.mesh.zero` moves at each level (Rajbhandari et al. 2020,
-  arXiv:1910.02054, section 7), in two hops with dp_replicate; with dp_node a gather or
+- pp: one activation and one gradient per virtual stage and microbatch, split over tp;
+- head: on the last stage, for which the others wait;
+- dp: the communication of `mjax.mesh.zero` at each level (Rajbhandari et al. 2020,
+  arXiv:1910.02054, section 7), in two hops with dp_replicate. With dp_node, a gather or
   scatter is one between nodes and one inside them, in sequence;
 - optimizer: its state read and written once.
 
-A ring of n sends (n - 1) / n of the bytes of the whole array. Hidden time is the
-overlap's share, and all of it together is no more than the products and attention that
-it runs beside: no second of them hides two.
+A ring of n sends (n - 1) / n of the bytes of the full array. The overlap share of
+communication is overlapped, but in total no more than the time of the matmuls and
+attention that it runs beside: a second of compute overlaps at most one second of
+communication.
 
-What it lacks: stragglers, congestion, imbalance of stages, and faults. Without
-`Constants.by_shape` also that small products are slower, whole or cut into chunks.
+Not modelled: stragglers, congestion, imbalance of stages, and faults. Without
+`Constants.by_shape`, the lower speed of small matmuls is not modelled either.
 """
 
 import dataclasses
@@ -49,7 +51,7 @@ class StepTime:
     """Modelled seconds of one step, by part."""
 
     products_s: float
-    """Matmuls of the layers, recomputed ones included."""
+    """Matmuls of the layers, including recomputed ones."""
     attention_s: float
     elementwise_s: float
     """Memory-bound kernels, and time lost between kernels."""
@@ -66,12 +68,12 @@ class StepTime:
 
     @property
     def total_s(self) -> float:
-        """The step."""
+        """Seconds of the step."""
         return sum(dataclasses.astuple(self))
 
     @property
     def layers_s(self) -> float:
-        """All layers of one GPU, without waiting: the ideal time of the pipeline."""
+        """Time of all layers of one GPU without waiting, the pipeline's ideal time."""
         return self.products_s + self.attention_s + self.elementwise_s + self.tp_s
 
     @property
@@ -84,9 +86,9 @@ def simulate(case: Case, device: Device, constants: Constants) -> StepTime:
     """Model one step.
 
     Args:
-      case: what is trained, and its layout.
+      case: the model and its layout.
       device: the GPU; all are alike.
-      constants: how much of it is reached.
+      constants: fractions of its rates that are reached.
     """
     runs = case.microbatches * case.layers_per_gpu
     flops_per_s = device.peak_flops_per_s * constants.product_efficiency
@@ -126,18 +128,18 @@ def mfu(case: Case, device: Device, step_s: float, flops_per_token: float) -> fl
     """Return model FLOPs per second over the peak of all devices.
 
     Args:
-      case: its batch and its number of devices count.
-      device: its peak counts.
-      step_s: of one step.
-      flops_per_token: forward and backward, by whatever formula; name it with the
-        result. Ours is `mjax.model.counts.flops_per_token`.
+      case: provides batch and number of devices.
+      device: provides the peak.
+      step_s: seconds of one step.
+      flops_per_token: forward and backward, by any formula, which belongs to the
+        result. mjax's is `mjax.model.counts.flops_per_token`.
     """
     flops = case.batch * case.seq_len * flops_per_token
     return flops / (case.sizes.num_devices * device.peak_flops_per_s * step_s)
 
 
 def _exposed(compute_s: float, *transfers: tuple[float, float]) -> list[float]:
-    """For each (time, overlap) in turn: what still free compute does not hide."""
+    """Return the exposed part of each (time, overlap), in turn, beside the compute."""
     exposed = []
     for time_s, overlap in transfers:
         hidden_s = min(overlap * time_s, compute_s)
@@ -163,7 +165,7 @@ def _layer_attention_flops(case: Case) -> float:
 def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> float:
     """Norms, residual sums, rotation, activation: traffic and gaps, one microbatch.
 
-    Includes the copies of kept activations and of the chunks that cross tp.
+    Includes the copies of residuals and of the chunks sent over tp.
     """
     branches = 1 if case.parallel else 2
     norms = branches * (2 if case.post_norms else 1)
@@ -194,14 +196,14 @@ def _visit_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
-    """Collectives over tp of one layer and microbatch, hidden or not."""
+    """Collectives over tp of one layer and microbatch, overlapped or not."""
     n = case.sizes.tp
     branches = 1 if case.parallel else 2
-    # A layer that is computed again gathers its inputs again; they then serve the
-    # weight gradients too, in chunks or not.
+    # A recomputed layer gathers its inputs again, which then also serve the weight
+    # gradients, with or without chunks.
     is_again = case.tp_chunks > 1 or case.repeats_layers
     gathers = branches if is_again else 0
-    # Computed again in full, it scatters all but its last output again.
+    # If fully recomputed, it scatters all but its last output again.
     scatters = branches - 1 if case.remat == "full" else 0
     num_bytes = case.tokens * case.d_model * case.param_bytes
     one = _ring_s(num_bytes, n, 1, device, constants)
@@ -209,12 +211,12 @@ def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _pp_s(case: Case, device: Device, constants: Constants) -> float:
-    """Transfers of one stage, both directions, hidden or not."""
+    """Transfers of one stage, both directions, overlapped or not."""
     sizes = case.sizes
     if sizes.pp == 1:
         return 0.0
     num_bytes = case.tokens * case.d_model * case.param_bytes / sizes.tp
-    # A GPU sends its own part to one neighbour: what others send is no help.
+    # A GPU sends only its own part to one neighbour, on its own links.
     in_node = sizes.num_devices <= device.gpus_per_node
     rate = _node_rate(device, constants) if in_node else _net_rate(device, constants)
     one = num_bytes / rate + constants.hop_s
@@ -222,7 +224,7 @@ def _pp_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _dp_s(case: Case, device: Device, constants: Constants) -> float:
-    """What ZeRO moves in one step for the layers of one GPU, hidden or not."""
+    """Communication of ZeRO for the layers of one GPU in a step, overlapped or not."""
     sizes = case.sizes
     params = case.gpu_weights * case.param_bytes
     grads = case.gpu_weights * case.grad_bytes
