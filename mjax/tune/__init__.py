@@ -1,1 +1,1 @@
-"""Fine-tuning with low-rank adapters: files of PEFT, merged weights."""
+"""Fine-tuning with low-rank adapters: PEFT files, merged weights."""

@@ -15,20 +15,20 @@ Path = Annotated[str, flags.Positional("PATH")]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Export:
-    """Write the adapters of a step as a folder that PEFT loads."""
+    """Write the adapters of a step to a folder that PEFT loads."""
 
     path: Path
     """Work dir, folder of checkpoints, or one checkpoint."""
     out: Annotated[str, flags.Positional("OUT")]
-    """Folder that is made; it may exist if it is empty."""
+    """Folder to create; it may exist if it is empty."""
     step: int | None = None
     """Step to write; None: the newest."""
     family: str | None = None
-    """Architecture of the base; None: the first that can express the model."""
+    """Architecture of the base model; None: the first that can express it."""
     base: str | None = None
-    """Name or folder of the base in adapter_config.json; None: --init-from."""
+    """Name or folder of the base model in adapter_config.json; None: --init-from."""
     tokenizer: str | None = None
-    """Folder, tokenizer.json or hf://NAME@REVISION; None: that of the run."""
+    """Folder, tokenizer.json or hf://NAME@REVISION; None: the run's tokenizer."""
     without_tokenizer: bool = False
     """Write no tokenizer files."""
 
@@ -42,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
         elif words[:1] not in (["-h"], ["--help"]):
             found = words[0] if words else "nothing"
             raise ValueError(
-                f"there is one command, export, which writes adapters, got {found}; "
+                f"the only command is export, which writes adapters, got {found}; "
                 "python -m mjax.ckpt export writes the merged model"
             )
         return _export(flags.read(Export, words, prog="python -m mjax.tune export"))
@@ -52,7 +52,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _export(command: Export) -> int:
-    from mjax.ckpt.saved_step import SavedStep  # imports jax, which -h can do without
+    from mjax.ckpt.saved_step import SavedStep  # imports jax, which -h does not need
     from mjax.config.train import from_json
     from mjax.hugging_face import families
     from mjax.run.export import Wanted, tokenizer_files
@@ -68,7 +68,7 @@ def _export(command: Export) -> int:
     if config.adapters is None:
         raise ValueError(
             f"{folder} has no adapters: its run trained all parameters; python -m "
-            "mjax.ckpt export writes the whole model"
+            "mjax.ckpt export writes the complete model"
         )
     family, _ = families.hf_config(
         config.model, seq_len=config.data.seq_len, family=command.family
@@ -90,7 +90,7 @@ def _export(command: Export) -> int:
     )
     print(
         f"{folder} -> {command.out}: adapters of {len(config.adapters.targets)} "
-        f"weights a layer, rank {config.adapters.rank}, for {family.name}"
+        f"weights per layer, rank {config.adapters.rank}, for {family.name}"
     )
     return 0
 

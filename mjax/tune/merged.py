@@ -1,8 +1,8 @@
-"""The weights that a base and its adapters make together.
+"""Merge adapters into the weights of a base model.
 
-Enters: a source of tensors with adapters, as a checkpoint of a tuned run holds them.
-Leaves: a source without, in which each weight is W + scale A B: the tensors of a plain
-model. Sums are made in float32, box by box; nothing is read before it is asked for.
+Enters: a source of tensors with adapters, such as a checkpoint of a tuned run. Leaves:
+a source of the tensors of a plain model, in which each weight is W + scale A B. Sums
+are computed in float32, box by box; tensors are read only on request.
 """
 
 import math
@@ -18,37 +18,37 @@ _BLOCKS = "params.blocks."
 
 
 def adapter_names(target: str) -> tuple[str, str]:
-    """Return the names of A and B of a weight, as "attention.wq"."""
+    """Return the names of A and B of a weight such as "attention.wq"."""
     part, _, name = target.rpartition(".")
     prefix = f"{_BLOCKS}{part}.{ADAPTERS}.{name}"
     return f"{prefix}.a", f"{prefix}.b"
 
 
 def is_adapter(name: str) -> bool:
-    """Say whether a tensor is of an adapter."""
+    """Return whether a tensor belongs to an adapter."""
     return ADAPTERS in name.split(".")
 
 
 class Merged:
-    """A `hugging_face.source.TensorSource` of the parameters, adapters added."""
+    """A `hugging_face.source.TensorSource` of the parameters with merged adapters."""
 
     def __init__(self, source: TensorSource, adapters: AdapterConfig) -> None:
-        """Read nothing.
+        """Store the source; read nothing.
 
         Args:
-          source: has the parameters ("params...."), with those of the adapters.
-          adapters: of the run that wrote it.
+          source: has the parameters ("params...."), including those of the adapters.
+          adapters: adapters of the run that wrote it.
         """
         self._source = source
         self._scale = adapters.scale
         self._targets = {f"{_BLOCKS}{target}": target for target in adapters.targets}
 
     def names(self) -> Iterator[str]:
-        """Return the names of all tensors but those of adapters and their moments."""
+        """Return the names of all tensors except adapters and their moments."""
         return (name for name in self._source.names() if not is_adapter(name))
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a whole tensor."""
+        """Return the shape of a complete tensor."""
         return self._source.shape(name)
 
     def dtype(self, name: str) -> np.dtype:

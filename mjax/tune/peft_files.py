@@ -1,9 +1,8 @@
-"""Adapters as a folder that PEFT loads, written and read.
+"""Write and read adapters as a folder in PEFT format.
 
 Enters: the tensors of a tuned run, or a folder with adapter_config.json and
-adapter_model.safetensors. Leaves: the other one. There is a pair of matrices for each
-layer and weight, A [r, inputs] and B [outputs, r], named by the module of the
-model that it belongs to.
+adapter_model.safetensors. Leaves: the other one. Each layer and weight has a pair of
+matrices, A [r, inputs] and B [outputs, r], named by its module in the model.
 
 Source: PEFT 0.19, `utils/save_and_load.py` (names) and `tuners/lora/config.py`.
 """
@@ -34,10 +33,10 @@ _NAMED = 5
 
 
 def module_of(family: Family, target: str) -> str:
-    """Return the module of a family that a weight is, with {} for the layer.
+    """Return the module of a weight in a family, with {} for the layer.
 
     Raises:
-      ValueError: the family has no module of its own for it.
+      ValueError: the family has no separate module for the weight.
     """
     tensor = family.tensors.get(f"blocks.{target}")
     suffix = ".weight"
@@ -45,9 +44,9 @@ def module_of(family: Family, target: str) -> str:
     is_plain = type(tensor) is Tensor and tensor.name.endswith(suffix)
     if tensor is None or not is_plain or names.count(tensor.name) > 1:
         raise ValueError(
-            f"{family.name} has no linear layer of its own for {target}, so PEFT "
-            "cannot hold its adapter; export the merged model with python -m "
-            "mjax.ckpt export"
+            f"{family.name} has no separate linear layer for {target}, so PEFT cannot "
+            "store its adapter; export the merged model with python -m mjax.ckpt "
+            "export"
         )
     return tensor.name.removesuffix(suffix)
 
@@ -63,17 +62,17 @@ def write(
     base: str | None,
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> None:
-    """Write the adapters of a run as a folder that PEFT loads; all of it, or nothing.
+    """Write the adapters of a run to a folder that PEFT loads, atomically.
 
     Args:
       source: has the tensors of the adapters.
       model: the architecture.
-      adapters: of the run.
-      family: in which the base is.
+      adapters: adapters of the run.
+      family: family of the base model.
       out_dir: absent, or an empty folder.
-      alpha: the scale is alpha / rank.
-      base: folder or name of the base, for people and for PEFT.
-      files: what else lies in the folder, by name, as those of the tokenizer.
+      alpha: numerator of the scale, alpha / rank.
+      base: folder or name of the base model, for people and for PEFT.
+      files: further files of the folder by name, such as those of the tokenizer.
     Raises:
       ValueError: the family has no layer for a weight, or out_dir is not empty.
       RuntimeError: the disk failed.
@@ -113,7 +112,7 @@ def write(
 def _matrices(
     source: TensorSource, target: str, module: str
 ) -> list[tuple[str, np.ndarray]]:
-    """Return the matrices of one weight, of every layer."""
+    """Return the matrices of one weight of every layer."""
     a_name, b_name = adapter_names(target)
     a, b = source.read(a_name), source.read(b_name)
     num_layers, rank = a.shape[0], a.shape[-1]
@@ -126,7 +125,7 @@ def _matrices(
 
 
 class PeftAdapters:
-    """The adapters of a folder in PEFT's form: a `source.TensorSource`."""
+    """The adapters of a folder in PEFT format: a `source.TensorSource`."""
 
     def __init__(
         self,
@@ -135,16 +134,16 @@ class PeftAdapters:
         adapters: AdapterConfig,
         family: Family,
     ) -> None:
-        """Check that the folder holds adapters of this form, no more and no less.
+        """Check that the folder holds exactly these adapters.
 
         Args:
-          folder: with adapter_config.json.
-          model: of the run.
-          adapters: likewise.
-          family: of the base, whose modules the files name.
+          folder: folder with adapter_config.json.
+          model: model of the run.
+          adapters: adapters of the run.
+          family: family of the base model, whose modules the files name.
         Raises:
-          ValueError: rank, scale or layers are others, an option is not known here, or
-            the folder is none of PEFT.
+          ValueError: rank, scale or layers differ, an option is unknown, or the folder
+            is not in PEFT format.
           RuntimeError: a file is absent or damaged.
         """
         if not (Path(folder) / CONFIG).is_file():
@@ -177,7 +176,7 @@ class PeftAdapters:
             raise ValueError(
                 f"--lora.init-from {folder} holds the adapters of other layers:\n"
                 + "\n".join(lines)
-                + "\nGive --lora.targets as its adapter_config.json has target_modules"
+                + "\nSet --lora.targets to target_modules of its adapter_config.json"
             )
 
     def _key(self, name: str, layer: int) -> str:
@@ -185,11 +184,11 @@ class PeftAdapters:
         return f"{_PREFIX}{module.format(layer)}.lora_{letter}.weight"
 
     def names(self) -> list[str]:
-        """Return the names of all matrices, as a checkpoint has them."""
+        """Return the names of all matrices as in a checkpoint."""
         return list(self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of one, stacked over the layers."""
+        """Return the shape of a matrix, stacked over the layers."""
         return self._shapes[name]
 
     def dtype(self, name: str) -> np.dtype:
@@ -216,10 +215,10 @@ class PeftAdapters:
 
 
 def _check_config(folder: Path, adapters: AdapterConfig) -> None:
-    """Refuse adapters that compute something else than ours.
+    """Refuse adapters that compute something other than mjax does.
 
     Raises:
-      ValueError: they do.
+      ValueError: the adapters differ.
       RuntimeError: the file is absent or damaged.
     """
     path = folder / CONFIG
@@ -251,5 +250,5 @@ def _check_config(folder: Path, adapters: AdapterConfig) -> None:
     for key, only in plain.items():
         if config.get(key) not in (only, None):
             raise ValueError(
-                f"{path}: {key}={config[key]!r} is not known here, only {only!r}"
+                f"{path}: {key}={config[key]!r} is not supported, only {only!r}"
             )

@@ -162,4 +162,4 @@ def test_peft_files_of_other_adapters_are_refused(tuned, tmp_path):
         PeftAdapters(tmp_path, MODEL, ADAPTERS, family)
     path = tmp_path / "out" / "adapter_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"use_dora": True}))
-    assert "use_dora=True is not known" in refused(ADAPTERS)
+    assert "use_dora=True is not supported" in refused(ADAPTERS)

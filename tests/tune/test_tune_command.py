@@ -158,7 +158,7 @@ def test_a_template_beside_the_tokenizer_of_the_base_is_taken_and_kept(folder):
             {"init_from": ""},
             "--lora.rank 2 trains adapters of a model that --init-from",
         ),
-        ({"init_from": "nowhere"}, "--init-from nowhere is not a model .*not exist"),
+        ({"init_from": "nowhere"}, "--init-from nowhere is not a model: .*not exist"),
         ({"lora__init_from": "hf"}, "--lora.init-from hf has no adapter_config.json"),
         ({"data__chat_template": ""}, "bytes has no chat template; give a Jinja file"),
         ({"data__chat_template": "none.jinja"}, "none.jinja cannot be read"),
@@ -213,7 +213,7 @@ def test_a_broken_template_is_refused_with_line_and_remedy(folder, capsys):
 @pytest.mark.parametrize(
     ("words", "named"),
     [
-        ([], "there is one command, export, .* got nothing"),
+        ([], "the only command is export, .* got nothing"),
         (["merge", "tuned", "x"], "got merge; python -m mjax.ckpt export writes the"),
         (["export", "tuned"], "OUT"),
         (["export", "tuned", "x", "--familly", "llama"], "--familly"),
@@ -242,7 +242,9 @@ def test_the_command_refuses_with_what_to_do(folder, capsys, words, named):
 def test_adapters_are_no_base_and_the_flags_that_are_meant_are_named(folder, capsys):
     assert tune_command.main(["export", "tuned", "only"]) == 0
     found = refused(capsys, tuning("never", init_from="only"))
-    assert_matches("--init-from only holds adapters .*--lora.init-from only", found)
+    assert_matches(
+        "--init-from only holds PEFT adapters .*--lora.init-from only", found
+    )
 
 
 def assert_matches(pattern: str, text: str) -> None:
