@@ -140,7 +140,7 @@ def test_a_dry_run_compiles_says_what_has_no_form_and_leaves_nothing(tmp_path, c
     assert train.main(flags(tmp_path / "run", *more)) == ending.DONE
     out = capsys.readouterr().out
     assert re.search("start-up: (compile|load)", out)
-    assert "--model.activation swiglu would give it cohere2\n" in out
+    assert "--model.activation swiglu would make it cohere2\n" in out
     assert list(tmp_path.iterdir()) == []
 
 

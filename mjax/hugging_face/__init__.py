@@ -1,1 +1,1 @@
-"""Models in the form of Hugging Face: folders of safetensors and a config.json."""
+"""Hugging Face models: folders with safetensors and a config.json."""

@@ -1,10 +1,10 @@
-"""The configurations of each family: their keys to our fields, and back.
+"""Configurations of each family: Hugging Face keys to mjax fields, and back.
 
-Enters: the keys of a config.json, or a ModelConfig. Leaves: the other one. What is
-written is not checked here: `families` reads it back and compares.
+Enters: the keys of a config.json, or a ModelConfig. Leaves: the other one. Written keys
+are not checked here; `families` reads them back and compares.
 
-Source: transformers 5.23, `configuration_*.py` and `modeling_*.py` of each family;
-defaults of absent keys are those of its configuration classes.
+Source: transformers 5.23, `configuration_*.py` and `modeling_*.py` of each family.
+Absent keys have the defaults of its configuration classes.
 """
 
 import math
@@ -16,11 +16,11 @@ from mjax.model.config import ModelConfig
 
 Json = dict[str, Any]
 
-MOST_LAYERS = 100_000  # each has tensors of its own, which are listed
+MOST_LAYERS = 100_000  # each has its own tensors, which are listed
 
 
 def pattern(values: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the shortest pattern that repeats to these values."""
+    """Return the shortest pattern whose repetition gives these values."""
     return next(
         tuple(values[:n])
         for n in range(1, len(values) + 1)
@@ -29,7 +29,7 @@ def pattern(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def fraction(width: int, head_width: int) -> float:
-    """Return a share of the head that is `width`, after it is rounded down."""
+    """Return a fraction of the head whose rounded-down width is `width`."""
     share = width / head_width
     return share if int(head_width * share) >= width else math.nextafter(share, 1)
 
@@ -44,7 +44,7 @@ GELUS: dict[str, Literal["gelu", "gelu_tanh"]] = {
 
 
 def gelu_of(keys: Keys) -> Literal["gelu", "gelu_tanh"]:
-    """Take the activation function of GPT-J and GPT-2."""
+    """Read the activation function of GPT-J and GPT-2."""
     activation = keys.text("activation_function", "gelu_new")
     if activation not in GELUS:
         raise ValueError(
@@ -86,7 +86,7 @@ def read_gptj(keys: Keys) -> ModelConfig:
 
 
 def write_gptj(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of GPT-J, for sequences of a length."""
+    """Return the keys of a model as GPT-J, for sequences of a length."""
     return {
         "n_layer": model.layers,
         "n_embd": model.d_model,
@@ -103,11 +103,11 @@ def write_gptj(model: ModelConfig, seq_len: int) -> Json:
     }
 
 
-# ------------------------------------------- what Cohere2, Llama and Mistral have alike
+# ------------------------------------------- shared by Cohere2, Llama and Mistral
 
 
 def read_alike(keys: Keys, *, kv_heads: int | None) -> Json:
-    """Take the keys of sizes and positions; kv_heads is what an absent key means."""
+    """Read the keys of sizes and positions; kv_heads is the default of its key."""
     keys.expect("hidden_act", "silu")
     return {**read_sizes(keys, kv_heads=kv_heads), **keys.rotary()}
 
@@ -115,12 +115,12 @@ def read_alike(keys: Keys, *, kv_heads: int | None) -> Json:
 def read_sizes(
     keys: Keys, *, kv_heads: int | None, head_dim: int | None = None
 ) -> Json:
-    """Take the sizes; the arguments are what absent keys mean."""
+    """Read the sizes; the arguments are the defaults of absent keys."""
     return {
         "layers": keys.size("num_hidden_layers", most=MOST_LAYERS),
         "d_model": keys.size("hidden_size"),
         "heads": keys.size("num_attention_heads"),
-        # Null is as many as query heads, for both of us.
+        # Null means as many as query heads, both there and here.
         "kv_heads": keys.size("num_key_value_heads", kv_heads, or_null=True),
         "head_dim": keys.size("head_dim", head_dim, or_null=True),
         "d_ff": keys.size("intermediate_size"),
@@ -130,7 +130,7 @@ def read_sizes(
 
 
 def write_alike(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of sizes and positions."""
+    """Return the keys of sizes and positions of a model."""
     return {
         "num_hidden_layers": model.layers,
         "hidden_size": model.d_model,
@@ -140,8 +140,8 @@ def write_alike(model: ModelConfig, seq_len: int) -> Json:
         "intermediate_size": model.ffn_width,
         "hidden_act": "silu",
         "max_position_embeddings": seq_len,
-        # In the form of transformers 4, which 5 reads too. Version 4 would ignore the
-        # keys of 5 and rotate with its default.
+        # The keys of transformers 4, which 5 reads too. Version 4 would ignore the keys
+        # of 5 and rotate with its default.
         "rope_theta": model.rope_base,
         "rope_scaling": _rope_scaling(model),
         "attention_dropout": 0.0,
@@ -199,7 +199,7 @@ def read_cohere2(keys: Keys) -> ModelConfig:
         block="parallel",
         norm="layernorm",
         norm_eps=keys.number("layer_norm_eps", 1e-5),
-        # Layers that see all keys have no positions.
+        # Layers with full attention have no positions.
         window=pattern([window if kind == SLIDING else None for kind in kinds]),
         rope=pattern([kind == SLIDING for kind in kinds]),
         rope_interleaved=True,
@@ -210,7 +210,7 @@ def read_cohere2(keys: Keys) -> ModelConfig:
 
 
 def _cohere2_kinds(keys: Keys, layers: int) -> list[str]:
-    """Take the kind of each layer: a list, or in older files every n-th is full."""
+    """Read the kind of each layer: a list, or in older files every n-th is full."""
     every = keys.size("sliding_window_pattern", 4)
     switch, kinds = keys.take("layer_switch", every), keys.take("layer_types", None)
     if kinds is None:
@@ -235,13 +235,13 @@ def check_kinds(kinds: Any, layers: int) -> list[str]:
 
 
 def write_cohere2(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of Cohere2, for sequences of a length."""
+    """Return the keys of a model as Cohere2, for sequences of a length."""
     windows = [kind.window for kind in model.kinds if kind.window is not None]
     return {
         **write_alike(model, seq_len),
         "layer_norm_eps": model.norm_eps,
         "layer_types": [SLIDING if kind.window else FULL for kind in model.kinds],
-        # transformers wants a number even where no layer uses it.
+        # transformers requires a number even if no layer uses it.
         "sliding_window": windows[0] if windows else seq_len,
         "attention_bias": model.attn_bias,
         "logit_scale": model.logit_scale,
@@ -276,7 +276,7 @@ def check_multiple(alike: Json, family: str) -> None:
 
 
 def write_llama(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of Llama, for sequences of a length."""
+    """Return the keys of a model as Llama, for sequences of a length."""
     return {
         **write_alike(model, seq_len),
         "rms_norm_eps": model.norm_eps,
@@ -301,7 +301,7 @@ def read_mistral(keys: Keys) -> ModelConfig:
 
 
 def write_mistral(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of Mistral, for sequences of a length."""
+    """Return the keys of a model as Mistral, for sequences of a length."""
     return {
         **write_alike(model, seq_len),
         "rms_norm_eps": model.norm_eps,

@@ -1,9 +1,8 @@
-"""A model written as a folder that `transformers` loads.
+"""Write a model as a folder that `transformers` loads.
 
-Enters: a source of tensors in our names and canonical form, and the architecture.
-Leaves: config.json, generation_config.json, safetensors files, and the files that are
-given, such as those of the tokenizer. One slab of layers or rows is in memory at a
-time.
+Enters: a source of tensors with mjax names in canonical form, and the architecture.
+Leaves: config.json, generation_config.json, safetensors files, and given files such as
+those of the tokenizer. One slab of layers or rows is in memory at a time.
 """
 
 import json
@@ -40,31 +39,31 @@ def write(
     files: Mapping[str, bytes] | None = None,
     file_bytes: int = 5_000_000_000,
 ) -> str:
-    """Write a folder that transformers loads by itself; all of it, or nothing.
+    """Write a folder that transformers loads, atomically.
 
     Args:
-      source: its tensors below "params." are written; others are not read.
-      model: their architecture.
+      source: source of the tensors; only those below "params." are read.
+      model: the architecture.
       out_dir: absent, or an empty folder.
-      seq_len: longest sequence that the model is meant for; no bound but for GPT-J.
-      family: one of `families.FAMILIES`; None is the first that can express the model.
-      dtype: in which the tensors are stored.
-      eos_token_id: the token that ends a document, at which generation stops.
-      files: more files of the folder, by name.
-      file_bytes: size at which a file ends and another begins.
+      seq_len: longest sequence of the model in tokens; a limit only for GPT-J.
+      family: one of `families.FAMILIES`; None for the first that can express the model.
+      dtype: dtype of the stored tensors.
+      eos_token_id: the end-of-document token, at which generation stops.
+      files: further files of the folder, by name.
+      file_bytes: size of a file after which the next one begins.
     Returns:
-      The name of the family.
+      the name of the family.
     Raises:
-      ValueError: no family can express the model, the source is of another, or out_dir
-        is not empty.
+      ValueError: no family can express the model, the source holds another model, or
+        out_dir is not empty.
       RuntimeError: the disk failed.
     """
     chosen, config = families.hf_config(model, seq_len=seq_len, family=family)
     _check_source(source, model)
     shapes = their_shapes(model, chosen.tensors)
-    # Null, or the family's own tokens would be taken.
+    # Null, because absent keys mean the family's own tokens.
     tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
-    # The name of the dtype is that which transformers 4 and 5 both read.
+    # Both transformers 4 and 5 read this name of the dtype.
     config |= tokens | {"torch_dtype": dtype}
     stored = np.dtype(jnp.dtype(dtype))
     with new_folder(out_dir) as folder:
@@ -94,7 +93,7 @@ def _as_json(content: Mapping[str, Any]) -> bytes:
 def _slabs(
     source: TensorSource, name: str, rows: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the first rows of a tensor (layers, tokens), as many at once as fit."""
+    """Yield the rows of a tensor (layers, tokens), as many at a time as fit."""
     shape = source.shape(name)
     row_bytes = math.prod(shape[1:]) * source.dtype(name).itemsize
     step = max(_SLAB_BYTES // row_bytes, 1)

@@ -1,8 +1,8 @@
-"""The families of models that both sides can express: configurations, both ways.
+"""Model families that both mjax and transformers can express.
 
 Enters: the contents of a config.json, or a ModelConfig. Leaves: the other one. An
-option that one side cannot express is refused by name. For our options no list is kept
-by hand: a config is written in their form, read back, and compared.
+option that one side cannot express is refused by name. There is no hand-written list of
+mjax options: a config is written as config.json, read back, and compared.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _FREE = (
     "remat",
     "offload_horizon",
 )
-"""Fields that change neither the parameters that count nor what is computed of them."""
+"""Fields that change neither the stored parameters nor the computation."""
 
 _TURNS = ("rope_slow_turns", "rope_fast_turns", "rope_magnitude", "rope_truncate")
 _ROPE = (
@@ -35,24 +35,24 @@ _ROPE = (
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """One of their architectures."""
+    """An architecture of transformers."""
 
     name: str
-    """As config.json says: model_type."""
+    """model_type of config.json."""
     architecture: str
-    """The class of transformers that loads it."""
+    """Class of transformers that loads it."""
     tensors: Tensors
     read: Callable[[Keys], ModelConfig]
-    """Their configuration to ours."""
+    """Converts keys of config.json to a ModelConfig."""
     write: Callable[[ModelConfig, int], Json]
-    """Ours to theirs, of a length of sequences; what does not fit is left out."""
+    """Converts a ModelConfig and a sequence length to keys; omits what does not fit."""
 
 
 def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
     """Translate the contents of a config.json.
 
     Raises:
-      ValueError: it is of another family, or has an option that mjax lacks.
+      ValueError: the family is unknown, or mjax lacks an option.
     """
     keys = Keys(hf_config)
     model = family_of(hf_config).read(keys)
@@ -61,10 +61,10 @@ def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
 
 
 def family_of(hf_config: Mapping[str, Any]) -> Family:
-    """Find the family that a config.json names.
+    """Find the family named by a config.json.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the family is unknown.
     """
     kind, classes = hf_config.get("model_type"), hf_config.get("architectures") or []
     for family in FAMILIES:
@@ -80,16 +80,16 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
 def hf_config(
     model: ModelConfig, *, seq_len: int, family: str | None = None
 ) -> tuple[Family, Json]:
-    """Express an architecture in the form of a family.
+    """Express an architecture as a family.
 
     Args:
       model: the architecture.
-      seq_len: longest sequence that the model is meant for.
-      family: its name; None is the first that can.
+      seq_len: longest sequence of the model in tokens.
+      family: name of the family; None for the first that can express the model.
     Returns:
-      the family, and what goes into config.json of the architecture.
+      the family, and the keys of the architecture for config.json.
     Raises:
-      ValueError: the family cannot express an option, or none can; each is named.
+      ValueError: the family, or every family, lacks an option; each is named.
     """
     if family is not None:
         named = [f for f in FAMILIES if f.name == family]
@@ -109,7 +109,7 @@ def hf_config(
 
 
 def _express(family: Family, model: ModelConfig, seq_len: int) -> Json:
-    """Write what a family can hold in its form, and read it back."""
+    """Write a model as a family, and read it back."""
     try:
         theirs: Json = {
             "architectures": [family.architecture],
@@ -133,9 +133,9 @@ def _express(family: Family, model: ModelConfig, seq_len: int) -> Json:
 
 
 def essence(model: ModelConfig) -> Json:
-    """Return the fields that decide parameters and maths, each in its only form.
+    """Return the fields that determine parameters and maths, in normal form.
 
-    Those of positions are left out where no layer has any.
+    Fields of positions are omitted if no layer has positions.
     """
     fields = {
         field.name: getattr(model, field.name)
@@ -213,4 +213,4 @@ FAMILIES = (
     ),
     Family("gpt2", "GPT2LMHeadModel", GPT2, gpt2.read_gpt2, gpt2.write_gpt2),
 )
-"""In the order in which they are tried on a model."""
+"""All families, in the order in which they are tried."""

@@ -1,8 +1,8 @@
-"""Gemma 2 and the text models of Gemma 3: their keys to our fields, and back.
+"""Gemma 2 and the text models of Gemma 3: keys to fields, and back.
 
 Source: transformers 5.23, `configuration_gemma2.py`, `modeling_gemma2.py`, and the same
 of gemma3. Both scale the embedding by the square root of the width. Gemma 3 normalises
-queries and keys, and its windowed layers have a rotary base of their own.
+queries and keys, and its windowed layers have their own rotary base.
 """
 
 from typing import Any
@@ -36,8 +36,8 @@ def read_gemma2(keys: Keys) -> ModelConfig:
 def read_gemma3(keys: Keys) -> ModelConfig:
     """Translate the keys of the text model of Gemma 3.
 
-    transformers does not pass its soft cap of scores to the attention: what it computes
-    is a model without one, whatever the key says, so a value is refused.
+    transformers does not pass its soft cap of scores to the attention, so it computes a
+    model without one for any value of the key. A value is therefore refused.
     """
     keys.expect("attn_logit_softcapping", None)
     every = keys.size("sliding_window_pattern", 6)
@@ -75,7 +75,7 @@ def _windowed_base(nested: dict[str, Any], base: float) -> tuple[float, dict[str
 
 
 def _read(keys: Keys, family: str, *, every: int) -> Json:
-    """Take what both have; `every` n-th layer sees all keys where no list says it."""
+    """Read the common keys; without a list, every n-th layer has full attention."""
     for key in ("hidden_act", "hidden_activation"):
         keys.expect(key, _GELU)
     keys.expect("use_bidirectional_attention", False)
@@ -108,7 +108,7 @@ def _read(keys: Keys, family: str, *, every: int) -> Json:
 
 
 def write_gemma2(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of Gemma 2, for sequences of a length."""
+    """Return the keys of a model as Gemma 2, for sequences of a length."""
     return _write(model, seq_len) | {
         "attn_logit_softcapping": model.attn_soft_cap,
         "final_logit_softcapping": model.logit_soft_cap,
@@ -116,7 +116,7 @@ def write_gemma2(model: ModelConfig, seq_len: int) -> Json:
 
 
 def write_gemma3(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of Gemma 3, for sequences of a length."""
+    """Return the keys of a model as Gemma 3, for sequences of a length."""
     local = model.rope_windowed_base
     return _write(model, seq_len) | {
         "rope_local_base_freq": model.rope_base if local is None else local,

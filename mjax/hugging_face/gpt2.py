@@ -1,4 +1,4 @@
-"""GPT-2: its keys to our fields, and back.
+"""GPT-2: keys to fields, and back.
 
 Source: transformers 5.23, `configuration_gpt2.py` and `modeling_gpt2.py`.
 """
@@ -33,7 +33,7 @@ def read_gpt2(keys: Keys) -> ModelConfig:
 
 
 def write_gpt2(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of GPT-2, which has as many positions as were learned."""
+    """Return the keys of a model as GPT-2, with its number of learned positions."""
     rows = model.learned_positions
     if rows is not None and seq_len > rows:
         raise ValueError(

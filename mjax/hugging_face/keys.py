@@ -1,7 +1,7 @@
-"""A config.json whose keys are taken one by one; what is left over is refused.
+"""Read the keys of a config.json one by one, and refuse unread keys.
 
-A key that is not understood may change the computation, and then the weights would
-silently be those of another model. So every key is taken, or known not to matter.
+An unknown key may change the computation, so that the weights would silently be used in
+another model. So every key is read, or known to have no effect.
 """
 
 import math
@@ -13,25 +13,25 @@ from mjax.model.config import yarn_magnitude
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MOST = 2**31 - 1
-"""No model has larger sizes; arithmetic on them would raise other errors."""
+"""Above all real sizes; arithmetic on larger ones would raise other errors."""
 _REQUIRED = object()
 
 _WITHOUT_EFFECT = frozenset(
     (
-        # What the folder is and who wrote it.
+        # Facts of the folder and its writer.
         *("architectures", "model_type", "transformers_version", "_name_or_path"),
         *("dtype", "torch_dtype", "task_specific_params"),
-        # Lengths: rotary positions have no end here.
+        # Lengths: rotary positions are unlimited here.
         *("max_position_embeddings", "n_positions", "model_max_length", "n_ctx"),
         # Tokens and generation.
         *("bos_token_id", "eos_token_id", "pad_token_id", "tokenizer_class"),
         *("use_cache", "cache_implementation", "_attn_implementation"),
         *("do_sample", "max_length", "temperature", "top_k", "top_p"),
-        # Training, and how products and tables were divided.
+        # Training, and how matmuls and tables were sharded.
         *("initializer_range", "attention_dropout", "attn_pdrop", "embd_pdrop"),
         *("resid_pdrop", "gradient_checkpointing", "pretraining_tp"),
         *("use_parallel_embedding", "reorder_and_upcast_attn"),
-        # Heads that are no language models.
+        # Heads other than language models.
         *("id2label", "label2id", "num_labels", "summary_activation", "summary_type"),
         *("summary_first_dropout", "summary_proj_to_labels", "summary_use_proj"),
     )
@@ -39,14 +39,14 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class Keys:
-    """The keys of one config.json."""
+    """Keys of one config.json."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
-        """Start with all keys left; null is the same as absent, but where taken."""
+        """Start with all keys unread; an unread null counts as absent."""
         self._left = dict(config)
 
     def take(self, key: str, default: Any = _REQUIRED) -> Any:
-        """Take any value, null too.
+        """Read any value, including null.
 
         Raises:
           ValueError: the key is absent and has no default.
@@ -63,25 +63,25 @@ class Keys:
         or_null: bool = False,
         most: int = _MOST,
     ) -> Any:
-        """Take a whole number, or null where that is allowed."""
+        """Read a whole number, or null if allowed."""
         value = self._typed(key, default, int | None if or_null else int)
         if value is not None and abs(value) > most:
             raise ValueError(f"config.json: {key} must be at most {most}, got {value}")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
-        """Take a finite number."""
+        """Read a finite number."""
         value = self._typed(key, default, float)
         if not math.isfinite(value):
             raise ValueError(f"config.json: {key} must be finite, got {value}")
         return value
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
-        """Take true or false."""
+        """Read true or false."""
         return self._typed(key, default, bool)
 
     def text(self, key: str, default: Any = _REQUIRED) -> str:
-        """Take a text."""
+        """Read a text."""
         return self._typed(key, default, str)
 
     def _typed(self, key: str, default: Any, kind: Any) -> Any:
@@ -91,19 +91,19 @@ class Keys:
             raise ValueError(f"config.json: {error}") from None
 
     def expect(self, key: str, only: Any) -> None:
-        """Take a key for which there is one value that mjax computes; may be absent."""
+        """Read an optional key of which mjax supports only one value."""
         value = self.take(key, None)
         if value is not None and value != only:
             raise ValueError(
-                f"config.json: mjax has no model with {key}={value!r} in this format, "
-                f"only {only!r}"
+                f"config.json: {key}={value!r} is not supported in this format, only "
+                f"{only!r}"
             )
 
     def rotary(self, base: float = 10_000.0) -> dict[str, Any]:
-        """Take the options of the rotary frequencies, in the old form or the new.
+        """Read the options of the rotary frequencies, in the old or new form.
 
         Args:
-          base: what an absent rope_theta means.
+          base: default of rope_theta.
         Returns:
           fields of a ModelConfig.
         """
@@ -118,7 +118,7 @@ class Keys:
         return self.scaled(inner, base)
 
     def scaled(self, options: dict[str, Any], base: float) -> dict[str, Any]:
-        """Translate one mapping of rotary options; `base` is that of an absent one."""
+        """Translate one mapping of rotary options; `base` is its default."""
         inner = Keys(options)
         fields: dict[str, Any] = {"rope_base": inner.number("rope_theta", base)}
         kind = inner.text("type", "default")
@@ -132,7 +132,7 @@ class Keys:
         if kind != "default":
             fields["rope_scaling"] = inner.number("factor")
         if kind in ("llama3", "yarn"):
-            # Without one transformers takes the length that the model is meant for.
+            # By default transformers uses the length of the model.
             longest = self.size("max_position_embeddings", None, or_null=True)
             trained = inner.size("original_max_position_embeddings", longest)
             fields |= {"rope_type": kind, "rope_original_len": trained}
@@ -145,7 +145,7 @@ class Keys:
         return fields
 
     def yarn(self, scaling: float) -> dict[str, Any]:
-        """Take the options of yarn; null is the same as absent."""
+        """Read the options of yarn; null counts as absent."""
         wide, all_dims = self.optional("mscale"), self.optional("mscale_all_dim")
         magnitude = self.optional("attention_factor")
         if magnitude is None and wide and all_dims:
@@ -160,17 +160,17 @@ class Keys:
         }
 
     def optional(self, key: str, default: float | None = None) -> float | None:
-        """Take a finite number, or null; `default` is what an absent key means."""
+        """Read a finite number or null; `default` is used for an absent key."""
         value = self.take(key, default)
         if value is None:
             return None
         return Keys({key: value}).number(key)
 
     def check_empty(self) -> None:
-        """Refuse the first key that is left and may matter."""
+        """Refuse the first unread key that may have an effect."""
         for key, value in self._left.items():
             if key not in _WITHOUT_EFFECT and value is not None:
                 raise ValueError(
-                    f"config.json: {key}={value!r} is not known here, and may change "
-                    "what the model computes"
+                    f"config.json: {key}={value!r} is not supported and may change the "
+                    "computation"
                 )

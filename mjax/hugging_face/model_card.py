@@ -1,8 +1,7 @@
-"""The README.md of an exported model: what it is, how it was trained, how to load it.
+"""README.md of an exported model: facts, training, and how to load it.
 
-Enters: facts. Leaves: a text in the form of a model card, with a header that the Hub
-reads. It names no folder of the training machine, and no license: the publisher of a
-model chooses one.
+Enters: facts. Leaves: a model card with a header that the Hub reads. It names no folder
+of the training machine and no license, which the publisher of a model chooses.
 
 Source: the keys of the header, huggingface.co/docs/hub/model-cards.
 """
@@ -15,37 +14,37 @@ _UNKNOWN = "not recorded"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card:
-    """What the card says; None where nothing is known."""
+    """Contents of the card; None for unknown facts."""
 
     name: str
-    """Of the model: that of its folder."""
+    """Name of the model: that of its folder."""
     family: str
-    """model_type."""
+    """model_type of the family."""
     num_params: int
     dtype: str
-    """Of the stored weights."""
+    """Dtype of the stored weights."""
     layers: int
     d_model: int
     vocab_size: int
     seq_len: int
-    """Longest sequence that it was trained with."""
+    """Longest sequence in training, in tokens."""
     tokenizer: str | None
-    """What it is, in words; None: there are no tokenizer files."""
+    """Description of the tokenizer; None without tokenizer files."""
     recipe: str | None
     steps: int
     tokens: int
-    """That the steps have read."""
+    """Number of tokens in training."""
     optimizer: str
-    """Name and learning rate, in words."""
+    """Name and learning rate of the optimizer."""
     data: tuple[str, ...]
     """Names of the corpora."""
     corpus_hash: str | None
     init_from: str | None
-    """Name of the model that training began with."""
+    """Name of the initial model."""
     eval_loss: float | None
     """Held-out loss, nats per token."""
     version: str | None
-    """Of mjax."""
+    """Version of mjax."""
 
 
 def write_card(card: Card) -> str:

@@ -1,8 +1,8 @@
-"""What keeps a model from being exported, and which flags would change that.
+"""Find the flags that prevent the export of a model, and their alternatives.
 
-Enters: a model. Leaves: the family that differs from it in the fewest flags. Nothing
-here is a list of what a family can do: a model is written in the form of each family,
-read back, and compared.
+Enters: a model. Leaves: the family that differs from it in the fewest flags. There is
+no list of the abilities of families: a model is written as each family, read back, and
+compared.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from mjax.hugging_face.families import Family
 from mjax.model.config import ModelConfig
 
 _ROUNDS = 3
-"""Chosen: a change can bring others with it, as positions bring their base."""
+"""Chosen: one change can require others, as positions require their base."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nearest:
-    """The family that is nearest to a model that no family can express."""
+    """The nearest family of a model that no family can express."""
 
     family: str
     lacks: tuple[str, ...]
@@ -28,19 +28,19 @@ class Nearest:
 
 
 def has_form(model: ModelConfig, seq_len: int) -> bool:
-    """Say whether a model can be written in the form of some family."""
+    """Return whether some family can express a model."""
     return any(_can(family, model, seq_len) for family in families.FAMILIES)
 
 
 def nearest(model: ModelConfig, seq_len: int) -> Nearest | None:
-    """Find the family that takes the fewest flags; None if no flags lead to any.
+    """Find the family with the fewest changed flags; None if there is none.
 
-    A family that would remove all positions is not near: cohere2 has none in layers
-    that see all keys.
+    A family that would remove all positions is excluded: cohere2 has none in layers
+    with full attention.
 
     Args:
-      model: that no family can express.
-      seq_len: longest sequence that it is meant for.
+      model: a model that no family can express.
+      seq_len: longest sequence of the model in tokens.
     """
     found = []
     for family in families.FAMILIES:
@@ -59,15 +59,15 @@ def nearest(model: ModelConfig, seq_len: int) -> Nearest | None:
 
 
 def describe(model: ModelConfig, seq_len: int) -> str | None:
-    """Say in one line that a model cannot be exported; None if it can."""
+    """Return a line if a model cannot be exported; None if it can."""
     if has_form(model, seq_len):
         return None
     found = nearest(model, seq_len)
     if found is None:
         return "export: this model has no Hugging Face form (docs/hugging_face.md)"
     return (
-        f"export: this model has no Hugging Face form: {found.family} has no "
-        f"{', '.join(found.lacks)}; {' '.join(found.instead)} would give it "
+        f"export: this model has no Hugging Face form: {found.family} lacks "
+        f"{', '.join(found.lacks)}; {' '.join(found.instead)} would make it "
         f"{found.family}"
     )
 
@@ -81,7 +81,7 @@ def _can(family: Family, model: ModelConfig, seq_len: int) -> bool:
 
 
 def _changes(family: Family, model: ModelConfig, seq_len: int) -> dict[str, Any] | None:
-    """Return the fields that make a model one of a family; None if none do."""
+    """Return the fields to change for a family; None if no change suffices."""
     changes: dict[str, Any] = {}
     changed = model
     for _ in range(_ROUNDS):
@@ -90,7 +90,7 @@ def _changes(family: Family, model: ModelConfig, seq_len: int) -> dict[str, Any]
             differing = families.differences(changed, back)
             changes |= {name: theirs for name, (_, theirs) in differing.items()}
             changed = dataclasses.replace(model, **changes)
-        except ValueError:  # of a size, which is not to be changed
+        except ValueError:  # for a size, which must not change
             return None
         if _can(family, changed, seq_len):
             return changes
@@ -98,7 +98,7 @@ def _changes(family: Family, model: ModelConfig, seq_len: int) -> dict[str, Any]
 
 
 def _written(family: Family, model: ModelConfig, seq_len: int) -> dict[str, Any]:
-    """Write what a family can hold of a model; the rest is left out."""
+    """Write a model as a family; omit what does not fit."""
     return {
         "architectures": [family.architecture],
         "model_type": family.name,

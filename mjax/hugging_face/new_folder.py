@@ -1,4 +1,4 @@
-"""A folder that appears complete or not at all."""
+"""Create a folder atomically."""
 
 import contextlib
 import os
@@ -10,10 +10,10 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Give a folder to fill, which becomes `path` when all is on the disk.
+    """Yield a folder to fill, which becomes `path` when everything is on disk.
 
-    After an error nothing is left; a process that is killed leaves `.NAME.writing-ID`
-    beside, and no `path`.
+    An error leaves nothing behind; a killed process leaves `.NAME.writing-ID` beside
+    `path`, and no `path`.
 
     Raises:
       ValueError: `path` is a file, or a folder that is not empty.
@@ -39,7 +39,7 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the entries of a folder, are on disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,8 @@
-"""Parameters read from a folder of Hugging Face, box by box.
+"""Read parameters from a Hugging Face folder, box by box.
 
-Enters: a folder with config.json and safetensors files. Leaves: a source of tensors in
-our names and canonical form, float32, whose vocabulary is padded with zeros. Nothing is
-read before it is asked for, and then only the rows that were: each process of a run
-reads what its devices hold.
+Enters: a folder with config.json and safetensors files. Leaves: a source of float32
+tensors with mjax names in canonical form, with the vocabulary padded with zeros. Rows
+are read only on request, so each process of a run reads the part of its devices.
 """
 
 import dataclasses
@@ -29,11 +28,11 @@ from mjax.hugging_face.tensors import (
 from mjax.model.config import ModelConfig
 
 PREFIX = "params."
-"""Checkpoints hold the parameters under these names, beside other state."""
+"""Prefix of the parameters in checkpoints, beside other state."""
 
 CONFIG = "config.json"
 LENGTHS = ("max_position_embeddings", "n_positions")
-"""Names under which config.json says how long sequences may be: of Llama's kin, GPT."""
+"""Keys of config.json for the longest sequence: of Llama-like models, of GPT."""
 _NAMED = 5
 
 
@@ -41,14 +40,14 @@ class HuggingFaceParams:
     """The parameters of one folder: a `hugging_face.source.TensorSource`."""
 
     def __init__(self, files: Files, model: ModelConfig, tensors: Tensors) -> None:
-        """Check that the files hold the model's tensors, no more and no less.
+        """Check that the files hold exactly the model's tensors.
 
         Args:
-          files: opened.
+          files: the opened files.
           model: the architecture.
-          tensors: of its family.
+          tensors: tensors of its family.
         Raises:
-          ValueError: tensors are absent, unknown, or of another shape.
+          ValueError: tensors are absent, unknown or of another shape.
         """
         tensors = _as_stored(files, tensors)
         wanted = their_shapes(model, tensors)
@@ -58,8 +57,8 @@ class HuggingFaceParams:
             if not any(re.fullmatch(pattern, name) for pattern in NO_PARAMETERS)
         }
         wrong = [
-            f"  {name}: stored {_shown(held.get(name))}, "
-            f"config.json means {_shown(wanted.get(name))}"
+            f"  {name}: stored {_shown(held.get(name))}, expected by config.json "
+            f"{_shown(wanted.get(name))}"
             for name in [*wanted, *(name for name in held if name not in wanted)]
             if held.get(name) != wanted.get(name)
         ]
@@ -74,28 +73,28 @@ class HuggingFaceParams:
         self._shapes = our_shapes(model)
 
     def names(self) -> Iterator[str]:
-        """Return the names of all parameters, as checkpoints have them."""
+        """Return the names of all parameters, as in checkpoints."""
         return (PREFIX + path for path in self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a shape: stacked over layers, the vocabulary padded."""
+        """Return a shape, stacked over layers and with the padded vocabulary."""
         return self._shapes[name.removeprefix(PREFIX)]
 
     def dtype(self, name: str) -> np.dtype:
-        """Return float32, whatever the files hold: none of their dtypes is wider."""
+        """Return float32, which no dtype of the files exceeds."""
         return np.dtype(np.float32)
 
     def read(self, name: str, index: Index = ...) -> np.ndarray:
         """Return one box of a parameter, float32.
 
         Args:
-          name: of the parameter.
-          index: one slice of step 1 for each dim; ... is all of it.
+          name: name of the parameter.
+          index: one slice of step 1 per dim; ... for the complete parameter.
         """
         path, shape = name.removeprefix(PREFIX), self.shape(name)
         slices = (slice(None),) * len(shape) if index is ... else index
         bounds = [s.indices(n)[:2] for s, n in zip(slices, shape, strict=True)]
-        # Zeros, for the rows beyond the vocabulary of the files.
+        # Zeros for the rows beyond the vocabulary of the files.
         box = np.zeros([max(stop - start, 0) for start, stop in bounds], np.float32)
         tensor = self._tensors[path]
         if not is_stacked(path):
@@ -113,15 +112,16 @@ class HuggingFaceParams:
 def open_params(
     folder: str | os.PathLike[str], model: ModelConfig
 ) -> HuggingFaceParams:
-    """Open a folder for a run with this model; only configuration and headers are read.
+    """Open a folder for a run with this model; read only config and headers.
 
     Args:
-      folder: in the form of Hugging Face.
-      model: the run's; it may differ from the folder's in what changes neither
-        parameters nor maths (attention backend, remat, dropout, initialisation, padding
-        of the vocabulary).
+      folder: a Hugging Face folder.
+      model: model of the run. It may differ from the folder's in fields that change
+        neither parameters nor maths (attention backend, remat, dropout, initialisation,
+        padding of the vocabulary).
     Raises:
-      ValueError: it is no such folder, mjax has no such model, or the run's differs.
+      ValueError: it is not a Hugging Face folder, mjax lacks the model, or the run's
+        model differs.
       RuntimeError: a file is absent or damaged.
     """
     family, theirs = read_config(folder)
@@ -131,7 +131,7 @@ def open_params(
     ]
     if differing:
         raise ValueError(
-            f"{folder} ({family.name}) holds another model than this run's:\n"
+            f"{folder} ({family.name}) holds a different model from this run's:\n"
             + "\n".join(differing)
             + "\nGive these flags; --data.vocab model keeps a --model.vocab-size that "
             "is not the tokenizer's"
@@ -145,7 +145,7 @@ def read_config(
     """Return the family and the architecture of a folder.
 
     Raises:
-      ValueError: it has no config.json, or mjax has no such model.
+      ValueError: there is no config.json, or mjax lacks the model.
       RuntimeError: the file is damaged.
     """
     config = _contents(folder)
@@ -156,10 +156,10 @@ def read_config(
 
 
 def read_positions(folder: str | os.PathLike[str]) -> int | None:
-    """Return how long a sequence of a folder's model may be; None: it does not say.
+    """Return the longest sequence of a folder's model; None if not given.
 
     Raises:
-      ValueError: the folder has no config.json, or it says no length that can be.
+      ValueError: the folder has no config.json, or the length is invalid.
       RuntimeError: the file is damaged.
     """
     config = _contents(folder)
@@ -179,12 +179,12 @@ def read_positions(folder: str | os.PathLike[str]) -> int | None:
 
 
 def _contents(folder: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return what the config.json of a folder says."""
+    """Return the contents of the config.json of a folder."""
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise ValueError(
-            f"{path} is missing: give a folder as save_pretrained of transformers "
-            "writes it"
+            f"{path} is missing: give a folder written by save_pretrained of "
+            "transformers"
         )
     try:
         return checked_json.read(path.read_bytes(), dict[str, Any])
@@ -193,7 +193,7 @@ def _contents(folder: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def flags_of(folder: str | os.PathLike[str]) -> str:
-    """Return the flags that make a run's model that of a folder, on one line.
+    """Return the flags that give a run the model of a folder, on one line.
 
     Raises:
       ValueError: as `read_config`.
@@ -202,15 +202,15 @@ def flags_of(folder: str | os.PathLike[str]) -> str:
     _, model = read_config(folder)
     flags = [families.flag(name, v) for name, v in families.essence(model).items()]
     if model.learned_positions is not None or LENGTHS[1] in _contents(folder):
-        # A recipe may have longer sequences, for which GPT-2 has no positions, and
-        # GPT-J none in transformers.
+        # A recipe may have longer sequences than the positions of GPT-2, and of GPT-J
+        # in transformers.
         longest = read_positions(folder) or model.learned_positions
         flags.append(f"--data.seq-len {longest}")
     return " ".join(["--data.vocab model", *flags])
 
 
 def _as_stored(files: Files, tensors: Tensors) -> Tensors:
-    """Drop the first word of all names if the files do, as OpenAI's GPT-2 does."""
+    """Drop the first part of all names if the files do, such as OpenAI's GPT-2."""
     table = tensors["embed.table"].name
     prefix = table.split(".")[0] + "."
     held = set(files.names())

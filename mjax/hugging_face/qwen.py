@@ -1,7 +1,7 @@
-"""Qwen2 and Qwen3: their keys to our fields, and back.
+"""Qwen2 and Qwen3: keys to fields, and back.
 
 Source: transformers 5.23, `configuration_qwen2.py`, `modeling_qwen2.py`, and the same
-of qwen3. Layers from `max_window_layers` on have a window where `use_sliding_window` is
+of qwen3. Layers from `max_window_layers` on have a window if `use_sliding_window` is
 true; newer files list the kind of each layer.
 """
 
@@ -35,12 +35,12 @@ def read_qwen3(keys: Keys) -> ModelConfig:
     bias = keys.flag("attention_bias", False)
     shared = _read(keys)
     if shared["head_dim"] is None:
-        shared["head_dim"] = 128  # of an absent key
+        shared["head_dim"] = 128  # default of an absent key
     return ModelConfig(**shared, qk_norm=True, attn_bias=bias)
 
 
 def write_qwen2(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of Qwen2, for sequences of a length."""
+    """Return the keys of a model as Qwen2, for sequences of a length."""
     theirs = {**write_alike(model, seq_len), **_write(model)}
     if model.head_width * model.heads == model.d_model:
         del theirs["head_dim"]
@@ -48,7 +48,7 @@ def write_qwen2(model: ModelConfig, seq_len: int) -> Json:
 
 
 def write_qwen3(model: ModelConfig, seq_len: int) -> Json:
-    """Give a model the keys of Qwen3, for sequences of a length."""
+    """Return the keys of a model as Qwen3, for sequences of a length."""
     theirs = {**write_alike(model, seq_len), **_write(model)}
     return theirs | {"attention_bias": model.attn_bias}
 
@@ -69,8 +69,8 @@ def _read(keys: Keys) -> Json:
     kinds = check_kinds(kinds, layers)
     if window is None and SLIDING in kinds:
         raise ValueError(
-            "config.json: layer_types has sliding_attention, and use_sliding_window or "
-            "sliding_window leaves its window out"
+            "config.json: layer_types has sliding_attention, but use_sliding_window or "
+            "sliding_window gives no window"
         )
     return {
         **alike,

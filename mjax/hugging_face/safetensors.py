@@ -1,13 +1,13 @@
-"""Folders of safetensors files: read by parts, written tensor by tensor.
+"""Read folders of safetensors files in parts, and write them tensor by tensor.
 
 Enters: a folder with `model.safetensors`, or several files and
-`model.safetensors.index.json`. Leaves: views of its tensors, of which only the pages
-that are touched are read; or such a folder, without the model in memory.
+`model.safetensors.index.json`. Leaves: views of its tensors, of which only touched
+pages are read; or such a folder, written without the model in memory.
 
-A file is the length of its header (8 bytes, little-endian), the header (JSON: name ->
+A file has the length of its header (8 bytes, little-endian), the header (JSON: name ->
 dtype, shape, and first and last byte after the header), and the tensors, row-major and
-without holes. The `safetensors` package would do for reading; its writer wants every
-tensor of a file in memory, so both are here.
+without holes. The `safetensors` package could read these files, but its writer needs
+every tensor of a file in memory, so both are here.
 
 Source: https://github.com/huggingface/safetensors, README, "Format".
 """
@@ -30,8 +30,8 @@ from mjax import checked_json
 ONE_FILE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 _OTHER_FORMATS = (".bin", ".pt", ".pth", ".ckpt", ".h5", ".msgpack", ".gguf")
-"""Of weights: pickles can run code when they are loaded, and the others are of other
-frameworks."""
+"""Files of weights that are refused: pickles can run code when loaded, and the others
+are of other frameworks."""
 _MAX_HEADER_BYTES = 100_000_000
 _DTYPES = {
     "F32": np.dtype(np.float32),
@@ -42,19 +42,19 @@ _DTYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class _Entry:
-    """Where one tensor lies."""
+    """Location of a tensor."""
 
     path: Path
     code: str
-    """Its dtype, as the header has it."""
+    """Dtype, as named in the header."""
     shape: tuple[int, ...]
     first_byte: int
-    """Counted from the start of the file."""
+    """First byte, counted from the start of the file."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Described:
-    """One tensor, as a header describes it."""
+    """Header entry of a tensor."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ class _Described:
 
 
 class Files:
-    """The tensors of a folder; headers are read and checked at once, data when used."""
+    """The tensors of a folder; headers are read and checked at once, data on use."""
 
     def __init__(
         self, folder: str | os.PathLike[str], one_file: str = ONE_FILE
@@ -70,12 +70,13 @@ class Files:
         """Read the headers.
 
         Args:
-          folder: with this file, or an index of several.
-          one_file: its name.
+          folder: folder with this file, or with an index of several.
+          one_file: name of the single file.
 
         Raises:
           ValueError: the folder holds no safetensors files.
-          RuntimeError: a file is absent, shorter than its header says, or no such file.
+          RuntimeError: a file is absent, shorter than its header says, or of another
+            format.
         """
         self.folder = Path(folder)
         if (self.folder / one_file).exists():
@@ -97,19 +98,20 @@ class Files:
         """Return a tensor without reading it: float32, float16 or bfloat16.
 
         Raises:
-          ValueError: it has another dtype.
+          ValueError: the tensor has another dtype.
         """
         entry = self._entries[name]
         if entry.code not in _DTYPES:
             raise ValueError(
-                f"{entry.path}: {name} has dtype {entry.code}; what can be read is "
+                f"{entry.path}: {name} has dtype {entry.code}; supported are "
                 f"{', '.join(_DTYPES)}"
             )
         dtype = _DTYPES[entry.code]
         num_bytes = math.prod(entry.shape) * dtype.itemsize
         if not num_bytes:
             return np.empty(entry.shape, dtype)
-        # Mapped anew each time: what was read does not stay in this process' memory.
+        # Mapped again each time, so that read pages do not stay in this process'
+        # memory.
         part = np.memmap(
             entry.path, np.uint8, "r", offset=entry.first_byte, shape=(num_bytes,)
         )
@@ -117,24 +119,24 @@ class Files:
 
 
 def _without_safetensors(folder: Path, one_file: str) -> str:
-    """Say what a folder without safetensors files has instead, and what to do."""
+    """Describe a folder without safetensors files, and the remedy."""
     found = sorted(p.name for p in folder.glob("*") if p.suffix in _OTHER_FORMATS)
     if not found:
         return (
             f"{folder} has neither {one_file} nor {INDEX}: the weights are missing; "
-            "fetch them, in the form of safetensors"
+            "download them as safetensors"
         )
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
     return (
-        f"{folder} has its weights as {found[0]}{more}, and mjax reads safetensors "
-        f"alone; save them once with transformers: AutoModelForCausalLM."
-        f"from_pretrained({str(folder)!r}).save_pretrained(NEW_FOLDER), and copy the "
-        "files of the tokenizer"
+        f"{folder} has its weights as {found[0]}{more}, and mjax reads only "
+        "safetensors; save them once with transformers: "
+        f"AutoModelForCausalLM.from_pretrained({str(folder)!r})"
+        ".save_pretrained(NEW_FOLDER), and copy the files of the tokenizer"
     )
 
 
 def _read_index(path: Path) -> dict[str, _Entry]:
-    """Read the headers of all files that an index names."""
+    """Read the headers of all files in an index."""
     index = _json(path, path.read_bytes())
     try:
         files = checked_json.check(
@@ -147,18 +149,18 @@ def _read_index(path: Path) -> dict[str, _Entry]:
     headers: dict[str, dict[str, _Entry]] = {}
     for file in sorted(set(files.values())):
         if not file or Path(file).name != file:
-            raise RuntimeError(f"{path} names {file!r}, which is no file beside it")
+            raise RuntimeError(f"{path} names {file!r}, which is not a file beside it")
         if not (path.parent / file).exists():
             raise RuntimeError(
                 f"{path.parent / file} is missing; {path.name} needs "
-                f"{len(set(files.values()))} files. Fetch it again"
+                f"{len(set(files.values()))} files. Download it again"
             )
         headers[file] = _read_header(path.parent / file)
     for name, file in files.items():
         if name not in headers[file]:
             raise RuntimeError(
-                f"{path} says that {name} is in {file}, where it is not: one of the "
-                "two is damaged or from elsewhere"
+                f"{path} says that {name} is in {file}, which lacks it: one of the two "
+                "is damaged or of another model"
             )
     return {name: headers[file][name] for name, file in files.items()}
 
@@ -197,7 +199,7 @@ def _read_header(path: Path) -> dict[str, _Entry]:
     if size != 8 + length + ends[-1]:
         raise RuntimeError(
             f"{path} is damaged: it has {size} bytes, its header says "
-            f"{8 + length + ends[-1]}. Fetch it again"
+            f"{8 + length + ends[-1]}. Download it again"
         )
     return entries
 
@@ -211,7 +213,7 @@ def _json(path: Path, text: bytes) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class _Place:
-    """Where a tensor goes, and how much of it has come."""
+    """Destination of a tensor, and how much of it is written."""
 
     file: BinaryIO
     first_byte: int
@@ -220,9 +222,9 @@ class _Place:
 
 
 class Writer:
-    """A folder of safetensors files whose tensors come in any order, by rows.
+    """Writes a folder of safetensors files, with tensors in any order, by rows.
 
-    The headers are written first, from the shapes; used as a context manager.
+    The headers are written first, from the shapes. Use it as a context manager.
     """
 
     def __init__(
@@ -233,14 +235,13 @@ class Writer:
         *,
         file_bytes: int,
     ) -> None:
-        """Make the files.
+        """Create the files.
 
         Args:
-          folder: exists; the files go there.
-          shapes: of all tensors, in the order in which they lie in the files.
-          dtype: of all tensors: float32, float16 or bfloat16.
-          file_bytes: a file takes no more tensors beyond this; one that is larger has
-            its own.
+          folder: existing folder for the files.
+          shapes: shapes of all tensors, in the order of the files.
+          dtype: dtype of all tensors: float32, float16 or bfloat16.
+          file_bytes: most bytes of a file; a larger tensor gets its own file.
         """
         self._code = next(code for code, known in _DTYPES.items() if known == dtype)
         self._dtype = dtype
@@ -270,7 +271,7 @@ class Writer:
     def _start(
         self, path: Path, sizes: dict[str, int], shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        """Write one header, and take room for the data."""
+        """Write one header and allocate the data."""
         # transformers refuses files without this entry.
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
         offset = 0
@@ -282,7 +283,7 @@ class Writer:
             }
             offset += size
         text = json.dumps(header).encode()
-        text += b" " * (-len(text) % 8)  # So that the data are aligned.
+        text += b" " * (-len(text) % 8)  # Aligns the data.
         file = path.open("wb")
         self._files.append(file)
         file.write(len(text).to_bytes(8, "little") + text)
@@ -295,13 +296,13 @@ class Writer:
     def write(
         self, name: str, rows: np.ndarray, first_row: int = 0, first_column: int = 0
     ) -> None:
-        """Write some rows of a tensor, or all; or some columns of a matrix.
+        """Write rows of a tensor, or columns of a matrix.
 
         Args:
-          name: of the tensor.
-          rows: [rows, ...], any float dtype: it is cast.
-          first_row: place of the first of them.
-          first_column: of a matrix, where a row of `rows` begins in its own.
+          name: name of the tensor.
+          rows: [rows, ...], any float dtype; it is cast.
+          first_row: index of the first row.
+          first_column: column of the matrix at which `rows` begin.
         """
         place = self._places[name]
         if rows.ndim == 2 and rows.shape[1] < place.shape[1]:
@@ -313,7 +314,7 @@ class Writer:
         self._write(place, rows, first_row * math.prod(place.shape[1:]))
 
     def _write(self, place: _Place, values: np.ndarray, first: int) -> None:
-        """Write entries that follow each other from the `first` of a tensor on."""
+        """Write consecutive entries of a tensor from index `first` on."""
         data = np.ascontiguousarray(values, self._dtype).reshape(-1).view(np.uint8)
         place.file.seek(place.first_byte + first * self._dtype.itemsize)
         place.file.write(data)
@@ -333,11 +334,11 @@ class Writer:
             for file in self._files:
                 files.enter_context(file)
         missing = [name for name, place in self._places.items() if place.missing_bytes]
-        assert error or not missing, f"not written as a whole: {missing}"
+        assert error or not missing, f"not completely written: {missing}"
 
 
 def _grouped(sizes: dict[str, int], file_bytes: int) -> list[dict[str, int]]:
-    """Divide tensors among files, in their order."""
+    """Divide tensors among files, in order."""
     groups: list[dict[str, int]] = [{}]
     for name, size in sizes.items():
         if groups[-1] and sum(groups[-1].values()) + size > file_bytes:

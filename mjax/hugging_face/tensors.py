@@ -1,8 +1,9 @@
-"""Names and layouts of the tensors of each family, as far as they differ from ours.
+"""Names and layouts of the tensors of each family, compared with mjax.
 
-Our parameters are named by their path, `blocks.attention.wq`, and stacked over the
-layers, `[L, D, N, H]`. Theirs are one tensor a layer, with at most two dims: a
-projection is a matrix `[outputs, inputs]`, as torch multiplies it.
+mjax names parameters by their path, `blocks.attention.wq`, and stacks them over the
+layers, `[L, D, N, H]`. transformers has one tensor per layer with at most two dims: a
+projection is a matrix `[outputs, inputs]`, as torch multiplies it. Below, "ours" is
+mjax and "theirs" transformers.
 
 Source: the modules of transformers 5.23 (`modeling_gptj.py` and so on for each family),
 whose attributes give the names.
@@ -23,25 +24,25 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """One tensor of a family, of every layer if the name has a place for its number."""
+    """A tensor of a family, for every layer if the name has a placeholder for it."""
 
     name: str
     """{} stands for the layer."""
     inputs: int = 0
-    """Leading dims of ours that a projection sums over; they come last in theirs."""
+    """Leading dims of ours that a projection sums over; last in theirs."""
     is_table: bool = False
-    """A row for each token; both have the same form, ours with padding."""
+    """A table with one row per token, the same in both, ours with padding."""
     is_whole: bool = False
-    """Of a table: it has rows for positions, and no padding."""
+    """A table with one row per position, without padding."""
     inputs_first: bool = False
-    """Theirs is [inputs, outputs], as GPT-2's Conv1D has it."""
+    """Theirs is [inputs, outputs], as in GPT-2's Conv1D."""
     part: int = 0
-    """Which of the joined parts ours is."""
+    """Index of ours among the joined parts."""
     num_parts: int = 1
-    """How many tensors of ours theirs joins, along its outputs."""
+    """Number of our tensors that theirs joins along its outputs."""
 
     def their_shape(self, ours: Shape) -> Shape:
-        """Return the shape of theirs, of one layer.
+        """Return the shape of theirs for one layer.
 
         Args:
           ours: shape of ours, without the dim of layers.
@@ -65,7 +66,7 @@ class Tensor:
         return (0, first) if is_columns else (first, 0)
 
     def to_theirs(self, ours: np.ndarray) -> np.ndarray:
-        """Lay out one layer of ours as its part of theirs."""
+        """Convert one layer of ours to its part of theirs."""
         if self.inputs_first:
             rows, columns = self._sizes(ours.shape)
             return ours.reshape((rows, columns) if self.inputs else (columns,))
@@ -73,7 +74,7 @@ class Tensor:
         return ours.transpose(dims).reshape(self.their_shape(ours.shape))
 
     def to_ours(self, theirs: np.ndarray, ours: Shape) -> np.ndarray:
-        """Lay out theirs as one layer of ours: a view, nothing is read or copied.
+        """Convert theirs to one layer of ours, as a view without reading or copying.
 
         Args:
           theirs: row-major.
@@ -90,7 +91,7 @@ class Tensor:
 
 
 Tensors = Mapping[str, Tensor]
-"""Path of our parameter -> theirs."""
+"""Maps the path of our parameter to theirs."""
 
 
 def _projection(prefix: str, inputs: int = 1) -> Tensor:
@@ -214,7 +215,7 @@ NO_PARAMETERS = (
     r"(transformer\.)?h\.\d+\.attn\.(bias|masked_bias)",
     r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq",
 )
-"""Patterns of names of stored tensors that are computed, not trained."""
+"""Name patterns of stored tensors that are computed, not trained."""
 
 
 def our_shapes(model: ModelConfig) -> dict[str, Shape]:
@@ -230,7 +231,7 @@ def our_shapes(model: ModelConfig) -> dict[str, Shape]:
 
 
 def is_stacked(path: str) -> bool:
-    """Say whether a parameter has a leading dim of layers."""
+    """Return whether a parameter has a leading dim of layers."""
     return path.startswith("blocks.")
 
 

@@ -45,14 +45,14 @@ def test_the_flags_that_are_named_give_the_family(name: str):
     [
         (
             "megascale",
-            "export: this model has no Hugging Face form: cohere2 has no "
+            "export: this model has no Hugging Face form: cohere2 lacks "
             "--model.activation gelu, --model.no-rope-interleaved; --model.activation "
-            "swiglu --model.rope-interleaved would give it cohere2",
+            "swiglu --model.rope-interleaved would make it cohere2",
         ),
         (
             "gptj, no head bias",
-            "export: this model has no Hugging Face form: gptj has no "
-            "--model.no-head-bias; --model.head-bias would give it gptj",
+            "export: this model has no Hugging Face form: gptj lacks "
+            "--model.no-head-bias; --model.head-bias would make it gptj",
         ),
     ],
 )

@@ -192,7 +192,9 @@ def test_a_run_with_another_model_is_told_which_flags_to_give(folders: Path) -> 
     model = dataclasses.replace(
         small_model("mistral"), window=(None,), layers=2, norm_eps=1e-5
     )
-    with pytest.raises(ValueError, match=r"mistral \(mistral\) holds another") as told:
+    with pytest.raises(
+        ValueError, match=r"mistral \(mistral\) holds a different"
+    ) as told:
         open_params(folders / "mistral", model)
     assert [line.strip() for line in str(told.value).splitlines()[1:-1]] == [
         "--model.layers 4; this run has --model.layers 2",

@@ -83,7 +83,7 @@ def test_rows_come_in_any_order(tmp_path: Path):
 
 def test_a_tensor_that_is_not_written_as_a_whole_is_an_error(tmp_path: Path):
     with (
-        pytest.raises(AssertionError, match=r"not written as a whole: \['t'\]"),
+        pytest.raises(AssertionError, match=r"not completely written: \['t'\]"),
         Writer(tmp_path, {"t": (6, 2)}, F32, file_bytes=10**9) as writer,
     ):
         writer.write("t", np.zeros((4, 2), F32))
@@ -169,11 +169,11 @@ def test_a_missing_file_of_several_is_named(tmp_path: Path):
     ("weight_map", "says"),
     [
         ({"a": "model-00002-of-00003.safetensors"}, "says that a is in"),
-        ({"a": "../elsewhere.safetensors"}, "no file beside it"),
+        ({"a": "../elsewhere.safetensors"}, "not a file beside it"),
         ({}, "no weight_map"),
         (None, "weight_map must be an object, got None"),
         ({"a": ["x"]}, r"weight_map\.a must be text, got"),
-        ({"a": ""}, "no file beside it"),
+        ({"a": ""}, "not a file beside it"),
     ],
 )
 def test_an_index_that_does_not_fit_is_refused(tmp_path: Path, weight_map, says):
