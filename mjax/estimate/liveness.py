@@ -45,8 +45,7 @@ _VIEWS = frozenset(
         *("reshape", "reshard", "squeeze", "transpose", "stop_gradient"),
     }
 )
-"""Operations that keep the bytes; matmuls read any order of dims.
-"""
+"""Operations that keep the bytes; matmuls read any order of dims."""
 
 _REDUCTIONS = frozenset(
     {
@@ -61,8 +60,7 @@ _UPDATES = frozenset(
         *("dynamic_update_slice", "scatter", "scatter-add", "scatter_add"),
     }
 )
-"""Operations that overwrite their first operand if it is not read later.
-"""
+"""Operations that overwrite their first operand if it is not read later."""
 
 _CALLS = frozenset(
     {

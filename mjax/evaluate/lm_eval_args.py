@@ -33,8 +33,7 @@ class Args:
     tokenizer: str | None = None
     """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's."""
     dtype: Literal["float32", "bfloat16"] | None = None
-    """Dtype of the computation; None: the run's; float32 for a Hugging Face folder.
-    """
+    """Dtype of the computation; None: the run's; float32 for a Hugging Face folder."""
     max_length: int | None = None
     """Longest sequence; None: the model's, at most 4096 for a Hugging Face folder."""
     max_gen_toks: int = 256

@@ -193,8 +193,7 @@ class MjaxLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of messages; without a generation prompt the last is
-        continued.
+        """Return the text of messages; without a generation prompt continue the last.
 
         Raises:
           BadArgsError: the model has no template, or the template refuses the messages.

@@ -54,8 +54,7 @@ class Evaluate:
     batch_size: int | None = None
     """Rows per batch, of --seq-len tokens; None: about 8192 tokens per device."""
     precision: Literal["float32", "bfloat16"] | None = None
-    """Dtype of the computation; None: the run's; float32 for a Hugging Face folder.
-    """
+    """Dtype of the computation; None: the run's; float32 for a Hugging Face folder."""
     simulate_devices: int | None = None
     """Use this many simulated CPU devices."""
     json: bool = False

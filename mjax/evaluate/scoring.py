@@ -2,8 +2,8 @@
 
 Enters: parameters in canonical form on a mesh, and windows. Leaves: for each window, in
 order, nats of every target and the most probable token. The forward pass is that of
-training: one `jax.shard_map` over all mesh axes, with the vocabulary split over tp, and
-the sequence too between the layers. At most one chunk of positions has logits at a
+training: one `jax.shard_map` over all mesh axes, with the vocabulary split over tp and,
+between the layers, the sequence too. At most one chunk of positions has logits at a
 time.
 """
 
@@ -32,8 +32,8 @@ from mjax.model.transformer import Params, Transformer, abstract_params
 _CHUNK_BYTES = 1 << 26
 """Bytes of float32 logits of a chunk per device; several are alive at once. Chosen."""
 _IN_FLIGHT = 2
-"""Batches in flight. Two overlap the making of a batch; more would hold memory, and
-queued programs starve simulated devices (see `run.sampling`)."""
+"""Batches in flight. Two overlap the preparation of a batch with compute; more would
+hold memory, and queued programs starve simulated devices (see `run.sampling`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -69,8 +69,7 @@ class _Drawing(NamedTuple):
     num_steps: int
     with_logprobs: bool
     slots: dict[int, _Running]
-    """Requests of the slots at dispatch; a slot may have another one at the read.
-    """
+    """Requests of the slots at dispatch; a slot may have another one at the read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -60,8 +60,7 @@ class Opened:
     """Description of the source for people."""
     model: ModelConfig
     params: Params
-    """On the mesh, in canonical form (layers stacked in order) and compute dtype.
-    """
+    """On the mesh, in canonical form (layers stacked in order) and compute dtype."""
     mesh: Mesh
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None

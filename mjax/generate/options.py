@@ -75,8 +75,8 @@ class GenerateFlags:
     system: str | None = None
     """With --chat: system message before the first turn."""
     tokens: int | None = None
-    """Most tokens to draw per prompt; None: 128, or as many as fit; with --chat all
-    that fit."""
+    """Most tokens to draw per prompt; None: 128 or as many as fit; with --chat as many
+    as fit."""
     temperature: float = 0.8
     """Logits are divided by this; 0 takes the likeliest token."""
     top_k: int | None = None

@@ -80,7 +80,7 @@ def family_of(hf_config: Mapping[str, Any]) -> Family:
 def hf_config(
     model: ModelConfig, *, seq_len: int, family: str | None = None
 ) -> tuple[Family, Json]:
-    """Express an architecture as a family.
+    """Convert an architecture to the keys of a family.
 
     Args:
       model: the architecture.
@@ -109,7 +109,7 @@ def hf_config(
 
 
 def _express(family: Family, model: ModelConfig, seq_len: int) -> Json:
-    """Write a model as a family, and read it back."""
+    """Convert a model to the keys of a family, and read them back."""
     try:
         theirs: Json = {
             "architectures": [family.architecture],
@@ -176,7 +176,7 @@ def differences(a: ModelConfig, b: ModelConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def flag(name: str, value: Any) -> str:
-    """Write a field of a model as a flag of the command line."""
+    """Format a field of a model as a command-line flag."""
     word = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--model.{'' if value else 'no-'}{word}"

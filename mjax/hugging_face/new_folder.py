@@ -12,8 +12,8 @@ from pathlib import Path
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a folder to fill, which becomes `path` when everything is on disk.
 
-    An error leaves nothing behind; a killed process leaves `.NAME.writing-ID` beside
-    `path`, and no `path`.
+    An error leaves nothing behind; a killed process leaves only `.NAME.writing-ID`
+    beside `path`.
 
     Raises:
       ValueError: `path` is a file, or a folder that is not empty.

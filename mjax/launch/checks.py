@@ -92,12 +92,12 @@ class Checks:
         self._suspects.begin(self.command, names, now_s)
 
     def said(self, name: str, answer: Checked) -> None:
-        """Take the answer of a host."""
+        """Store the answer of a host."""
         for one in (self._suspects, self._sick, self._active):
             one.said(name, answer)
 
     def is_over(self, now_s: float, lost: Collection[str] = ()) -> bool:
-        """Return whether all suspects have answered or the time is over."""
+        """Return whether all suspects have answered or the time is up."""
         return self._suspects.is_over(now_s, lost)
 
     def take_results(self, now_s: float) -> None:

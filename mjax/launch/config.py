@@ -14,8 +14,7 @@ class LimitsConfig:
     import_s: float = 120.0
     """Limit for a rank to import its modules."""
     init_s: float = 330.0
-    """Limit to join the other ranks; above the trainer's --distributed.timeout-s.
-    """
+    """Limit to join the other ranks; above the trainer's --distributed.timeout-s."""
     build_s: float = 1800.0
     """Limit to tokenize the data and trace the step."""
     compile_s: float = 3600.0
@@ -49,8 +48,7 @@ class RestartConfig:
     """Consecutive generations without a new saved step after which the run gives up."""
     pause_s: float = 1.0
     """Seconds before the first restart without a new saved step; then doubled each
-    time.
-    """
+    time."""
     max_pause_s: float = 60.0
     """Longest pause before a restart, in seconds."""
     wait_s: float = 600.0
@@ -126,8 +124,7 @@ class RunConfig:
     """Number of spare hosts."""
     min_hosts: int | None = None
     """Least hosts to go on with, with more microbatches, if no spare is left; None:
-    hosts.
-    """
+    hosts."""
     ranks_per_host: int = 1
     """Trainer processes per host."""
     check_command: str = ""

@@ -173,7 +173,7 @@ class Driver:
         On SIGINT or SIGTERM the run saves and ends.
 
         Raises:
-          OSError: it cannot listen on the port.
+          OSError: the port is not available.
         """
         stop = asyncio.Event()
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -394,8 +394,8 @@ class Driver:
             ranks = ", ".join(map(str, host.ranks)) or "none"
             why = f" ({host.why})" if host.why else ""
             lines.append(
-                f"  {host.name}  {host.state}{why}  ranks {ranks}  "
-                f"heard {heard_s:.1f} s ago"
+                f"  {host.name}  {host.state}{why}  ranks {ranks}  last message "
+                f"{heard_s:.1f} s ago"
             )
         return "\n".join(lines)
 

@@ -94,7 +94,7 @@ def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
 
 
 def devices_per_host(config: Mapping[str, Any], ranks_per_host: int) -> int | None:
-    """Return the number of devices of a host if simulated or countable here."""
+    """Return the devices per host if simulated or countable here, otherwise None."""
     if config["simulate_devices"] is not None:
         return config["simulate_devices"] * ranks_per_host
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) or None
@@ -130,9 +130,7 @@ class Sizes:
         return None if waits or not fitting else max(fitting)
 
     def discard(self, size: int) -> bool:
-        """Exclude the current number of hosts; return False, unchanged, if it is
-        `wanted`.
-        """
+        """Exclude a number of hosts; return False if it is `wanted`."""
         if size == self._wanted:
             return False
         self._fitting.discard(size)

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """One event."""
+    """An event of a run."""
 
     kind: str
     text: str

@@ -16,7 +16,7 @@ from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _MAX_SHOWN = 8
 _SETTLE_S = 0.3
-"""Seconds after the first end within which further ends are examined with it."""
+"""Ends within this many seconds of the first end are examined together."""
 _SIGNAL_SETTLE_S = 0.05
 """The same after an end by a signal, which later ends do not explain."""
 _STARTED_S = 15.0

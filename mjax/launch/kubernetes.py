@@ -21,8 +21,7 @@ ANNOTATION = "mjax/cordoned"
 """Annotation of a cordoned node: JSON with run, host, reason and time."""
 GONE = 410
 _MAY_PASS = (0, 401, 408, 409, GONE, 429)
-"""Statuses worth a retry. 0: no answer. 401: the client rereads an expired token.
-"""
+"""Statuses worth a retry. 0: no answer. 401: the client rereads an expired token."""
 _OVER = ("Failed", "Succeeded")
 """Phases of a pod that will never run again."""
 _SHOWN_CHARS = 300

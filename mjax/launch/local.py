@@ -25,8 +25,7 @@ from mjax.launch.ranks import log_path
 
 _POLL_S = 0.1
 _FOLLOW_S = 0.25
-"""Seconds between reads of rank 0's output, the main work of an idle launch.
-"""
+"""Seconds between reads of rank 0's output, the main work of an idle launch."""
 _RESPAWN_S = 1.0
 _PARTING_S = 5.0
 LOOPBACK = "127.0.0.1"

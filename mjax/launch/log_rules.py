@@ -5,8 +5,8 @@ that match a rule, with its name. Nothing here ends a run: when a rank ends or h
 the matches on its host in this generation may explain it (`failures.explained`).
 
 The table of `mjax.health.kernel_rules` lists the kernel lines that mean a fault, with
-sources: corrected errors, Xids caused by programs and transient faults explain nothing.
-`RULES` match the error texts of CUDA, NCCL and JAX.
+sources: corrected errors, Xids caused by programs and transient faults do not explain a
+failure. `RULES` match the error texts of CUDA, NCCL and JAX.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ _RECORD_BYTES = 8192  # of the kernel's log: a read returns one complete record
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The meaning of a line."""
+    """A pattern of log lines and its meaning."""
 
     name: str
     pattern: str

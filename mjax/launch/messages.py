@@ -40,8 +40,7 @@ class Corruption(msgspec.Struct, kw_only=True, frozen=True):
 
     step: int
     processes: list[int]
-    """Ranks that differ from the majority; without one, all that disagree.
-    """
+    """Ranks that differ from the majority; without one, all that disagree."""
     is_sure: bool
     """Whether a majority of replicas agrees."""
 
@@ -77,7 +76,7 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     ended_ns: int | None = None
     """End of the process in nanoseconds since the epoch, by the clock of its host."""
     out_of_memory: bool = False
-    """The kernel's OOM killer ended a process of this host in its lifetime."""
+    """The kernel's OOM killer ended a process of this host while it ran."""
     state: str = "?"
     """Letter of /proc/PID/stat: R runs, S sleeps, D waits for a disk, T is stopped."""
     phase: int = 0
@@ -179,8 +178,7 @@ class FindPorts(Message, tag="find_ports"):
 
     generation: int
     coordinator: list[str] = []
-    """Command of the coordinator, without host:port; empty if rank 0 is it.
-    """
+    """Command of the coordinator, without host:port; empty if rank 0 is it."""
     folder: str = ""
     """Folder for the coordinator's log."""
     timeout_s: float = 60.0

@@ -19,8 +19,8 @@ from pathlib import Path
 from mjax.launch.messages import DeviceProgress
 
 _LINE = re.compile(r"[EF]\d{4} [\d:.]+ +(?P<thread>\d+) [\w.]+:\d+\] (?P<text>.*)")
-"""Prefix of absl's log. Devices of a process write concurrently from own threads.
-"""
+"""Prefix of absl's log. Devices of a process write concurrently, each from its own
+thread."""
 _EXPIRED = re.compile(
     r"\[(?P<device>\d+)\] XLA GPU execution `[^`]*` failed to finish in "
     r"(?P<limit>\S+)\."
@@ -116,7 +116,7 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
 
 
 def describe(told: Sequence[DeviceProgress]) -> str:
-    """Describe the progress of the device of a rank that is furthest behind."""
+    """Describe the progress of a rank's slowest device."""
     one = min(told, key=lambda one: one.completed)
     text = f"XLA ended a step that took more than {one.limit}"
     if not one.total:

@@ -21,8 +21,7 @@ from mjax.run.spans import Spans
 _DEPTH = 12
 """Number of stack frames written; `mjax.launch.stacks` compares as many."""
 _JOIN_S = 5.0
-"""Longest wait for the thread at the end. Chosen: a hung disk must not delay it.
-"""
+"""Longest wait for the thread at exit. Chosen: a hung disk must not delay it."""
 
 
 class Beats:
@@ -72,7 +71,7 @@ class Beats:
             self._beat()
 
     def _beat(self, end: int | None = None) -> None:
-        # None while the main thread updates it, for ever if the thread stops there.
+        # None during an update by the main thread; for ever if that thread stops in it.
         self._word = word = self._marks.word() or self._word
         if word is None:
             return

@@ -29,7 +29,7 @@ DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPPED = "mjax/stopped before the first step"
 _POLL_S = 0.25
-_POLLS_PER_S = 4000  # limit of all processes together, at the coordinator
+_POLLS_PER_S = 4000  # polls of all processes together, at the coordinator
 _PARTING_S = 10
 
 
@@ -125,9 +125,7 @@ def watch() -> None:
 
 
 def watch_processes() -> None:
-    """Make a stop of one process before the loop stop all processes. jax must be
-    started.
-    """
+    """Stop all processes when one is stopped before the loop. Needs a started jax."""
     from mjax.processes import distributed
 
     if _watch is not None and distributed.num_processes() > 1:
@@ -136,7 +134,7 @@ def watch_processes() -> None:
 
 
 class StopRequest:
-    """A request to stop, from SIGTERM or Ctrl-C, that all processes see together.
+    """A stop by SIGTERM or Ctrl-C that all processes see at the same point.
 
     Use it in a with statement around the loop, in the main thread. A second Ctrl-C ends
     the process at once. With several processes, jax itself catches SIGTERM and agrees

@@ -188,7 +188,7 @@ def tokenizer_files(
 
 
 def _find_tokenizer(path: str, place: Place, data: DataConfig) -> str | None:
-    """Return the tokenizer's path: beside the checkpoints, or as the config says.
+    """Return the path of the tokenizer: beside the checkpoints, or from the config.
 
     None if it is on another machine or was trained for the run.
     """

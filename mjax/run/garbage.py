@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def collections_every(num_steps: int) -> Iterator[Callable[[int], None]]:
-    """Turn the collector off and yield a function that collects every `num_steps`
-    steps.
+    """Turn the collector off and yield a function that runs it periodically.
 
     Existing objects (mostly the program itself) are collected once and then frozen. The
     previous state of the collector is restored at the end.

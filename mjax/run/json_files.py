@@ -1,4 +1,4 @@
-"""Write complete files atomically, and JSON without NaN.
+"""Write files atomically, and JSON without NaN.
 
 Does not import jax, because modules that run before the flags are parsed use it.
 """

@@ -84,17 +84,13 @@ class Program(Protocol):
 
     @property
     def gather_first(self) -> Callable[[Any], Any] | None:
-        """Gathers the parameters that the step uses first; None if the step gathers
-        them.
-        """
+        """Gathers the parameters that the step uses first; None if the step does."""
         ...
 
     def train_step(
         self, state: Any, batch: Any, /, *first: Any
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Take a step; donates the state; `first` is the result of `gather_first`, if
-        any.
-        """
+        """Take a step; donates the state; `first` comes from `gather_first`, if any."""
         ...
 
     def eval_step(self, params: Any, batch: Any, /) -> Mapping[str, Any]:
@@ -458,9 +454,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _state_to_save(self) -> Iterator[Callable[[], Any]]:
-        """Yield a function that makes the saved form; free its device memory at the
-        end.
-        """
+        """Yield a function that makes the saved form; free its memory at the end."""
         made: list[Any] = []
 
         def make() -> Any:

@@ -46,7 +46,7 @@ _SAME_DATA = "Give all hosts the same files under --data.path"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Built:
-    """The parts of the run that this process builds without the others."""
+    """The parts of the run that each process builds on its own."""
 
     config: TrainConfig
     """The config, with the vocabulary of the tokenizer."""

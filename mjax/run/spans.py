@@ -1,6 +1,6 @@
 """Write the spans of this process: the host's work in each step.
 
-Enters: calls of the loop that mark the begin of each span. Leaves: lines in the format
+Enters: calls of the loop that mark the start of each span. Leaves: lines in the format
 of `mjax.observe.spans`, at most one write per step. The line of a step is written when
 its metrics have been read. It reaches the operating system at once, so killing the
 process loses no line. A full disk never stops a run: it is reported once, and the
@@ -61,7 +61,7 @@ class Spans:
 
     @property
     def doing(self) -> tuple[int, str, int]:
-        """Number of spans begun, name of the last one, and its begin in ns.
+        """Number of spans begun, name of the last one, and its start in ns.
 
         All processes of a run begin the same spans in the same order, so the numbers
         show which process is behind. Any thread may call it.
@@ -72,7 +72,7 @@ class Spans:
     def enter(self, name: str, kind: Kind, step: int) -> int:
         """End the current span and begin one; return the time in ns.
 
-        The host does one thing at a time.
+        The host has one span at a time.
 
         Args:
           name: name of the span.
@@ -95,7 +95,7 @@ class Spans:
         *,
         step: int = -1,
     ) -> None:
-        """Add a span of another stream that has already ended."""
+        """Add an ended span of another stream."""
         span = Span(name, kind, stream, start_ns, end_ns)
         self._pending.setdefault(step, []).append(span)
 

@@ -81,7 +81,7 @@ class Progress:
         self._last_s = 0.0
 
     def add(self, row: Mapping[str, Any], now_s: float) -> None:
-        """Take the row of a step.
+        """Add the row of a step.
 
         Args:
           row: a row of metrics.jsonl.
@@ -123,9 +123,7 @@ class Progress:
         return parts
 
     def _left_s(self, now_s: float) -> float | None:
-        """Return the time left in s, including evaluations and saves at their past
-        rate.
-        """
+        """Return the seconds left, including evaluations and saves at past rates."""
         if self._first is None or self._step == self._first[0]:
             return None
         first_step, first_s = self._first
@@ -235,7 +233,7 @@ class LiveLine:
         self._live.start()
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Take the row of a step."""
+        """Add the row of a step."""
         self._progress.add(row, time.monotonic())
 
     def say(self, text: str) -> None:

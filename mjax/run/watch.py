@@ -1,6 +1,6 @@
 """Reports of a process while it runs.
 
-Enters: calls that mark the begin of each activity. Leaves: the progress word (its
+Enters: calls that mark the start of each activity. Leaves: the progress word (its
 position, even in a hang), the spans (its use of time), the stacks of slow steps, and
 the heartbeats (it is alive).
 """
@@ -58,12 +58,12 @@ class Watch:
         self._clocks: dict[int, DeviceClock] = {}
 
     def start(self, phase: Phase) -> None:
-        """Mark the begin of a phase before the first step."""
+        """Mark the start of a phase before the first step."""
         self.marks.mark(phase)
         self._started.append((phase.name.lower(), time.monotonic_ns()))
 
     def end(self, phase: Phase, kind: Kind) -> None:
-        """Mark the begin of a phase after the last step."""
+        """Mark the start of a phase after the last step."""
         self.marks.mark(phase)
         self.spans.enter(phase.name.lower(), kind, -1)
 

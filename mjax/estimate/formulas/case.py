@@ -98,7 +98,8 @@ class Case:
     def repeats_attention(self) -> bool:
         """Whether the backward pass recomputes the forward pass of attention.
 
-        Remat attention does not: every fused backend keeps its output and log-sum-exp.
+        `--model.remat attention` does not: every fused backend keeps its output and
+        log-sum-exp.
         """
         return self.remat in ("dots", "full")
 
@@ -190,8 +191,7 @@ class Device:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
-    """Fractions of a device's rates that a run reaches. The defaults are assumed, not
-    measured.
+    """Fractions of a device's rates that a run reaches; assumed, not measured.
 
     They are for complete layers, including the work around kernels. Those of
     `mjax.plan.cost.CostModel`, assumed too, are for single kernels of a schedule. So
@@ -220,10 +220,9 @@ class Constants:
     elementwise_passes: float = 1.0
     """Memory traffic of the elementwise work over that of fully fused kernels."""
     stash_passes: float = 0.0
-    """Times that copies into and out of stacks read or write the residuals of a layer.
-    """
+    """Reads and writes of a layer's residuals by copies into and out of stacks."""
     chunk_passes: float = 0.0
-    """Times that copies and sums read or write the data sent over tp in chunks."""
+    """Reads and writes, by copies and sums, of the data sent over tp in chunks."""
     visit_bytes: float = 0.0
     """Bytes moved per layer parameter and microbatch outside of matmuls: slices of
     weights, sums of gradients. Ignored with one microbatch and no pipeline."""

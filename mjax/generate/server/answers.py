@@ -16,8 +16,7 @@ from mjax.generate.requests import Event
 from mjax.generate.server.prompts import Job
 
 _LEAST_LOGPROB = -9999.0
-"""Stands for minus infinity, which JSON lacks; OpenAI's value.
-"""
+"""Stands for minus infinity, which JSON lacks; OpenAI's value."""
 
 type Kind = Literal["completion", "chat"]
 

@@ -32,8 +32,7 @@ from mjax.generate.server.protocol import Options
 from mjax.generate.server.scheduler import Scheduler, Ticket
 
 _GOODBYE_S = 1.0
-"""Seconds that a client has to receive the error at the end of a stream. Chosen.
-"""
+"""Seconds that a client has to receive the error at the end of a stream. Chosen."""
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),

@@ -59,8 +59,7 @@ class Job:
     echoes: tuple[str, ...]
     """Text before each answer."""
     num_prompt_tokens: int
-    """Total tokens of the prompts; each prompt counts once.
-    """
+    """Total tokens of the prompts; each prompt counts once."""
 
 
 def check_model(asked: str | None, served: Served) -> None:

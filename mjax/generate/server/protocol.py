@@ -19,7 +19,7 @@ _MOST_STOP_CHARS = 1000
 _MOST_CHOICES = 128
 """Largest n; OpenAI's limit."""
 _MOST_TEMPERATURE = 2.0
-"""OpenAI's bound."""
+"""Largest temperature; OpenAI's limit."""
 _MOST_COMPLETION_LOGPROBS, _MOST_CHAT_LOGPROBS = 5, 20
 """Most alternatives per token; OpenAI's limits."""
 _MOST_TOP_K = 1 << 31

@@ -36,7 +36,7 @@ _PROBE_IDLE_S, _PROBE_EVERY_S, _PROBES = 60, 15, 4
 slot after two minutes."""
 _POLL_S = 0.1
 _WARM_TOKENS = 2
-"""One token from the prefill and one from the program that draws, for any number."""
+"""Tokens of the warm-up answer: the prefill draws one, the draw program another."""
 
 
 def warm_up(engine: Engine, max_len: int) -> None:
@@ -243,7 +243,7 @@ def serve(
 
 
 def _next(news: "queue.SimpleQueue[str]") -> str | None:
-    """Return the news that arrive within a moment."""
+    """Return the entries that arrive in the queue within a moment."""
     try:
         return news.get(timeout=_POLL_S)
     except queue.Empty:

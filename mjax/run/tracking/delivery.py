@@ -33,7 +33,7 @@ _left_behind: list[str] = []
 
 
 def left_behind() -> bool:
-    """Return whether a tracker that the run no longer waits for is still busy.
+    """Return whether a tracker is still busy after the run stopped waiting for it.
 
     Its library may wait for it at interpreter exit: wandb for over a minute.
     """
@@ -142,8 +142,8 @@ class Delivery:
             )
         elif not self._done.is_set():
             self._say(
-                f"warning: {self._name} has all rows, but the end of this start of the "
-                "run did not reach it in time"
+                f"warning: {self._name} has all rows, but did not record in time that "
+                "this start of the run has ended"
             )
 
     # ------------------------------------------------------------- on its own thread

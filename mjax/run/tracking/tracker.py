@@ -40,7 +40,7 @@ class Tracker(Protocol):
     after the run went back to a checkpoint are not sent again."""
 
     def start(self, run: RunFacts, config: Config) -> None:
-        """Start or continue to track a run. Called again after it raised.
+        """Start or continue to track a run. Called again if it raised.
 
         Args:
           run: a later start of a run has the same `run.id`.
@@ -49,8 +49,7 @@ class Tracker(Protocol):
         ...
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the numbers of one step. Called again with the same ones after it
-        raised.
+        """Take the numbers of one step. Called again with the same if it raised.
 
         Args:
           step: from 1, ascending. If the evaluation of `run.start_step` had been cut
