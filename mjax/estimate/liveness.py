@@ -7,7 +7,7 @@ Operations run in the order of the trace. Three rules model XLA. *Fusion*: a che
 elementwise result is never in memory if only elementwise operations and reductions read
 it; its operands stay alive instead. *Views*: a reshape, transpose or sharding cast
 shares the buffer of its operand. *In place*: an elementwise result, an updated slice
-and the carry of a loop reuse a buffer of the same size whose last reader they are.
+and the carry of a loop reuse a buffer of the same size that they are the last to read.
 Other orders, copies by XLA, alignment and library workspaces are not modelled. So this
 is an estimate; the tests bound its error.
 """

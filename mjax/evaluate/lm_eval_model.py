@@ -85,14 +85,14 @@ class MjaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Context of a text without one: the first token of texts, or the end token."""
+        """Context of a text without one: the token that begins or ends texts."""
         bos = self._opened.bos_id
         return self.eot_token_id if bos is None else bos
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **unused: Any
     ) -> Tokens:
-        """Return the tokens of a text; None adds the first tokens unless present."""
+        """Return the tokens of a text; None adds the start tokens if absent."""
         ids = self._opened.tokenizer.encode_special(string).tolist()
         if add_special_tokens is None:
             begins = string.startswith(self._name_of(self.prefix_token_id))

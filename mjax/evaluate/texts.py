@@ -52,7 +52,7 @@ class Counts:
     text_bytes: int = 0
     """UTF-8 bytes of all text."""
     unscored_bytes: int = 0
-    """Bytes of those in first tokens without context."""
+    """UTF-8 bytes of first tokens without context, which are not scored."""
     tokens: int = 0
     """Number of scored tokens."""
     unscored_tokens: int = 0

@@ -329,7 +329,7 @@ class Engine:
 
 
 def answer_all(engine: Engine, requests: Sequence[Request]) -> list[Answer]:
-    """Answer requests, as many concurrently as the engine has slots.
+    """Answer requests in order, as many at a time as the engine has slots.
 
     Raises:
       ValueError: as `Engine.check`, before anything is computed.

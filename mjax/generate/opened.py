@@ -42,7 +42,7 @@ from mjax.step.state import param_specs
 from mjax.tune.merged import Merged
 
 TOKENIZER_DIR = "tokenizer"
-"""Folder in a work dir with the tokenizer of the run, in the form of transformers."""
+"""Folder in a work dir with the tokenizer of the run, in transformers' format."""
 DIGEST = "tokenizer_digest"
 """Fact of a saved step: digest of the tokenizer of the run."""
 

@@ -210,7 +210,7 @@ def flags_of(folder: str | os.PathLike[str]) -> str:
 
 
 def _as_stored(files: Files, tensors: Tensors) -> Tensors:
-    """Drop the first part of all names if the files do, such as OpenAI's GPT-2."""
+    """Drop the first part of all names if the files lack it, as OpenAI's GPT-2 does."""
     table = tensors["embed.table"].name
     prefix = table.split(".")[0] + "."
     held = set(files.names())

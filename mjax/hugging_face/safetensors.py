@@ -4,10 +4,10 @@ Enters: a folder with `model.safetensors`, or several files and
 `model.safetensors.index.json`. Leaves: views of its tensors, of which only touched
 pages are read; or such a folder, written without the model in memory.
 
-A file has the length of its header (8 bytes, little-endian), the header (JSON: name ->
-dtype, shape, and first and last byte after the header), and the tensors, row-major and
-without holes. The `safetensors` package could read these files, but its writer needs
-every tensor of a file in memory, so both are here.
+A file consists of the length of its header (8 bytes, little-endian), the header (JSON:
+name -> dtype, shape, and first and last byte after the header), and the tensors,
+row-major and without holes. The `safetensors` package could read these files, but its
+writer needs every tensor of a file in memory, so both are here.
 
 Source: https://github.com/huggingface/safetensors, README, "Format".
 """

@@ -240,7 +240,7 @@ def their_shapes(model: ModelConfig, tensors: Tensors) -> dict[str, Shape]:
 
     Args:
       model: the architecture; its family has all its parameters.
-      tensors: of that family.
+      tensors: tensors of that family.
     """
     shapes = {}
     for path, ours in our_shapes(model).items():

@@ -284,7 +284,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _train_flags(words: list[str]) -> tuple[list[str], Path]:
-    """Check the trainer's flags and choose the work dir; raise the check's errors."""
+    """Check the trainer's flags; return them with the work dir, and the work dir."""
     _check_train_flags(words)
     work_dir = flags.given(words, "--work-dir")
     if not work_dir:

@@ -76,9 +76,9 @@ class Journal:
         try:
             self._base = sqlite3.connect(self.path, isolation_level=None)
             self._base.execute("pragma journal_mode=wal")
-            # A commit survives the death of the process. It need not survive the death
-            # of the machine, which ends the run anyway; that would make each commit
-            # wait for the disk.
+            # A commit survives the death of the process. To survive the death of the
+            # machine, which ends the run anyway, each commit would have to wait for the
+            # disk.
             self._base.execute("pragma synchronous=normal")
             self._base.executescript(_TABLES)
         except sqlite3.DatabaseError as error:

@@ -33,11 +33,11 @@ from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
 
 _LAST_LINES, _LAST_BYTES = 10, 4096
-"""Lines and bytes reported from the end of an ended rank's log."""
+"""Most lines and bytes reported of the end of a rank's log."""
 
 
 class Adopted:
-    """A process started by a fork server that is a child of this one."""
+    """A child process of this one that a fork server started."""
 
     def __init__(self, pid: int) -> None:
         """Store its process id, which is not reused before `poll` sees its end."""

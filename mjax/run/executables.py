@@ -78,7 +78,7 @@ class Executables:
           config: config of the run with its final vocabulary.
           mesh: mesh of all processes.
           facts: describe code and environment, see `processes.comparison`.
-          agreement: of all processes; compiling may need all of them.
+          agreement: agreement of all processes; compilation may involve all of them.
         """
         self._agreement = agreement
         self._path: Path | None = None

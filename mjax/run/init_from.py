@@ -64,7 +64,7 @@ def open_weights(
         checkpoint is used), or one checkpoint.
       model: model of this run.
       abstract_params: shapes of the parameters in canonical form.
-      agreement: of all processes.
+      agreement: agreement of all processes.
       adapters: adapters of this run. Adapters in the source are merged into its
         weights.
       adapters_from: folder in PEFT format with initial adapters.
@@ -173,7 +173,7 @@ def initial_params(
       weights: the weights to read.
       abstract_params: shapes in canonical form, with NamedShardings.
       drawn: parameters of a new state in that form; used where `weights` has none.
-      agreement: of all processes.
+      agreement: agreement of all processes.
     Returns:
       the same tree of arrays, in the dtypes of `abstract_params`.
     Raises:

@@ -133,7 +133,7 @@ class Cadence:
 
     @property
     def last_steps(self) -> int:
-        """A run is not done if all of its last steps, this many, were skipped."""
+        """Last steps of which one must be accepted, or the run is not done."""
         return min(max(2, min(20, self.num_steps // 2)), self.num_steps)
 
 
@@ -314,7 +314,7 @@ class Loop:
         """Return whether continuing is useless; every process gets the same answer.
 
         Args:
-          step: optimizer steps that the state has seen.
+          step: optimizer steps of the state.
           is_last: the run would end here as done.
           keeps: the state would be saved or copied now.
         """

@@ -272,7 +272,7 @@ class Recorder:
         self._write()
 
     def _write(self) -> None:
-        """Write the remaining rows to the file with the expected name."""
+        """Write the remaining rows; recreate the file if its name is gone."""
         if not self._is_in_place():
             self._remake()
             self._replace(_rows_of(self._read_all()))

@@ -50,7 +50,7 @@ def write(
     """Write the record of this start; every process calls it, process 0 writes.
 
     Args:
-      work_dir: of the run.
+      work_dir: work dir of the run.
       mesh: mesh of all processes.
       agreement: agreement of all processes.
       facts: describe code and environment, see `processes.comparison`.

@@ -233,7 +233,7 @@ def brief(
 
     Args:
       lines: texts of the description, each of one or more lines.
-      config: of the run.
+      config: config of the run.
       needed: memory of one device; only its total is shown.
     """
     yield from (x for x in "\n".join(lines).splitlines() if x.startswith(_BRIEF))

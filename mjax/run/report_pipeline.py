@@ -151,7 +151,7 @@ def _sent_bytes(config: TrainConfig, sizes: AxisSizes) -> int:
 
 
 def _sent_lines(schedule: Schedule, num_bytes: int) -> Iterator[str]:
-    """Count what the stages must send, and what lockstep sends in fact."""
+    """Count the bytes that the stages must send, and that lockstep does send."""
     last = schedule.num_stages - 1
     if last == 0:
         yield "sent between stages: nothing, there is one stage"

@@ -1,6 +1,7 @@
 """Write the adapters of a tuned run for PEFT: `python -m mjax.tune export RUN OUT`.
 
-The merged model is written by `python -m mjax.ckpt export`. Exit codes: 0; 2 bad input.
+The merged model is written by `python -m mjax.ckpt export`. Exit codes: 0 done; 2 bad
+input.
 """
 
 import dataclasses

@@ -295,7 +295,8 @@ class _Generation:
                 await _send_part(send, writer.last())
         except (ApiError, TimeoutError) as error:
             said = error if isinstance(error, ApiError) else self._late()
-            # A client that does not read will not read this either, so it is cut off.
+            # A client that stopped reading cannot receive this either, so it is cut
+            # off.
             try:
                 async with asyncio.timeout(_GOODBYE_S):
                     await _send_part(send, answers.error_event(said.content()))
@@ -308,7 +309,7 @@ class _Generation:
 
 
 def _token_text(served: Served) -> Callable[[int], str]:
-    """Return a function that returns the text of a token, or its id without a text."""
+    """Return a function that returns the text of a token, or its id if it has none."""
 
     def text(token: int) -> str:
         decoded = served.tokenizer.decode(np.array([token]))
