@@ -4,6 +4,7 @@
 PYTHON ?=
 HF_PYTHON ?= python3
 ARGS ?=
+REPO_URL ?=
 JAX_VERSION := 0.11.2
 PIP := -m pip --disable-pip-version-check
 # Python compiles a module at its first import, and most modules are never imported. It
@@ -200,9 +201,10 @@ evidence-long: env-plan env-hf
 	.venv/bin/python -m scripts.evidence_index --run long
 	.venv/bin/python -m scripts.evidence_index --write
 
+# REPO_URL=https://github.com/OWNER/NAME adds links to it, and to Colab for the notebooks.
 # The theme's notice about MkDocs 2 does not concern these pages.
 docs: env env-docs
-	.venv/bin/python -m scripts.site.stage
+	.venv/bin/python -m scripts.site.stage $(if $(REPO_URL),--repo-url '$(REPO_URL)')
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict -f build/site/mkdocs.yml
 	@echo "docs: the site is in build/site/html. Open it in a browser:"
 	@echo "  file://$(CURDIR)/build/site/html/index.html"

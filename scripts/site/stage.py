@@ -2,10 +2,13 @@
 
 Enters: README.md, docs/ and the files they link to; mkdocs.yml. Leaves: the folder
 build/site/source with the same paths as in the repository, so that every link stays
-as it is, with pages made from the code: flags, failures, API; and
-build/site/mkdocs.yml, whose navigation lists them. Run by `make docs`.
+as it is, with pages made from the code: flags, failures, notebooks, API; and
+build/site/mkdocs.yml, whose navigation lists them. Run by `make docs`;
+`make docs REPO_URL=https://github.com/OWNER/NAME` adds links to that repository, and
+to Colab for each notebook.
 """
 
+import argparse
 import os
 import re
 import shutil
@@ -15,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from scripts import evidence_index
-from scripts.site import failures, flags
+from scripts.site import failures, flags, notebooks
 from scripts.site.messages import messages
 
 ROOT = Path(__file__).parents[2]
@@ -25,6 +28,13 @@ _LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
 
 def main() -> int:
     """Write build/site/source and build/site/mkdocs.yml; return the exit code."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--repo-url", help="the repository on GitHub")
+    repo_url = parser.parse_args().repo_url
+    try:
+        page_of_notebooks = notebooks.page(ROOT / "notebooks", repo_url)
+    except ValueError as error:
+        parser.error(str(error))
     source = BUILD / "source"
     shutil.rmtree(BUILD, ignore_errors=True)
     source.mkdir(parents=True)
@@ -38,10 +48,13 @@ def main() -> int:
         for link in linked(page):
             if link.is_file() and not (source / link.relative_to(ROOT)).exists():
                 copy(link, source)
+    for path in (ROOT / "notebooks").glob("*.ipynb"):
+        copy(path, source)
     found = messages(ROOT / "mjax")
     entries = failures.read(ROOT / "docs" / "failures.toml")
     made = {
         "reference/flags.md": flags.page(),
+        "reference/notebooks.md": page_of_notebooks,
         "reference/failures.md": failures.failures_page(entries, found),
         "reference/refusals.md": failures.refusals_page(found),
     } | api_pages(ROOT / "mjax")
@@ -55,6 +68,8 @@ def main() -> int:
         "site_dir": "html",
         "nav": expanded(config["nav"], source, evidence()),
     }
+    if repo_url is not None:
+        config["repo_url"] = repo_url
     (BUILD / "mkdocs.yml").write_text(yaml.safe_dump(config, sort_keys=False))
     print(f"docs: {len(pages)} pages of ours, {len(made)} made from the code")
     return 0

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from mjax.__main__ import PROGRAMS
-from scripts.site import drawings, flags, stage
+from scripts.site import drawings, flags, notebooks, stage
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +37,27 @@ def test_a_link_out_of_the_repository_is_refused(tmp_path, monkeypatch):
     page.write_text("[a](other.md), [web](https://a.b), [out](../secret.txt)")
     with pytest.raises(ValueError, match=r"page\.md: the link to .* leads out"):
         stage.linked(page)
+
+
+def test_the_page_of_notebooks_links_to_colab_only_if_the_repository_is_known():
+    folder = ROOT / "notebooks"
+    names = sorted(path.name for path in folder.glob("*.ipynb"))
+    without = notebooks.page(folder, None)
+    assert re.findall(r"\]\(\.\./notebooks/(\S+)\)", without) == names
+    assert "colab" not in without.lower()
+    hosted = re.findall(
+        r"\(https://colab\.research\.google\.com/github/(\S+)\)",
+        notebooks.page(folder, "https://github.com/someone/mjax.git"),
+    )
+    assert hosted == [f"someone/mjax/blob/main/notebooks/{name}" for name in names]
+
+
+@pytest.mark.parametrize(
+    "url", ["github.com/a/b", "https://gitlab.com/a/b", "https://github.com/a", ""]
+)
+def test_a_repository_that_colab_cannot_open_is_refused(url):
+    with pytest.raises(ValueError, match="--repo-url must be https"):
+        notebooks.page(ROOT / "notebooks", url)
 
 
 def test_the_drawings_of_the_concepts_are_those_of_the_script():
