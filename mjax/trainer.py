@@ -269,8 +269,12 @@ def _take_steps(
     ):
         exit_code = ending.PREEMPTED
     watch.end(Phase.SAVE, "ckpt")
+    missing = run.checkpoints.finish_uploads()
     run.checkpoints.close()
     steps.report_saves()
+    if missing:
+        recorder.say(f"warning: {missing}")
+        exit_code = ending.FAILED if exit_code == ending.DONE else exit_code
     return exit_code
 
 

@@ -4,6 +4,8 @@ import dataclasses
 import math
 from collections.abc import Mapping
 
+from mjax.stores import address
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
@@ -28,6 +30,7 @@ class Retention:
         return {*newest, *multiples, *(s for _, s in losses[: self.best])}
 
 
+_REMOTE = "--ckpt.remote"
 _PATIENCE = 10
 """Saves that may fail one after the other where --ckpt.max-unsaved is absent."""
 
@@ -50,13 +53,23 @@ class CkptConfig:
     """Steps that the run goes on while saves fail; None: ten times `every`."""
     timeout_s: int = 600
     """Seconds after which a save in which a process does not answer has failed."""
+    remote: str | None = None
+    """URL that each checkpoint is copied to, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX;
+    a work dir that is empty or older goes on from there."""
+    remote_keep: int | None = None
+    """Newest checkpoints kept there; None: as many as --ckpt.keep."""
+    remote_wait_s: int = 300
+    """Seconds that a run waits at its end for the last checkpoint to be there."""
     local_dir: str | None = None
     """Folder on each host (RAM disk, SSD) for copies between checkpoints."""
     local_every: int = 10
     """Steps between copies on the host."""
 
     def __post_init__(self) -> None:
-        for name in ("every", "keep", "keep_every", "timeout_s", "local_every"):
+        for name in (
+            *("every", "keep", "keep_every", "timeout_s", "local_every"),
+            *("remote_keep", "remote_wait_s"),
+        ):
             number = getattr(self, name)
             if number is not None and number < 1:
                 raise ValueError(f"--{_flag(name)} must be at least 1, got {number}")
@@ -72,6 +85,16 @@ class CkptConfig:
         for name in ("dir", "local_dir"):
             if getattr(self, name) == "":
                 raise ValueError(f"--{_flag(name)} is empty; name a folder")
+        if self.remote is not None and not address.parse(self.remote, _REMOTE).prefix:
+            raise ValueError(
+                f"{_REMOTE} {self.remote} names a whole bucket; add a prefix, one for "
+                f"each run: {self.remote.rstrip('/')}/RUN"
+            )
+        if self.remote is not None and "://" in (self.dir or ""):
+            raise ValueError(
+                f"--ckpt.dir must be a folder beside {_REMOTE}, got {self.dir}; the "
+                "steps are written there before they are copied"
+            )
         if "://" in (self.local_dir or ""):
             raise ValueError(
                 "--ckpt.local-dir must be a folder that each host has for itself, got "
@@ -94,6 +117,11 @@ class CkptConfig:
     def retention(self) -> Retention:
         """Which steps stay in the store."""
         return Retention(last=self.keep, every=self.keep_every, best=self.keep_best)
+
+    @property
+    def remote_retention(self) -> Retention:
+        """Which steps stay at `remote`."""
+        return dataclasses.replace(self.retention, last=self.remote_keep or self.keep)
 
 
 def _flag(name: str) -> str:

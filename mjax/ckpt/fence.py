@@ -25,8 +25,8 @@ class TakenOverError(RuntimeError):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Owner:
-    """What the file says."""
+class Owner:
+    """A start of a run, by its process 0: what the file says."""
 
     owner: str
     launch: str
@@ -34,6 +34,18 @@ class _Owner:
     host: str
     pid: int
     time: str
+
+
+def new_owner(launch: str, generation: int) -> Owner:
+    """Name this process as the owner; arguments as for `Fence.claim`."""
+    return Owner(
+        owner=secrets.token_hex(8),
+        launch=launch,
+        generation=generation,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        time=time.strftime("%FT%T%z"),
+    )
 
 
 class Fence:
@@ -59,14 +71,7 @@ class Fence:
         is_ours = found is not None and found.launch == launch != ""
         if found is not None and is_ours and found.generation > generation:
             self._refuse(found)
-        ours = _Owner(
-            owner=secrets.token_hex(8),
-            launch=launch,
-            generation=generation,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            time=time.strftime("%FT%T%z"),
-        )
+        ours = new_owner(launch, generation)
         self._folder.mkdir(parents=True, exist_ok=True)
         new = self._folder / f"{_FILE}.{ours.owner}"
         new.write_text(json.dumps(dataclasses.asdict(ours)) + "\n")
@@ -87,16 +92,16 @@ class Fence:
         if found is not None and found.owner != self._owner:
             self._refuse(found)
 
-    def _refuse(self, found: _Owner) -> None:
+    def _refuse(self, found: Owner) -> None:
         self.problem = (
             f"another start of this run has taken over {self._folder}: process "
             f"{found.pid} on {found.host} at {found.time}"
         )
         raise TakenOverError(self.problem)
 
-    def _read(self) -> _Owner | None:
+    def _read(self) -> Owner | None:
         try:
             text = (self._folder / _FILE).read_bytes()
-            return checked_json.read(text, _Owner)
+            return checked_json.read(text, Owner)
         except (FileNotFoundError, ValueError):
             return None

@@ -8,7 +8,8 @@ only, never on the mesh, on the number of processes or on container classes.
 Saving has two stages: the copy to host memory, for which training waits
 (`host_copy`), and the writing in the background (`saving`). Restoring takes the newest
 step whose every byte has the checksum of what was saved (`saved_step`, `placing`);
-damaged ones are put aside. See docs/checkpoints.md for what is promised.
+damaged ones are put aside. With --ckpt.remote a copy of each step goes on to an object
+store (`remote`). See docs/checkpoints.md for what is promised.
 """
 
 import contextlib
@@ -31,6 +32,8 @@ from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.phases import open_agreement
 from mjax.ckpt.recovery import LostError, Recovery, Restored, Unfit, by_path
+from mjax.ckpt.remote.link import Link
+from mjax.ckpt.remote.uploader import Upload
 from mjax.ckpt.saving import Attempt, Writer
 from mjax.ckpt.store import Store
 from mjax.processes.agreement import DAY_S, Agreement
@@ -80,11 +83,15 @@ class Checkpoints:
         self._wanted_step: int | None = None
         self._error: str | None = None
         self._run_id: str | None = None
+        self._link: Link | None = None
+        if config.remote is not None:
+            self._link = Link(config, self.store, self._journal, self._agreement, unfit)
         self._writer = Writer(
             self.store,
             config.retention,
             open_agreement(),
             refused=self._journal.records,
+            held=tuple if self._link is None else self._link.held,
             timeout_s=config.timeout_s,
         )
 
@@ -104,7 +111,7 @@ class Checkpoints:
             return Answer.ACCEPTED
         unsaved = step - self._last_good_step
         is_failing = self._error is not None or self._writer.is_stalled
-        if self.store.fence.problem is not None:
+        if self._fence_problem is not None:
             return Answer.HOPELESS
         if is_failing and unsaved > self._config.unsaved_limit:
             return Answer.HOPELESS
@@ -204,6 +211,8 @@ class Checkpoints:
             if attempt.error is None:
                 self._last_good_step = attempt.step
                 attempt = self._noted(attempt)
+                if self._link is not None:
+                    self._link.notify()
             ended.append(attempt)
 
     def _noted(self, attempt: Attempt) -> Attempt:
@@ -213,6 +222,28 @@ class Checkpoints:
             return dataclasses.replace(attempt, warning=str(error))
         return attempt
 
+    def uploads(self) -> list[Upload]:
+        """Return how uploads went since the last call; empty but on process 0.
+
+        Raises:
+          RuntimeError: the background thread has died.
+        """
+        return [] if self._link is None else self._link.uploads()
+
+    def finish_uploads(self) -> str:
+        """Wait until the steps of the work dir are in the object store.
+
+        Returns:
+          what is missing after --ckpt.remote-wait-s, for people; "" if nothing is.
+        """
+        link = self._link
+        return "" if link is None else self._agreement.decide(link.finish)
+
+    @property
+    def _fence_problem(self) -> str | None:
+        remote = None if self._link is None else self._link.fence.problem
+        return self.store.fence.problem or remote
+
     @property
     def is_writing(self) -> bool:
         """Whether a save is being written now, as process 0 sees it."""
@@ -220,8 +251,8 @@ class Checkpoints:
 
     def why_unsaved(self, step: int) -> str:
         """Say for how long nothing was saved, and why; on process 0."""
-        if self.store.fence.problem is not None:
-            return self.store.fence.problem
+        if self._fence_problem is not None:
+            return self._fence_problem
         stalled = f"a write has not ended after {self._config.timeout_s} s"
         reason = stalled if self._writer.is_stalled else self._error
         return (
@@ -248,14 +279,22 @@ class Checkpoints:
             self._copies.wait()
         self._writer.supersede()
         self._writer.close()
+        if self._link is not None:
+            self._link.close()
 
     # ----------------------------------------------------------------------- restoring
 
     def newest(self) -> Manifest | None:
-        """Return what the newest step of the store says; see `Recovery.newest`.
+        """Return what the newest step says, of the store or of --ckpt.remote.
 
-        If host copies exist, an empty store is not an error.
+        See `Recovery.newest`. If host copies exist, an empty store is not an error.
+
+        Raises:
+          ValueError: --ckpt.remote refuses, or holds the steps of another run.
+          RuntimeError: it does not answer, and the store has no step.
         """
+        if self._link is not None and (found := self._link.newest()):
+            return found
         try:
             return self._recovery(None).newest()
         except LostError:
@@ -263,14 +302,24 @@ class Checkpoints:
                 raise
             return None
 
+    def where(self, step: int) -> str:
+        """Say where a step is: in the store, or at --ckpt.remote."""
+        is_here = self._link is None or step in self.store.steps()
+        return str(self.store.directory if is_here else self._config.remote)
+
     def restore(self, abstract_state: PyTree) -> Restored | None:
-        """Read the newest intact state; see `Recovery.restore`."""
+        """Read the newest intact state; see `Recovery.restore`.
+
+        A newer step of --ckpt.remote is brought into the store first.
+        """
+        if self._link is not None:
+            self._link.fetch()
         if self._config.local_dir is not None:
             run = self._agreement.decide(self._run_name)
             self._copies = LocalCopies(
                 self._config.local_dir, run, self._agreement.rank
             )
-        restored = self._recovery(self._copies).restore(abstract_state)
+        restored = self._restored(abstract_state)
         if restored is not None:
             self._last_good_step = restored.store_step
             if restored.store_step == restored.step:  # a copy is always newer
@@ -279,8 +328,36 @@ class Checkpoints:
             self._copies.discard_after(0 if restored is None else restored.step)
         return restored
 
+    def _restored(self, abstract_state: PyTree) -> Restored | None:
+        """Restore, with the step that took the place of damaged ones, if one did."""
+        put_aside: list[str] = []
+        while True:
+            try:
+                restored = self._recovery(self._copies).restore(abstract_state)
+            except LostError:
+                if self._link is None or not self._link.fetch():
+                    raise
+                continue
+            if restored is not None:
+                put_aside += restored.put_aside
+            if self._link is None:
+                return restored
+            if not self._link.fetch():
+                return self._link.described(restored, put_aside)
+
+    def check_nothing_remote(self) -> None:
+        """Refuse a new run in place of an old one where --ckpt.remote has steps.
+
+        Raises:
+          ValueError, RuntimeError: it has; or as `newest`.
+        """
+        if self._link is not None:
+            self._agreement.decide(self._link.check_empty)
+
     def claim(self, launch: str, generation: int) -> None:
         """Claim the store for this start of the run; arguments as for `Fence.claim`.
+
+        Uploads to --ckpt.remote begin.
 
         Raises:
           RuntimeError: a later start has claimed it, or the store refuses.
@@ -297,6 +374,8 @@ class Checkpoints:
             return ""
 
         self._agreement.decide(act)
+        if self._link is not None:
+            self._link.start(launch, generation)
 
     def _run_name(self) -> str:
         """Name the run for its copies; a copied work dir gets another name."""

@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Collection, Container
 from typing import Any
 
 from mjax.ckpt.config import Retention
@@ -83,6 +83,7 @@ class Writer:
         agreement: Agreement,
         *,
         refused: Callable[[], Container[tuple[int, str]]],
+        held: Callable[[], Collection[int]] = tuple,
         timeout_s: int,
     ) -> None:
         """Start the thread.
@@ -95,6 +96,7 @@ class Writer:
           retention: which older ones stay.
           agreement: of the writers of all processes, see `open_agreement`.
           refused: returns (step, save id) of what may not be restored.
+          held: returns the steps that must stay in the store for now.
           timeout_s: after this an attempt in which a process does not answer fails.
         """
         from mjax.ckpt import orbax_save
@@ -106,7 +108,7 @@ class Writer:
         self.saved_step: int | None = None
         """The last step that was committed, or from which the run goes on."""
         self._store, self._retention, self._agreement = store, retention, agreement
-        self._refused, self._timeout_s = refused, timeout_s
+        self._refused, self._held, self._timeout_s = refused, held, timeout_s
         self._rank = agreement.rank
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._is_idle = threading.Event()
@@ -290,7 +292,10 @@ class Writer:
         """Delete the older steps that are no longer kept."""
         try:
             removed = self._store.prune(
-                self._retention, newest=attempt.step, refused=self._refused()
+                self._retention,
+                newest=attempt.step,
+                refused=self._refused(),
+                held=self._held(),
             )
         except OSError as problem:
             return dataclasses.replace(attempt, warning=in_words(problem))

@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Container
+from collections.abc import Collection, Container
 from typing import Literal
 
 from etils import epath
@@ -146,6 +146,7 @@ class Store:
         *,
         newest: int,
         refused: Container[tuple[int, str]] = (),
+        held: Collection[int] = (),
     ) -> list[int]:
         """Delete the good steps that no rule keeps; return them.
 
@@ -156,6 +157,7 @@ class Store:
           retention: the rules.
           newest: the step that was committed last; it stays whatever its number.
           refused: (step, save id) of what may not be restored.
+          held: steps that stay for now, as while they are uploaded.
         Raises:
           OSError: one cannot be deleted.
         """
@@ -165,7 +167,7 @@ class Store:
                 found = self.manifest(step)
                 if (step, found.save_id) not in refused:
                     good[step] = found.run.get("eval_loss")
-        removed = sorted(good.keys() - retention.stays(good) - {newest})
+        removed = sorted(good.keys() - retention.stays(good) - {newest, *held})
         for step in removed:
             self.remove(step)
         return removed

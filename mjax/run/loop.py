@@ -468,7 +468,14 @@ class Loop:
                 self._free(saved)
 
     def report_saves(self) -> None:
-        """Report the results of background saves; training continues."""
+        """Report background saves and uploads; training continues."""
+        for upload in self.checkpoints.uploads():
+            self.recorder.say(upload.describe())
+            if upload.error is None:
+                self._save_facts |= {
+                    "ckpt_upload_step": upload.step,
+                    "ckpt_upload_s": upload.upload_s,
+                }
         for attempt in self.checkpoints.attempts():
             self.recorder.say(attempt.describe())
             if attempt.error is None:

@@ -252,7 +252,9 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
     if not command.dry_run:
         unfit = functools.partial(_has_read_what_is_skipped, config)
         checkpoints = Checkpoints(path, config.ckpt, unfit)
-        if not command.restart_from_scratch:
+        if command.restart_from_scratch:
+            checkpoints.check_nothing_remote()
+        else:
             saved = _check_newest(built, checkpoints, agreement)
     # A run that has begun may have copies on the hosts, which the restore checks.
     may_have_copies = found["has_begun"] and config.ckpt.local_dir is not None
@@ -289,7 +291,8 @@ def _check_newest(
     """Return the manifest of the newest checkpoint, if any; refuse another run's."""
     saved = checkpoints.newest()
     if saved is not None:
-        where = f"the checkpoint at step {saved.step} in {checkpoints.store.directory}"
+        place = checkpoints.where(saved.step)
+        where = f"the checkpoint at step {saved.step} in {place}"
         check_matches(saved, built.program.abstract_saved)
         config, dataset = built.config, built.dataset
         agreement.together(

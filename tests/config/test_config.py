@@ -573,3 +573,17 @@ def test_a_field_that_the_program_forgot_is_a_difference():
     old = json.loads(to_json(TrainConfig()))
     old["model"]["experts"] = 4
     assert run_differences(old, TrainConfig()) == [("model.experts", 4, None)]
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        ({"remote": "runs/a"}, "--ckpt.remote must be s3://BUCKET/PREFIX"),
+        ({"remote": "s3://bucket/"}, "add a prefix.*s3://bucket/RUN"),
+        ({"remote": "s3://bucket/a", "dir": "gs://b/a"}, "--ckpt.dir must be a folder"),
+        ({"remote": "s3://bucket/a", "remote_keep": 0}, "--ckpt.remote-keep must be"),
+    ],
+)
+def test_a_wrong_place_for_copies_of_checkpoints_is_refused(flags, reason):
+    with pytest.raises(ValueError, match=reason):
+        CkptConfig(**flags)

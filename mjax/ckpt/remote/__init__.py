@@ -1,0 +1,1 @@
+"""Saved steps in an object store, beside those of the work dir."""

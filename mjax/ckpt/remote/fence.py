@@ -1,0 +1,95 @@
+"""Only the latest start of a run may write below a URL.
+
+As `mjax.ckpt.fence` for the folder of the steps. Here the name is replaced only in the
+version that was read, which an object store can do: of two starts that claim the URL at
+the same time, the one that comes second sees the other.
+"""
+
+import dataclasses
+import json
+
+from mjax import checked_json
+from mjax.ckpt.fence import Owner, TakenOverError, new_owner
+from mjax.stores.objects import (
+    ABSENT,
+    Absent,
+    ConflictError,
+    MissingError,
+    ObjectStore,
+    Version,
+)
+
+_FILE = "owner.json"
+_TRIES = 5
+
+
+class RemoteFence:
+    """The fence around one URL, as process 0 sees it."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        """Name the store; without a claim nothing is refused."""
+        self._store, self._owner = store, ""
+        self.problem: str | None = None
+        """The start that has taken over, if this process has seen one."""
+
+    @property
+    def is_claimed(self) -> bool:
+        """Whether this start has claimed the URL."""
+        return bool(self._owner)
+
+    def claim(self, launch: str, generation: int) -> None:
+        """Own the URL from now on.
+
+        Args:
+          launch: which has started this process; empty: a person has.
+          generation: of the launch.
+        Raises:
+          TakenOverError: a later generation of the same launch owns it.
+          RuntimeError: several starts claim it again and again.
+        """
+        ours = new_owner(launch, generation)
+        text = (json.dumps(dataclasses.asdict(ours)) + "\n").encode()
+        for _ in range(_TRIES):
+            found, version = self._read()
+            is_ours = found is not None and found.launch == launch != ""
+            if found is not None and is_ours and found.generation > generation:
+                self._refuse(found)
+            try:
+                self._store.write(_FILE, text, expected=version)
+            except ConflictError:  # another start claims it, or an answer was lost
+                if self._read()[0] != ours:
+                    continue
+            self._owner = ours.owner
+            return
+        raise RuntimeError(
+            f"{self._store.url}/{_FILE} was replaced {_TRIES} times while it was "
+            "claimed; several runs begin at once: give each its own --ckpt.remote"
+        )
+
+    def check(self) -> None:
+        """Check that this start still owns the URL.
+
+        Raises:
+          TakenOverError: another start owns it.
+        """
+        found, _ = self._read()
+        # Without the file it was deleted: nobody else is there.
+        if self._owner and found is not None and found.owner != self._owner:
+            self._refuse(found)
+
+    def _refuse(self, found: Owner) -> None:
+        self.problem = (
+            f"another start has taken over {self._store.url}: process {found.pid} on "
+            f"{found.host} at {found.time}"
+        )
+        raise TakenOverError(self.problem)
+
+    def _read(self) -> tuple[Owner | None, Version | Absent]:
+        try:
+            text, version = self._store.read_versioned(_FILE)
+        except MissingError:
+            return None, ABSENT
+        try:
+            return checked_json.read(text, Owner), version
+        except ValueError:
+            return None, version

@@ -1,0 +1,190 @@
+"""The object store of a run: what `manager` knows of it.
+
+Enters: the flags of --ckpt.remote and the steps of the work dir. Leaves: the same steps
+in the store (`uploader`), or a newer one of it in the work dir (`source`).
+"""
+
+import dataclasses
+import queue
+from collections.abc import Sequence
+
+from mjax.ckpt import manifest
+from mjax.ckpt.config import CkptConfig
+from mjax.ckpt.journal import Journal
+from mjax.ckpt.manifest import Manifest
+from mjax.ckpt.recovery import Restored, Unfit
+from mjax.ckpt.remote.fence import RemoteFence
+from mjax.ckpt.remote.source import Source
+from mjax.ckpt.remote.steps import RemoteSteps
+from mjax.ckpt.remote.uploader import Upload, Uploader, open_agreement
+from mjax.ckpt.store import Store
+from mjax.processes.agreement import Agreement
+from mjax.stores import address
+from mjax.stores.objects import ObjectStore, UnavailableError
+from mjax.stores.opened import open_store
+
+FLAG = "--ckpt.remote"
+_PATIENCE_S = 20
+
+
+def opened(url: str, flag: str = FLAG) -> ObjectStore:
+    """Open the store of a URL; nothing is contacted.
+
+    Raises:
+      ValueError: it is no such URL, or the library is not installed.
+    """
+    return open_store(address.parse(url, flag), flag, patience_s=_PATIENCE_S)
+
+
+class Link:
+    """The store of one run; every process makes the same calls in the same order."""
+
+    def __init__(
+        self,
+        config: CkptConfig,
+        local: Store,
+        journal: Journal,
+        agreement: Agreement,
+        unfit: Unfit,
+    ) -> None:
+        """Open the store; nothing is contacted. Other arguments as for `Recovery`.
+
+        Args:
+          config: with `remote`.
+          local: steps of the work dir.
+          journal: of the run.
+          agreement: of the training threads.
+          unfit: says which steps the run must not use.
+        Raises:
+          ValueError: the library is not installed.
+        """
+        assert config.remote is not None
+        self._config, self._local, self._journal = config, local, journal
+        self._agreement, self._of_uploads = agreement, open_agreement()
+        self._remote = RemoteSteps(opened(config.remote))
+        self._source = Source(self._remote, local, journal, agreement, unfit)
+        self._uploader: Uploader | None = None
+        self.fence = RemoteFence(self._remote.store)
+        """Of this start; its problem is told by the next save that is due."""
+
+    # ----------------------------------------------------------------------- restoring
+
+    def check_empty(self) -> str:
+        """Refuse a store that has steps, for a run that begins anew; on process 0."""
+        self._source.look()
+        if steps := self._remote.steps():
+            raise ValueError(
+                f"--restart-from-scratch cannot move {self._remote.url} aside, which "
+                f"has step {steps[-1]}; give another {FLAG} with it"
+            )
+        return ""
+
+    def newest(self) -> Manifest | None:
+        """Return what the newest step there says, if it is newer than the work dir's.
+
+        Raises:
+          ValueError, RuntimeError: as `Source.look` and `Source.newest`.
+        """
+
+        def find() -> str:
+            self._source.look()
+            found = self._source.newest()
+            return "" if found is None else manifest.write_manifest(found[1])
+
+        text = self._agreement.decide(find)
+        return manifest.read_manifest(text, self._remote.url) if text else None
+
+    def fetch(self) -> bool:
+        """Bring that step into the work dir; see `Source.fetch`."""
+        return self._source.fetch()
+
+    def described(
+        self, restored: Restored | None, put_aside: Sequence[str]
+    ) -> Restored | None:
+        """Add to what was restored where it came from, and what was passed over."""
+        if restored is None:
+            return None
+        source = restored.source
+        if restored.step in self._source.fetched:
+            source = f"{source}, which was copied from {self._remote.url}"
+        told = (*put_aside, *self._source.refused())
+        return dataclasses.replace(restored, source=source, put_aside=told)
+
+    # ----------------------------------------------------------------------- uploading
+
+    def start(self, launch: str, generation: int) -> None:
+        """Claim the store, and begin to upload; arguments as for `Fence.claim`.
+
+        A store that does not answer is claimed when it does.
+
+        Raises:
+          RuntimeError: a later start has claimed it.
+          ValueError: it refuses.
+        """
+
+        def claim() -> None:
+            self.fence.claim(launch, generation)
+            self._source.put_aside()
+
+        def act() -> str:
+            try:
+                claim()
+            except UnavailableError:
+                return ""  # the thread tries again, and tells
+            return ""
+
+        self._agreement.decide(act)
+        self._uploader = Uploader(
+            self._local,
+            self._remote,
+            self.fence,
+            self._config.remote_retention,
+            self._of_uploads,
+            refused=self._journal.records,
+            claim=lambda: None if self.fence.is_claimed else claim(),
+        )
+
+    def held(self) -> set[int]:
+        """Return the steps that must stay in the work dir while they are uploaded."""
+        return set() if self._uploader is None else self._uploader.held()
+
+    def notify(self) -> None:
+        """Tell that a step was saved in the work dir."""
+        if self._uploader is not None:
+            self._uploader.notify()
+
+    def uploads(self) -> list[Upload]:
+        """Return how uploads went since the last call; empty but on process 0.
+
+        Raises:
+          RuntimeError: the thread has died.
+        """
+        found: list[Upload] = []
+        if self._uploader is not None:
+            self._uploader.check()
+            while True:
+                try:
+                    found.append(self._uploader.uploads.get_nowait())
+                except queue.Empty:
+                    break
+        return found
+
+    def finish(self) -> str:
+        """Wait for the uploads, on process 0; say what is missing, or ""."""
+        if self._uploader is None:
+            return ""
+        if self._uploader.finish(self._config.remote_wait_s):
+            return ""
+        newest = max(self._local.steps(), default=0)
+        why = self.fence.problem or (
+            f"after {self._config.remote_wait_s} s (--ckpt.remote-wait-s)"
+        )
+        return (
+            f"checkpoint {newest} is not in {self._remote.url}, {why}. It is in "
+            f"{self._local.directory}; the same command uploads it"
+        )
+
+    def close(self) -> None:
+        """Stop to upload; what is not there yet stays in the work dir."""
+        if self._uploader is not None:
+            self._uploader.close()

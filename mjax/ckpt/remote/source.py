@@ -1,0 +1,227 @@
+"""Bring the newest step of an object store into the work dir, if it is newer.
+
+Enters: the steps there, and those of the work dir. Leaves: the step as a folder of the
+work dir, in the files that were saved, each compared with its SHA-256; it is then
+restored like any other. A step of which an object is missing or changed is passed over
+for the one before, and told. All processes download, each about as many bytes.
+"""
+
+import contextlib
+import dataclasses
+import json
+import secrets
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from etils import epath
+
+from mjax import checked_json
+from mjax.ckpt.journal import Journal
+from mjax.ckpt.manifest import DamagedError, Manifest
+from mjax.ckpt.phases import in_words
+from mjax.ckpt.recovery import Unfit
+from mjax.ckpt.remote import transfer
+from mjax.ckpt.remote.steps import Commit, RemoteSteps
+from mjax.ckpt.store import Store, delete, manifest_in, pieces_in
+from mjax.processes.agreement import Agreement
+from mjax.stores.objects import UnavailableError
+
+_DAMAGED, _FETCHED = "damaged", "fetched"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Order:
+    """What all processes download."""
+
+    commit: Commit
+    folder: str
+
+
+class Source:
+    """The object store as a source of steps; every process makes the same calls."""
+
+    def __init__(
+        self,
+        remote: RemoteSteps,
+        local: Store,
+        journal: Journal,
+        agreement: Agreement,
+        unfit: Unfit,
+    ) -> None:
+        """Look nowhere yet; arguments as for `Recovery`."""
+        self._remote, self._local, self._journal = remote, local, journal
+        self._agreement, self._unfit = agreement, unfit
+        self._is_away = False
+        self._refused: dict[int, tuple[Commit | None, str]] = {}
+        self.fetched: set[int] = set()
+        """Steps that were downloaded into the work dir."""
+
+    def look(self) -> None:
+        """See that the store may be used by this run; on process 0.
+
+        A small object is written and deleted: who may read may not always write. A
+        store that does not answer is an error only if the work dir has no step.
+
+        Raises:
+          ValueError: it refuses, or holds the steps of another run.
+          RuntimeError: it does not answer.
+        """
+        probe = f"probe-{secrets.token_hex(4)}"
+        try:
+            self._remote.store.write(probe, b"")
+            self._remote.store.delete([probe])
+            for step in reversed(self._remote.steps()):
+                with contextlib.suppress(DamagedError):
+                    self._check_own(self._remote.commit(step))
+                    return
+        except UnavailableError as error:
+            if not self._local_steps():
+                raise RuntimeError(
+                    f"{error}; whether this run has a checkpoint there is not known. "
+                    "Start again when the store answers, or leave out --ckpt.remote"
+                ) from error
+            self._is_away = True
+            _warn(
+                f"{error}; the run goes on from the work dir, and uploads when the "
+                "store answers"
+            )
+
+    def newest(self) -> tuple[Commit, Manifest] | None:
+        """Return the newest step there, if it is newer than all of the work dir.
+
+        On process 0. Steps that are damaged, or that the run must not use, are passed
+        over.
+
+        Raises:
+          ValueError: another run saved it, or a newer version of mjax.
+          RuntimeError: the store does not answer.
+        """
+        if self._is_away:
+            return None
+        above = max(self._local_steps(), default=0)
+        try:
+            for step in reversed(self._remote.steps()):
+                if step <= above:
+                    return None
+                if step in self._refused:
+                    continue
+                if found := self._usable(step):
+                    return found
+        except UnavailableError as error:
+            raise RuntimeError(
+                f"{error}; start again when the store answers"
+            ) from error
+        return None
+
+    def _usable(self, step: int) -> tuple[Commit, Manifest] | None:
+        commit = None
+        try:
+            commit = self._remote.commit(step)
+            self._check_own(commit)
+            manifest = self._remote.manifest(commit)
+        except DamagedError as error:
+            self._refused[step] = (commit, str(error))
+            return None
+        if why := self._unfit(step, manifest.run):
+            self._refused[step] = (commit, why)
+            return None
+        return commit, manifest
+
+    def fetch(self) -> bool:
+        """Bring the newest usable step into the work dir; say whether one was brought.
+
+        Raises:
+          ValueError, RuntimeError: as `newest`; or the work dir has no space.
+        """
+        while text := self._agreement.decide(self._begin):
+            order: _Order = checked_json.read(text, _Order)
+            answers = self._agreement.all_of(json.dumps(self._download(order)))
+            end = self._agreement.decide(lambda o=order, a=answers: self._end(o, a))
+            if end == _FETCHED:
+                self.fetched.add(order.commit.step)
+                return True
+        return False
+
+    def _begin(self) -> str:
+        found = self.newest()
+        if found is None:
+            return ""
+        commit, _ = found
+        folder = self._local.begin(commit.step, commit.num_bytes)
+        order = _Order(commit=commit, folder=str(folder))
+        return json.dumps(dataclasses.asdict(order))
+
+    def _download(self, order: _Order) -> tuple[str, str]:
+        """Download the share of this process; return damage and trouble."""
+        rank, num = self._agreement.rank, self._agreement.num
+        names = transfer.spread(order.commit.files, rank, num)
+        try:
+            transfer.download(self._remote, order.commit, Path(order.folder), names)
+        except DamagedError as error:
+            return str(error), ""
+        except (OSError, ValueError, RuntimeError) as error:
+            return "", in_words(error)
+        return "", ""
+
+    def _end(self, order: _Order, answers: list[str]) -> str:
+        """Let the step appear in the work dir, or delete what was downloaded."""
+        folder, commit = epath.Path(order.folder), order.commit
+        found = [json.loads(text) for text in answers]
+        trouble = next((trouble for _, trouble in found if trouble), "")
+        damage = next((damage for damage, _ in found if damage), "")
+        try:
+            if not (trouble or damage):
+                pieces_in(folder, manifest_in(folder))
+                self._local.commit(folder, commit.step)
+                return _FETCHED
+        except DamagedError as error:
+            damage = f"{self._remote.url}: {error}"
+        delete(folder)
+        if trouble:
+            raise RuntimeError(
+                f"step {commit.step} of {self._remote.url} cannot be fetched: {trouble}"
+            )
+        self._refused[commit.step] = (commit, damage)
+        return _DAMAGED
+
+    def refused(self) -> list[str]:
+        """Say which steps were passed over, and why; on process 0."""
+        return [
+            f"step {step} of {self._remote.url}: {why}"
+            for step, (_, why) in sorted(self._refused.items())
+        ]
+
+    def put_aside(self) -> None:
+        """Note the steps that were passed over in the store; on process 0.
+
+        The fence must be claimed. They would take the place of good ones otherwise.
+        """
+        for step, (commit, why) in [*self._refused.items()]:
+            if commit is not None:
+                self._remote.put_aside(commit, why)
+            del self._refused[step]
+
+    def _check_own(self, commit: Commit) -> None:
+        records = self._journal.records()
+        if why := records.why_foreign(commit.step, commit.save_id):
+            raise ValueError(
+                f"--ckpt.remote {self._remote.url} has the steps of another run: {why}"
+                ". Give another URL, or a new --work-dir to go on with that run"
+            )
+
+    def _local_steps(self) -> Mapping[int, Any]:
+        """Return the steps of the work dir whose manifests are good."""
+        refused, found = self._journal.records().quarantined, {}
+        for step in self._local.steps():
+            with contextlib.suppress(DamagedError, ValueError):
+                manifest = self._local.manifest(step)
+                if (step, manifest.save_id) not in refused:
+                    found[step] = manifest
+        return found
+
+
+def _warn(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads stderr
+        print(f"warning: {text}", file=sys.stderr, flush=True)

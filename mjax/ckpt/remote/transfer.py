@@ -1,0 +1,163 @@
+"""Files of a step between a local folder and an object store, with their SHA-256.
+
+Each process uploads the files that it has written, which are in its host's cache of
+files, and downloads its share of those that are missing. Memory is that of a few parts
+of one file (`stores.objects.CHUNK_BYTES`).
+"""
+
+import contextlib
+import hashlib
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from mjax.ckpt.layout import STATE, part_dir
+from mjax.ckpt.manifest import DamagedError, part_name
+from mjax.ckpt.remote.steps import Commit, File, RemoteSteps
+from mjax.stores.objects import ConflictError, MissingError
+
+_SHA256 = "sha256"
+_TRIES = 2
+"""Downloads of a file that arrives changed, before the object counts as damaged."""
+
+
+def files_of(folder: Path) -> list[str]:
+    """List the files of a step by their path in its folder."""
+    found = [
+        (Path(path) / name).relative_to(folder).as_posix()
+        for path, _, names in os.walk(folder)
+        for name in names
+    ]
+    return sorted(found)
+
+
+def share(files: Iterable[str], rank: int, num_processes: int) -> list[str]:
+    """Return the files that a process uploads: those that it has written.
+
+    Process 0 has merged and committed the step: what belongs to no process is its own.
+    Files of more processes than there are now go around.
+    """
+    return [file for file in files if _writer(file) % num_processes == rank]
+
+
+def _writer(file: str) -> int:
+    """Return the process that has written a file of a step."""
+    name = file.removeprefix(f"{STATE}/").split("/")[0]
+    for prefix, suffix in (_around(part_dir(0)), _around(part_name(0))):
+        middle = name.removeprefix(prefix).removesuffix(suffix)
+        if name == f"{prefix}{middle}{suffix}" and middle.isdecimal():
+            return int(middle)
+    return 0
+
+
+def _around(name: str) -> tuple[str, str]:
+    before, _, after = name.partition("0")
+    return before, after
+
+
+def hashed(path: Path) -> File:
+    """Read a file and return its size and SHA-256.
+
+    Raises:
+      OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, _SHA256)
+        return File(num_bytes=file.tell(), sha256=digest.hexdigest())
+
+
+def upload(
+    remote: RemoteSteps, step: int, save_id: str, folder: Path, names: Iterable[str]
+) -> dict[str, File]:
+    """Copy files of a local step into the store; those that are there already stay.
+
+    An object carries the SHA-256 that was taken before the upload, and appears whole.
+    So an upload that was interrupted goes on with the first file that is missing.
+
+    Returns:
+      the files, by name.
+    Raises:
+      OSError: a file cannot be read, or the store does not answer.
+    """
+    done = {}
+    for name in names:
+        file = done[name] = hashed(folder / name)
+        commit = Commit(step=step, save_id=save_id, files={}, eval_loss=None)
+        target = remote.object_name(commit, name)
+        with contextlib.suppress(MissingError):
+            found = remote.store.find(target)
+            if (found.num_bytes, found.facts.get(_SHA256)) == (
+                file.num_bytes,
+                file.sha256,
+            ):
+                continue
+        remote.store.upload(target, folder / name, facts={_SHA256: file.sha256})
+    return done
+
+
+def download(
+    remote: RemoteSteps, commit: Commit, folder: Path, names: Iterable[str]
+) -> None:
+    """Copy files of a step from the store into a local folder, and compare them.
+
+    Raises:
+      DamagedError: an object is missing, or is not what was uploaded.
+      OSError: a file cannot be written, or the store does not answer.
+    """
+    for name in names:
+        target = folder / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        check(remote, commit, name, target)
+
+
+def check(
+    remote: RemoteSteps, commit: Commit, name: str, target: Path | None = None
+) -> None:
+    """Read a file of a step from the store and compare it with its SHA-256.
+
+    Args:
+      remote: the steps.
+      commit: of the step.
+      name: of the file.
+      target: the local file that is written; None: none.
+    Raises:
+      DamagedError, OSError: as `download`.
+    """
+    expected = commit.files[name]
+    where = f"{remote.url}/{remote.object_name(commit, name)}"
+    reason = ""
+    for _ in range(_TRIES):
+        try:
+            found = _copy(remote, remote.object_name(commit, name), target)
+        except MissingError as error:
+            raise DamagedError(f"{where} is missing") from error
+        except ConflictError as error:
+            raise DamagedError(f"{where} was replaced while it was read") from error
+        if found == expected:
+            return
+        reason = "differs from what was uploaded (SHA-256)"
+        if found.num_bytes != expected.num_bytes:
+            reason = f"has {found.num_bytes} bytes, not {expected.num_bytes}"
+    raise DamagedError(f"{where} {reason}")
+
+
+def _copy(remote: RemoteSteps, name: str, target: Path | None) -> File:
+    digest, num_bytes = hashlib.new(_SHA256), 0
+    with open(target or os.devnull, "wb") as file:
+        for chunk in remote.store.stream(name):
+            digest.update(chunk)
+            num_bytes += len(chunk)
+            file.write(chunk)
+    return File(num_bytes=num_bytes, sha256=digest.hexdigest())
+
+
+def spread(files: Mapping[str, File], rank: int, num_processes: int) -> list[str]:
+    """Return the files that a process downloads: about as many bytes for each."""
+    loads = [0] * num_processes
+    chosen = []
+    for name, file in sorted(files.items(), key=lambda item: -item[1].num_bytes):
+        lightest = loads.index(min(loads))
+        loads[lightest] += file.num_bytes + 1
+        if lightest == rank:
+            chosen.append(name)
+    return chosen
