@@ -1,4 +1,4 @@
-"""From the command line to a config: a recipe, a file over it, flags over both."""
+"""From the command line to a config: a recipe, overridden by a file, then by flags."""
 
 import dataclasses
 import json
@@ -16,7 +16,7 @@ from mjax.config.train import TrainConfig, flattened, to_json
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Command:
-    """What a command line asks for beside the config."""
+    """Command-line options that are not part of the config."""
 
     recipe: str = "demo"
     """Starting point: a name, or FILE.py:NAME for a function of yours that returns a
@@ -24,15 +24,16 @@ class Command:
     config: str | None = None
     """TOML or JSON file with values over the recipe; flags override it."""
     print_config: bool = False
-    """Print the config as JSON and leave."""
+    """Print the config as JSON and exit."""
     print_mesh: bool = False
-    """Print which device sits where in the mesh and leave."""
+    """Print the position of each device in the mesh and exit."""
     dry_run: bool = False
-    """Build, check and compile everything, then leave."""
+    """Build, check and compile everything, then exit."""
     restart_from_scratch: bool = False
-    """Move an old run in the work dir aside (nothing is deleted) and begin anew."""
+    """Move an existing run in the work dir aside (nothing is deleted) and start a new
+    one."""
     verbose: bool = False
-    """Or -v: show every detail of the start in a terminal, as a log always does."""
+    """Or -v: print every startup detail in a terminal; logs always contain them."""
 
     def __post_init__(self) -> None:
         if not self.recipe:
@@ -46,17 +47,17 @@ _OF_ONE_PROCESS = (
 
 
 def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
-    """Return what the processes of a run must have in common, by flag.
+    """Return the settings that all processes of a run must share, by flag.
 
-    What belongs to one process or its host is left out. Relative folders that all
-    processes share are made absolute.
+    Settings of a single process or host are left out. Relative paths of shared folders
+    are made absolute.
     """
     fields = dataclasses.asdict(command) | flattened(json.loads(to_json(config)))
-    # Hosts may have these files in different folders; what they give is compared.
+    # Hosts may have these files in different folders; their values are compared.
     fields["recipe"] = own_recipe.short_name(command.recipe)
     for name in ("config", "verbose", *_OF_ONE_PROCESS):
         del fields[name]
-    # The folder is of one host; whether there is one is of all.
+    # The path may differ between hosts; whether it is set may not.
     fields["ckpt.local_dir"] = None if fields["ckpt.local_dir"] is None else "given"
     for name in ("work_dir", "ckpt.dir"):
         if fields[name] is not None and "://" not in fields[name]:
@@ -65,11 +66,11 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
 
 
 def to_flags(config: TrainConfig, base: TrainConfig) -> list[str]:
-    """Return the flags that make one config of another; `parse` reads them back.
+    """Return the flags that turn one config into another; `parse` reads them back.
 
     Args:
-      config: what the flags are to give.
-      base: what they are given over, as of a recipe.
+      config: the target.
+      base: the config that the flags override, such as a recipe's.
     Raises:
       ValueError: a value cannot be written as a flag, such as the text "None".
     """
@@ -77,8 +78,8 @@ def to_flags(config: TrainConfig, base: TrainConfig) -> list[str]:
     found, _ = parse(words, {Command.recipe: lambda: base}, "mjax")
     if found != config:
         raise ValueError(
-            f"the flags {' '.join(words)} do not give the config back; a text is "
-            "written like another value"
+            f"the flags {' '.join(words)} do not reproduce the config; a string looks "
+            "like a value of another type"
         )
     return words
 
@@ -104,7 +105,7 @@ def _differing(config: Any, base: Any, prefix: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nothing:
-    """No flags of a program's own."""
+    """A program without flags of its own."""
 
 
 _TRAIN_EXAMPLES = (
@@ -123,16 +124,16 @@ def parse(
     *,
     base: TrainConfig | None = None,
 ) -> tuple[TrainConfig, Command]:
-    """Turn command-line arguments into a config; bad ones end the program.
+    """Turn command-line arguments into a config; exit on bad arguments.
 
     Args:
       argv: arguments, without the program's name.
-      recipes: what `--recipe` may name; its config gives the other flags' defaults.
-      prog: how the program was called, for its help.
-      base: gives the defaults instead of a recipe, where none is named.
+      recipes: values of `--recipe`; the named recipe gives the defaults of other flags.
+      prog: the command as typed, for the help.
+      base: gives the defaults if no recipe is named.
     Raises:
-      SystemExit: with code 2 after one message on stderr that names the nearest flag,
-        choice or recipe; with code 0 after the help of `-h`.
+      SystemExit: code 2 after one message on stderr that names the nearest flag, choice
+        or recipe; code 0 after the help of `-h`.
     """
     config, command, _ = parse_with(
         Nothing(), argv, recipes, prog, base=base, examples=_TRAIN_EXAMPLES
@@ -150,13 +151,13 @@ def parse_with[Own](
     examples: Sequence[str] = (),
     meanings: Mapping[str, str] = OTHER_NAMES,
 ) -> tuple[TrainConfig, Command, Own]:
-    """Do what `parse` does, for a program that has flags of its own beside these.
+    """Parse like `parse`, for a program with additional flags of its own.
 
     Args:
-      own: dataclass of these flags, with their defaults.
-      argv: as for `parse`; so are the rest.
+      own: dataclass of the additional flags, with their defaults.
+      argv: as for `parse`, like the remaining arguments.
       examples: commands for the help, with {prog} for the program.
-      meanings: of names that other programs give to flags.
+      meanings: flags by their names in other programs.
     """
     argv = ["--verbose" if word == "-v" else word for word in argv]
     settings: dict[str, files.Setting] = {}
@@ -187,22 +188,23 @@ def parse_with[Own](
 
 
 def _tell_lacking(settings: Mapping[str, files.Setting], path: str | None) -> None:
-    """Say where the fields come from that an almost whole config does not have.
+    """Report the fields that an almost complete config file lacks.
 
-    It is that of an older run; what is younger has the values of the recipe.
+    Such a file is of an older run. Fields added since then take the values of the
+    recipe.
     """
     names = [flag.name for flag in flags.flags_of(TrainConfig)]
     lacking = [name for name in names if name not in settings]
     if 0 < len(lacking) < len(names) - len(lacking):
         print(
-            f"note: {path} names no recipe; {len(lacking)} fields that it lacks are as "
-            f"in --recipe {Command.recipe}: {', '.join(lacking)}",
+            f"note: {path} names no recipe; missing fields ({len(lacking)}) are taken "
+            f"from --recipe {Command.recipe}: {', '.join(lacking)}",
             file=sys.stderr,
         )
 
 
 def names_recipe(argv: Sequence[str]) -> bool:
-    """Say whether a command line, or the config file in it, names a recipe.
+    """Return whether a command line, or its config file, names a recipe.
 
     Raises:
       ValueError: the file cannot be used.
@@ -211,9 +213,9 @@ def names_recipe(argv: Sequence[str]) -> bool:
 
 
 def _settings(own: type, argv: Sequence[str]) -> dict[str, files.Setting]:
-    """Read the config file that a command line names, if it names one."""
+    """Read the config file of a command line, if there is one."""
     path = flags.given(argv, "--config")
-    if path is None or path.startswith("--"):  # the parser tells that it is missing
+    if path is None or path.startswith("--"):  # the parser reports the missing value
         return {}
     if not path:
         raise ValueError("--config needs a value, a TOML or JSON file")
@@ -226,11 +228,11 @@ def _settings(own: type, argv: Sequence[str]) -> dict[str, files.Setting]:
 def _recipe_of(
     argv: Sequence[str], settings: Mapping[str, files.Setting]
 ) -> str | None:
-    """Return the recipe that flags or file name; flags go first."""
+    """Return the recipe named by the flags, or else by the file."""
     given = flags.given(argv, "--recipe")
     if given is None and "--recipe" in settings:
         return settings["--recipe"].value
-    # A value that is missing is refused by the parser.
+    # The parser refuses a missing value.
     return None if not given or given.startswith("--") else given
 
 
@@ -238,7 +240,7 @@ def _made(recipe: str, recipes: Mapping[str, Callable[[], TrainConfig]]) -> Trai
     """Return the config of a recipe.
 
     Raises:
-      ValueError: there is none of this name, or a recipe of one's own is wrong.
+      ValueError: no recipe has this name, or the user's own recipe is wrong.
     """
     if own_code.is_own(recipe):
         return own_recipe.load(recipe)
@@ -247,7 +249,7 @@ def _made(recipe: str, recipes: Mapping[str, Callable[[], TrainConfig]]) -> Trai
         names = ", ".join(recipes)
         raise ValueError(
             f"unknown recipe {flags.shown(recipe)}; the nearest is {nearest} (of "
-            f"{names}; FILE.py:NAME is one of yours)"
+            f"{names}; or FILE.py:NAME for your own)"
         )
     return recipes[recipe]()
 
@@ -255,7 +257,7 @@ def _made(recipe: str, recipes: Mapping[str, Callable[[], TrainConfig]]) -> Trai
 def _with_lines(
     message: str, argv: Sequence[str], settings: Mapping[str, files.Setting]
 ) -> str:
-    """Add the lines of a config file that give what a message names."""
+    """Add the lines of a config file that set the flags named in a message."""
     named = [
         f"{flag} is given in line {settings[flag].line}"
         for flag in dict.fromkeys(files.names_in(settings, message))

@@ -1,8 +1,8 @@
 """Config files: `--config FILE`, TOML or JSON.
 
 Enters: a file with nested tables or dotted keys, whole or partial, and the flags that
-exist. Leaves: values by flag, each with the line that gives it. Text "None" stands for
-null where a field can be absent, as on the command line: TOML has no null.
+exist. Leaves: values by flag, each with its line in the file. The string "None" is the
+null of an optional field, as on the command line, because TOML has no null.
 """
 
 import dataclasses
@@ -18,10 +18,10 @@ from mjax.flags.convert import choices_of, kind_of
 from mjax.flags.fields import Flag, alternatives
 
 _MAX_BYTES = 1 << 20
-"""Chosen: a hundred times the longest config."""
+"""Chosen: 100 times the size of the longest config."""
 
 _OF_ONE_START = ("--config", "--restart-from-scratch", "--distributed.process-id")
-"""Not for files, which all processes and all starts of a run may share."""
+"""Flags refused in a file, because processes and starts of a run may share it."""
 
 _KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
 _KEYS = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
@@ -33,12 +33,12 @@ Keys = tuple[str, ...]
 
 
 class _PlacedError(Exception):
-    """Begins with the line that is wrong."""
+    """An error whose message begins with the line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A value of a file."""
+    """A value in a file."""
 
     value: Any
     line: int
@@ -50,14 +50,15 @@ def read(
     """Read a config file.
 
     Args:
-      path: of the file; .toml or .json say what it holds, or else its first character.
-      known: flags that it may give.
+      path: of the file. Its suffix (.toml, .json) or else its first character decides
+        the format.
+      known: flags that it may set.
       meanings: other names of flags, for messages.
     Returns:
       Its settings, by flag.
     Raises:
-      ValueError: it cannot be read, is neither TOML nor JSON, has a key that is unknown
-        or given twice, or a value of another type; with file and line.
+      ValueError: it cannot be read, is neither TOML nor JSON, or has an unknown key, a
+        duplicate key or a value of the wrong type. The message has file and line.
     """
     text = _text(path)
     is_json = path.suffix == ".json" or (
@@ -89,8 +90,8 @@ def read(
             value = _value(value, by_name[name])
             if name in _OF_ONE_START and value is not None and value is not False:
                 raise ValueError(
-                    f"{_field(name)} is for one start; leave it out, and give {name} "
-                    "on the command line"
+                    f"{_field(name)} applies to a single start; leave it out, and give "
+                    f"{name} on the command line"
                 )
         except ValueError as error:
             raise ValueError(f"{path}, line {line}: {error}") from None
@@ -99,9 +100,9 @@ def read(
 
 
 def _text(path: Path) -> str:
-    """Return what a file holds."""
+    """Return the text of a file."""
     if path.suffix in (".yaml", ".yml"):
-        raise ValueError(f"--config {path}: YAML is not read; write TOML or JSON")
+        raise ValueError(f"--config {path}: YAML is not supported; write TOML or JSON")
     try:
         with path.open("rb") as file:
             content = file.read(_MAX_BYTES + 1)
@@ -111,20 +112,20 @@ def _text(path: Path) -> str:
     except OSError as error:
         raise ValueError(f"--config {path} cannot be read: {error.strerror}") from error
     if len(content) > _MAX_BYTES:
-        raise ValueError(f"--config {path} is larger than 1 MiB; it is no config")
+        raise ValueError(f"--config {path} is larger than 1 MiB, so it is not a config")
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(
-            f"--config {path} is not text in UTF-8 (byte {error.start})"
+            f"--config {path} is not UTF-8 text (byte {error.start})"
         ) from None
     if not text.strip():
-        raise ValueError(f"--config {path} is empty; leave it out, or give it values")
+        raise ValueError(f"--config {path} is empty; add values, or leave the flag out")
     return text
 
 
 def _placed(error: ValueError) -> str:
-    """Return the words of a parser, with the line in front of them."""
+    """Return a parser's message, with the line in front."""
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno}: {error.msg}"
     return str(error)
@@ -133,7 +134,7 @@ def _placed(error: ValueError) -> str:
 def _refuse_key(
     keys: Keys, value: Any, by_name: Mapping[str, Flag], meanings: Mapping[str, str]
 ) -> None:
-    """Say what is wrong with a key that is no flag; an empty group is nothing."""
+    """Return the error of a key that is not a flag; an empty group is not an error."""
     field = ".".join(keys)
     groups = {flag.group for flag in by_name.values()} - {""}
     first, *below = keys
@@ -159,7 +160,7 @@ def _value(value: Any, flag: Flag) -> Any:
     """Return a value as the type of its field.
 
     Raises:
-      ValueError: it has another type.
+      ValueError: it has the wrong type.
     """
     kinds, name = alternatives(flag.hint), _field(flag.name)
     if type(None) in kinds and value == "None":
@@ -187,7 +188,7 @@ def _value(value: Any, flag: Flag) -> Any:
 
 
 def _absent(item: Any, hint: Any) -> Any:
-    """Return None for the text "None" in a list of what may be absent."""
+    """Return None for the string "None" in a list of optional values."""
     inner = [i for kind in alternatives(hint) for i in getattr(kind, "__args__", ())]
     may_be_absent = any(type(None) in alternatives(i) for i in inner)
     return None if item == "None" and may_be_absent else item
@@ -211,14 +212,14 @@ def _json_pairs(text: str) -> Iterator[tuple[Keys, Any, int]]:
     if not isinstance(whole, dict):
         got = flags.shown(repr(whole))
         raise _PlacedError(f"line 1: a config must be an object of fields, got {got}")
-    # The text is JSON: what follows looks for the places of its keys.
+    # The text is valid JSON; the rest finds the lines of its keys.
     yield from _object_pairs(text, text.index("{"), ())[0]
 
 
 def _object_pairs(
     text: str, start: int, above: Keys
 ) -> tuple[list[tuple[Keys, Any, int]], int]:
-    """Return the fields of the object that starts here, and where it ends."""
+    """Return the fields of the object that starts here, and its end."""
     decoder, found, seen = json.JSONDecoder(), [], dict[str, int]()
     here = _skip(text, start + 1)
     while text[here] != "}":
@@ -269,7 +270,7 @@ def _leaves(values: Mapping[str, Any], above: Keys) -> Iterator[tuple[Keys, Any]
 
 
 def _toml_lines(text: str) -> dict[Keys, int]:
-    """Return the lines of the keys; those of a text of several lines are passed."""
+    """Return the lines of the keys; skip the lines of multi-line strings."""
     found: dict[Keys, int] = {}
     table: Keys = ()
     is_inside = False
@@ -288,13 +289,13 @@ def _toml_lines(text: str) -> dict[Keys, int]:
 
 
 def _keys(written: str) -> Keys:
-    """Return the parts of a key of TOML, quotes off."""
+    """Return the parts of a TOML key, without quotes."""
     parts = re.findall(_KEY, written)
     return tuple(one for part in parts for one in _split(part.strip("\"'")))
 
 
 def names_in(found: Collection[str], message: str) -> list[str]:
-    """Return the flags of a file that a message names."""
+    """Return the flags set in a file that a message names."""
     return [
         flag for flag in re.findall(r"--[a-z][\w.-]*[\w]", message) if flag in found
     ]

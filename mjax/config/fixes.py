@@ -1,8 +1,8 @@
-"""Fit a run to a number of devices, or advise flags with which it fits.
+"""Fit a run to a number of devices, or suggest flags that make it fit.
 
-Enters: a config and the devices that exist. Leaves: the sizes of the mesh axes, or an
-error: the rule that a check refuses, and flags. A fix is advised only after all checks
-have accepted the run with it. No device is touched.
+Enters: a config and the available devices. Leaves: the sizes of the mesh axes, or an
+error with the violated rule and flags that fix it. A fix is suggested only if all
+checks accept the run with it. Touches no device.
 """
 
 import dataclasses
@@ -17,31 +17,32 @@ from mjax.config.train import TrainConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig, resolve
 
 MAX_FIXES = 4
-"""Fixes that a message has."""
+"""Most fixes in a message."""
 _MAX_FLAGS = 4
-"""Flags of a fix."""
+"""Most flags in a fix."""
 _MAX_VALUES = 6
-"""Values of a field that are tried, the nearest first."""
+"""Most values tried for a field, nearest first."""
 _MAX_KEPT = 2
-"""Values of a field that end a problem and meet another one, kept for a next flag."""
+"""Most values of a field kept for a further flag: each solves a problem but causes
+another one."""
 _MAX_NODES = 16
-"""Changes to which a next flag is added; it bounds the time of the search."""
+"""Most changes to which a further flag is added; this bounds the search time."""
 
 Change = dict[str, Any]
-"""Fields that a fix sets, named as their flags are, and their values."""
+"""Fields that a fix sets, by flag name, and their values."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Devices:
-    """The devices that a mesh must take, and the flag that sets their number."""
+    """The devices that a mesh must use, and the flag that sets their number."""
 
     count: int
     flag: str | None = None
-    """Field that sets the number, as simulate_devices; None: it cannot be changed."""
+    """Field that sets the number, such as simulate_devices; None if it is fixed."""
     per_flag: int = 1
-    """Devices that each unit of the flag stands for."""
+    """Devices per unit of the flag."""
     per_host: int | None = None
-    """Devices of a host, that a tensor-parallel group stays within; None: one host."""
+    """Devices per host; a tensor-parallel group stays within a host. None: one host."""
 
 
 def sizes_of(config: TrainConfig, devices: Devices) -> AxisSizes:
@@ -49,10 +50,10 @@ def sizes_of(config: TrainConfig, devices: Devices) -> AxisSizes:
 
     Args:
       config: the run.
-      devices: the mesh takes all of them.
+      devices: the mesh uses all of them.
     Raises:
-      ValueError: the run does not fit; the message has the nearest fixes, each of
-        which all checks accept.
+      ValueError: the run does not fit. The message suggests the nearest fixes that all
+        checks accept.
     """
     try:
         return _checked(config, devices)
@@ -70,8 +71,8 @@ def _checked(config: TrainConfig, devices: Devices) -> AxisSizes:
     per_host = devices.per_host or devices.count
     if per_host % sizes.tp and not config.mesh.tp_across_hosts:
         raise ValueError(
-            "without --mesh.tp-across-hosts, --mesh.tp must be a divisor of the "
-            f"{per_host} devices of a host, got {sizes.tp}"
+            f"without --mesh.tp-across-hosts, --mesh.tp must divide the {per_host} "
+            f"devices of a host, got {sizes.tp}"
         )
     of_node = sizes.dp_shard * sizes.tp
     if sizes.dp_node > 1 and devices.per_host not in (None, of_node):
@@ -87,11 +88,10 @@ def _checked(config: TrainConfig, devices: Devices) -> AxisSizes:
 
 
 def _fixes(config: TrainConfig, devices: Devices, problem: str) -> list[Change]:
-    """Search for fixes, fewer flags first: one for each field that the problem names.
+    """Search for fixes, fewest flags first: one for each field that the problem names.
 
-    If a value ends a problem and another check then refuses the run, the next flag is
-    of a field that this check names. A fix has more than two flags only if there is
-    none with fewer.
+    If a value solves a problem but another check then refuses the run, the next flag is
+    one that this check names. A fix has more than two flags only if none has fewer.
     """
     found: dict[str, Change] = {}
     nodes: list[tuple[Change, str]] = [({}, problem)]
@@ -108,7 +108,7 @@ def _fixes(config: TrainConfig, devices: Devices, problem: str) -> list[Change]:
         nodes = list(following.values())
     fixes: list[Change] = []
     for fix in sorted(found.values(), key=len):
-        # A second flag is of no use where the first alone is enough.
+        # A second flag is useless if the first is enough.
         if not any(fewer.keys() <= fix.keys() for fewer in fixes):
             fixes.append(fix)
     return fixes[:MAX_FIXES]
@@ -117,10 +117,10 @@ def _fixes(config: TrainConfig, devices: Devices, problem: str) -> list[Change]:
 def _next_flags(
     config: TrainConfig, devices: Devices, change: Change, problem: str
 ) -> Iterator[tuple[Change, str]]:
-    """Yield the change with one more flag, and the problem that is left, if any.
+    """Yield the change with one more flag, and the remaining problem, if any.
 
-    Of each field that the problem names: the nearest value with which the run fits, or
-    else the nearest few that end the problem and meet another one.
+    For each field that the problem names, yield the nearest value with which the run
+    fits, or else the few nearest values that solve the problem but cause another one.
     """
     values = _values(config, devices, change)
     named = [name.replace("-", "_") for name in re.findall(r"\w+\.[\w-]+", problem)]
@@ -134,7 +134,7 @@ def _next_flags(
             if not again:
                 kept = [(longer, again)]
                 break
-            # The smallest axis is progress even where the product is still wrong.
+            # The smallest axis is progress even if the product is still wrong.
             is_smallest = field in ("mesh.pp", "mesh.tp") and value == 1
             ends_problem = _rule(again) != _rule(problem)
             if len(kept) < _MAX_KEPT and (ends_problem or is_smallest):
@@ -148,7 +148,7 @@ def _rule(problem: str) -> str:
 
 
 def _problem(config: TrainConfig, devices: Devices, change: Change) -> str:
-    """Return what refuses the run with a change; empty if nothing does."""
+    """Return the message that refuses the changed run; empty if none does."""
     fields = {name: value for name, value in change.items() if name != devices.flag}
     try:
         changed = with_fields(config, fields)
@@ -168,7 +168,7 @@ def _changed_devices(devices: Devices, change: Change) -> Devices:
 def _values(
     config: TrainConfig, devices: Devices, change: Change
 ) -> dict[str, list[Any]]:
-    """List for each field the values to try beside a change, the nearest first."""
+    """List for each field the values to try in addition to a change, nearest first."""
 
     def current(field: str) -> Any:
         return change.get(field, operator.attrgetter(field)(config))
@@ -179,7 +179,7 @@ def _values(
     try:
         sizes = resolve(MeshConfig(**asked), count)
         pp, dp, tp = sizes.pp, sizes.dp, sizes.tp
-    except ValueError:  # the product is wrong: the sizes are what was asked for
+    except ValueError:  # the product is wrong: start from the requested sizes
         pp, dp, tp = (max(size, 1) for size in asked.values())
         if devices.flag is not None and not change:
             values[devices.flag] = _device_counts(tuple(asked.values()), devices)
@@ -225,7 +225,7 @@ def _values(
 
 
 def _device_counts(asked: tuple[int, ...], devices: Devices) -> list[int]:
-    """List the values of the flag that make the product of the axes come out."""
+    """List the values of the flag with which the product of the axes is right."""
     fixed = math.prod(size for size in asked if size != -1)
     step = math.lcm(fixed, devices.per_flag) // devices.per_flag
     if -1 in asked:
@@ -234,13 +234,15 @@ def _device_counts(asked: tuple[int, ...], devices: Devices) -> list[int]:
 
 
 def _multiples(step: int, value: int) -> list[int]:
-    """List multiples of step, the nearest to value first; of two, the larger."""
+    """List multiples of step, nearest to value first; the larger one of two equally
+    near."""
     first = max(1, value // step - _MAX_VALUES // 2)
     return _by_distance((step * (first + n) for n in range(_MAX_VALUES)), value)
 
 
 def _by_distance(numbers: Iterable[int], value: int) -> list[int]:
-    """List the numbers nearest to value, and the smallest; of two, the larger first."""
+    """List the numbers nearest to value, and the smallest; ties put the larger
+    first."""
     ordered = sorted(numbers, key=lambda n: (abs(n - value), -n))
     nearest = ordered[:_MAX_VALUES]
     return nearest if min(ordered) in nearest else [*nearest, min(ordered)]

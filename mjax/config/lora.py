@@ -1,4 +1,4 @@
-"""Which weights get a low-rank adapter: what the flags say, and what follows.
+"""Low-rank adapters: the flags, and the weights that they select.
 
 Enters: the flags `--lora.*` and the architecture. Leaves: the weights by name, as
 `layers.adapters` takes them.
@@ -22,25 +22,26 @@ ALIASES = {
     "mlp.w_gate": ("gate_proj",),
     "mlp.w_out": ("down_proj", "fc_out"),
 }
-"""Linear layers of a block, and what families of transformers call them."""
+"""Linear layers of a block, and their names in families of transformers."""
 
 _UNGATED = ("gelu", "gelu_tanh")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoraConfig:
-    """Low-rank adapters: they alone are trained, beside weights that are frozen."""
+    """Low-rank adapters. Only they are trained; all other weights are frozen."""
 
     rank: int | None = None
     """Rank r of each adapter; None trains all parameters and adds none."""
     alpha: float = 16.0
     """An adapter's output is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ("*",)
-    """Linear layers, as attention.wq, q_proj or *_proj; * is all of every block."""
+    """Linear layers, such as attention.wq, q_proj or *_proj; * is all layers of every
+    block."""
     init_from: str | None = None
-    """Begin with these adapters: a folder in PEFT's form."""
+    """Initialise the adapters from this folder in the format of PEFT."""
     base_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the frozen weights are stored."""
+    """Dtype of the frozen weights."""
 
     def __post_init__(self) -> None:
         """Check each field.
@@ -84,7 +85,7 @@ _DEFAULTS = {
 
 
 def adapters(lora: LoraConfig, model: ModelConfig) -> AdapterConfig | None:
-    """Find the weights that get an adapter; None without a rank.
+    """Return the weights that get an adapter; None without a rank.
 
     Args:
       lora: the flags.
@@ -105,10 +106,10 @@ def adapters(lora: LoraConfig, model: ModelConfig) -> AdapterConfig | None:
 
 
 def _check_rank(rank: int, model: ModelConfig, names: list[str]) -> None:
-    """Refuse a rank above that of the smallest weight.
+    """Refuse a rank above the rank of the smallest weight.
 
     Raises:
-      ValueError: it is above.
+      ValueError: the rank is too large.
     """
     heads, kv_heads = model.heads, model.num_kv_heads
     sides = {
@@ -122,9 +123,10 @@ def _check_rank(rank: int, model: ModelConfig, names: list[str]) -> None:
     most = min(side, model.d_model)
     if rank > most:
         raise ValueError(
-            f"--lora.rank must be at most {most}, got {rank}: {name} is a matrix of "
-            f"{model.d_model} by {side}, and of no higher rank; give at most {most}, "
-            "usually 4 to 64, or leave --lora.rank out to train all parameters"
+            f"--lora.rank must be at most {most}, got {rank}: {name} is a "
+            f"{model.d_model} by {side} matrix, whose rank is at most {most}; the "
+            "usual ranks are 4 to 64, or leave --lora.rank out to train all "
+            "parameters"
         )
 
 

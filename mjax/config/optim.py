@@ -16,11 +16,13 @@ class OptimConfig:
     """The optimizer and its schedule."""
 
     name: OptimName = "lamb"
-    """lamb: layerwise adaptive large batch; adamw: Adam, decoupled weight decay."""
+    """lamb: layerwise adaptive rates for large batches; adamw: Adam with decoupled
+    weight decay."""
     lr: float = 1e-3
     """Peak learning rate."""
     schedule: ScheduleName = "cosine"
-    """After warm-up: cosine to the end, warm-up-stable-decay, or constant."""
+    """Learning rate after the warm-up: cosine to the end, wsd (warm-up-stable-decay),
+    or constant."""
     warmup_steps: int = 0
     """Steps of linear warm-up: the peak is reached at this step, counted from 1."""
     final_lr_fraction: float = 0.1
@@ -28,33 +30,33 @@ class OptimConfig:
     decay_fraction: float = 0.2
     """wsd: fraction of all steps spent in the final linear decay."""
     beta1: float = 0.9
-    """Decay of the mean of gradients."""
+    """Decay rate of the running mean of gradients."""
     beta2: float = 0.95
-    """Decay of the mean of squared gradients."""
+    """Decay rate of the running mean of squared gradients."""
     eps: float = 1e-6
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled weight decay; not on biases and norm scales."""
     clip_value: float | None = None
-    """Clip each gradient entry to +-this, before the norm is taken."""
+    """Clip each gradient entry to +-this, before the norm is computed."""
     clip_norm: float | None = 1.0
     """Scale gradients down to this global L2 norm."""
     skip_spike_factor: float | None = None
-    """Skip a step whose gradient norm exceeds this times its running mean."""
+    """Skip a step whose gradient norm exceeds this factor times its running mean."""
     spike_mean_decay: float = 0.98
     """Decay of that running mean, per accepted step."""
     spike_warmup_steps: int = 20
-    """Accepted steps that must be in the mean before a spike is looked for."""
+    """Accepted steps in the mean before spikes are detected."""
     max_consecutive_skips: int = 20
     """Stop the run after this many skipped steps in a row."""
     state_memory: StateMemory = "device"
-    """Where the moments are between updates: the device, or pinned host memory."""
+    """Memory of the moments between updates: device, or pinned host memory."""
 
     def __post_init__(self) -> None:
-        """Check each field by itself; `check_schedule` checks them against the steps.
+        """Check each field alone; `check_schedule` checks them against the steps.
 
         Raises:
-          ValueError: a field is out of its range.
+          ValueError: a field is out of range.
         """
         names, schedules = get_args(OptimName), get_args(ScheduleName)
         _check(self, "name", self.name in names, "be " + " or ".join(names))
@@ -71,9 +73,11 @@ class OptimConfig:
             ok = 0 <= getattr(self, name) < 1
             _check(self, name, ok, "be at least 0 and below 1")
         ok = 0 <= self.final_lr_fraction <= 1
-        _check(self, "final_lr_fraction", ok, "be from 0 to 1", "it is a share of lr")
+        _check(
+            self, "final_lr_fraction", ok, "be from 0 to 1", "it is a fraction of lr"
+        )
         ok = 0 < self.decay_fraction <= 1
-        fix = "it is a share of all steps"
+        fix = "it is a fraction of all steps"
         _check(self, "decay_fraction", ok, "be above 0 and at most 1", fix)
         ok = 0 <= self.weight_decay < math.inf
         _check(self, "weight_decay", ok, "be at least 0 and finite", "0 decays nothing")

@@ -1,57 +1,59 @@
-"""Names of flags in other trainers, and what they are called here.
+"""Names of flags in other trainers, with the mjax flag of the same meaning.
 
-Asked when a flag or a key of a config file is unknown. Names are lower case with
-hyphens, without what other programs put in front (`training.`, `trainer.`). A value is
-a flag of ours, or a sentence where no flag of ours means the same.
+Looked up when a flag or a key of a config file is unknown. Names are lower case with
+hyphens, without the prefixes of other programs (`training.`, `trainer.`). A value is an
+mjax flag, or a sentence if no flag has the same meaning.
 
 The names are those of Megatron-LM, torchtitan, litgpt, levanter, MaxText, transformers
 (`TrainingArguments`) with accelerate and TRL, NeMo, and the Amazon SageMaker model
-parallelism library v2. They were written from memory: a name that is missing or has
-changed is answered by its spelling.
+parallelism library v2. They were written from memory. A missing or changed name is
+matched by its spelling.
 """
 
 _BATCH = (
-    "--batch.size counts the sequences of all devices together, and "
-    "--batch.microbatches how many parts they are computed in"
+    "--batch.size is the number of sequences on all devices together, and "
+    "--batch.microbatches the number of microbatches"
 )
 _EPOCHS = (
-    "a run is as long as --steps says: one step reads --batch.size x --data.seq-len "
-    "tokens, and the data begin again, in another order, when they have been read"
+    "--steps sets the length of a run: one step reads --batch.size x --data.seq-len "
+    "tokens, and the data repeat in another order after one epoch"
 )
 _RESUME = "--work-dir DIR alone resumes the run in DIR"
 _DEVICES = (
-    "a run takes all devices of its hosts: --mesh.dp, --mesh.tp and --mesh.pp say what "
-    "for; --simulate-devices N simulates N on a CPU; CUDA_VISIBLE_DEVICES hides GPUs"
+    "a run uses all devices of its hosts, divided by --mesh.dp, --mesh.tp and "
+    "--mesh.pp; --simulate-devices N simulates N on a CPU; CUDA_VISIBLE_DEVICES hides "
+    "GPUs"
 )
 _NODES = (
-    "python -m mjax.launch --hosts N -- FLAGS starts the processes of N hosts; by hand "
-    "each process gets --distributed.num-processes"
+    "python -m mjax.launch --hosts N -- FLAGS starts the processes of N hosts; if you "
+    "start processes yourself, give each --distributed.num-processes"
 )
 _BF16 = (
-    "--precision.compute bfloat16 computes in bfloat16, which is the default, but "
-    "debug and demo have float32"
+    "--precision.compute bfloat16 is the default, except in the recipes debug and "
+    "demo, which compute in float32"
 )
 _FP16 = "float16 is not supported; use --precision.compute bfloat16"
 _FP8 = (
-    "--precision.matmul fp8 multiplies in 8 bits (e4m3 forward, e5m2 for gradients, "
-    "current scaling)"
+    "--precision.matmul fp8 runs the projections in FP8 (e4m3 forward, e5m2 for "
+    "gradients, current scaling)"
 )
 _FSDP = (
     "--zero 3 shards parameters, gradients and optimizer state over --mesh.dp-shard "
     "devices; 2 all but the parameters, 1 the optimizer state"
 )
 _REMAT = (
-    "--model.remat says what is computed again: none, attention, core, dots or full"
+    "--model.remat sets what the backward pass recomputes: none, attention, core, "
+    "dots or full"
 )
-_TRACK = "--track tensorboard, wandb or mlflow sends the metrics there"
-_COMPILE = "every step is compiled; there is nothing to turn on"
+_TRACK = "--track sends the metrics to tensorboard, wandb or mlflow"
+_COMPILE = "every step is compiled; no flag is needed"
 _SEQUENCE = "activations between layers are always sharded over --mesh.tp"
-_NO_CP = "context parallelism does not exist here; --mesh.tp shards long sequences"
-_NO_EP = "there are no experts: models are dense"
+_NO_CP = "context parallelism is not supported; --mesh.tp shards long sequences"
+_NO_EP = "mixture-of-experts models are not supported"
 _WARMUP = "--optim.warmup-steps is a number of steps"
-_DEBUG = "--recipe debug runs all parts at toy size, --dry-run compiles and leaves"
-_SAVE_TIME = "checkpoints are counted in steps: --ckpt.every"
-_HF = "--init-from DIR begins with the model of a run or a Hugging Face folder"
+_DEBUG = "--recipe debug runs all parts at toy size; --dry-run compiles and exits"
+_SAVE_TIME = "--ckpt.every counts steps"
+_HF = "--init-from DIR starts from the model of a run or a Hugging Face folder"
 
 OTHER_NAMES: dict[str, str] = {
     # optimizer
@@ -241,7 +243,7 @@ OTHER_NAMES: dict[str, str] = {
     "sm-activation-offloading": "--model.remat offload keeps activations on the host",
     "activation-loading-horizon": "--model.offload-horizon",
     "cpu-offloading": "--model.remat offload keeps activations on the host",
-    "delayed-param": "parameters are always born sharded; there is nothing to turn on",
+    "delayed-param": "parameters are always initialised sharded; no flag is needed",
     "flash-attention": "--model.attention",
     "use-flash-attn": "--model.attention",
     "attn-implementation": "--model.attention",
@@ -346,7 +348,7 @@ OTHER_NAMES: dict[str, str] = {
     "tokenizer-name": "--data.tokenizer",
     "tokenizer-name-or-path": "--data.tokenizer",
     "tokenizer-dir": "--data.tokenizer",
-    "mock-data": "--data.path synthetic trains on text that is made up",
+    "mock-data": "--data.path synthetic trains on synthetic text",
     # fine-tuning
     "lora-r": "--lora.rank",
     "lora-rank": "--lora.rank",
@@ -412,8 +414,8 @@ OTHER_NAMES: dict[str, str] = {
     "tracker": _TRACK,
     "with-tracking": _TRACK,
     "wandb": _TRACK,
-    "wandb-project": "the variable WANDB_PROJECT names the project of --track wandb",
-    "wandb-entity": "the variable WANDB_ENTITY names the entity of --track wandb",
+    "wandb-project": "--track wandb reads the environment variable WANDB_PROJECT",
+    "wandb-entity": "--track wandb reads the environment variable WANDB_ENTITY",
     "enable-wandb": _TRACK,
     "mlflow": _TRACK,
     "enable-mlflow": _TRACK,

@@ -1,7 +1,7 @@
-"""Functions of one's own: a flag whose value is FILE.py:NAME.
+"""User-defined functions: a flag whose value is FILE.py:NAME.
 
 Enters: the flag, the path of a Python file and the name of a function or class in it.
-Leaves: what the name stands for. Whatever goes wrong in the file is told with its line.
+Leaves: that function or class. Errors in the file are reported with their line.
 """
 
 import importlib.util
@@ -17,22 +17,22 @@ from mjax import flags
 
 
 def is_own(value: str) -> bool:
-    """Say whether the value of a flag names a file."""
+    """Return whether the value of a flag names a file."""
     return ".py:" in value or value.endswith(".py")
 
 
 def load(flag: str, value: str, *, kind: str, returns: str) -> Callable[[], Any]:
-    """Run a file, and return a function of it that tells its own errors by line.
+    """Run a file, and return one of its functions, wrapped to report errors by line.
 
     Args:
       flag: as typed, for messages.
       value: FILE.py:NAME.
-      kind: of what the flag names, for messages: "recipe".
-      returns: what the function must return, for messages.
+      kind: of the function, for messages, such as "recipe".
+      returns: the required type of its result, for messages.
     Returns:
-      the function of no arguments. What it raises becomes a ValueError.
+      the function, without arguments. Exceptions that it raises become ValueErrors.
     Raises:
-      ValueError: there is no such file or function, or the file cannot be run.
+      ValueError: the file or function does not exist, or the file cannot be run.
     """
     where, colon, name = value.rpartition(":")
     path = Path(where if colon else value)
@@ -40,7 +40,7 @@ def load(flag: str, value: str, *, kind: str, returns: str) -> Callable[[], Any]
     names = _functions(module)
     if not colon or not name:
         raise ValueError(
-            f"{flag} {value} names a file and no function; write {flag} "
+            f"{flag} {value} names a file but no function; write {flag} "
             f"{path}:{names[0] if names else 'NAME'}"
         )
     function = getattr(module, name, None)
@@ -65,26 +65,30 @@ def _module(path: Path, flag: str, value: str, kind: str) -> ModuleType:
             f"{flag} {value}: {path} {what}; give FILE.py:NAME{looked}, or the name "
             f"of a {kind}"
         )
-    name = f"mjax_own_{flag.strip('-')}"  # no other module may have it
+    name = f"mjax_own_{flag.strip('-')}"  # no other module may have this name
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{flag} {value}: {path} must end in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up
+    sys.modules[name] = module  # dataclasses look up their module
     loader = spec.loader
     _guarded(lambda: loader.exec_module(module), path, "reading it")
     return module
 
 
 def _guarded(call: Any, path: Path, what: str) -> Any:
-    """Call a person's code; its errors become ours, with the line in the file."""
+    """Call user code; turn its exceptions into ValueErrors with the line in the
+    file."""
     try:
         return call()
     except SyntaxError as error:
         raise ValueError(f"{path}, line {error.lineno}: {error.msg}") from error
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
-    except (Exception, SystemExit) as error:  # of any kind: the code is not ours
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # any exception: user code may raise all of them
         frames = traceback.extract_tb(error.__traceback__)
         lines = [f.lineno for f in frames if Path(f.filename) == path.absolute()]
         lines = lines or [f.lineno for f in frames if f.filename == str(path)]

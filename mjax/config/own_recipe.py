@@ -1,4 +1,4 @@
-"""Recipes of one's own: `--recipe FILE.py:NAME`.
+"""User-defined recipes: `--recipe FILE.py:NAME`.
 
 Enters: the path of a Python file and the name of a function in it. Leaves: the config
 that the function returns.
@@ -9,7 +9,7 @@ from mjax.config.train import TrainConfig
 
 
 def short_name(recipe: str) -> str:
-    """Return the name of a recipe without the file that it is in."""
+    """Return the name of a recipe without its file."""
     return recipe.rpartition(":")[2] if own_code.is_own(recipe) else recipe
 
 
@@ -19,8 +19,8 @@ def load(recipe: str) -> TrainConfig:
     Args:
       recipe: FILE.py:NAME.
     Raises:
-      ValueError: there is no such file or function, it raises, or it returns something
-        else.
+      ValueError: the file or function does not exist, or the function raises or does
+        not return a config.
     """
     config = own_code.load("--recipe", recipe, kind="recipe", returns="TrainConfig")()
     if not isinstance(config, TrainConfig):

@@ -1,4 +1,4 @@
-"""What a run does beside its steps: evaluations, rows."""
+"""Settings of a run besides its steps: evaluation, logging, profiling, observation."""
 
 import dataclasses
 import math
@@ -8,10 +8,10 @@ from mjax import flags
 from mjax.config import own_code
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")
-"""What --track may name, beside FILE.py:NAME."""
+"""Values of --track, besides FILE.py:NAME."""
 
 _LEAST_BEAT_S = 0.1
-"""Chosen: beats that come faster would cost time of the steps."""
+"""Chosen: more frequent beats would slow the steps down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,12 +19,12 @@ class EvalConfig:
     """Evaluation on held-out text."""
 
     every: int = 100
-    """Steps between evaluations; one more at the end."""
+    """Steps between evaluations; the run also ends with one."""
     batches: int = 8
     """Held-out batches per evaluation."""
 
     def __post_init__(self) -> None:
-        """Refuse counts below one."""
+        """Refuse counts below 1."""
         for name in ("every", "batches"):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -34,12 +34,13 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LogConfig:
-    """What is reported, and how often."""
+    """Logging: contents and interval."""
 
     every: int = 10
     """Steps between progress lines."""
     sample_tokens: int = 200
-    """Of the text that the model continues at the end, in sample.txt; 0 for none."""
+    """Tokens of the text that the model generates at the end, into sample.txt; 0 for
+    none."""
     tensorboard: bool = False
     """The same as --track tensorboard."""
 
@@ -56,7 +57,7 @@ def check_trackers(names: Sequence[str]) -> None:
     """Check the names of trackers.
 
     Args:
-      names: as given to --track.
+      names: the values of --track.
     Raises:
       ValueError: one is unknown, or given twice.
     """
@@ -65,7 +66,7 @@ def check_trackers(names: Sequence[str]) -> None:
             raise ValueError(
                 f"unknown --track {flags.shown(name)}; the nearest is "
                 f"{flags.nearest(name.lower(), TRACKERS)} (of {', '.join(TRACKERS)}; "
-                "FILE.py:NAME is one of yours)"
+                "or FILE.py:NAME for your own)"
             )
         if names.count(name) > 1:
             raise ValueError(f"--track {name} is given twice; leave one out")
@@ -73,19 +74,20 @@ def check_trackers(names: Sequence[str]) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProfileConfig:
-    """Which steps are recorded with the profiler (profile/)."""
+    """Steps that the profiler records (in profile/)."""
 
     steps: str | None = None
-    """A:B, steps A to B - 1, each in a window of its own; the first step is 1."""
+    """A:B records steps A to B - 1, each in its own window; the first step is 1."""
     every: int | None = None
-    """One step in so many too, its multiples, on all processes; None is none."""
+    """Also record every step that is a multiple of this, on all processes; None records
+    none."""
 
     def __post_init__(self) -> None:
-        """Refuse what names no steps."""
+        """Refuse values that select no steps."""
         if self.every is not None and self.every < 1:
             raise ValueError(
                 f"--profile.every must be at least 1, got {self.every}; leave it out "
-                "to record no samples"
+                "to record no such steps"
             )
         if self.series is None:
             return
@@ -103,7 +105,8 @@ class ProfileConfig:
 
     @property
     def series(self) -> tuple[int, int] | None:
-        """The first step of the series and the one after the last; None: no series.
+        """The first step of the series and the one after its last; None without a
+        series.
 
         Raises:
           ValueError: `steps` is not of the form A:B.
@@ -122,21 +125,25 @@ class ProfileConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ObserveConfig:
-    """What each process writes about itself."""
+    """Observations that each process records."""
 
     spans: bool = True
-    """Write where the time of each step goes, on each process (spans/)."""
+    """Record how each process spends the time of each step (in spans/)."""
     spans_dir: str | None = None
-    """Folder for them instead of the work dir's; with many hosts, on a local disk."""
+    """Folder for these records instead of the work dir; use a local disk with many
+    hosts."""
     stamps: bool | None = None
-    """Let devices write when they come to the parts of a step. None: GPUs do."""
+    """Record the times at which each device reaches the parts of a step. None: only on
+    GPUs."""
     slow_step_factor: float | None = 3.0
-    """A step that takes so many times the usual p99 writes its stacks (stacks/)."""
+    """A step slower than this factor times the usual p99 records its stacks (in
+    stacks/)."""
     beat_s: float | None = 1.0
-    """Seconds between signs of life of each process (beats/); None writes none."""
+    """Seconds between heartbeats of each process (in beats/); None writes none."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty folder, a factor of usual steps, beats without a pause."""
+        """Refuse an empty folder, a factor of at most 1, and heartbeats that are too
+        frequent."""
         if self.spans_dir == "":
             raise ValueError("--observe.spans-dir is empty; name a folder")
         factor = self.slow_step_factor
@@ -148,5 +155,5 @@ class ObserveConfig:
         if self.beat_s is not None and not _LEAST_BEAT_S <= self.beat_s < math.inf:
             raise ValueError(
                 f"--observe.beat-s must be finite and at least {_LEAST_BEAT_S}, got "
-                f"{self.beat_s}; 1 costs nothing that can be seen; None writes no beats"
+                f"{self.beat_s}; 1 costs no measurable time; None writes no beats"
             )

@@ -1,8 +1,8 @@
-"""The sizes of a run: whether model and batch divide over a mesh.
+"""Check that model and batch divide over a mesh.
 
 Enters: a config, and the sizes of the mesh axes once they are known. Leaves: nothing,
-or an error with the rule and the values; `config.fixes` adds the sizes that fit. No
-device is touched.
+or an error with the rule and the values; `config.fixes` adds sizes that fit. Touches no
+device.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
       config: the run.
       sizes: of the mesh axes, resolved.
     Raises:
-      ValueError: a size does not divide; the message has the rule, without advice.
+      ValueError: a size does not divide. The message states the rule without advice.
     """
     model, batch, tp = config.model, config.batch, sizes.tp
     check_pipeline(
@@ -36,15 +36,15 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     if is_pipeline and (model.remat, config.pipeline.stash) == ("offload", "residuals"):
         raise ValueError(
-            "--model.remat offload leaves what a layer keeps on the host, and with "
-            "--pipeline.stash residuals a pipeline has it in ring buffers on the device"
+            "--model.remat offload keeps the inputs of layers in host memory, but "
+            "--pipeline.stash residuals keeps them in ring buffers on the device"
         )
     if is_pipeline and model.offload_horizon is not None:
         raise ValueError(
             f"--model.offload-horizon {model.offload_horizon} needs --mesh.pp 1 and "
             f"--pipeline.chunks 1, got --mesh.pp {sizes.pp} and --pipeline.chunks "
-            f"{config.pipeline.chunks}: a stage loads the inputs of a chunk's layers "
-            "within one slot"
+            f"{config.pipeline.chunks}: a stage loads the inputs of a virtual stage "
+            "within one half-tick"
         )
     if config.mesh.gather_first:
         _check_gather_first(model.d_model, sizes, is_pipeline=is_pipeline)
@@ -76,7 +76,7 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
 
 
 def _check_gather_first(d_model: int, sizes: AxisSizes, *, is_pipeline: bool) -> None:
-    """Refuse to gather before the step where it has nothing to gather."""
+    """Refuse to gather before the step if there is nothing to gather."""
     shards = sizes.shards
     if shards == 1:
         raise ValueError(
@@ -91,15 +91,15 @@ def _check_gather_first(d_model: int, sizes: AxisSizes, *, is_pipeline: bool) ->
 
 
 def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainConfig]]:
-    """Yield runs that compute the same and keep less in memory.
+    """Yield runs that compute the same with less memory.
 
-    First one change after the other, then all of them with more and more microbatches.
+    Yields each change alone, then all of them with increasing numbers of microbatches.
 
     Args:
-      config: a run that fits its mesh.
+      config: a run that divides over its mesh.
       sizes: of the mesh axes.
     Yields:
-      the flags that make the change, and the run with it, which fits the mesh too.
+      the flags of the change, and the changed run, which divides over the mesh too.
     """
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     local = config.batch.size // sizes.dp
@@ -128,15 +128,15 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
         changed = with_fields(config, change)
         try:
             check_sizes(changed, sizes)
-        except ValueError:  # as where the schedule wants a multiple of the stages
+        except ValueError:  # for example, the schedule needs a multiple of the stages
             continue
         yield as_flags(change), changed
 
 
 def _less_kept(remat: Remat) -> tuple[Remat, ...]:
-    """Return the policies that keep less on the device, the one that keeps most first.
+    """Return the remat policies that keep less on the device, in decreasing order.
 
-    Attention is left out: with a fused backend it keeps as much as none.
+    `attention` is left out: with a fused backend it keeps as much as `none`.
     """
     policies: tuple[Remat, ...] = ("none", "attention", "core", "dots", "full")
     first = max(2, policies.index(remat) + 1) if remat != "offload" else len(policies)
@@ -144,7 +144,7 @@ def _less_kept(remat: Remat) -> tuple[Remat, ...]:
 
 
 def as_flags(fields: Mapping[str, Any]) -> str:
-    """Write fields of a config as the flags that set them."""
+    """Format fields of a config as the flags that set them."""
     words = []
     for name, value in fields.items():
         part, dot, field = name.replace("_", "-").rpartition(".")
@@ -157,7 +157,7 @@ def as_flags(fields: Mapping[str, Any]) -> str:
 
 
 def with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
-    """Replace fields, named as their flags are, all at once as a command line does."""
+    """Replace fields, given by flag name, all at once as a command line does."""
     whole: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     for field, value in fields.items():

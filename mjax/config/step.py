@@ -1,4 +1,4 @@
-"""What a step is made of: batch, dtypes of its numbers, size of its collectives."""
+"""Settings of a step: batch, dtypes, and limits of combined collectives."""
 
 import dataclasses
 from typing import Literal
@@ -14,10 +14,10 @@ class BatchConfig:
     size: int = 8
     """Sequences per step over all devices."""
     microbatches: int = 1
-    """Pieces whose gradients are accumulated within a step."""
+    """Microbatches per step, whose gradients are accumulated."""
 
     def __post_init__(self) -> None:
-        """Refuse pieces that are not equal."""
+        """Refuse microbatches of unequal size."""
         for name in ("size", "microbatches"):
             if getattr(self, name) < 1:
                 raise ValueError(
@@ -33,16 +33,17 @@ class BatchConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PrecisionConfig:
-    """Dtypes of the stored parameters, of the compute, and of gradient reduction."""
+    """Dtypes of stored parameters, compute and gradient reduction."""
 
     params: Precision = "float32"
-    """Stored (master) parameters and optimizer moments."""
+    """Dtype of stored (master) parameters and optimizer moments."""
     compute: Precision = "bfloat16"
-    """Activations and the gathered parameters."""
+    """Dtype of activations and gathered parameters."""
     reduce: Precision = "float32"
-    """Gradient accumulation and reduction."""
+    """Dtype of gradient accumulation and reduction."""
     matmul: Matmul = "compute"
-    """Operands of the projections of the blocks: the compute dtype, or fp8 (8 bits)."""
+    """Dtype of the operands of the blocks' projections: compute, the same as
+    --precision.compute, or fp8."""
 
     def __post_init__(self) -> None:
         """Refuse FP8 matmuls if the compute dtype is not bfloat16."""
@@ -56,12 +57,14 @@ class PrecisionConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CombineConfig:
-    """Bytes that XLA may combine into one collective over data parallelism."""
+    """Size limits of combined collectives over data parallelism, in bytes."""
 
     gather_bytes: int | None = None
-    """Of gathered weights; None takes one layer, in a pipeline one matrix."""
+    """Limit of all-gathers of weights; None combines one layer, or one matrix in a
+    pipeline."""
     reduce_bytes: int | None = None
-    """Of gradients before they are reduced; None takes one layer, or one matrix."""
+    """Limit of gradient reductions, counted before the reduction; None combines one
+    layer, or one matrix in a pipeline."""
 
     def __post_init__(self) -> None:
         """Refuse negative numbers."""
@@ -70,6 +73,6 @@ class CombineConfig:
             if value is not None and value < 0:
                 flag = f"--combine.{name.replace('_', '-')}"
                 raise ValueError(
-                    f"{flag} must be at least 0, got {value}; 0 combines nothing, and "
-                    "without the flag mjax chooses"
+                    f"{flag} must be at least 0, got {value}; 0 combines nothing; "
+                    "leave it out for the default"
                 )

@@ -1,8 +1,8 @@
-"""The run's configuration: a composition of the parts' own configs.
+"""The run's configuration, composed of the configs of its parts.
 
 Enters: command-line flags, a recipe, or the config.json of an earlier run. Leaves: one
-frozen, checked `TrainConfig`. Nothing is built here and no device is touched: sizes of
-the mesh are checked once they are known (`config.sizes`).
+frozen, checked `TrainConfig`. Builds nothing and touches no device: the sizes of the
+mesh are checked once they are known (`config.sizes`).
 """
 
 import dataclasses
@@ -37,29 +37,31 @@ class TrainConfig:
     """Everything that defines a training run."""
 
     work_dir: str | None = None
-    """Run folder; alone, it resumes the run there. None: runs/<recipe>-<time>."""
+    """Folder of the run. Given alone, it resumes the run there. Default:
+    runs/<recipe>-<time>."""
     init_from: str | None = None
-    """Begin with these parameters: a run, a checkpoint, a Hugging Face folder."""
+    """Initialise parameters from a run, a checkpoint or a Hugging Face folder."""
     steps: int = 100
-    """Optimizer steps in all."""
+    """Total number of optimizer steps."""
     seed: int = 0
-    """The one seed for initialisation, data order and dropout."""
+    """Seed of initialisation, data order and dropout."""
     simulate_devices: int | None = None
-    """Run on this many simulated CPU devices."""
+    """Simulate this many devices on the CPU."""
     zero: int = 2
-    """Sharded over dp_shard: 0 nothing, 1 optimizer, 2 gradients, 3 parameters."""
+    """ZeRO level: 0 shards nothing over dp_shard; 1 the optimizer state; 2 gradients
+    too; 3 parameters too."""
     peak_tflops: float | None = None
-    """Peak dense TFLOP/s of one device, for MFU; None looks the device up."""
+    """Peak dense TFLOP/s of one device, for MFU; None looks up the device."""
     device_memory_gib: float | None = None
-    """GiB that a run may take of one device; None asks the device, if it knows."""
+    """Memory of one device that the run may use, in GiB; None asks the device."""
     replica_check_every: int = 100
-    """Steps between comparisons of the replicas of HSDP; a save compares them too."""
+    """Steps between comparisons of HSDP replicas; each save compares them too."""
     gc_every: int = 100
-    """Steps between garbage collections of Python, on all processes at once."""
+    """Steps between Python garbage collections, on all processes at the same time."""
     keep_compiled: bool = True
-    """Keep the compiled step on this host, for the next start."""
+    """Store the compiled step on this host for the next start."""
     track: tuple[str, ...] = ()
-    """Send the metrics to tensorboard, wandb, mlflow, or your FILE.py:NAME."""
+    """Send metrics to tensorboard, wandb or mlflow, or to your own FILE.py:NAME."""
     mesh: MeshConfig = MeshConfig()
     pipeline: PipelineConfig = PipelineConfig()
     distributed: DistributedConfig = DistributedConfig()
@@ -77,7 +79,7 @@ class TrainConfig:
     profile: ProfileConfig = ProfileConfig()
 
     def __post_init__(self) -> None:
-        """Check the fields that belong to no part, and those that two parts share.
+        """Check the fields of the run itself, and combinations of fields of two parts.
 
         Raises:
           ValueError: a value is out of range, or two options contradict each other.
@@ -98,8 +100,8 @@ class TrainConfig:
         if series is not None and series[1] > self.steps + 1:
             raise ValueError(
                 f"--profile.steps {self.profile.steps} ends with step {series[1] - 1}, "
-                f"beyond the last one of --steps {self.steps}; end it with "
-                f"{self.steps + 1} at most, or give more --steps"
+                f"beyond the last one of --steps {self.steps}; end it at "
+                f"{self.steps + 1} at the latest, or increase --steps"
             )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be from 0 to {2**32 - 1}, got {self.seed}")
@@ -115,8 +117,8 @@ class TrainConfig:
             )
         if self.gc_every < 1:
             raise ValueError(
-                f"--gc-every must be at least 1, got {self.gc_every}; with 1 Python "
-                "collects its garbage after every step"
+                f"--gc-every must be at least 1, got {self.gc_every}; 1 collects "
+                "garbage after every step"
             )
         for name in ("peak_tflops", "device_memory_gib"):
             number = getattr(self, name)
@@ -127,8 +129,8 @@ class TrainConfig:
         if rows is not None and self.data.seq_len > rows:
             raise ValueError(
                 f"--data.seq-len must be at most --model.learned-positions {rows}, got "
-                f"{self.data.seq_len}; use --data.seq-len {rows}, or learn as many "
-                f"positions as --model.learned-positions {self.data.seq_len}"
+                f"{self.data.seq_len}; use --data.seq-len {rows}, or "
+                f"--model.learned-positions {self.data.seq_len}"
             )
         if self.zero not in (0, 1, 2, 3):
             raise ValueError(
@@ -144,23 +146,23 @@ class TrainConfig:
         if self.zero == 0 and self.mesh.gather_first:
             raise ValueError(
                 "--mesh.gather-first needs --zero 1, 2 or 3, got --zero 0: every "
-                "device has all weights, there is nothing to gather; use --zero 1, 2 "
-                "or 3, or leave --mesh.gather-first out; where the run that resumes "
-                "has it, use --mesh.no-gather-first"
+                "device has all weights, so there is nothing to gather; use --zero 1, "
+                "2 or 3, or leave --mesh.gather-first out; if a resumed run sets it, "
+                "use --mesh.no-gather-first"
             )
         if self.zero == 3 and (self.mesh.pp != 1 or self.pipeline.chunks != 1):
             raise ValueError(
-                f"--zero 3 needs --mesh.pp 1 and --pipeline.chunks 1, got --mesh.pp "
+                "--zero 3 needs --mesh.pp 1 and --pipeline.chunks 1, got --mesh.pp "
                 f"{self.mesh.pp} and --pipeline.chunks {self.pipeline.chunks}: each "
-                "microbatch would gather the parameters of its chunk again; use "
-                "--zero 2, or --mesh.pp 1 --pipeline.chunks 1"
+                "microbatch would gather the parameters of its virtual stage again; "
+                "use --zero 2, or --mesh.pp 1 --pipeline.chunks 1"
             )
         if self.zero == 3 and self.model.remat in ("none", "attention"):
             raise ValueError(
                 f"--zero 3 with --model.remat {self.model.remat} would keep the "
                 "gathered parameters of every layer until the backward pass, which "
-                "level 3 is there to avoid; use --model.remat core, dots, full or "
-                "offload"
+                "defeats the purpose of level 3; use --model.remat core, dots, full "
+                "or offload"
             )
         self._check_lora()
 
@@ -171,49 +173,51 @@ class TrainConfig:
 
     @property
     def trackers(self) -> tuple[str, ...]:
-        """What the metrics are sent to, by both flags."""
+        """Trackers that receive the metrics, from both flags."""
         if not self.log.tensorboard or "tensorboard" in self.track:
             return self.track
         return (*self.track, "tensorboard")
 
     def _check_lora(self) -> None:
-        """Check that adapters have a base, and a step that can train them.
+        """Check that adapters have base weights, and a step that can train them.
 
         Raises:
-          ValueError: they have not.
+          ValueError: they do not.
         """
-        if self.adapters is None:  # a target that matches nothing is refused here
+        if self.adapters is None:  # refuses a target that matches nothing
             return
         if self.init_from is None:
             raise ValueError(
-                f"--lora.rank {self.lora.rank} trains adapters of a model that "
-                "--init-from names, which is absent; give a run, a checkpoint or a "
-                "Hugging Face folder as --init-from, or leave --lora.rank out"
+                f"--lora.rank {self.lora.rank} trains adapters of an existing model, "
+                "but --init-from is absent; give a run, a checkpoint or a Hugging "
+                "Face folder as --init-from, or leave --lora.rank out"
             )
         if self.precision.matmul == "fp8":
             raise ValueError(
-                f"--lora.rank {self.lora.rank} cannot have --precision.matmul fp8: "
-                "adapters multiply in the compute dtype; use --precision.matmul compute"
+                f"--lora.rank {self.lora.rank} does not work with --precision.matmul "
+                "fp8: adapters multiply in the compute dtype; use --precision.matmul "
+                "compute"
             )
         if self.mesh.pp != 1 or self.pipeline.chunks != 1:
             raise ValueError(
                 f"--lora.rank {self.lora.rank} needs --mesh.pp 1 and --pipeline.chunks "
                 f"1, got --mesh.pp {self.mesh.pp} and --pipeline.chunks "
-                f"{self.pipeline.chunks}: a pipeline adds up the gradients of all "
+                f"{self.pipeline.chunks}: a pipeline accumulates the gradients of all "
                 "weights; use --mesh.tp or --zero 3 for a model that does not fit"
             )
 
 
 def with_tokenizer(config: TrainConfig, num_tokens: int) -> TrainConfig:
-    """Return the config with the vocabulary that the model really takes.
+    """Return the config with the final vocabulary size of the model.
 
-    The tokenizer's size replaces the recipe's, unless the run says `data.vocab=model`.
+    The tokenizer's size replaces the recipe's, except with `--data.vocab model`.
 
     Args:
       config: the run.
       num_tokens: size of the tokenizer's vocabulary.
     Raises:
-      ValueError: the model's vocabulary is kept and is too small for the tokenizer.
+      ValueError: with `--data.vocab model`, the vocabulary is too small for the
+        tokenizer.
     """
     if config.data.vocab == "model":
         if config.model.vocab_size < num_tokens:
@@ -231,12 +235,12 @@ def with_tokenizer(config: TrainConfig, num_tokens: int) -> TrainConfig:
 
 
 def to_json(config: TrainConfig) -> str:
-    """Write a config as JSON text, one field a line; `from_json` gives it back."""
+    """Format a config as JSON with one field per line; `from_json` reads it."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
 def from_json(text: str) -> TrainConfig:
-    """Read what `to_json` wrote; a field that is absent has its default.
+    """Read the text of `to_json`; absent fields have their defaults.
 
     Raises:
       ValueError: not JSON, a field that does not exist, or a value that is refused.
@@ -282,23 +286,23 @@ MAY_CHANGE = frozenset(
         ),
     }
 )
-"""Fields and groups that a resumed run may change: how it runs and reports, not what
-it computes (up to the order of floating-point sums). `steps` moves the end, and with it
-the schedule. All others, new ones too, must be the same."""
+"""Fields and groups that a resumed run may change: how it runs and reports, not what it
+computes (up to the order of floating-point sums). `steps` moves the end of the run, and
+with it the schedule. All other fields must stay the same."""
 
 
 def run_differences(
     old: Mapping[str, Any], new: TrainConfig
 ) -> list[tuple[str, Any, Any]]:
-    """List the fields in which a run differs from what its work dir was started as.
+    """List the fields in which a resumed run differs from the run in its work dir.
 
     Args:
-      old: what config.json of the work dir holds. A field that it lacks, being younger
-        than the run, counts as having its default.
-      new: the config of this start, its vocabulary settled as it was in the old one.
+      old: values in config.json of the work dir. A field that it lacks is newer than
+        the run and counts as its default.
+      new: the config of this start, its vocabulary settled as in the old one.
     Returns:
       (field, old value, new value), sorted by field, without those in `MAY_CHANGE`;
-      a field that no longer exists has None as new value. `data.skip` may grow, see
+      a field that no longer exists has the new value None. `data.skip` may grow, see
       `skips.continues`.
     """
     defaults = flattened(json.loads(to_json(TrainConfig())))

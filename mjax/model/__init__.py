@@ -1,1 +1,1 @@
-"""The transformer, its configuration, its counts."""
+"""The transformer, its configuration, and its counts."""

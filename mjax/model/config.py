@@ -1,4 +1,4 @@
-"""The architecture of a model: its flags, and the sizes that follow from them."""
+"""The architecture of a model: its flags and the sizes derived from them."""
 
 import dataclasses
 import math
@@ -26,12 +26,12 @@ _POSITIVE = (
     *("attn_soft_cap", "logit_soft_cap", "embed_scale"),
 )
 _TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
-"""Default slow and fast turns: those of Llama 3.1, and those of the YaRN paper."""
+"""Default slow and fast turns, of Llama 3.1 and of the YaRN paper."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """The architecture; letters as in docs/vocabulary.md."""
+    """Architecture of the model; letters as in docs/vocabulary.md."""
 
     layers: int = 4
     """L, number of blocks."""
@@ -40,70 +40,75 @@ class ModelConfig:
     heads: int = 4
     """N, query heads."""
     kv_heads: int | None = None
-    """K, key/value heads; None is as many as query heads."""
+    """K, key/value heads; None uses as many as query heads."""
     head_dim: int | None = None
-    """H, head width; None is d_model / heads."""
+    """H, head width; None uses d_model / heads."""
     d_ff: int | None = None
-    """F, feed-forward width; None is 4 x d_model."""
+    """F, feed-forward width; None uses 4 x d_model."""
     vocab_size: int = 257
-    """V, tokens; the tokenizer's size replaces it unless --data.vocab model."""
+    """V, vocabulary size; replaced by the tokenizer's size unless --data.vocab
+    model."""
     vocab_multiple: int = 128
-    """The embedding is padded to a multiple of this; padded logits are masked."""
+    """Pad the vocabulary to a multiple of this; padded logits are masked."""
     block: Literal["parallel", "serial"] = "parallel"
-    """parallel: x + Attn(LN(x)) + MLP(LN(x)); serial: one after the other."""
+    """parallel: x + Attn(LN(x)) + MLP(LN(x)); serial: attention, then feed-forward."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
-    """Normalisation."""
+    """Kind of norm."""
     norm_eps: float = 1e-5
     """Added to the variance or mean square."""
     norm_zero_centred: bool = False
-    """Norms store what is added to a scale of 1 (Gemma)."""
+    """Store the scale of norms minus 1 (Gemma)."""
     post_norms: bool = False
-    """Normalise what a branch adds, too (Gemma 2 and 3); with the serial block."""
+    """Also normalise the output of each branch (Gemma 2 and 3); serial block only."""
     qk_norm: bool = False
-    """RMSNorm of each query and key head, before it is rotated."""
+    """RMSNorm of each query and key head, before the rotation."""
     activation: Activation = "gelu"
-    """gelu: exact; gelu_tanh: tanh form; swiglu: silu(gate) x in; geglu_tanh:
-    gelu_tanh(gate) x in."""
+    """Activation. gelu: exact; gelu_tanh: tanh form; swiglu: silu(gate) x in;
+    geglu_tanh: gelu_tanh(gate) x in."""
     window: tuple[int | None, ...] = (None,)
-    """Keys a query sees, itself included; None is all; repeats over the layers."""
+    """Keys that a query sees, itself included, by layer, as a repeating pattern; None
+    means all."""
     rope: tuple[bool, ...] = (True,)
-    """Which layers rotate queries and keys; repeats over the layers."""
+    """Whether a layer rotates queries and keys, by layer, as a repeating pattern."""
     rope_base: float = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: float = 1.0
-    """Positions are divided by this, as --model.rope-type says."""
+    """Factor that divides positions, as --model.rope-type says."""
     rope_type: RopeType = "linear"
-    """linear: all pairs are scaled; llama3, yarn: only those that turn slowly."""
+    """Scaling of positions. linear: all pairs; llama3, yarn: only pairs that rotate
+    slowly."""
     rope_original_len: int | None = None
-    """Length of sequences before positions were scaled (llama3, yarn)."""
+    """Sequence length before the scaling of positions (llama3, yarn)."""
     rope_slow_turns: float | None = None
-    """Pairs with fewer turns in that length are scaled; None is 1."""
+    """Scale pairs with fewer turns than this in that length; None uses 1."""
     rope_fast_turns: float | None = None
-    """Pairs with more turns are not; None is 4 (llama3) or 32 (yarn)."""
+    """Do not scale pairs with more turns than this; None uses 4 (llama3) or 32
+    (yarn)."""
     rope_truncate: bool = True
-    """Round the limits between scaled and other pairs to whole pairs (yarn)."""
+    """Round the limits between scaled and unscaled pairs to whole pairs (yarn)."""
     rope_magnitude: float | None = None
-    """Factor on cosine and sine (yarn); None is 0.1 ln(rope_scaling) + 1."""
+    """Factor on cosine and sine (yarn); None uses 0.1 ln(rope_scaling) + 1."""
     rope_windowed_base: float | None = None
-    """Base in layers with a window, unscaled (Gemma 3); None is as the others."""
+    """Base in layers with a window, unscaled (Gemma 3); None uses --model.rope-base."""
     rope_fraction: float = 1.0
-    """Share of each head that is rotated (partial rotary)."""
+    """Fraction of each head that is rotated (partial rotary)."""
     rope_interleaved: bool = False
-    """Rotate neighbouring pairs (GPT-J) instead of the two halves (NeoX)."""
+    """Rotate pairs of neighbouring entries (GPT-J) instead of the two halves (NeoX)."""
     learned_positions: int | None = None
-    """Add one learned vector a position, this many (GPT-2); None adds none."""
+    """Number of learned position vectors to add (GPT-2); None adds none."""
     embed_scale: float = 1.0
-    """Factor on the embedding of a token (Gemma: sqrt(d_model))."""
+    """Factor on token embeddings (Gemma: sqrt(d_model))."""
     tie_embeddings: bool = False
     """Use the embedding as output projection."""
     attn_bias: bool = False
     """Biases on the attention projections."""
     qkv_bias: bool = False
-    """Biases on the query, key and value projections alone (Qwen2)."""
+    """Biases on only the query, key and value projections (Qwen2)."""
     attn_scale_width: float | None = None
-    """Scores are divided by the square root of this; None is the head width."""
+    """Divide attention scores by the square root of this; None uses the head width."""
     attn_soft_cap: float | None = None
-    """Scores become cap x tanh(score / cap) (Gemma 2); None leaves them."""
+    """Replace attention scores by cap x tanh(score / cap) (Gemma 2); None uses no
+    cap."""
     mlp_bias: bool = False
     """Biases on the feed-forward projections."""
     norm_bias: bool = False
@@ -113,29 +118,29 @@ class ModelConfig:
     logit_scale: float = 1.0
     """Factor on the logits."""
     logit_soft_cap: float | None = None
-    """Logits become cap x tanh(logit / cap) (Gemma 2); None leaves them."""
+    """Replace logits by cap x tanh(logit / cap) (Gemma 2); None uses no cap."""
     dropout: float = 0.0
-    """Probability of dropping an entry of the embedding and of each branch."""
+    """Dropout probability of the embedding and of each branch."""
     init: Literal["depth-scaled", "uniform-depth"] = "depth-scaled"
-    """depth-scaled: projections that add to the residual stream are drawn with
-    init_std / sqrt(2 L) (GPT-2); uniform-depth: all with init_std."""
+    """Initialisation. depth-scaled: projections into the residual stream have standard
+    deviation init_std / sqrt(2 L) (GPT-2); uniform-depth: all have init_std."""
     init_std: float | None = None
-    """Standard deviation of weights; None is sqrt(2 / (5 D)) (small init)."""
+    """Standard deviation of initial weights; None uses sqrt(2 / (5 D)) (small init)."""
     attention: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"] = "auto"
-    """Attention backend; auto takes the fastest that can do the job."""
+    """Attention backend; auto uses the fastest that supports the run."""
     attention_backward: Literal["deterministic", "fused"] = "deterministic"
-    """Of attention. fused: faster by forecast, but not deterministic: gradients of
-    queries are summed in no fixed order, and neither two runs nor a run and its
-    resumption agree bit by bit. Hopper, mosaic_gpu, head width 128; not measured on a
-    GPU. See docs/kernels.md."""
+    """Backward pass of attention. fused: faster by forecast, but not deterministic:
+    query gradients are summed in no fixed order, so neither repeated nor resumed runs
+    agree bit by bit. Hopper, mosaic_gpu, head width 128; not measured on a GPU. See
+    docs/kernels.md."""
     remat: Remat = "full"
-    """What the backward pass computes again; see docs/parallelism.md."""
+    """What the backward pass recomputes; see docs/parallelism.md."""
     offload_horizon: int | None = None
-    """With --model.remat offload, layers that the backward pass loads the input of a
-    layer ahead; None is 1."""
+    """With --model.remat offload, how many layers ahead the backward pass loads inputs;
+    None uses 1."""
 
     def __post_init__(self) -> None:
-        """Refuse sizes that fit no mesh."""
+        """Refuse invalid sizes and options."""
         for name in _SIZES:
             size = getattr(self, name)
             if size is not None and size < 1:
@@ -144,8 +149,8 @@ class ModelConfig:
             above = -(-self.d_model // self.heads) * self.heads
             raise ValueError(
                 f"--model.d-model must be a multiple of --model.heads {self.heads}, "
-                f"got {self.d_model}; use --model.d-model {above}, or give the width "
-                "of a head as --model.head-dim"
+                f"got {self.d_model}; use --model.d-model {above}, or set "
+                "--model.head-dim"
             )
         if self.heads % self.num_kv_heads:
             kv_heads = range(self.num_kv_heads, 0, -1)
@@ -165,14 +170,14 @@ class ModelConfig:
             if not 1 <= length <= self.layers:
                 raise ValueError(
                     f"{_flag(name)} must have from 1 to {self.layers} values (the "
-                    f"layers), got {length}; give one for all layers, one for each, or "
-                    "a pattern that repeats"
+                    f"layers), got {length}; give one value for all layers, one per "
+                    "layer, or a pattern that repeats"
                 )
         for window in self.window:
             if window is not None and window < 1:
                 raise ValueError(
-                    f"--model.window must be at least 1 (a query sees itself), got "
-                    f"{window}; None is full causal attention"
+                    "--model.window must be at least 1 (a query sees itself), got "
+                    f"{window}; None means full causal attention"
                 )
         if not 0.0 <= self.dropout < 1.0:
             raise ValueError(
@@ -186,8 +191,8 @@ class ModelConfig:
         if any(self.rope) and self.rope_config.rotated_width < 2:
             raise ValueError(
                 "--model.rope-fraction must leave a pair to rotate in a head of "
-                f"{self.head_width}, got {self.rope_fraction}; give a larger share, or "
-                "--model.rope False for layers without positions"
+                f"{self.head_width}, got {self.rope_fraction}; use a larger fraction, "
+                "or --model.rope False for layers without positions"
             )
         if not math.isfinite(self.logit_scale):
             raise ValueError(
@@ -205,8 +210,9 @@ class ModelConfig:
             )
         if self.qkv_bias and self.attn_bias:
             raise ValueError(
-                "--model.qkv-bias and --model.attn-bias exclude each other: the latter "
-                "puts a bias on the output projection too; give one of them"
+                "--model.qkv-bias and --model.attn-bias exclude each other: the "
+                "latter also adds a bias to the output projection; give only one of "
+                "them"
             )
         self._check_rope_type()
         self._check_offload()
@@ -224,29 +230,30 @@ class ModelConfig:
                 raise ValueError(
                     f"--model.offload-horizon {asked} needs --model.remat offload, got "
                     f"--model.remat {self.remat}; leave --model.offload-horizon out, "
-                    "or where the run that resumes has it, give it None"
+                    "or set it to None if a resumed run sets it"
                 )
             return
         if self.layers == 1:
             raise ValueError(
-                "--model.remat offload needs --model.layers of at least 2, got 1: an "
-                "input is loaded while another layer computes; use --model.remat full"
+                "--model.remat offload needs --model.layers of at least 2, got 1: the "
+                "input of one layer is loaded while another layer computes; use "
+                "--model.remat full"
             )
         if asked is not None and asked >= self.layers:
             raise ValueError(
                 f"--model.offload-horizon must be below --model.layers {self.layers}, "
-                f"got {asked}: the inputs of that many layers are on the device at "
-                f"once; use --model.offload-horizon {self.layers - 1} or less, or "
-                "--model.remat full"
+                f"got {asked}: it is the number of inputs on the device at once; use "
+                f"--model.offload-horizon {self.layers - 1} or less, or --model.remat "
+                "full"
             )
 
     @property
     def loading_horizon(self) -> int | None:
-        """How many layers ahead inputs are loaded; None: they stay on the device."""
+        """How many layers ahead inputs are loaded; None keeps them on the device."""
         return (self.offload_horizon or 1) if self.remat == "offload" else None
 
     def _check_rope_type(self) -> None:
-        """Refuse options of rotary scaling that its type does not read."""
+        """Refuse options of rotary scaling that its type does not use."""
         options = {
             "rope_original_len": self.rope_original_len,
             "rope_slow_turns": self.rope_slow_turns,
@@ -267,7 +274,7 @@ class ModelConfig:
         if self.rope_original_len is None:
             raise ValueError(
                 f"--model.rope-type {self.rope_type} needs --model.rope-original-len, "
-                "the length of the sequences before positions were scaled"
+                "the sequence length before the scaling of positions"
             )
         if not self.rope_config.slow_turns < self.rope_config.fast_turns:
             raise ValueError(
@@ -297,7 +304,7 @@ class ModelConfig:
 
     @property
     def is_gated(self) -> bool:
-        """The feed-forward layer has a gate: three matrices, not two."""
+        """Whether the feed-forward layer has a gate: three matrices, not two."""
         return self.activation in GATED
 
     @property
@@ -318,7 +325,7 @@ class ModelConfig:
 
     @property
     def pattern_length(self) -> int:
-        """Length of the smallest pattern of layer kinds that repeats."""
+        """Length of the shortest repeating pattern of layer kinds."""
         kinds = self.kinds
         return next(
             n
@@ -328,7 +335,7 @@ class ModelConfig:
 
     @property
     def rope_config(self) -> RopeConfig:
-        """How queries and keys are rotated."""
+        """Rotation of queries and keys."""
         return RopeConfig(
             head_width=self.head_width,
             base=self.rope_base,
@@ -341,7 +348,7 @@ class ModelConfig:
 
     @property
     def _scaled_rope(self) -> dict[str, Any]:
-        """Options that only llama3 and yarn read."""
+        """Options of only llama3 and yarn."""
         if self.rope_type == "linear":
             return {}
         slow, fast = _TURNS[self.rope_type]
@@ -358,7 +365,7 @@ class ModelConfig:
 
     @property
     def windowed_rope_config(self) -> RopeConfig | None:
-        """How layers with a window rotate; None: the same as the others."""
+        """Rotation in layers with a window; None if it is the same as in the others."""
         if self.rope_windowed_base is None:
             return None
         return RopeConfig(
@@ -371,13 +378,13 @@ class ModelConfig:
 
     @property
     def attention_scale(self) -> float | None:
-        """Factor on the scores; None is 1 / sqrt(H)."""
+        """Factor on the scores; None uses 1 / sqrt(H)."""
         width = self.attn_scale_width
         return None if width is None else width**-0.5
 
     @property
     def norm_config(self) -> NormConfig:
-        """How positions are normalised."""
+        """The norm of each position."""
         return NormConfig(
             kind=self.norm,
             eps=self.norm_eps,
@@ -387,7 +394,7 @@ class ModelConfig:
 
     @property
     def block_config(self) -> BlockConfig:
-        """Sizes and options of every block."""
+        """Sizes and options of all blocks."""
         std = (
             (2 / (5 * self.d_model)) ** 0.5 if self.init_std is None else self.init_std
         )

@@ -1,4 +1,4 @@
-"""Counts of a model: parameters, visible pairs, FLOPs. No array is made."""
+"""Counts of a model: parameters, visible pairs, FLOPs. Makes no array."""
 
 import functools
 
@@ -12,13 +12,14 @@ from mjax.model.transformer import abstract_params
 
 @functools.cache
 def num_params(config: ModelConfig) -> int:
-    """Count stored parameters, padding of the vocabulary included."""
+    """Count stored parameters, including the padding of the vocabulary."""
     return sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config)[1]))
 
 
 @functools.cache
 def num_adapter_params(config: ModelConfig, adapters: AdapterConfig) -> int:
-    """Count the parameters of all adapters, which are trained beside a frozen base."""
+    """Count the parameters of all adapters, the only ones trained if the base is
+    frozen."""
     params = abstract_params(config, adapters=adapters)[1]
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return sum(
@@ -27,7 +28,7 @@ def num_adapter_params(config: ModelConfig, adapters: AdapterConfig) -> int:
 
 
 def visible_pairs(seq_len: int, window: int | None) -> int:
-    """Count the (query, key) pairs that a causal window lets through."""
+    """Count the (query, key) pairs that are visible in a causal window."""
     w = seq_len if window is None else min(window, seq_len)
     return w * (w + 1) // 2 + (seq_len - w) * w
 
@@ -37,18 +38,18 @@ def flops_per_token(
 ) -> float:
     """Count the model's FLOPs per token of a training step: forward plus backward.
 
-    3 x [2 x (weights of the projections and of the output head) + 4 N H x (visible
-    keys per query, mean over the sequence, summed over layers)]: a multiply-add is two
-    FLOPs, a backward pass two forward passes. Padding, recomputation, masked scores and
-    elementwise work are not counted.
+    3 x [2 x (weights of the projections and of the output head) + 4 N H x (visible keys
+    per query, averaged over the sequence, summed over layers)]. A multiply-add is two
+    FLOPs, and a backward pass counts as two forward passes. Padding, recomputation,
+    masked scores and elementwise work are not counted.
 
-    With adapters the weights are frozen and have no gradient. They count 2 x in place
-    of 3 x (forward, gradient of the inputs); attention and the matrices of the adapters
-    count 3 x. The gradient of the first layer's inputs is counted, though it is not
-    used: layers run in a loop, in which all are the same.
+    With adapters the weights are frozen and have no gradient. They count 2 x instead of
+    3 x (forward, gradient of the inputs); attention and the adapters count 3 x. The
+    unused gradient of the first layer's input is counted, because layers run in a loop
+    in which all are the same.
 
-    Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1; differs: attention is
-    counted over visible pairs only, not over the full square.
+    Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1. Differs: attention
+    counts only visible pairs, not the full square.
     """
     d, heads, h = config.d_model, config.heads, config.head_width
     attention = d * h * (2 * heads + 2 * config.num_kv_heads)

@@ -1,10 +1,10 @@
-"""The transformer: its parameters, its embedding, its layers and its loss.
+"""The transformer: its parameters, embedding, layers and loss.
 
-`Transformer` is a Flax NNX module that only defines the model: it is split once into a
+`Transformer` is a Flax NNX module that only defines the model. It is split once into a
 graph definition and a tree of parameters, and merged inside the step. Its methods run
-per device inside the step's shard_map. The parameters of all blocks are stacked,
-`[L, ...]` in the order of the layers, or `[slots, ...]` as a partition over pipeline
-stages orders them, so that one compiled layer serves all.
+per device inside the step's shard_map. The parameters of all blocks are stacked, so one
+compiled layer serves all: `[L, ...]` in the order of the layers, or `[slots, ...]` in
+the order of a partition over pipeline stages.
 """
 
 from collections.abc import Callable
@@ -45,8 +45,8 @@ class Transformer(nnx.Module):
 
     Attributes:
       embed: token embedding.
-      blocks: one block module whose parameters carry a leading dim of layers, or of
-        the slots of a partition.
+      blocks: one block module; its parameters have a leading dim of layers, or of the
+        slots of a partition.
       final_norm: norm before the output projection.
       head: output projection.
     """
@@ -61,15 +61,15 @@ class Transformer(nnx.Module):
         in_fp8: bool = False,
         adapters: AdapterConfig | None = None,
     ):
-        """Draw all parameters, float32, from the stream `rngs.params`.
+        """Draw all parameters from the stream `rngs.params`, in float32.
 
         Args:
           config: the architecture.
-          rngs: a layer's draw depends on it and on the layer's index alone.
-          partition: the slots in which a run stores the layers; None: all layers in
-            their order.
+          rngs: the values of a layer depend only on it and on the layer's index.
+          partition: the slots in which a run stores the layers; None stores all layers
+            in order.
           tp_chunks: see `layers.block.Block`; parameters do not depend on it.
-          in_fp8: likewise.
+          in_fp8: see `layers.block.Block`; parameters do not depend on it.
           adapters: of the blocks; the other parameters do not depend on them.
         """
         self.config = config
@@ -105,12 +105,12 @@ class Transformer(nnx.Module):
         *,
         key: DropoutKey | None = None,
     ) -> Float[Array, "B t D"]:
-        """Embed the tokens: compute the input of the first block.
+        """Embed the tokens; return the input of the first block.
 
         Args:
           tokens: token ids.
-          positions: of each token in its document; a model with learned ones needs it.
-          key: where dropout masks come from; None in evaluation.
+          positions: of each token in its document; required for learned positions.
+          key: of the dropout masks; None in evaluation.
         Returns:
           this device's t = T/tp positions.
         """
@@ -120,11 +120,11 @@ class Transformer(nnx.Module):
     def context(
         self, positions: Int[Array, "B T"], segments: Int[Array, "B T"] | None
     ) -> Context:
-        """Compute the arrays that every block reads beside its input.
+        """Compute the arrays that every block reads besides its input.
 
         Args:
           positions: position of each token in its document.
-          segments: document of each token; None is one document a row.
+          segments: document of each token; None means one document per row.
         """
         windowed = self.config.windowed_rope_config
         return Context(
@@ -143,16 +143,16 @@ class Transformer(nnx.Module):
         first_layer: Int[Array, ""] | int = 0,
         guard: Guard | None = None,
     ) -> Float[Array, "B t D"]:
-        """Run blocks: all of them, or those whose parameters are given.
+        """Run all blocks, or those whose parameters are given.
 
         Args:
           x: input of the first.
           context: of these rows.
-          stacked: parameters [n, ...] of a run of blocks; None is all.
+          stacked: parameters [n, ...] of n consecutive blocks; None uses all blocks.
           key: as in `start`.
-          first_layer: index in the whole model of the first, a multiple of the pattern
-            of kinds.
-          guard: (index in this run, layer, input) -> output; may skip layers.
+          first_layer: index of the first block in the whole model, a multiple of the
+            period of the layer kinds.
+          guard: (index in these blocks, layer, input) -> output; may skip layers.
         """
         if stacked is None:
             stacked = nnx.to_pure_dict(nnx.state(self.blocks))
@@ -229,9 +229,10 @@ def _stacked_blocks(
     in_fp8: bool,
     adapters: AdapterConfig | None,
 ) -> Block:
-    """Make one block with stacked leaves; each layer has a draw of its own.
+    """Make one block with stacked leaves; each layer is drawn from its own key.
 
-    A partition orders the keys, not the parameters: each is drawn where it is stored.
+    A partition orders the keys, not the parameters, so each layer is drawn in the slot
+    that stores it.
     """
     parallel = config.block == "parallel"
     kind = ParallelBlock if parallel else SerialBlock
@@ -270,9 +271,9 @@ def abstract_params(
     """Return the model's GraphDef and its abstract parameters (no memory, no device).
 
     Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
-    of its dims, without the layer dim) and `decay`. Those of the blocks are stacked
-    over the slots of `partition`; None is the L layers. `tp_chunks`, `adapters` and
-    `in_fp8` are passed to the blocks.
+    of its dims, without the layer dim) and `decay`. Leaves of the blocks are stacked
+    over the slots of `partition`, or over the L layers if it is None. `tp_chunks`,
+    `adapters` and `in_fp8` are passed to the blocks.
     """
 
     def make() -> Transformer:

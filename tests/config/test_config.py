@@ -202,7 +202,7 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ("--zero 3 --mesh.pp 2", ["--zero 3 needs", "--mesh.pp 2", "--zero 2"]),
         (
             "--zero 0 --mesh.gather-first",
-            ["--mesh.gather-first out; where", "use --mesh.no-gather-first"],
+            ["--mesh.gather-first out; if", "use --mesh.no-gather-first"],
         ),
         ("--simulate-devices 0", ["--simulate-devices", "got 0"]),
         ("--peak-tflops 0", ["--peak-tflops must be positive and finite, got 0"]),
@@ -254,8 +254,8 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
             "--model.remat full --model.offload-horizon 2",
             [
                 "--model.offload-horizon 2 needs --model.remat offload, got "
-                "--model.remat full; leave --model.offload-horizon out, or where the "
-                "run that resumes has it, give it None",
+                "--model.remat full; leave --model.offload-horizon out, or set it "
+                "to None if a resumed run sets it",
             ],
         ),
         ("--pipeline.chunks 0", ["error: --pipeline.chunks must be at least 1, got 0"]),
@@ -447,7 +447,7 @@ def test_flags_of_every_kind_give_a_config_back():
 
 def test_a_text_that_looks_like_an_absent_value_is_no_flag():
     config = TrainConfig(data=DataConfig(cache_dir="None"))
-    with pytest.raises(ValueError, match="do not give the config back"):
+    with pytest.raises(ValueError, match="do not reproduce the config"):
         to_flags(config, TrainConfig())
 
 

@@ -107,7 +107,7 @@ def test_an_almost_whole_config_without_a_recipe_says_what_fills_it_up(config, c
     found, _ = read("--config", config(json.dumps(fields), "old.json"))
     assert found.model.tie_embeddings == RECIPES["demo"]().model.tie_embeddings
     assert capsys.readouterr().err == (
-        "note: old.json names no recipe; 1 fields that it lacks are as in --recipe "
+        "note: old.json names no recipe; missing fields (1) are taken from --recipe "
         "demo: --model.tie-embeddings\n"
     )
 
@@ -176,24 +176,24 @@ def test_where_the_file_lies_is_not_compared_between_processes(config):
         ),
         (
             'config = "d.toml"\n',
-            "line 1: config is for one start; leave it out, "
+            "line 1: config applies to a single start; leave it out, "
             "and give --config on the command line",
         ),
         (
             "restart_from_scratch = true\n",
-            "line 1: restart_from_scratch is for "
-            "one start; leave it out, and give --restart-from-scratch on the "
+            "line 1: restart_from_scratch applies to "
+            "a single start; leave it out, and give --restart-from-scratch on the "
             "command line",
         ),
         (
             "[distributed]\nprocess_id = 0\n",
-            "line 2: distributed.process_id is "
-            "for one start; leave it out, and give --distributed.process-id on the "
+            "line 2: distributed.process_id applies "
+            "to a single start; leave it out, and give --distributed.process-id on the "
             "command line",
         ),
         ("steps == 3\n", "c.toml is not TOML: Invalid value (at line 1, column 8)"),
-        ("", "--config c.toml is empty; leave it out, or give it values"),
-        (b"\xff\xfe", "--config c.toml is not text in UTF-8 (byte 0)"),
+        ("", "--config c.toml is empty; add values, or leave the flag out"),
+        (b"\xff\xfe", "--config c.toml is not UTF-8 text (byte 0)"),
         (
             'x = """\nsteps = 1\n"""\n[mesh]\ntp = "a"\n',
             "line 1: unknown field x; --print-config prints all fields",
@@ -259,7 +259,7 @@ def test_a_file_that_is_not_there_says_so(config, capsys, tmp_path):
     )
     assert refused(capsys, "--config=").startswith("--config needs a value")
     found = refused(capsys, "--config", config("# " + "x" * 2**20, "large.toml"))
-    assert found == "--config large.toml is larger than 1 MiB; it is no config"
+    assert found == "--config large.toml is larger than 1 MiB, so it is not a config"
 
 
 def test_every_field_of_the_line_of_a_toml_key_is_found(config, capsys):

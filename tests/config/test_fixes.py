@@ -290,8 +290,8 @@ def test_a_number_of_nodes_is_advised_where_nodes_are_what_is_counted():
         (
             "--mesh.pp 4 --model.remat offload",
             4,
-            "--model.remat offload leaves what a layer keeps on the host, and with "
-            "--pipeline.stash residuals a pipeline has it in ring buffers on the "
+            "--model.remat offload keeps the inputs of layers in host memory, but "
+            "--pipeline.stash residuals keeps them in ring buffers on the "
             "device; nearest that fit: --model.remat full, or --pipeline.stash input",
         ),
         (
@@ -300,7 +300,7 @@ def test_a_number_of_nodes_is_advised_where_nodes_are_what_is_counted():
             4,
             "--model.offload-horizon 2 needs --mesh.pp 1 and --pipeline.chunks 1, got "
             "--mesh.pp 4 and --pipeline.chunks 1: a stage loads the inputs of a "
-            "chunk's layers within one slot; nearest that fit: "
+            "virtual stage within one half-tick; nearest that fit: "
             "--model.offload-horizon None, or --mesh.pp 1",
         ),
         (

@@ -69,7 +69,7 @@ def test_processes_may_have_the_file_in_other_folders(tmp_path):
         ),
         (
             "own.py",
-            "--recipe own.py names a file and no function; write --recipe own.py:tiny",
+            "--recipe own.py names a file but no function; write --recipe own.py:tiny",
         ),
         (
             "own.py:broken",

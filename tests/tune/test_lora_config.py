@@ -70,7 +70,7 @@ def test_values_that_mean_nothing_are_refused(fields, named):
 
 def test_adapters_need_a_base_and_one_stage():
     lora = LoraConfig(rank=2)
-    with pytest.raises(ValueError, match=r"--init-from names, which is absent"):
+    with pytest.raises(ValueError, match=r"but --init-from is absent"):
         TrainConfig(lora=lora)
     with pytest.raises(ValueError, match=r"needs --mesh.pp 1"):
         TrainConfig(lora=lora, init_from="x", mesh=MeshConfig(pp=2))

@@ -156,7 +156,7 @@ def test_a_template_beside_the_tokenizer_of_the_base_is_taken_and_kept(folder):
         ({"lora__targets": "qproj"}, "qproj matches no linear layer .* q_proj"),
         (
             {"init_from": ""},
-            "--lora.rank 2 trains adapters of a model that --init-from",
+            "--lora.rank 2 trains adapters of an existing model, but --init-from",
         ),
         ({"init_from": "nowhere"}, "--init-from nowhere is not a model: .*not exist"),
         ({"lora__init_from": "hf"}, "--lora.init-from hf has no adapter_config.json"),

@@ -39,7 +39,7 @@ def test_every_name_that_the_config_takes_has_a_tracker() -> None:
 def test_an_unknown_tracker_is_refused_with_the_list() -> None:
     with pytest.raises(ValueError, match="unknown --track wanb; the nearest is wandb"):
         TrainConfig(track=("tensorboard", "wanb"))
-    with pytest.raises(ValueError, match=r"of tensorboard, wandb, mlflow; FILE\.py"):
+    with pytest.raises(ValueError, match=r"of tensorboard, wandb, mlflow; or FILE\.py"):
         TrainConfig(track=("wanb",))
 
 
@@ -83,7 +83,7 @@ def test_a_tracker_of_ones_own_comes_from_a_file(own: Path) -> None:
     ("name", "words"),
     [
         ("Mien", r"has no function Mien; the nearest is Mine \(of Mine, broken, no"),
-        ("", "names a file and no function; write --track .*:Mine"),
+        ("", "names a file but no function; write --track .*:Mine"),
     ],
 )
 def test_a_file_without_the_tracker_is_refused_at_once(
