@@ -1,12 +1,12 @@
-"""Flags made from config dataclasses, and one plain message for a bad one.
+"""Command-line flags from config dataclasses, and plain messages for bad ones.
 
-Enters: dataclasses and the words of a command line. Leaves: instances of them, or of a
-program with several commands the exit code of the one that is named. Nothing here knows
-what a flag means, and only the standard library is imported.
+Enters: dataclasses and the words of a command line. Leaves: instances of the
+dataclasses, or the exit code of a subcommand. The meaning of a flag is not known here,
+and only the standard library is imported.
 
-Read `reading.read`: fields become flags (`fields`), words become values (`convert`),
-and an unknown flag is answered with what was probably meant (`slips`). `-h` is written
-in `asked_help`.
+Start with `reading.read`: fields become flags (`fields`), words become values
+(`convert`), and the error for an unknown flag suggests the likely one (`slips`).
+`asked_help` writes the text of `-h`.
 """
 
 from mjax.flags.commands import run_command

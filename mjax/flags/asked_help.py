@@ -1,4 +1,4 @@
-"""The help: what a program does, examples, and its flags by group.
+"""The help: description of a program, examples, and its flags by group.
 
 Enters: flags, titles of groups, the width of the terminal. Leaves: the text.
 """
@@ -32,13 +32,13 @@ def text(
     Args:
       flags: all of them.
       titles: of the groups, by name; "" has none.
-      groups: names of those that are wanted; empty: all.
-      prog: how the program was called.
-      guide: what it says beside the flags.
+      groups: names of the groups to show; empty shows all.
+      prog: the command as typed.
+      guide: its text besides the flags.
       width: columns.
-      bold: whether the terminal can print in bold.
+      bold: whether the terminal supports bold text.
     Raises:
-      ValueError: there is no group of a name.
+      ValueError: no group has such a name.
     """
     by_group: dict[str, list[Flag]] = {}
     for flag in flags:
@@ -79,7 +79,7 @@ def of_commands(commands: Mapping[str, Any], prog: str, guide: Guide) -> str:
 def _head(
     flags: Sequence[Flag], prog: str, guide: Guide, width: int, *, bold: bool
 ) -> list[str]:
-    """Return usage, description, examples, and the values without a flag."""
+    """Return usage, description, examples, and the positional values."""
     slots = [flag for flag in flags if flag.positional is not None]
     needed = [f for f in flags if f.default is MISSING and f.positional is None]
     words = [slot.name for slot in slots]
@@ -129,7 +129,7 @@ def _doc(doc: str, width: int) -> list[str]:
 
 
 def _default(flag: Flag) -> str:
-    """Say what a flag is without being given."""
+    """Describe the default of a flag."""
     value = flag.default
     if value is MISSING:
         return "needed"

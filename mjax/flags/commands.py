@@ -1,4 +1,4 @@
-"""A program with several commands: the first word names one."""
+"""A program with several commands, named by the first word."""
 
 import importlib
 import os
@@ -11,12 +11,12 @@ def run_command(words: Sequence[str], commands: Mapping[str, str], help: str) ->
 
     Args:
       words: of the command line, without the program's name.
-      commands: from names to modules, each with `main(argv) -> exit code`; only that of
-        the named one is imported.
-      help: shown for --help, and with the message for a name that is none.
+      commands: names and modules, each with `main(argv) -> exit code`; only the module
+        of the named command is imported.
+      help: printed for --help, and after the message for an unknown command.
     Returns:
-      the exit code of the command; 2 if there is none of this name; 1 if nobody reads
-      what it prints any more.
+      the exit code of the command; 2 if no command has this name; 1 if the reader of
+      its output has closed the pipe.
     """
     try:
         code = _run_command(words, commands, help)

@@ -1,7 +1,7 @@
-"""Words of a command line as values of a type, and what a type is called.
+"""Convert words of a command line to values of a type; describe types.
 
-Enters: the type of a field and the words behind its flag. Leaves: the value, or a
-ValueError that names the flag as it was typed, the words, and what would do.
+Enters: the type of a field and the words after its flag. Leaves: the value, or a
+ValueError with the flag as typed, the words, and the fix.
 """
 
 import collections.abc
@@ -20,7 +20,7 @@ _BOOLEANS = {"true": True, "false": False}
 
 
 def num_words(hint: Any) -> int | None:
-    """Return how many words a value has; None: any number."""
+    """Return the number of words of a value; None if any number is valid."""
     for kind in alternatives(hint):
         if (typing.get_origin(kind) or kind) in _LISTS:
             inner = typing.get_args(kind)
@@ -30,14 +30,14 @@ def num_words(hint: Any) -> int | None:
 
 
 def value_of(words: Sequence[str], hint: Any, flag: str) -> Any:
-    """Turn the words behind a flag into a value.
+    """Convert the words after a flag to a value.
 
     Args:
       words: as many as `num_words` says.
       hint: type of the value.
-      flag: as it was typed, for messages.
+      flag: as typed, for messages.
     Raises:
-      ValueError: they are no value of the type.
+      ValueError: they are not a value of the type.
     """
     kinds = alternatives(hint)
     if types.NoneType in kinds and [*words] == ["None"]:
@@ -53,7 +53,7 @@ def value_of(words: Sequence[str], hint: Any, flag: str) -> Any:
 
 
 def _value(word: str, hint: Any, flag: str) -> Any:
-    """Turn one word into a value; of several types, into that of the strictest."""
+    """Convert one word to a value, of the strictest type that accepts it."""
     kinds = alternatives(hint)
     if types.NoneType in kinds and word == "None":
         return None
@@ -83,7 +83,7 @@ def _parsed(word: str, kind: type) -> Any:
 
 
 def _refusal(word: str, kinds: Sequence[Any], choices: list[str], flag: str) -> str:
-    """Say why a word is no value, and what would be one."""
+    """Return the error for a word that is not a value, with valid ones."""
     absent = ["None"] if types.NoneType in kinds else []
     if choices:
         return (
@@ -102,7 +102,7 @@ def _refusal(word: str, kinds: Sequence[Any], choices: list[str], flag: str) -> 
 
 
 def _number(word: str, kind: type) -> str:
-    """Name the number that a word is probably meant to be, or nothing."""
+    """Return a suggestion for the number that a word likely means, or ""."""
     plain = word.strip().replace("\u2212", "-").replace("\u2013", "-")
     if kind is int or plain.count(",") > 1:
         plain = plain.replace(",", "")
@@ -120,7 +120,7 @@ def _number(word: str, kind: type) -> str:
 
 
 def choices_of(hint: Any) -> list[Any]:
-    """Return what a value can be, if the type lists it."""
+    """Return the possible values, if the type lists them."""
     return [
         choice
         for kind in alternatives(hint)
@@ -130,7 +130,7 @@ def choices_of(hint: Any) -> list[Any]:
 
 
 def kind_of(hint: Any) -> str:
-    """Say in a few words what is expected, for messages: a whole number."""
+    """Describe the expected value in a few words, for messages: a whole number."""
     kinds = alternatives(hint)
     for kind in kinds:
         if (typing.get_origin(kind) or kind) in _LISTS:
@@ -170,7 +170,7 @@ def metavar(hint: Any) -> str:
 
 
 def shown(word: str) -> str:
-    """Return a word as a message shows it: quoted if it is odd, never too long."""
+    """Return a word as messages show it: quoted if unusual, and shortened if long."""
     if not word or not word.isprintable() or word != word.strip():
         word = repr(word)
     return word if len(word) <= _SHOWN_CHARS else f"{word[:_SHOWN_CHARS]}..."

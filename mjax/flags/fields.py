@@ -1,8 +1,8 @@
-"""The fields of dataclasses as flags: names, types, defaults, documentation.
+"""Fields of dataclasses as flags: names, types, defaults, documentation.
 
-Enters: dataclasses, nested or not. Leaves: one `Flag` for each field that is no
-dataclass itself. The documentation is the string behind a field, read from the source
-when somebody asks for help.
+Enters: dataclasses, nested or not. Leaves: one `Flag` for each field that is not a
+dataclass itself. The documentation is the string after a field, read from the source
+when the help is printed.
 """
 
 import ast
@@ -19,7 +19,7 @@ MISSING = dataclasses.MISSING
 
 @dataclasses.dataclass(frozen=True)
 class Positional:
-    """Marks a field whose value is given without a flag: Annotated[str, this]."""
+    """Marks a positional field, whose value has no flag: Annotated[str, this]."""
 
     metavar: str
     """Its name in messages and in the help."""
@@ -27,24 +27,24 @@ class Positional:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flag:
-    """One field that a command line may give."""
+    """One field that a command line may set."""
 
     path: tuple[str, ...]
-    """Names of the fields that lead to it; the last is its own."""
+    """Names of the fields that lead to it, and last its own."""
     hint: Any
     """Type, without annotations."""
     default: Any
-    """MISSING: it must be given."""
+    """MISSING if the flag is required."""
     owner: type
-    """Dataclass that has the field."""
+    """Dataclass of the field."""
     part: int = 0
     """Index of the dataclass that was read; see `reading.read_parts`."""
     positional: Positional | None = None
-    """Marks a value without a flag."""
+    """The mark of a positional value."""
 
     @functools.cached_property
     def name(self) -> str:
-        """As on the command line: --mesh.tp, or the metavar of a positional."""
+        """Name on the command line: --mesh.tp, or the metavar of a positional."""
         if self.positional is not None:
             return self.positional.metavar
         return f"--{'.'.join(self.path)}".replace("_", "-")
@@ -59,17 +59,17 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it takes no value."""
+        """Whether it is a switch, without a value."""
         return self.hint is bool and self.default is not MISSING
 
     @property
     def group(self) -> str:
-        """The config that it belongs to; empty for flags of the command itself."""
+        """The config of the field; empty for flags of the command itself."""
         return self.path[0] if len(self.path) > 1 else ""
 
     @property
     def doc(self) -> str:
-        """The string behind the field, in one line."""
+        """The string after the field, in one line."""
         return " ".join(docs(self.owner).get(self.path[-1], "").split())
 
 
@@ -80,7 +80,7 @@ def flags_of(
 
     Args:
       cls: the dataclass.
-      default: an instance that gives the defaults; MISSING takes those of the fields.
+      default: an instance with the defaults; MISSING uses the defaults of the fields.
       part: index for the flags.
       path: names of the fields that lead to it.
     """
@@ -111,7 +111,7 @@ def fields_of(cls: Any) -> Iterator[tuple[dataclasses.Field[Any], Any]]:
 
 
 def default_of(field: dataclasses.Field[Any], instance: Any) -> Any:
-    """Return the default of a field: that of an instance, or the field's own."""
+    """Return the default of a field: the value of the instance, or the field's own."""
     if instance is not MISSING:
         return getattr(instance, field.name)
     if field.default_factory is not MISSING:
@@ -143,7 +143,7 @@ def _paragraph(text: str) -> str:
 
 @functools.cache
 def docs(cls: Any) -> dict[str, str]:
-    """Return the strings behind the fields of a class and of its bases, by field."""
+    """Return the strings after the fields of a class and its bases, by field."""
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         found |= _classes_in(base.__module__).get(base.__qualname__, {})
@@ -152,7 +152,7 @@ def docs(cls: Any) -> dict[str, str]:
 
 @functools.cache
 def _classes_in(module: str) -> dict[str, dict[str, str]]:
-    """Return the strings behind the fields of all classes at the top of a module."""
+    """Return the strings after the fields of all top-level classes of a module."""
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None:
         return {}

@@ -1,21 +1,22 @@
-"""What a program says about its flags beside their documentation."""
+"""Texts of a program's help and messages, besides the documentation of its flags."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
 Meanings = Mapping[str, str]
-"""From names of other programs, without hyphens in front, to a flag or a sentence."""
+"""Names in other programs, without leading hyphens, to a flag or a sentence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Guide:
-    """For the help and for messages."""
+    """Texts for the help and for messages."""
 
     description: str = ""
-    """Above the flags in the help."""
+    """Description above the flags in the help."""
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Of a program that runs without a command too: what each does, in one line."""
+    """Commands and their one-line descriptions, for a program that also runs without
+    one."""
     examples: Sequence[str] = ()
-    """Commands for the help."""
+    """Example commands in the help."""
     meanings: Meanings = dataclasses.field(default_factory=dict)
     """Other names of flags."""

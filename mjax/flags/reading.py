@@ -1,8 +1,8 @@
-"""From the words of a command line to instances of dataclasses.
+"""Parse the words of a command line into instances of dataclasses.
 
-A flag is --group.field, with hyphens or underscores, and its value follows in the next
-word or behind =. Lists take all words up to the next flag. A switch takes no value and
-has a twin, --group.no-field. A flag that is repeated counts as it is given last.
+A flag is --group.field, with hyphens or underscores. Its value is the next word, or
+follows =. Lists take all words up to the next flag. A switch takes no value, and
+--group.no-field turns it off. If a flag is repeated, the last value counts.
 """
 
 import dataclasses
@@ -38,21 +38,20 @@ def read(
     default: Any = None,
     guide: Guide | None = None,
 ) -> Any:
-    """Turn the words of a command line into a dataclass.
+    """Parse the words of a command line into a dataclass.
 
     Args:
-      cls: dataclass whose fields are the flags, or a union of them: commands, named by
-        the first word.
+      cls: dataclass whose fields are the flags. In a union of dataclasses each is a
+        command, named by the first word.
       argv: words, without the program's name.
-      prog: how the program was called, for the help.
-      default: instance with the values of flags that are not given; None: the fields'
-        own.
-      guide: for the help and the messages; None: the docstring of cls.
+      prog: the command as typed, for the help.
+      default: instance with the values of omitted flags; None uses the fields'
+        defaults.
+      guide: for the help and the messages; None uses the docstring of cls.
     Returns:
       An instance of cls.
     Raises:
-      ValueError: a word is wrong, or a value is refused; the message says what would
-        do.
+      ValueError: a word is wrong, or a value is refused; the message suggests the fix.
       SystemExit: with code 0, after the help.
     """
     commands = {command_name(kind): kind for kind in alternatives(cls)}
@@ -75,15 +74,15 @@ def read_parts(
     guide: Guide,
     overrides: Mapping[str, Any] | None = None,
 ) -> tuple[Any, ...]:
-    """Turn the words of a command line into several dataclasses at once.
+    """Parse the words of a command line into several dataclasses at once.
 
     Args:
-      parts: dataclasses that share the command line, each with an instance that gives
-        the defaults, or MISSING.
+      parts: dataclasses that share the command line, each with an instance of its
+        defaults, or MISSING.
       argv: words, without the program's name.
-      prog: how the program was called, for the help.
+      prog: the command as typed, for the help.
       guide: for the help and the messages.
-      overrides: values over the defaults, by flag; the words go before them.
+      overrides: values by flag that override the defaults; the words override these.
     Returns:
       An instance of each part.
     Raises:
@@ -119,7 +118,7 @@ def read_parts(
 
 
 def command_name(cls: Any) -> str:
-    """Return the word that names a dataclass as a command: FirstError, first-error."""
+    """Return the command that a dataclass defines: first-error for FirstError."""
     name = cls.__name__
     return "".join(
         f"-{c.lower()}" if c.isupper() and i else c.lower() for i, c in enumerate(name)
@@ -129,7 +128,7 @@ def command_name(cls: Any) -> str:
 def _command(
     commands: Mapping[str, Any], argv: Sequence[str], prog: str, guide: Guide | None
 ) -> tuple[Any, Sequence[str]]:
-    """Return the dataclass that the first word names, and the other words."""
+    """Return the dataclass named by the first word, and the other words."""
     first = argv[0] if argv else ""
     if first in _HELP:
         _show(asked_help.of_commands(commands, prog, guide or Guide()))
@@ -139,7 +138,7 @@ def _command(
     if not argv:
         raise ValueError(f"a command is missing (of {names}); write {prog} COMMAND")
     if first.startswith("-"):
-        raise ValueError(f"a command comes before {shown(first)} (of {names})")
+        raise ValueError(f"a command must come before {shown(first)} (of {names})")
     raise ValueError(
         f"unknown command {shown(first)}; the nearest is {nearest(first, commands)} "
         f"(of {names})"
@@ -147,7 +146,8 @@ def _command(
 
 
 def _asked(argv: Sequence[str]) -> list[str] | None:
-    """Return the groups whose help is asked for; empty: all; None: no help is."""
+    """Return the groups whose help is requested; empty: all; None: no help
+    requested."""
     for index, word in enumerate(argv):
         if word in _HELP:
             rest = argv[index + 1 :]
@@ -157,7 +157,7 @@ def _asked(argv: Sequence[str]) -> list[str] | None:
 
 
 def _show(text: str) -> NoReturn:
-    """Print the help and leave; a reader (head, less) may have seen enough."""
+    """Print the help and exit; the reader (head, less) may close the pipe early."""
     try:
         print(text, flush=True)
     except BrokenPipeError:
@@ -170,7 +170,7 @@ def _description(cls: Any) -> str:
 
 
 def _titles(parts: Mapping[Any, Any]) -> dict[str, str]:
-    """Return what each group of flags is about."""
+    """Return the title of each group of flags."""
     titles = {"": ""}
     for cls in parts:
         for field, hint in fields_of(cls):
@@ -180,7 +180,7 @@ def _titles(parts: Mapping[Any, Any]) -> dict[str, str]:
 
 
 def _missing(missing: Sequence[Flag]) -> str:
-    """Say which values are needed and were not given."""
+    """Return the error for required values that are missing."""
     first = missing[0]
     if len(missing) == 1:
         doc = f"{first.doc[:1].lower()}{first.doc[1:]}".removesuffix(".")
@@ -195,7 +195,7 @@ def _missing(missing: Sequence[Flag]) -> str:
 def _built(
     cls: Any, default: Any, values: Mapping[Any, Any], part: int, path: tuple[str, ...]
 ) -> Any:
-    """Make a dataclass, its own dataclasses first; ValueErrors are its own."""
+    """Make a dataclass, nested ones first; their ValueErrors pass through."""
     arguments = {}
     for field, hint in fields_of(cls):
         names, inner = (*path, field.name), default_of(field, default)
@@ -214,7 +214,7 @@ def _touches(values: Mapping[Any, Any], part: int, path: tuple[str, ...]) -> boo
 
 
 class _Words:
-    """Walks over the words of a command line, and keeps what they say."""
+    """Iterates over the words of a command line and collects their values."""
 
     def __init__(self, known: Sequence[Flag], meanings: Meanings) -> None:
         self._meanings = meanings
@@ -224,9 +224,9 @@ class _Words:
         self._names = {*self._flags, "--help"}
         self._found: dict[tuple[int, tuple[str, ...]], Any] = {}
         self._latest = ""
-        """What the last word belonged to, for messages."""
+        """Description of the last word's flag, for messages."""
         self._is_text = False
-        """Whether it was a text."""
+        """Whether that flag takes text."""
 
     def read(self, argv: Sequence[str]) -> dict[tuple[int, tuple[str, ...]], Any]:
         words = [*argv]
@@ -250,7 +250,7 @@ class _Words:
         return self._found
 
     def _flag(self, word: str, words: list[str]) -> None:
-        """Take a flag, and its values off the words that follow."""
+        """Read a flag and its values from the remaining words."""
         written, has_value, value = word.partition("=")
         flag, is_on = self._flags.get(slips.normal(written), (None, True))
         if flag is None:
@@ -277,7 +277,7 @@ class _Words:
     def _switch(
         self, flag: Flag, written: str, value: str | None, words: Sequence[str]
     ) -> None:
-        """Refuse a value that is given to a switch."""
+        """Refuse a value for a switch."""
         following = words[0] if words else ""
         if value is None and not self._slots and following.lower() in _ON_OR_OFF:
             value = following
@@ -293,11 +293,12 @@ class _Words:
         )
 
     def _ends_values(self, word: str) -> bool:
-        """Say whether a word is no value of the flag before it."""
+        """Return whether a word is not a value of the flag before it."""
         return word == "--" or slips.is_flag(word) or self._is_slip(word)
 
     def _is_slip(self, word: str) -> bool:
-        """Say whether a word is meant as a flag; -x is, other dashes if one exists."""
+        """Return whether a word is a flag: -x is; with other dashes, if such a flag
+        exists."""
         if word.startswith("-"):
             return slips.is_slip(word)
         return slips.is_slip_of(word, self._names)
@@ -312,14 +313,14 @@ _ON_OR_OFF = {"true": True, "1": True, "yes": True, "on": True} | {
 
 
 def _is_none(flag: Flag, taken: Sequence[str]) -> bool:
-    """Say whether None alone is the value of several words."""
+    """Return whether a flag of several words has the single value None."""
     return [*taken] == ["None"] and type(None) in alternatives(flag.hint)
 
 
 def _too_few(
     flag: Flag, written: str, taken: Sequence[str], count: int, words: Sequence[str]
 ) -> str:
-    """Say that a flag has no value, or not all of them."""
+    """Return the error for a flag with too few values."""
     following = f", got the flag {shown(words[0])}" if words else ", got nothing"
     if words and slips.is_slip(words[0]):
         following = (

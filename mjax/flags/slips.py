@@ -1,8 +1,8 @@
-"""What is said about a word that is no flag: what was probably meant.
+"""Suggestions for a word that is not a flag.
 
-Enters: the word as it was typed and the flags that exist. Leaves: a sentence. A table
-of other programs' names is asked first, then flags with the same last part, then the
-spelling.
+Enters: the word as typed and the existing flags. Leaves: a sentence. It looks first in
+a table of the names in other programs, then for flags with the same last part, then for
+similar spelling.
 """
 
 import difflib
@@ -13,25 +13,25 @@ from mjax.flags.convert import shown
 from mjax.flags.guide import Meanings
 
 _LEAST_LIKE = 0.6
-"""Chosen: names less alike than this are not suggested."""
+"""Chosen: less similar names are not suggested."""
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
-"""A hyphen, and what editors make of one or two of them."""
+"""A hyphen, and the dashes that editors put for one or two hyphens."""
 _SLIP = re.compile(rf"[{_DASHES}]+(?=[^\W\d])")
 
 
 def normal(written: str) -> str:
-    """Return a flag as it is compared: hyphens, not underscores."""
+    """Return a flag with hyphens instead of underscores, for comparison."""
     return written.replace("_", "-")
 
 
 def is_flag(word: str) -> bool:
-    """Say whether a word is meant as a flag: two hyphens, a letter, no spaces."""
+    """Return whether a word looks like a flag: two hyphens, a letter, no spaces."""
     name = word.partition("=")[0]
     return bool(re.match(r"--[^\W\d]|--_", name)) and not re.search(r"\s", name)
 
 
 def unknown_flag(word: str, known: Collection[str], meanings: Meanings) -> str:
-    """Say what was probably meant by an unknown flag.
+    """Return the error for an unknown flag, with the likely flag.
 
     Args:
       word: as typed, perhaps with = and a value.
@@ -50,14 +50,14 @@ def unknown_flag(word: str, known: Collection[str], meanings: Meanings) -> str:
 
 
 def names_flag(meaning: str) -> bool:
-    """Say whether a meaning is a flag, and not a sentence."""
+    """Return whether a meaning is a flag rather than a sentence."""
     return meaning.startswith("--") and " " not in meaning
 
 
 def unknown_name(
     name: str, known: Collection[str], meanings: Meanings, prefix: str
 ) -> str | None:
-    """Say what was probably meant by an unknown name; None: nothing is like it.
+    """Return a suggestion for an unknown name; None if none is similar.
 
     Args:
       name: without hyphens in front.
@@ -98,19 +98,20 @@ def misplaced(
     *,
     is_text: bool,
 ) -> str:
-    """Say what was probably meant by a word that is no value of any flag.
+    """Return the error for a word that belongs to no flag, with a suggestion.
 
     Args:
       word: as typed.
       known: names of all flags.
       meanings: other names.
-      before: what stands before it and takes no more words, in words; may be empty.
-      is_text: whether that is a text, which quotes may have been meant for.
+      before: description of the flag before it, which takes no more words; may be
+        empty.
+      is_text: whether that flag takes text, which may need quotes.
     """
     if word == "--":
         return f"unexpected --{before}; leave it out"
     if is_slip(word):
-        dashes = "" if word.startswith("-") else ", with a dash that editors put in"
+        dashes = "" if word.startswith("-") else ", whose dash is not a hyphen"
         name = _SLIP.sub("", word, count=1).partition("=")[0]
         flag = f"--{normal(name)}"
         said = f"flags begin with two hyphens, got {shown(word)}{dashes}"
@@ -129,7 +130,7 @@ def misplaced(
 
 
 def is_slip(word: str) -> bool:
-    """Say whether a word looks like a flag with other dashes: -lr, an em dash."""
+    """Return whether a word looks like a flag with wrong dashes: -lr, or an em dash."""
     if is_flag(word) or not _SLIP.match(word) or re.search(r"\s", word):
         return False
     try:
@@ -140,20 +141,21 @@ def is_slip(word: str) -> bool:
 
 
 def is_slip_of(word: str, known: Collection[str]) -> bool:
-    """Say whether a word is one of the flags, but for its dashes."""
+    """Return whether a word is one of the flags except for its dashes."""
     name = _SLIP.sub("", word, count=1).partition("=")[0]
     return is_slip(word) and f"--{normal(name)}" in known
 
 
 def _named(name: str, known: Iterable[str], meanings: Meanings) -> str:
-    """Return the one flag that a bare word names by meaning or its last part."""
+    """Return the one flag that a bare word matches by meaning or by last part."""
     meaning = meanings.get(name.lower(), "")
     same = [flag for flag in known if _last(flag) == name]
     return meaning if names_flag(meaning) else same[0] if len(same) == 1 else ""
 
 
 def _slip(flag: str, known: Collection[str]) -> str | None:
-    """Return what a misprint stands for: a value run into its flag, a no- in front."""
+    """Return the correction of a misprint: a value joined to its flag, or a no-
+    prefix."""
     match = re.fullmatch(r"(--.*?[^\W\d])[:-]?(\d[\w.]*)", flag)
     if match and match[1] in known:
         return f"{match[1]} {match[2]}"

@@ -1,6 +1,6 @@
-"""The words of a command line before they are parsed: look up, list, replace.
+"""Look up, list and replace the words of a command line before it is parsed.
 
-For programs that hand flags on, or need one before the rest can be read.
+For programs that pass flags on, or need one flag before they can parse the rest.
 """
 
 import difflib
@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 
 def given(argv: Sequence[str], flag: str) -> str | None:
-    """Return the last value that a flag is given, before the real parsing.
+    """Return the last value of a flag, before the command line is parsed.
 
-    None: it is absent; "" if nothing follows it.
+    None if the flag is absent; "" if no word follows it.
     """
     found = None
     for word, following in itertools.pairwise([*argv, ""]):
@@ -25,7 +25,7 @@ def values(words: Sequence[str]) -> dict[str, list[str]]:
     """Return the flags of a command line with their values.
 
     Raises:
-      ValueError: it does not begin with a flag.
+      ValueError: the first word is not a flag.
     """
     found: dict[str, list[str]] = {}
     latest: list[str] | None = None
@@ -41,10 +41,10 @@ def values(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def with_flags(words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> list[str]:
-    """Return the words of a command line with other values for some flags.
+    """Return the words of a command line with new values for some flags.
 
     Args:
-      words: each flag begins with two hyphens; what follows are its values.
+      words: each flag begins with two hyphens, and its values follow.
       changes: from flags to their values.
     """
     kept, is_changed = [], False
@@ -57,5 +57,5 @@ def with_flags(words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> li
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """Return the known word most like this one."""
+    """Return the known word that is most similar to this one."""
     return difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)[0]

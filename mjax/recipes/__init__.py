@@ -1,8 +1,8 @@
 """Starting points: functions that return a TrainConfig.
 
-A recipe's docstring says how to run it, on what, for how long, and what to expect.
-Where it expects nothing, the recipe has not been trained: it fixes a published shape
-for planning, counting and measuring.
+A recipe's docstring gives the command, the hardware, the time and the expected result.
+A recipe without an expected result has not been trained: it fixes a published shape for
+planning, counting and measuring.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ RECIPES: dict[str, Callable[[], TrainConfig]] = {
     "megascale-175b": megascale_175b,
     "megascale-530b": megascale_530b,
 }
-"""What `--recipe` may name."""
+"""Values of `--recipe`."""
 
 TUNED_FOR: dict[str, tuple[str, int]] = {
     "gpt-125m": ("h100", 1),
@@ -35,5 +35,6 @@ TUNED_FOR: dict[str, tuple[str, int]] = {
     "megascale-175b": ("h200", 32),
     "megascale-530b": ("h200", 280),
 }
-"""GPU, as `python -m mjax.plan` names it, and number of nodes with 8 GPUs, for which
-the search lays out a recipe. `python -m scripts.plan.tune_recipes` prints it."""
+"""The cluster for which the search lays out each recipe: GPU, as `python -m mjax.plan`
+names it, and number of nodes with 8 GPUs. `python -m scripts.plan.tune_recipes` prints
+it."""

@@ -2,15 +2,15 @@
 
 Source: Brown et al. 2020, arXiv:2005.14165, Table 2.1 (layers, widths, heads, learning
 rates; batch in tokens) and appendix B (Adam: beta2 0.95, clip 1.0, weight decay 0.1,
-cosine to 10%). Differs: the form of GPT-J, so that what they train can be exported
-(parallel blocks; rotary positions, by neighbouring pairs; an untied output projection;
-biases on norms, feed-forward layer and output, none in attention), a vocabulary of
-32,768 learned from the corpus, full attention in all layers, warm-up of at most 2,000
-steps, 16 heads of 128 in the 1.3B model (the table prints 24, which is wider than the
-model), a width of 5120 = 40 x 128 in the 13B model (the table prints 5140).
+cosine to 10%). Differs: the architecture of GPT-J, so the result can be exported
+(parallel blocks; rotary positions of neighbouring pairs; an untied output projection;
+biases on norms, feed-forward layer and output, but none in attention); a vocabulary of
+32,768 learned from the corpus; full attention in all layers; a warm-up of at most 2,000
+steps; 16 heads of width 128 in the 1.3B model (the table prints 24, wider than the
+model); a width of 5120 = 40 x 128 in the 13B model (the table prints 5140).
 
-The default corpus is far too small for these; give yours with `--data.path`. The batch
-is split over all devices; `--batch.microbatches` makes it fit into memory.
+The default corpus is far too small for these models; set your own with `--data.path`.
+The batch is split over all devices; raise `--batch.microbatches` to fit into memory.
 """
 
 import dataclasses

@@ -1,12 +1,12 @@
-"""The shape of Llama 3 8B, to plan, count and measure with.
+"""The shape of Llama 3 8B, for planning, counting and measuring.
 
 Source: Grattafiori et al. 2024, arXiv:2407.21783, Table 3 (layers, widths, heads,
 key/value heads, peak learning rate, SwiGLU, rotary base) and section 3.4.1 (AdamW,
 linear warm-up of 8,000 steps, cosine to 1% over 1,200,000 steps, sequences of 8,192
 tokens). The vocabulary is that of the released tokenizer, 128,256, of which the table
-counts 128,000. The paper gives no batch for this model: it is 4.2 million tokens here,
-what the largest one begins with. Text is synthetic and the vocabulary the model's own,
-so that the shapes are those of the table on any machine.
+counts 128,000. The paper gives no batch size for this model: here it is 4.2 million
+tokens, the initial batch of the largest model. Text is synthetic and the vocabulary is
+the model's own, so the shapes are those of the table on any machine.
 """
 
 from mjax.config.optim import OptimConfig
@@ -20,11 +20,10 @@ def llama3_8b() -> TrainConfig:
     """Shape a model of 32 layers and width 4096, with sequences of 8,192 tokens.
 
     Command: python -m mjax.train --recipe llama3-8b
-    Hardware: 16 nodes of 8 GPUs, where a microbatch is two sequences of each; with
-    fewer --batch.microbatches makes it two again. Time: about 2.2e17 model FLOPs a
-    step. Not trained: no loss is claimed.
-    Layout: for 128 H100; 3.04 s a step, MFU 56.0%, 55.9 GiB, modelled by replay
-    of the compiled step (2026-11), not measured.
+    Hardware: 16 nodes of 8 GPUs, with two sequences per GPU in a microbatch; with fewer
+    nodes raise --batch.microbatches to keep two. Time: about 2.2e17 model FLOPs a step.
+    Not trained: no loss is claimed. Layout: for 128 H100; 3.04 s a step, MFU 56.0%,
+    55.9 GiB, modelled by replay of the compiled step (2026-11), not measured.
     """
     return TrainConfig(
         steps=100,

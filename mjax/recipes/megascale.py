@@ -1,19 +1,19 @@
-"""The two models of MegaScale: shapes to plan, count and measure with.
+"""The two models of MegaScale: shapes for planning, counting and measuring.
 
 Source: Jiang et al. 2024, arXiv:2402.15627, Table 1 (layers, widths, heads, tensor and
-pipeline parallelism), section 6.1 (interleaved schedule with six and three chunks,
-sequences of 2,048 tokens, a vocabulary of 64,000), section 2 (ZeRO-2), section 3.1
-(parallel block, sliding window, LAMB), section 3.2 (products chunked to hide what
-crosses tensor parallelism). The heads, 128 of width 96 and 160 of width 128, are those
-of Table 1. The paper gives neither the window, the learning rate nor the size of a
-microbatch: a window of 1,024 keys on every layer is our choice, half of a sequence, as
-in the step-time model of its tables (scripts/reproduce/megascale_cases.py); the rate is
-a guess that nothing was trained with. Remat core is the fastest of the policies that
-fit, modelled by replay of compiled steps. Text is synthetic and the vocabulary the
-model's own, so that the shapes are those of the table on any machine.
+pipeline parallelism), section 6.1 (interleaved schedule with six and three virtual
+stages, sequences of 2,048 tokens, a vocabulary of 64,000), section 2 (ZeRO-2), section
+3.1 (parallel block, sliding window, LAMB), section 3.2 (matmuls chunked to overlap
+tensor-parallel communication). The heads, 128 of width 96 and 160 of width 128, are
+those of Table 1. The paper does not give the window, the learning rate or the
+microbatch size. We chose a window of 1,024 keys, half a sequence, on every layer, as in
+the step-time model of its tables (scripts/reproduce/megascale_cases.py). The rate is a
+guess; nothing was trained with it. Remat core is the fastest of the policies that fit,
+modelled by replay of compiled steps. Text is synthetic and the vocabulary is the
+model's own, so the shapes are those of the table on any machine.
 
-The form is the paper's, which no family of Hugging Face has: a run says so when it
-starts, with the flags that would make it one that can be exported.
+The architecture is the paper's, which no Hugging Face family has. A run logs this when
+it starts, with the flags that would make the model exportable.
 """
 
 import dataclasses
@@ -27,19 +27,19 @@ from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
 
 _WINDOW = (1024,)
-"""Ours; the paper does not give it."""
+"""Our choice; the paper does not give it."""
 
 
 def megascale_175b() -> TrainConfig:
-    """Shape a model of 96 layers and width 12288: tensor 8, pipeline 8 of 6 chunks.
+    """Shape a model of 96 layers, width 12288: tp 8, pp 8 with 6 virtual stages each.
 
     Command: python -m mjax.train --recipe megascale-175b
-    Hardware: 1,024 GPUs, the last row with batches of 768 in the paper's Table 2; with
-    fewer a microbatch has more sequences, four on the 256 of the first row.
-    Time: about 1.7e18 model FLOPs a step. Not trained: no loss is claimed. Keeps the
-    paper's form: no export to Hugging Face.
-    Layout: for 256 H200; 10.49 s a step, MFU 62.7%, 54.9 GiB, modelled by replay of the
-    compiled step (2026-11), not measured.
+    Hardware: 1,024 GPUs, as in the last row with batches of 768 in the paper's Table 2.
+    With fewer GPUs a microbatch has more sequences: four on the 256 GPUs of the first
+    row. Time: about 1.7e18 model FLOPs a step. Not trained: no loss is claimed. Keeps
+    the paper's form: no export to Hugging Face. Layout: for 256 H200; 10.49 s a step,
+    MFU 62.7%, 54.9 GiB, modelled by replay of the compiled step (2026-11), not
+    measured.
     """
     return _megascale(
         ModelConfig(
@@ -52,7 +52,7 @@ def megascale_175b() -> TrainConfig:
 
 
 def megascale_530b() -> TrainConfig:
-    """Shape a model of 105 layers and width 20480: tensor 8, pipeline 35 of 3 chunks.
+    """Shape a model of 105 layers, width 20480: tp 8, pp 35 with 3 virtual stages each.
 
     Command: python -m mjax.train --recipe megascale-530b
     Hardware: 2,240 GPUs, the fewest in the paper's Figure 9, where a batch has as many

@@ -1,10 +1,10 @@
-"""Runs that end on a laptop: a smoke test, and the demonstration.
+"""Runs for a laptop: a smoke test and the demo.
 
-Both are Cohere2 models, so that what they train can be exported: layers with a window
-rotate neighbouring pairs, layers that see all keys have no positions, and the
-feed-forward layer is a SwiGLU. It has three matrices where a GELU has two: a width of
-8/3 D has the FLOPs of 4 D. In the demo the embedding is the output projection too, as
-vLLM wants it of this family (docs/serving_elsewhere.md).
+Both are Cohere2 models, so the result can be exported: layers with a window rotate
+neighbouring pairs, layers without one have no positions, and the feed-forward layer is
+a SwiGLU. It has three matrices where a GELU has two: a width of 8/3 D has the FLOPs of
+4 D. In the demo the embedding is also the output projection, as vLLM requires for this
+family (docs/serving_elsewhere.md).
 """
 
 from mjax.ckpt.config import CkptConfig
@@ -17,7 +17,7 @@ from mjax.model.config import ModelConfig
 
 
 def debug() -> TrainConfig:
-    """Run all parts at toy size; every size divides by 8, in float32.
+    """Run all parts at toy size, in float32; all sizes are multiples of 8.
 
     Command: python -m mjax.train --recipe debug --simulate-devices 8
     Hardware: any CPU. Time: seconds, most of them compilation.
@@ -46,14 +46,14 @@ def debug() -> TrainConfig:
 def demo() -> TrainConfig:
     """Learn to write Python from the standard library, byte by byte.
 
-    Three layers of four see the last 64 bytes and rotate, the fourth sees all 128 and
-    has no positions. LAMB is the
-    optimizer, as for every run here that does not follow a published AdamW setting.
+    Three layers of four see the last 64 bytes and rotate; the fourth sees all 128 and
+    has no positions. The optimizer is LAMB, as in every recipe that does not follow a
+    published AdamW setting.
 
     Command: python -m mjax.train
     Hardware: 2 CPU cores. Time: about 4 minutes (docs/benchmarks/demo.md).
-    Expect: about 1.8 bits per byte on all held-out text, 37% of the entropy of its
-    single bytes, which is printed beside it.
+    Expect: about 1.8 bits per byte on all held-out text, 37% of its unigram entropy,
+    which is printed beside it.
     """
     return TrainConfig(
         steps=1500,

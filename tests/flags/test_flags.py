@@ -167,5 +167,5 @@ def test_a_parser_of_the_standard_library_tells_mistakes_alike(capsys):
         with pytest.raises(SystemExit) as left:
             parser.parse_args(words)
         assert left.value.code == 2
-        shown = f"error: {said}; prog -h shows what there is\n"
+        shown = f"error: {said}; prog -h lists all flags\n"
         assert capsys.readouterr() == ("", shown)

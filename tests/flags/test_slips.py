@@ -61,8 +61,8 @@ def test_an_unknown_flag_is_answered_with_what_was_meant(word, message):
         ("---steps", "flags begin with two hyphens, got ---steps; write --steps"),
         (
             "\u2014steps",
-            "flags begin with two hyphens, got \u2014steps, with a dash that editors "
-            "put in; write --steps",
+            "flags begin with two hyphens, got \u2014steps, whose dash is not a "
+            "hyphen; write --steps",
         ),
         ("recipe=demo", "unexpected word recipe=demo; write --recipe=demo"),
         ("steps", "unexpected word steps; write --steps"),

@@ -242,7 +242,7 @@ def test_the_first_word_names_one_of_several_dataclasses(capsys):
     [
         ("", "a command is missing (of ls, first-error); write prog COMMAND"),
         ("lss", "unknown command lss; the nearest is ls (of ls, first-error)"),
-        ("--json ls", "a command comes before --json (of ls, first-error)"),
+        ("--json ls", "a command must come before --json (of ls, first-error)"),
     ],
 )
 def test_a_command_that_is_none_names_the_others(line, message):
