@@ -1,10 +1,10 @@
 """Low-rank adapters of linear layers: y = x W + scale (x A) B, with W frozen.
 
-A and B are parameters beside W, which does not change. A is drawn and B starts as zero,
-so a new adapter changes nothing. tp splits them as it splits W: if W reads the residual
-stream, B has the split outputs; if W adds to it, A has the split inputs. The matmuls of
-`layers.linear` include both: A is one more weight of an input projection, and B, with
-(part A) as its input, one more weight of an output projection.
+W does not change. A is drawn at random and B starts as zero, so a new adapter has no
+effect. tp splits them like W: if W reads the residual stream, B has the split outputs;
+if W adds to it, A has the split inputs. The matmuls of `layers.linear` include both: A
+is one more weight of an input projection, and B, with (part A) as its input, is one
+more weight of an output projection.
 
 Source: Hu et al. 2021, arXiv:2106.09685, section 4.1. A is drawn as in PEFT 0.19, from
 U(-a, a) with a = 1/sqrt(inputs).
@@ -28,7 +28,7 @@ ADAPTERS = "adapters"
 
 
 class Adapted(NamedTuple):
-    """A frozen weight of this device and the adapter beside it."""
+    """A frozen weight of this device and its adapter."""
 
     weight: Float[Array, "..."]
     a: Float[Array, "... r"]
@@ -70,7 +70,7 @@ class Adapters(nnx.Module):
     def __init__(
         self, config: AdapterConfig, part: str, module: nnx.Module, *, rngs: nnx.Rngs
     ):
-        """Create the adapters of the weights of `module` that the config names.
+        """Create the adapters of those weights of `module` that the config names.
 
         Args:
           config: which weights, and the rank.
@@ -96,10 +96,10 @@ class Adapters(nnx.Module):
 def make_adapters(
     config: AdapterConfig | None, part: str, module: nnx.Module, rngs: nnx.Rngs
 ) -> Adapters | None:
-    """Create the adapters of a part of a block; None if no weight of it has one."""
+    """Create the adapters of a part of a block; None if none of its weights has one."""
     if config is None or not _names(config, part):
         return None
-    # Adapters use a separate stream, so the weights are drawn as without adapters.
+    # Adapters use a separate stream, so other weights are the same as without them.
     key = jax.random.fold_in(rngs.params.key[...], zlib.crc32(part.encode()))
     own = nnx.Rngs(params=key)
     return Adapters(config, part, module, rngs=own)
@@ -137,7 +137,7 @@ def column_parallel(
     apart: bool = False,
     in_fp8: bool = False,
 ) -> list[Float[Array, "n B s _"]]:
-    """Project as `linear.column_parallel` does, each weight with its adapter.
+    """Project like `linear.column_parallel`, each weight with its adapter.
 
     Args:
       x: the device's part of the sequence.
@@ -179,7 +179,7 @@ def row_parallel(
     apart: bool = False,
     in_fp8: bool = False,
 ) -> Float[Array, "B t D"]:
-    """Project back as `linear.row_parallel` does, each weight with its adapter.
+    """Project back like `linear.row_parallel`, each weight with its adapter.
 
     Args:
       parts: inputs of the weights.

@@ -16,10 +16,10 @@ from mjax.layers.norm import Norm
 from mjax.mesh import collectives
 
 Core = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(q [B, T, N, H], k, v [B, T, K, H]), positions applied -> attended values as q."""
+"""(q [B, T, N, H], k, v [B, T, K, H]), rotated -> attended values, like q."""
 
 CachedCore = Callable[[Core, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""(training core, q, k, v) -> attended values of its replacement, and its cache."""
+"""(training core, q, k, v) -> attended values, and the cache. Replaces the core."""
 
 
 class Attention(nnx.Module):
@@ -59,7 +59,7 @@ class Attention(nnx.Module):
         self.bv = zeros((k, h), kv_dims[1:]) if bias else None
         self.bo = zeros((d,), ("embed",)) if config.use_out_bias else None
         norm = config.qk_norm
-        # All heads share one scale: tp does not split it, and sums its gradients.
+        # All heads share one scale. tp does not split it, so its gradients are summed.
         self.q_norm = None if norm is None else Norm(h, norm, logical="head_width")
         self.k_norm = None if norm is None else Norm(h, norm, logical="head_width")
         self.adapters = make_adapters(adapters, "attention", self, rngs)
@@ -68,7 +68,7 @@ class Attention(nnx.Module):
     """Names of the weights that a block may join with others."""
 
     def _local_kv(self, w: jax.Array) -> jax.Array:
-        """Pick this device's key/value heads where tp exceeds their number."""
+        """Select this device's key/value heads if tp exceeds their number."""
         return collectives.local_kv_heads(w, self.config.num_kv_heads)
 
     def in_weights(self) -> list[Weight]:
@@ -108,7 +108,7 @@ class Attention(nnx.Module):
         return w.reshape(*w.shape[:-3], -1, w.shape[-1])
 
     def out_bias(self) -> Float[Array, " D"] | None:
-        """Return the bias added once, after the sum over tp."""
+        """Return the output bias, which is added once, after the sum over tp."""
         return None if self.bo is None else self.bo[...]
 
     def mix(
@@ -128,10 +128,10 @@ class Attention(nnx.Module):
           q: projected queries of the local heads.
           k: projected keys of the local key/value heads.
           v: projected values, as k.
-          window: keys a query sees, itself included; None is all.
+          window: keys that a query sees, itself included; None means all.
           cos_sin: rotary angles; None rotates nothing.
-          segments: documents of the row; attention stays inside one. None is one.
-          cached: called in place of the core if keys and values are cached.
+          segments: documents of the row; attention stays inside each. None means one.
+          cached: called instead of the core if keys and values are cached.
         Returns:
           the attended values, and the cache that `cached` returns; None without it.
         """

@@ -1,8 +1,8 @@
 """Transformer blocks: parallel (PaLM, GPT-J, MegaScale) and serial.
 
-The residual stream is split along the sequence over tp ([B, t, D], t = T/tp) in both.
+In both, the residual stream is split along the sequence over tp ([B, t, D], t = T/tp).
 A parallel block enters and leaves its tensor-parallel region once, a serial block
-twice. So the parallel block has half the communication for the same work.
+twice. So the parallel block needs half the communication.
 """
 
 import abc
@@ -27,19 +27,19 @@ from mjax.mesh import collectives
 
 
 class Context(NamedTuple):
-    """What every layer of one forward pass shares, over the whole sequence."""
+    """Arrays that all layers of a forward pass share, over the whole sequence."""
 
     cos_sin: rope.Angles
     """Rotary angles of each position."""
     segments: Int[Array, "B T"] | None
-    """Document of each position; None is one document a row."""
+    """Document of each position; None means one document per row."""
     cached: CachedCore | None = None
     """Replaces the attention core in generation; None in training."""
     windowed_cos_sin: rope.Angles | None = None
-    """Angles in layers with a window; None: the same as in the others."""
+    """Angles in layers with a window; None if they are the same as in the others."""
 
     def angles(self, kind: LayerKind) -> rope.Angles | None:
-        """Return the angles of a kind of layer; None rotates nothing."""
+        """Return the angles of a kind of layer; None if it does not rotate."""
         if not kind.rotate:
             return None
         other = self.windowed_cos_sin
@@ -50,24 +50,25 @@ Params = dict[str, Any]
 """Nested dict of arrays: the parameters of a block."""
 
 Group = tuple[str, tuple[str, ...]]
-"""The name of a projection, and the parts of the block whose weights it joins."""
+"""The name of a projection, and the parts of the block whose weights are joined in
+it."""
 
 
 class JoinedParams(NamedTuple):
     """The parameters of a block whose weights are joined."""
 
     projections: Mapping[str, Joined]
-    """By the names of `Block.INPUTS` and `Block.OUTPUTS`."""
+    """Joined weights, by the names of `Block.INPUTS` and `Block.OUTPUTS`."""
     others: Params
     """The parameters that `Block.others` returns."""
 
 
 class Block(nnx.Module):
-    """Base of both blocks: their parts, and how their weights are joined.
+    """Base of both blocks: their parts, and the joining of their weights.
 
-    Training joins the weights of all layers once a step (`join`), runs each layer on
-    `JoinedParams`, and gets the gradients of the weights from those of the joined
-    matrices at the end (`separate`).
+    Training joins the weights of all layers once per step (`join`) and runs each layer
+    on `JoinedParams`. At the end it splits the gradients of the joined matrices into
+    those of the weights (`separate`).
     """
 
     INPUTS: ClassVar[tuple[Group, ...]]
@@ -90,9 +91,9 @@ class Block(nnx.Module):
           config: sizes and options.
           rngs: streams to draw parameters from.
           tp_chunks: chunks of the sequence in tensor-parallel communication. Each is
-            overlapped with the matmul of another chunk; 1 is all at once.
-          in_fp8: multiply by its weights in 8 bits, see `layers.fp8`.
-          adapters: low-rank adapters of its weights; None: without adapters.
+            overlapped with the matmul of another chunk; 1 sends all at once.
+          in_fp8: multiply by the weights in FP8, see `layers.fp8`.
+          adapters: low-rank adapters of the weights; None adds none.
         """
         self.dropout = config.dropout
         self.tp_chunks, self.in_fp8 = tp_chunks, in_fp8
@@ -140,15 +141,15 @@ class Block(nnx.Module):
           x: this device's part of the residual stream.
           kind: of the layer.
           context: of these rows.
-          key: dropout masks are derived from it; None: no dropout.
-          projections: the joined weights; None: the block joins its own.
+          key: of the dropout masks; None disables dropout.
+          projections: the joined weights; None joins the block's own.
         """
 
     def join(self, params: Params) -> dict[str, Float[Array, "*lead m n"]]:
         """Join weights into one matrix per projection.
 
-        This is a linear function of the weights. It also selects the key/value heads of
-        this device if tp exceeds their number.
+        This is a linear function of the weights. If tp exceeds the number of key/value
+        heads, it also selects this device's heads.
 
         Args:
           params: this device's parts of the parameters of one block, or of a stack of
@@ -170,8 +171,8 @@ class Block(nnx.Module):
     ) -> Params:
         """Return the gradients of weights, given those of the joined matrices.
 
-        The transpose of `join`. The caller still has to sum the gradients of weights
-        that tp does not split over tp.
+        The transpose of `join`. The caller must still sum over tp the gradients of
+        weights that tp does not split.
 
         Args:
           joined: by name, all of one dtype.
@@ -205,7 +206,7 @@ class Block(nnx.Module):
     ) -> dict[str, Float[Array, "m n"] | QuantisedWeight]:
         """Return the joined matrices of one layer in the form that matmuls use.
 
-        In 8 bits a matrix is quantised here once, not at each use.
+        In FP8 a matrix is quantised here once, not at each use.
         """
         if not self.in_fp8:
             return dict(joined)
@@ -216,7 +217,7 @@ class Block(nnx.Module):
         return _picked(params, lambda path: not self._is_joined(path))
 
     def without_weights(self) -> "Block":
-        """Return the block without the weights that `JoinedParams` bring."""
+        """Return the block without the weights that are in `JoinedParams`."""
         block = nnx.merge(*nnx.split(self))
         for part in (block.attention, block.mlp):
             for name in part.WEIGHTS:
@@ -282,7 +283,7 @@ class Block(nnx.Module):
         kind: LayerKind,
         context: Context,
     ) -> tuple[Float[Array, "n B s NH"], Any]:
-        """Attend over the whole sequence; shards in, shards out."""
+        """Attend over the whole sequence; inputs and outputs are shards."""
         mixed, kept = self.attention.mix(
             *map(collectives.to_natural, (q, k, v)),
             window=kind.window,
@@ -313,7 +314,8 @@ def _picked(params: Params, is_picked: Any, path: tuple[str, ...] = ()) -> Param
 class ParallelBlock(Block):
     """z = x + Attn(LN(x)) + MLP(LN(x)), one norm for both branches.
 
-    One fused projection in (q | k | v | ffn-in), one out (attn-out | ffn-out).
+    One fused input projection (q | k | v | ffn-in), one fused output projection
+    (attn-out | ffn-out).
 
     Source: Wang and Komatsuzaki 2021 (GPT-J); Chowdhery et al. 2022, arXiv:2204.02311,
     section 2; Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.1.

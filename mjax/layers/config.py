@@ -1,4 +1,4 @@
-"""Sizes and options of layers; nothing is computed here."""
+"""Sizes and options of layers."""
 
 import dataclasses
 from typing import Literal
@@ -8,28 +8,28 @@ RopeType = Literal["linear", "llama3", "yarn"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RopeConfig:
-    """How queries and keys are rotated."""
+    """Rotation of queries and keys."""
 
     head_width: int
     """H."""
     base: float
-    """Wavelengths go from 2 pi to 2 pi base."""
+    """Wavelengths range from 2 pi to 2 pi base."""
     scaling: float
-    """Positions are divided by this: at all frequencies, or as `type` says."""
+    """Factor that divides positions: at all frequencies, or as `type` says."""
     fraction: float
-    """Share of the head that is rotated, from its start."""
+    """Fraction of the head that is rotated, from its start."""
     interleaved: bool
     """Pairs are neighbours (2i, 2i+1) instead of (i, i + half)."""
     type: RopeType = "linear"
     """Which frequencies are scaled; see `rope.frequencies`."""
     original_len: int = 1
-    """Positions before they were scaled (llama3, yarn)."""
+    """Sequence length before the scaling (llama3, yarn)."""
     slow_turns: float = 1.0
-    """A pair that makes fewer turns in `original_len` is scaled (llama3, yarn)."""
+    """A pair with fewer turns in `original_len` is scaled (llama3, yarn)."""
     fast_turns: float = 1.0
-    """A pair that makes more turns in `original_len` is not scaled (llama3, yarn)."""
+    """A pair with more turns in `original_len` is not scaled (llama3, yarn)."""
     truncate: bool = True
-    """The limits between the pairs are whole numbers (yarn)."""
+    """Round the limits between scaled and unscaled pairs to whole numbers (yarn)."""
     magnitude: float = 1.0
     """Factor on cosine and sine (yarn)."""
 
@@ -42,18 +42,18 @@ class RopeConfig:
 Activation = Literal["gelu", "gelu_tanh", "swiglu", "geglu_tanh"]
 
 GATED: tuple[Activation, ...] = ("swiglu", "geglu_tanh")
-"""Activations of two projections: three matrices, not two."""
+"""Activations with a gate, so the layer has three matrices, not two."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NormConfig:
-    """How positions are normalised."""
+    """The norm of each position."""
 
     kind: Literal["layernorm", "rmsnorm"]
     eps: float
     use_bias: bool
     zero_centred: bool = False
-    """The stored scale is what is added to 1."""
+    """Store the scale minus 1."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class AttentionConfig:
     num_kv_heads: int
     head_width: int
     use_bias: bool
-    """Of the query, key and value projections."""
+    """Biases on the query, key and value projections."""
     use_out_bias: bool
     rope: RopeConfig
     backend: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"]
@@ -73,13 +73,13 @@ class AttentionConfig:
     """Whether gradients of queries are summed in a fixed order."""
     recompute: bool
     """Recompute the attention core in the backward pass (remat policy attention),
-    all but the output and log-sum-exp of a backend that keeps them."""
+    except the output and log-sum-exp of a backend that keeps them."""
     scale: float | None = None
     """Factor on the scores; None is 1 / sqrt(H)."""
     soft_cap: float | None = None
     """Bound on the magnitude of the scores; None is no bound."""
     qk_norm: NormConfig | None = None
-    """Normalise each query and key head before it is rotated."""
+    """Normalise each query and key head before the rotation."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,10 +96,10 @@ class AdapterConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """What may differ from layer to layer; static, so that kernels can use it."""
+    """Options that may differ between layers, as constants of the kernels."""
 
     window: int | None
-    """Keys a query sees, itself included; None is all."""
+    """Keys that a query sees, itself included; None means all."""
     rotate: bool
     """Whether positions rotate queries and keys."""
 
@@ -114,12 +114,12 @@ class BlockConfig:
     mlp_bias: bool
     norm: NormConfig
     post_norms: bool
-    """Normalise what a branch adds, too (serial block)."""
+    """Also normalise the output of each branch (serial block)."""
     dropout: float
     std: float
     """Standard deviation of projections that read the residual stream."""
     out_std: float
-    """Standard deviation of projections that add to it."""
+    """Standard deviation of projections that add to the residual stream."""
 
 
 Remat = Literal["none", "attention", "core", "dots", "full", "offload"]

@@ -12,8 +12,8 @@ from mjax.mesh import collectives
 class DropoutKey(NamedTuple):
     """The key of a mask; every field is global and does not depend on shards."""
 
-    # Not a dataclass: jax.vjp rebuilds the arguments of a chunk with placeholders for
-    # arrays. A constructor whose types are checked (as in tests) refuses those.
+    # Not a dataclass: jax.vjp rebuilds the arguments of a virtual stage with
+    # placeholders for arrays, which a type-checked constructor (as in tests) refuses.
     key: Key[Array, ""]
     """Folded with the seed, the step, the layer and the site, in this order."""
     rows: Int[Array, " B"]
@@ -35,7 +35,7 @@ def dropout(
     Args:
       x: the device's part of the sequence.
       rate: probability of dropping an entry.
-      key: None in evaluation: x is returned as it is.
+      key: of the mask; None, in evaluation, returns x unchanged.
     """
     if rate == 0.0 or key is None:
         return x

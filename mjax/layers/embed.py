@@ -13,9 +13,9 @@ from mjax.mesh import collectives
 class Embedding(nnx.Module):
     """A table with one vector per token, its rows split over tp, and one of positions.
 
-    A device looks up the tokens it owns and uses zeros for the rest. The sum over tp is
-    a reduce-scatter directly into the sequence split. Every device holds the vectors of
-    all positions and adds those of its own part of the sequence.
+    A device looks up the tokens that it owns and uses zeros for the rest. The sum over
+    tp is a reduce-scatter, which also splits the sequence. Every device holds the
+    vectors of all positions and adds those of its own part of the sequence.
 
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3 (vocabulary-parallel).
     """
@@ -38,7 +38,7 @@ class Embedding(nnx.Module):
           std: standard deviation of both tables.
           rngs: streams to draw from.
           scale: factor on the vectors of tokens.
-          num_positions: rows of the table of positions; None: no table.
+          num_positions: rows of the table of positions; None creates no table.
         """
         self.scale = scale
         self.table = normal((vocab, d_model), ("vocab", "embed"), std, rngs)
@@ -55,7 +55,7 @@ class Embedding(nnx.Module):
 
         Args:
           tokens: of the whole sequence.
-          positions: of each token in its document; read if they are learned.
+          positions: of each token in its document; used for learned positions.
         """
         table = self.table[...]
         local = tokens - collectives.vocab_offset(table.shape[0])
@@ -118,7 +118,7 @@ class Head(nnx.Module):
         targets: Int[Array, "B T"],
         vocab_size: int,
     ) -> Float[Array, ""]:
-        """Return the summed negative log-likelihood of the targets; makes no logits.
+        """Return the targets' summed negative log-likelihood, chunk by chunk.
 
         Args:
           x: this device's t = T/tp positions.

@@ -1,4 +1,4 @@
-"""Matrices quantised to 8 bits, and their matmuls.
+"""Matrices quantised to FP8, and their matmuls.
 
 Forward operands (activations, weights) are e4m3, gradients e5m2 (Micikevicius et al.
 2022, arXiv:2209.05433, section 3). A tensor has one scale, computed from its largest
@@ -7,14 +7,14 @@ Float8CurrentScaling of NVIDIA Transformer Engine; delayed scaling keeps a histo
 
 Differs from that recipe: scales are powers of two. Scaling is then exact in bfloat16
 and in float32, and a value is rounded once (by the conversion). Two devices or chunks
-with different scales round alike, unless a value is so small that it falls below the
-normal numbers of its format. The cost is up to one of the 15 (e4m3) or 30 (e5m2)
-powers of two between the smallest and the largest normal number.
+with different scales round alike, unless a value is below the normal numbers of its
+format. The cost is up to one of the 15 (e4m3) or 30 (e5m2) powers of two of range
+between the smallest and the largest normal number.
 
-A matmul is written with bfloat16 factors that are dequantised first. On a GPU with FP8
-matmuls XLA replaces it by one of them (`__cublas$lt$matmul$f8`), with the scales as
-operands. Elsewhere it runs as written, in bfloat16: the same numbers, up to the order
-of the sums.
+A matmul is written as dequantisation to bfloat16 and a bfloat16 matmul. On a GPU with
+FP8 matmuls XLA replaces both by an FP8 matmul (`__cublas$lt$matmul$f8`) with the scales
+as operands. Elsewhere it runs as written, in bfloat16, with the same result up to the
+order of the sums.
 """
 
 from typing import NamedTuple
@@ -38,12 +38,12 @@ _SMALLEST_SCALE = 2.0**-100
 
 
 class Quantised(NamedTuple):
-    """A tensor in 8 bits; it represents values * scale."""
+    """A tensor in FP8; it represents values * scale."""
 
     values: Float[Array, "*dims"]
     scale: Float[Array, ""]
-    """float32, a power of two. An infinite entry makes it NaN; a NaN makes it or the
-    values NaN, as a maximum over tp may drop a NaN."""
+    """float32, a power of two. An infinite entry makes it NaN. A NaN makes it or the
+    values NaN, because a maximum over tp may drop a NaN."""
 
     def dequantised(self) -> Float[Array, "*dims"]:
         """Return the tensor in bfloat16, which holds each value exactly."""
@@ -51,11 +51,11 @@ class Quantised(NamedTuple):
 
 
 class QuantisedWeight(NamedTuple):
-    """A weight in 8 bits, in both orientations, or a stack of weights.
+    """A weight in FP8, in both orientations, or a stack of weights.
 
-    On Hopper a factor of an FP8 matmul must have the contracted dim last in memory. The
-    forward pass contracts the first dim of a weight, the backward pass the last. Both
-    orientations together take as many bytes as one copy in bfloat16.
+    On Hopper an operand of an FP8 matmul must have the contracted dim last in memory.
+    The forward pass contracts the first dim of a weight, the backward pass the last.
+    Both orientations together take as many bytes as one copy in bfloat16.
     """
 
     values: Float[Array, "*stack m n"]
@@ -65,12 +65,12 @@ class QuantisedWeight(NamedTuple):
 
     @property
     def rows(self) -> Quantised:
-        """The weight as it is, [m, n]; not of a stack."""
+        """The weight, [m, n]; not for a stack."""
         return Quantised(self.values, self.scale)
 
     @property
     def columns(self) -> Quantised:
-        """Its transpose, [n, m]; not of a stack."""
+        """Its transpose, [n, m]; not for a stack."""
         return Quantised(self.transposed, self.scale)
 
 
@@ -86,12 +86,13 @@ def quantise(
         The gradient of a weight contracts the whole sequence in one matmul, so all
         parts need the same scale; one scale per part would need one matmul per part.
         Transformer Engine reduces the magnitude of the same tensors. Tensors whose
-        features are split over tp never meet in a matmul, and have a scale per device.
+        features are split over tp never share a matmul, so each device has its own
+        scale.
     Returns:
       the values and their scale. The largest scaled value is between half the largest
-      number of the format and this number. If an entry of x is infinite or NaN, the
-      scale is NaN, and so is the result of every matmul. The guard of the optimizer
-      sees it then; a saturating conversion would mask it.
+      number of the format and that number. If an entry of x is infinite or NaN, the
+      scale is NaN, and so is the result of every matmul. So the guard of the optimizer
+      detects it; a saturating conversion would mask it.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
     if over_tp:
@@ -119,7 +120,7 @@ def multiply(
 
     Args:
       spec: of `jnp.einsum`, for one matmul: each dim is contracted or in the result.
-      a: contracted dims last; Hopper needs a copy of a factor in another order.
+      a: with the contracted dims last; Hopper has to copy an operand in another order.
       b: likewise.
       dtype: of the result. Sums are in float32.
     """

@@ -2,15 +2,14 @@
 
 Weights that read the same input are joined along their outputs and multiplied at once.
 Weights that add to the same output are joined along their inputs. Weights are stored
-separately, one leaf per logical matrix, so that the place of a stored value does not
-depend on tp. Each device joins its own shards: in training once a step
-(`layers.block.Block.join`), otherwise where they are used (`join_columns`,
-`join_rows`).
+separately, one leaf per logical matrix, so the layout of a checkpoint does not depend
+on tp. Each device joins its own shards: once per step in training
+(`layers.block.Block.join`), otherwise at each use (`join_columns`, `join_rows`).
 
-Training adds gradients over microbatches. A matmul can add its result to what is in
-memory (cuBLAS: beta = 1). So the projection takes the sum so far beside the weight
-(`Joined.total`), and the backward pass returns, as its "gradient", the sum with this
-microbatch's gradient added. No separate kernel reads and writes the sum.
+Training accumulates gradients over microbatches. A matmul can add its result to an
+array in memory (cuBLAS: beta = 1). So the projection takes the sum so far together with
+the weight (`Joined.total`), and the backward pass returns the new sum as the "gradient"
+of the old one. No separate kernel reads and writes the sum.
 
 Source: column and row split of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053,
 section 3), and its gradient accumulation fusion; the sequence split between the two,
@@ -32,28 +31,28 @@ from mjax.layers.fp8 import Quantised, QuantisedWeight
 from mjax.mesh import collectives
 
 InWeight = Float[Array, "D ..."]
-"""A weight of this device that reads the residual stream."""
+"""Part of a weight on this device that reads the residual stream."""
 
 OutWeight = Float[Array, "... D"]
-"""A weight of this device that adds to the residual stream."""
+"""Part of a weight on this device that adds to the residual stream."""
 
 
 PROJECTION = "projection"
-"""Name under which remat policies know the output of a matmul with weights."""
+"""Name, in remat policies, of the output of a matmul with weights."""
 
 
 class Joined(NamedTuple):
-    """The weights of one projection as one matrix of this device."""
+    """The weights of one projection, joined into one matrix on this device."""
 
     weight: Float[Array, "m n"] | QuantisedWeight
     """[D, F] of an input projection, [F, D] of an output projection. A quantised
     weight has no gradient, so it needs a total."""
     total: Float[Array, "m n"] | None = None
     """Sum of the gradients so far, in the dtype of the sum. The backward pass adds its
-    own gradient to the sum, and returns it as the gradient of `total`. It returns zeros
-    for `weight`, which no caller may use. So a differentiated function must pass
-    `total` to exactly one call, and that call must run. None: `weight` has its ordinary
-    gradient."""
+    own gradient to the sum and returns it as the gradient of `total`; for `weight` it
+    returns zeros, which callers must not use. So a differentiated function must pass
+    `total` to exactly one call, and that call must run. With None, `weight` has its
+    ordinary gradient."""
 
 
 def column_parallel(
@@ -71,11 +70,12 @@ def column_parallel(
       x: the device's part of the sequence, t = T/tp positions.
       joined: w_1 | w_2 | ..., [D, F].
       widths: columns F_i of each w_i; their sum is F.
-      num_chunks: matmuls that the sequence is cut into, one per chunk that arrives.
-      num_frozen: number of first columns whose gradient is not computed; it is zeros.
+      num_chunks: number of chunks of the sequence, with a matmul for each as it
+        arrives.
+      num_frozen: number of leading columns whose gradient is not computed but zeros.
         Only without a total.
-      in_fp8: multiply in 8 bits (`layers.fp8`), forward and backward. Activations that
-        are sent over tp before a matmul are in 8 bits. A quantised weight implies it.
+      in_fp8: multiply in FP8 (`layers.fp8`), forward and backward. Activations that are
+        sent over tp before a matmul are in FP8. A quantised weight implies it.
     Returns:
       x @ w_i for each i, over the whole sequence: n = tp shards of s = t positions, in
       the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
@@ -106,8 +106,8 @@ def row_parallel(
         `column_parallel`.
       joined: w_1 above w_2 above ..., [F, D], F the sum of the F_i.
       num_chunks: as in `column_parallel`.
-      num_frozen: likewise, for the first rows.
-      in_fp8: as in `column_parallel`; the partial sums cross tp in the dtype of parts.
+      num_frozen: likewise, for the leading rows.
+      in_fp8: as in `column_parallel`; partial sums are sent in the dtype of parts.
     Returns:
       the sum over i and over tp of part_i @ w_i, on t = T/tp positions.
     """
@@ -125,14 +125,14 @@ def row_parallel(
 def column_parallel_apart(
     x: Float[Array, "B t D"], weights: Sequence[InWeight]
 ) -> list[Float[Array, "1 B T _"]]:
-    """Project as `column_parallel` in one chunk, with one matmul per weight.
+    """Project like `column_parallel` in one chunk, with one matmul per weight.
 
-    Joining copies the weights. That costs little for a long sequence, but more than the
-    matmul itself if decoding has one token per sequence.
+    Joining copies the weights. This costs little for a long sequence, but more than the
+    matmul itself when decoding one token per sequence.
 
     Args:
       x: the device's part of the sequence.
-      weights: local, [D, ...] each; the dims after the first count as one.
+      weights: local, [D, ...] each; the dims after the first are flattened.
     """
     x = collectives.gather_sequence(x)[None]
     return [jnp.einsum("nbsd,df->nbsf", x, w.reshape(w.shape[0], -1)) for w in weights]
@@ -141,11 +141,11 @@ def column_parallel_apart(
 def row_parallel_apart(
     parts: Sequence[Float[Array, "1 B T _"]], weights: Sequence[OutWeight]
 ) -> Float[Array, "B t D"]:
-    """Project back as `row_parallel` in one chunk, with one matmul per weight.
+    """Project back like `row_parallel` in one chunk, with one matmul per weight.
 
     Args:
       parts: inputs of the weights.
-      weights: local, [..., D] each; the dims before the last count as one.
+      weights: local, [..., D] each; the dims before the last are flattened.
     """
     products = [
         jnp.einsum("nbsf,fd->nbsd", part, w.reshape(-1, w.shape[-1]))
@@ -168,7 +168,7 @@ def join_rows(weights: Sequence[OutWeight]) -> Joined:
 
 @jax.custom_vjp
 def keep_totals(x: Array, joined: Mapping[str, Joined]) -> Array:
-    """Return x in place of the output of a layer that is left out.
+    """Return x as the output of a skipped layer.
 
     The backward pass returns the totals unchanged as their own gradients.
 
@@ -192,9 +192,9 @@ keep_totals.defvjp(
 )
 
 
-# The backward passes are explicit for three reasons. Chunks are multiplied one by one
-# as they arrive, but at once for the gradient of the weights. That matmul adds to the
-# total. Quantised operands are kept in 8 bits.
+# The backward passes are explicit for three reasons: chunks are multiplied one by one
+# as they arrive, but all at once for the gradient of the weights; that matmul adds to
+# the total; quantised operands are kept in FP8.
 
 _Matrix = Array | QuantisedWeight
 
@@ -210,14 +210,14 @@ class _Options(NamedTuple):
 
 
 class _Operand(NamedTuple):
-    """The other factor of a matmul with a matrix, in 8 bits if the matrix is."""
+    """The other operand of a matmul with a weight, in FP8 if the weight is."""
 
     values: Float[Array, "n B s _"]
     scale: Float[Array, ""] | None
-    """As in `fp8.Quantised`; None: not in 8 bits."""
+    """As in `fp8.Quantised`; None if not in FP8."""
 
     def cut(self, cut: Callable[[Array], list[Array]]) -> list["_Operand"]:
-        """Apply a function that cuts or gathers into chunks, which share the scale."""
+        """Apply a function that returns chunks, which share the scale."""
         return [_Operand(chunk, self.scale) for chunk in cut(self.values)]
 
     def gather(self, num_chunks: int) -> list["_Operand"]:
@@ -228,11 +228,11 @@ class _Operand(NamedTuple):
     def rows(self) -> "_Operand":
         """Return all positions as one dim: [rows, _].
 
-        Rows are one dim in every matmul, and in every chunk that is sent. With more
-        dims, XLA may lay out operands differently for the forward and the backward
-        pass, and then copies whole stacks of kept activations between layouts. Or it
-        sends rows in an order other than that of the matmul, which then waits for
-        copies of what arrives (jax 0.11.2).
+        Rows are one dim in every matmul and in every chunk that is sent. With more
+        dims, XLA may use different layouts in the forward and the backward pass, and
+        then copies whole stacks of kept activations between them. Or it sends rows in
+        another order than the matmul needs, and the matmul waits for a copy of each
+        chunk (jax 0.11.2).
         """
         return _Operand(self.values.reshape(-1, self.values.shape[-1]), self.scale)
 
@@ -250,8 +250,8 @@ def _gather_and_multiply_fwd(options: _Options, x: Array, joined: Joined) -> Any
     operand = _operand(x, w, fp8.FORWARD, over_tp=True)
     chunks = operand.gather(options.num_chunks)
     y = jnp.concatenate([_multiply(chunk, w) for chunk in chunks])
-    # The backward pass gathers chunks again, overlapped with its matmuls. Nothing would
-    # overlap the gather of a whole sequence.
+    # The backward pass gathers chunks again, overlapped with its matmuls. The gather of
+    # a whole sequence would not be overlapped.
     return y, (operand if options.num_chunks > 1 else chunks[0], joined)
 
 
@@ -281,7 +281,7 @@ def _multiply_and_scatter_fwd(
     w = _matrix(options, joined)
     operand = _operand(jnp.concatenate(parts, 3), w, fp8.FORWARD)
     y = _multiply_chunks_and_scatter(options, operand, w)
-    # In 16 bits other operations keep the parts too: this shares their copy.
+    # In 16 bits other operations keep the parts too, so this shares their copy.
     return y, (parts if operand.scale is None else operand, joined)
 
 
@@ -292,8 +292,8 @@ def _multiply_and_scatter_bwd(options: _Options, kept: Any, dy: Array) -> Any:
     w = _matrix(options, joined)
     chunks = _operand(dy, w, fp8.BACKWARD, over_tp=True).gather(options.num_chunks)
     dxs = [_multiply(chunk, w, transpose=True) for chunk in chunks]
-    # The matmul that needs all chunks comes after those that need one each, which
-    # overlap the remaining transfers. Without the barrier XLA may run it first.
+    # The matmul that needs all chunks comes after those that need one each, because
+    # these overlap the remaining transfers. Without the barrier XLA may run it first.
     dxs, chunks = jax.lax.optimization_barrier((dxs, chunks))
     d_parts = jnp.split(jnp.concatenate(dxs), _ends(options.widths), axis=3)
     gradient = _gradient_of(options, joined, x, _concatenate(chunks), axis=0)
@@ -329,7 +329,7 @@ def _gradient_of(
 
 
 def _matrix(options: _Options, joined: Joined) -> _Matrix:
-    """Return the weight as matmuls use it, quantised if they are in 8 bits."""
+    """Return the weight in the form that matmuls use, quantised if they are in FP8."""
     w = joined.weight
     if options.in_fp8 and not isinstance(w, QuantisedWeight):
         return fp8.quantise_weight(w)
@@ -337,14 +337,14 @@ def _matrix(options: _Options, joined: Joined) -> _Matrix:
 
 
 def _operand(x: Array, w: _Matrix, dtype: Any, *, over_tp: bool = False) -> _Operand:
-    """Return x as an operand for w; `dtype` and `over_tp` matter only in 8 bits."""
+    """Return x as an operand for w; `dtype` and `over_tp` matter only in FP8."""
     if isinstance(w, QuantisedWeight):
         return _Operand(*fp8.quantise(x, dtype, over_tp=over_tp))
     return _Operand(x, None)
 
 
 def _concatenate(chunks: list[_Operand]) -> _Operand:
-    """Return the chunks of one operand as one."""
+    """Return the chunks of one operand, concatenated."""
     return _Operand(jnp.concatenate([c.values for c in chunks]), chunks[0].scale)
 
 
@@ -376,7 +376,7 @@ def _multiply_chunks_and_scatter(
     chunks = x.cut(lambda values: collectives.cut_chunks(values, options.num_chunks))
     if x.scale is not None:
         # Without the barrier XLA dequantises all chunks at once and slices afterwards.
-        # It makes no FP8 matmul of a factor that has other readers (jax 0.11.2).
+        # It makes no FP8 matmul if an operand has other readers (jax 0.11.2).
         chunks = jax.lax.optimization_barrier(chunks)
     own, *others = chunks
     products = [_multiply(chunk, w, transpose=transpose) for chunk in [*others, own]]
@@ -384,5 +384,5 @@ def _multiply_chunks_and_scatter(
 
 
 def _ends(widths: Sequence[int]) -> list[int]:
-    """Return where each of the joined arrays but the last ends."""
+    """Return the end of each joined array except the last."""
     return np.cumsum(widths[:-1]).tolist()

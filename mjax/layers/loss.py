@@ -1,9 +1,9 @@
 """Cross-entropy over a vocabulary split over tensor parallelism.
 
-Logits are never gathered, and at most one chunk of positions has logits in memory.
-Devices exchange the maximum, the sum of exponentials and the target's logit of each
-position: three numbers instead of V. The same pass computes the gradients; the backward
-pass exchanges nothing.
+Logits are never gathered, and only one chunk of positions at a time has logits in
+memory. Devices exchange the maximum, the sum of exponentials and the target's logit of
+each position: three numbers instead of V. The same pass computes the gradients; the
+backward pass exchanges nothing.
 
 Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3; traffic B x T.
 """
@@ -36,7 +36,7 @@ def summed_nll(
       bias: of this device's tokens, or None.
       targets: global token ids; `NO_TARGET` adds 0.
       scale: factor on the logits.
-      vocab_size: V; tokens from there on are padding and have no probability.
+      vocab_size: V; ids from V on are padding and have zero probability.
       soft_cap: bound on the magnitude of the scaled logits, or None.
     Returns:
       nats, float32, equal on all devices of a tp group.
@@ -62,7 +62,7 @@ def summed_nll(
 def mask_padding(
     logits: Float[Array, "*dims v"], vocab_size: int
 ) -> Float[Array, "*dims v"]:
-    """Give the columns beyond the vocabulary the logit -inf; returns float32.
+    """Set the logits of padding to -inf; returns float32.
 
     Args:
       logits: this device's columns.

@@ -71,7 +71,7 @@ class Mlp(nnx.Module):
         return weights["w_out"]
 
     def out_bias(self) -> Float[Array, " D"] | None:
-        """Return the bias added once, after the sum over tp."""
+        """Return the output bias, which is added once, after the sum over tp."""
         return None if self.b_out is None else self.b_out[...]
 
     def activate(

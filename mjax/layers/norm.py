@@ -16,7 +16,7 @@ class Norm(nnx.Module):
 
     layernorm: y = (x - mean) * scale / sqrt(var + eps) + bias; rmsnorm: y = x * scale /
     sqrt(mean(x^2) + eps). Statistics in float32. A zero-centred norm stores scale - 1,
-    so that its parameters start at 0 (Gemma).
+    so its parameters start at 0 (Gemma).
 
     Source: Ba et al. 2016, arXiv:1607.06450, eq. 4; Zhang and Sennrich 2019,
     arXiv:1910.07467, eq. 4. Differs: eps, absent in the latter.
@@ -26,8 +26,8 @@ class Norm(nnx.Module):
         """Create the scale [width] and, if used, a bias of zeros.
 
         Args:
-          width: of what is normalised; D, or H for heads.
-          config: how.
+          width: of the normalised dim; D, or H for heads.
+          config: kind and options of the norm.
           logical: name of the dim that is normalised.
         """
         self.config = config
@@ -42,13 +42,13 @@ class Norm(nnx.Module):
     def branch(
         self, x: Float[Array, "B t D"]
     ) -> tuple[Float[Array, "B t D"], Float[Array, "B t D"]]:
-        """Return x, to go on in the residual stream, and its norm, for the branch."""
+        """Return x for the residual stream, and its norm for the branch."""
         return skip_and_norm(x, *self._params(), **self._options())
 
     def _params(self) -> tuple[Any, Any]:
         scale = self.scale[...]
         if self.config.zero_centred:
-            # In float32: next to 1, bfloat16 would lose what is stored.
+            # In float32: added to 1 in bfloat16, small stored values would be lost.
             scale = 1.0 + scale.astype(jnp.float32)
         return scale, None if self.bias is None else self.bias[...]
 

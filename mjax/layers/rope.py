@@ -30,10 +30,10 @@ def angles(positions: Int[Array, "B T"], config: RopeConfig) -> Angles:
 def frequencies(config: RopeConfig) -> Float[Array, " R"]:
     """Return the angle of each pair [R/2] at position 1, float32.
 
-    linear divides all frequencies by `scaling`. llama3 and yarn divide those of pairs
-    that make at most `slow_turns` turns in the original length, leave those that make
-    `fast_turns` or more, and blend between: llama3 along the number of turns, yarn
-    along the index of the pair.
+    linear divides all frequencies by `scaling`. llama3 and yarn divide the frequencies
+    of pairs with at most `slow_turns` turns in the original length, and do not change
+    those of pairs with at least `fast_turns`. In between they interpolate: llama3 by
+    the number of turns, yarn by the index of the pair.
     """
     width = config.rotated_width
     exponent = jnp.arange(0, width, 2, dtype=jnp.float32) / max(width, 1)
@@ -50,7 +50,8 @@ def frequencies(config: RopeConfig) -> Float[Array, " R"]:
 
 
 def _ramp(config: RopeConfig) -> Float[Array, " R"]:
-    """Return 0 at the pair of `fast_turns`, 1 at that of `slow_turns`, not clipped."""
+    """Return 0 at the pair with `fast_turns`, 1 at the one with `slow_turns`,
+    unclipped."""
     width = config.rotated_width
 
     def pair(turns: float) -> float:

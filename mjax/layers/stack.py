@@ -1,8 +1,7 @@
 """The repeating pattern of layers, with remat, applied by a scan or one by one.
 
-Evaluation uses the scan. In training the stages of a pipeline apply their layers one by
-one, and `mjax.step.prefetch` has its own scan, which gathers the weights one layer
-ahead.
+Evaluation uses the scan. In training, pipeline stages apply their layers one by one,
+and `mjax.step.prefetch` has its own scan, which gathers weights one layer ahead.
 """
 
 import dataclasses
@@ -21,20 +20,20 @@ from mjax.layers.linear import PROJECTION, keep_totals
 
 Layer = Callable[[jax.Array], jax.Array]
 Guard = Callable[[jax.Array, Layer, Layer, jax.Array], jax.Array]
-"""Decides whether a layer is applied: (index, layer, function to call instead of a
-layer that is left out, input) -> output."""
+"""Decides whether a layer is applied: (index, layer, function that replaces a skipped
+layer, input) -> output."""
 
 
 BLOCK_INPUT = "block_input"
-"""Name of the residual stream before a block in remat policies."""
+"""Name, in remat policies, of the residual stream before a block."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPattern:
     """Layers as a repeating pattern of kinds: applied one by one, or by a scan.
 
-    Kinds are static within the pattern, so kernels see constant windows and compile
-    time grows with the pattern, not with the number of layers.
+    Kinds are static within the pattern. So windows are constants of the kernels, and
+    compile time grows with the pattern, not with the number of layers.
     """
 
     layer: Callable[..., jax.Array]
@@ -43,7 +42,7 @@ class LayerPattern:
     """The pattern that repeats, from the first layer on."""
     remat: Remat
     context: PyTree
-    """What all layers read beside their input."""
+    """Arrays that all layers read besides their input."""
     first_layer: Int[Array, ""] | int
     guard: Guard | None
 
@@ -82,8 +81,8 @@ class LayerPattern:
     ) -> jax.Array:
         """Apply one layer of a pattern whose parameters are [period, ...].
 
-        The layer selects its parameters inside the rematerialised function. If they
-        were selected outside, they would be residuals: a copy of all weights.
+        The layer selects its parameters inside the rematerialised function. Selected
+        outside, they would be residuals, which copies all weights.
         """
         local = first + place
 
@@ -103,7 +102,7 @@ class LayerPattern:
         """Apply layers one by one; the first has the first kind of the pattern.
 
         Each matmul adds the gradient of its weight to a sum in place. A scan over the
-        layers would copy the sums from one stack to another.
+        layers would copy the sums between stacks.
         """
 
         def apply(x: jax.Array, local: int, params: JoinedParams) -> jax.Array:
@@ -124,7 +123,8 @@ class LayerPattern:
 
         Args:
           place: in the pattern.
-          in_loop: forward and backward pass are in two loops, which XLA does not merge.
+          in_loop: whether forward and backward pass are in two loops, which XLA does
+            not merge.
         """
 
         def layer(x: jax.Array, *args: PyTree) -> jax.Array:
@@ -136,19 +136,19 @@ class LayerPattern:
 def checkpointed(
     layer: Callable[..., Any], policy: Remat, *, prevent_cse: bool = True
 ) -> Callable[..., Any]:
-    """Wrap a layer so that the backward pass recomputes what the policy names.
+    """Wrap a layer so that the backward pass recomputes what the policy says.
 
     none: nothing; attention: only the attention core (in `layers.attention`); core: all
     but the outputs of projections and of the attention core; dots: all but the outputs
     of projections; full: the whole layer; offload: the whole layer, with its input in
     host memory.
 
-    core repeats no matmul with a weight and no attention, only what is between them:
-    norms, rotation, activation, dropout and sums. A projection that adds to the
-    residual stream is kept only if the backward pass reads its output: in the serial
-    block that of attention, whose sum the second norm reads; with norms after the
-    branches both; in the parallel block neither. The low-rank matmuls of adapters are
-    repeated.
+    core repeats no matmul with a weight and no attention, only the operations between
+    them: norms, rotation, activation, dropout and sums. The output of a projection into
+    the residual stream is kept only if the backward pass reads it. In the serial block
+    this is the projection of attention, because the second norm reads the sum; with
+    norms after the branches it is both; in the parallel block it is neither. The
+    low-rank matmuls of adapters are repeated.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):
