@@ -29,7 +29,7 @@ def pattern(values: Sequence[Any]) -> tuple[Any, ...]:
 
 
 def fraction(width: int, head_width: int) -> float:
-    """Return a fraction of the head whose rounded-down width is `width`."""
+    """Return a fraction of the head width that rounds down to `width`."""
     share = width / head_width
     return share if int(head_width * share) >= width else math.nextafter(share, 1)
 
@@ -267,7 +267,7 @@ def read_llama(keys: Keys) -> ModelConfig:
 
 
 def check_multiple(alike: Json, family: str) -> None:
-    """Refuse a width that does not divide among the heads, as transformers does."""
+    """Refuse a width that is not a multiple of the heads, as transformers does."""
     if alike["d_model"] % max(alike["heads"], 1):
         raise ValueError(
             "config.json: hidden_size must be a multiple of num_attention_heads "

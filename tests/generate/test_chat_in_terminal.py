@@ -130,7 +130,11 @@ REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') 
     [
         (None, [], "has no chat template, .*chat_template.jinja beside the tokenizer"),
         ("{% if %}", [], "the chat template is broken"),
-        (USER_ONLY + "{% endif %}{% endfor %}", ["--system", "b"], "leaves messages"),
+        (
+            USER_ONLY + "{% endif %}{% endfor %}",
+            ["--system", "b"],
+            "ignores system messages",
+        ),
         (REFUSES + "{% endif %}a", ["--system", "b"], "no system.*; leave it out"),
         ("{{ raise_exception('never') }}", [], "refuses: .*never"),
     ],

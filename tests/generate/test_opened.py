@@ -169,5 +169,5 @@ def test_parameters_that_the_config_does_not_mean_are_refused(tmp_path):
     params = random_params(SMALL)
     params["embed"]["table"] = params["embed"]["table"][:, :16]
     save_run(tmp_path, params)
-    with pytest.raises(ValueError, match=r"embed\.table: \(288, 16\), its config"):
+    with pytest.raises(ValueError, match=r"embed\.table: \(288, 16\), by its config"):
         open_model(str(tmp_path), make_mesh(ONE), dtype="float32")

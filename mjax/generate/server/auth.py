@@ -7,8 +7,8 @@ Without tokens the server listens on a loopback address. It must then refuse req
 web pages in a browser on the same machine. A page may send a form or plain text to any
 address, and a host name that its owner points at 127.0.0.1 makes the server part of the
 page's site (DNS rebinding). So the header Host must name this machine, and bodies must
-be declared as JSON, for which a browser first requests permission, which the server
-does not grant.
+be declared as JSON. For JSON a browser first requests permission, which the server does
+not grant.
 """
 
 import re
