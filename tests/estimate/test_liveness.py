@@ -40,12 +40,12 @@ def test_what_only_a_sum_reads_is_never_in_memory():
 
 
 def test_what_a_product_reads_is_in_memory():
-    # sin(x), then the product beside it.
+    # sin(x), then the matmul beside it.
     assert peak(lambda x: jnp.sin(x) @ x, X) == 2 * SQUARE
 
 
 def test_a_result_takes_the_place_of_a_value_that_ends():
-    # The product, overwritten by its sine.
+    # The matmul's result, overwritten by its sine.
     assert peak(lambda x: jnp.sin(x @ x), X) == SQUARE
 
 
@@ -74,7 +74,7 @@ def test_a_loop_holds_its_carry_one_turn_and_what_it_stacks():
 
         return lax.scan(turn, x @ x, length=10)
 
-    # The carry and the next one; ten rows.
+    # The carry, the next carry, and ten rows.
     assert peak(f, X) == 2 * SQUARE + 10 * 4 * N
 
 
@@ -85,7 +85,7 @@ def test_a_loop_updates_a_buffer_in_place():
 
         return lax.fori_loop(0, 10, turn, jnp.zeros((10, N, N)))
 
-    # A counter, the ring, and what is put into it.
+    # A counter, the ring, and the new entry.
     assert 11 * SQUARE <= peak(f, X) <= 11 * SQUARE + 16
 
 
@@ -93,7 +93,7 @@ def test_a_condition_costs_the_larger_branch():
     def f(x: jax.Array) -> jax.Array:
         return lax.cond(x[0, 0] > 0, lambda: x @ x @ x, lambda: x)
 
-    assert peak(f, X) == 2 * SQUARE + 4  # and the number of the branch
+    assert peak(f, X) == 2 * SQUARE + 4  # and the index of the branch
 
 
 def test_calls_are_looked_into():

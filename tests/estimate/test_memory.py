@@ -1,4 +1,4 @@
-"""The estimate of memory, against the compiler's, and what it refuses."""
+"""The memory estimate: compared with the compiler's, and its refusals."""
 
 import dataclasses
 import re
@@ -88,7 +88,7 @@ def estimate(
     ids=["interleaved", "input", "plain", "at once"],
 )
 def test_the_estimate_is_near_the_compilers(layout: dict[str, Any]):
-    """Of the compiler for CPUs, which copies more and fuses less than for GPUs."""
+    """Memory by the CPU compiler, which copies more and fuses less than for GPUs."""
     accumulates = layout.get("microbatches") != 1
     step, found = estimate(program(**layout), accumulates=accumulates)
     compiled: Any = step.lower().compile().memory_analysis()
@@ -123,7 +123,7 @@ def test_weights_gathered_before_the_step_are_counted():
 
 
 def test_a_save_that_orders_the_layers_needs_room_for_its_copy(monkeypatch):
-    """Here the step itself needs next to nothing, so the save decides."""
+    """The step itself needs almost nothing here, so the save determines the peak."""
     of = program(pp=2, pipeline=PipelineConfig(chunks=2, stash="input"))
     monkeypatch.setattr(memory.liveness, "peak_bytes", lambda body, **_: 0)
     found = estimate(of)[1]

@@ -1,4 +1,4 @@
-"""The closed-form step time: limits that are known, and what must not get worse."""
+"""The closed-form step time: known limits, and monotonicity."""
 
 import dataclasses
 import itertools
@@ -56,7 +56,7 @@ GPT = Case(
 
 
 def with_sizes(case: Case, **sizes: int) -> Case:
-    """Change axes; one stage has one chunk."""
+    """Change axes; a run with one stage has one virtual stage."""
     changed = dataclasses.replace(case.sizes, **sizes)
     chunks = case.chunks if changed.pp > 1 else 1
     return dataclasses.replace(case, sizes=changed, chunks=chunks)
@@ -136,7 +136,7 @@ def test_bubble_and_memory_are_those_of_the_schedule_that_runs(
         microbatches=microbatches,
     )
     assert simulate(case, DEVICE, IDEAL).bubble == pytest.approx(built.bubble)
-    # One layer a chunk.
+    # One layer per virtual stage.
     assert layers_in_flight(case) == max(built.in_flight)
 
 
@@ -171,7 +171,7 @@ def test_a_faster_device_is_never_slower(
     case: Case, reached: Constants, rate: str, factor: float
 ):
     faster = dataclasses.replace(DEVICE, **{rate: factor * getattr(DEVICE, rate)})
-    # Faster products hide less of the transfers: the sum is still not longer.
+    # Faster matmuls overlap less of the transfers, but the total never grows.
     before = simulate(case, DEVICE, reached).total_s
     assert simulate(case, faster, reached).total_s <= before * (1 + EXACT)
 
@@ -235,7 +235,7 @@ def test_the_flops_that_take_time_are_those_that_are_counted(
     )
     without_memory = dataclasses.replace(DEVICE, memory_bytes_per_s=math.inf)
     time = simulate(case, without_memory, IDEAL)
-    # The backward pass of the kernel computes the scores again: 3.5 passes for 3.
+    # The backward pass of the kernel recomputes the scores: 3.5 passes instead of 3.
     busy_s = time.products_s + time.head_s + time.attention_s * 3 / 3.5
     flops = counts.flops_per_token(model, case.seq_len)
     assert mfu(case, DEVICE, busy_s, flops) == pytest.approx(1.0, rel=EXACT)
@@ -252,7 +252,7 @@ def test_recomputing_all_leaves_out_the_last_product():
 
 
 def test_copies_cost_their_bytes():
-    """Copies of kept activations, of chunks over tp, of weights in each microbatch."""
+    """Copies of residuals, of chunks over tp, and of weights in each microbatch."""
     case = dataclasses.replace(GPT, remat="core", parallel=True)
     runs, rate = case.microbatches * case.layers_per_gpu, DEVICE.memory_bytes_per_s
 
@@ -290,17 +290,18 @@ def test_the_parallel_block_has_half_the_collectives_over_tp():
         *itertools.product(
             ["serial", "parallel"], ["none", "core", "dots", "full"], [1]
         ),
-        # With remat full the trace gathers chunks twice; XLA makes it once.
+        # With remat full the trace gathers chunks twice; XLA merges them into one
+        # gather.
         *(("serial", remat, 4) for remat in ("none", "attention", "core")),
     ],
 )
 def test_collectives_over_tp_are_those_of_the_layer(block, remat, tp_chunks):
-    """What a device sends in the loops over layers, forward and backward, as traced."""
+    """Count the bytes that a device sends in the traced loops over layers."""
     model = dataclasses.replace(TINY, layers=5, block=block, remat=remat)
     program = make_program(Layout((1, 1, 1, 4), 0, tp_chunks=tp_chunks), model)
     trace = program.trace()
     loops = (e for e in equations(trace.jaxpr.jaxpr) if e.primitive.name == "scan")
-    # Sent of an operand, by the ring; a permute sends it.
+    # A ring sends this part of an operand; a permute sends all of it.
     shares = {"all_gather": 3, "reduce_scatter": 3 / 4, "ppermute": 1}
     sent = sum(
         shares[e.primitive.name] * e.invars[0].aval.size
@@ -316,7 +317,7 @@ def test_collectives_over_tp_are_those_of_the_layer(block, remat, tp_chunks):
     )
     by_model = simulate(case, DEVICE, IDEAL).tp_s * DEVICE.node_link_bytes_per_s
     assert by_model == pytest.approx(sent * case.param_bytes, rel=EXACT)
-    # What was gathered waits for the backward pass only if it is not gathered again.
+    # Gathered arrays are kept for the backward pass only if not gathered again.
     is_kept = f"f32[5,1,{ROWS},{LENGTH},{TINY.d_model}]" in str(trace.jaxpr)
     again = layer_bytes(dataclasses.replace(case, tp_chunks=4))
     assert is_kept is (layer_bytes(case) > again)
@@ -357,7 +358,7 @@ def test_two_steps_cross_nodes_with_the_part_of_a_shard():
 
 @pytest.mark.parametrize(("zero", "volume"), [(0, 2), (1, 3), (2, 2), (3, 3)])
 def test_each_zero_level_moves_its_volume(zero: int, volume: int):
-    """In arrays of parameters, the dtypes being alike; docs/parallelism.md."""
+    """In units of the parameter array, with equal dtypes; see docs/parallelism.md."""
     case = dataclasses.replace(
         with_sizes(GPT, pp=1, tp=1, dp_shard=8),
         layers=1,
@@ -410,7 +411,7 @@ def test_a_higher_zero_level_holds_no_more_state(case: Case):
     )
     held = [memory(dataclasses.replace(case, zero=zero)) for zero in range(4)]
     assert held[1].optimizer_bytes == held[0].optimizer_bytes / 16
-    assert held[2].grads_bytes == held[1].grads_bytes  # whole while they add up
+    assert held[2].grads_bytes == held[1].grads_bytes  # unsharded while they accumulate
     assert held[3].grads_bytes == held[2].grads_bytes / 16
     totals = [one.total_bytes for one in held]
     assert totals == sorted(totals, reverse=True)
@@ -432,7 +433,7 @@ def test_gradients_of_layers_are_whole_only_while_they_add_up(
 
 
 def test_what_crossed_tp_at_once_is_kept_whole():
-    """Of the two inputs of a serial layer 7/8 more than the 1/8 of chunks."""
+    """For both inputs of a serial layer, 7/8 in addition to the 1/8 of chunks."""
     at_once = dataclasses.replace(GPT, tp_chunks=1)
     more = 2 * 2 * GPT.seq_len * GPT.d_model * 7 / 8
     assert layer_bytes(at_once) - layer_bytes(GPT) == more

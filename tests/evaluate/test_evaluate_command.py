@@ -1,4 +1,4 @@
-"""`python -m mjax.evaluate` through its flags: what it prints, and what it refuses."""
+"""`python -m mjax.evaluate` through its flags: output and refusals."""
 
 import dataclasses
 import json
@@ -105,7 +105,7 @@ def test_a_text_is_scored_and_the_file_gets_what_is_printed(
     got = found(evaluate, *words, "--precision", "float32")
     assert json.loads(out.read_text()) == got
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
-    # The first byte of each document has no context; the token that ends it is scored.
+    # The first byte of each document has no context; its end token is scored.
     num_bytes = sum(map(len, DOCUMENTS)) - 3
     assert (got["documents"], got["bytes"]) == (3, num_bytes)
     assert (got["tokens"], got["start_token"]) == (num_bytes + 3, "none")

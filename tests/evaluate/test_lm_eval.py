@@ -1,4 +1,4 @@
-"""lm-eval's own command with `--model mjax`, on tasks made here, without a network.
+"""lm-eval's own command with `--model mjax`, on local tasks, without a network.
 
 lm-eval runs in its own environment, `.venv-eval` or `$MJAX_EVAL_PYTHON`; transformers,
 whose log-likelihoods are the measure, in `.venv-hf`.
@@ -80,7 +80,7 @@ def tasks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`run`, `plain` exported from it, and `bos`, whose tokenizer begins texts."""
+    """`run`, `plain` exported from it, and `bos` with a token before each text."""
     folder = tmp_path_factory.mktemp("models")
     make_run(folder / "run", small_config(), read_files("bytes"))
     assert ckpt(["export", str(folder / "run"), str(folder / "plain")]) == 0
@@ -96,7 +96,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     model = small_config("train:263", 263).model
     params = random_params(model)
-    # Only ASCII is made, so that each token is text.
+    # Only ASCII is generated, so that each token is text.
     ids = {spec.token_to_id(chr(code)) for code in range(33, 127)} - {None}
     others = [i for i in range(263) if i not in ids]
     params["params.head.table"][others] = 0
@@ -163,7 +163,7 @@ def results(
 
 @pytest.fixture(scope="module")
 def theirs(models: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What transformers makes of both folders."""
+    """Results of transformers for both folders."""
     scratch = tmp_path_factory.mktemp("peer")
     job = {
         "folders": [str(models / "plain"), str(models / "bos")],
@@ -248,7 +248,7 @@ def test_a_run_on_two_devices_has_the_scores_of_its_export(
 
 
 def test_a_text_longer_than_the_model_is_scored_in_windows(plain) -> None:
-    """200 bytes of a model that takes 64: all are scored, about as well as others."""
+    """200 bytes with a model that takes 64: all are scored, about as well as others."""
     long, short = float(plain["whole"][1]), float(plain["whole"][0])
     assert 0.5 < (long / len(TEXTS[1])) / (short / len(TEXTS[0])) < 2
 

@@ -1,4 +1,4 @@
-"""What `--model_args` of lm-eval may say, and the generation options of tasks."""
+"""Valid `--model_args` of lm-eval, and the generation options of tasks."""
 
 import importlib.util
 from typing import Any
@@ -10,7 +10,7 @@ from mjax.evaluate.lm_eval_args import Args, BadArgsError, read_args, read_sampl
 from mjax.generate.requests import Sampling
 
 OWN = {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"}
-"""What lm-eval adds if nobody gives these flags."""
+"""Values that lm-eval adds without these flags."""
 
 
 def test_words_become_args():

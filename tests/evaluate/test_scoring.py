@@ -1,4 +1,4 @@
-"""Scores are those of the trainer's own program, on every mesh and in every packing."""
+"""Scores equal those of the trainer's program, on every mesh and with any packing."""
 
 import dataclasses
 

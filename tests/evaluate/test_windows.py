@@ -13,7 +13,7 @@ from mjax.evaluate.windows import Piece
 
 
 def pieces(sizes: list[int], cut: int) -> list[Piece]:
-    """Sequences of consecutive numbers, no number twice, in pieces of some tokens."""
+    """Sequences of consecutive, unique numbers, in pieces of some tokens."""
     found, first = [], 0
     for size in sizes:
         tokens = np.arange(first, first + size, dtype=np.int32)

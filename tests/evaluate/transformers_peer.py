@@ -1,4 +1,4 @@
-"""What transformers makes of texts; run by the interpreter of `.venv-hf`.
+"""Results of transformers for texts; run by the interpreter of `.venv-hf`.
 
 Nothing of mjax is imported here. Enters: a JSON file with folders, pairs of context and
 continuation, whole texts, and prompts. Leaves: FOLDER.json with log-likelihoods and

@@ -39,7 +39,7 @@ SMALL = ModelConfig(
 
 
 def random_params(model: ModelConfig, seed: int = 0) -> Params:
-    """No entry is 0 or 1: biases and scales are drawn too; float32, on the host."""
+    """Return random float32 parameters on the host, none of them 0 or 1."""
     rng = np.random.default_rng(seed)
     drawn = Transformer(model, rngs=nnx.Rngs(seed))
     params = nnx.to_pure_dict(nnx.state(drawn))
@@ -58,7 +58,7 @@ def opened(
     dtype: str = "float32",
     params: Params | None = None,
 ) -> Opened:
-    """Open random parameters of a model of bytes."""
+    """Open random parameters of a byte-level model."""
     made = make_mesh(mesh)
     sizes = AxisSizes(**made.shape)
     specs = param_specs(abstract_params(model)[1], sizes, shard_over_dp=False)
@@ -109,5 +109,5 @@ def _plus(step: int, x: np.ndarray) -> jax.Array:
 
 
 def with_options(**fields: Any) -> ModelConfig:
-    """Return SMALL with other fields."""
+    """Return SMALL with changed fields."""
     return dataclasses.replace(SMALL, **fields)

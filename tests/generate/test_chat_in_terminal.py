@@ -30,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def hold(run, monkeypatch, capsys):
-    """Return what holds a chat over a pipe: exit code, stdout, stderr."""
+    """Return a function that chats over a pipe: exit code, stdout, stderr."""
 
     def chat(lines: str, *words: str, model: str = run) -> tuple[int, str, list[str]]:
         monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
@@ -43,7 +43,7 @@ def hold(run, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def offline(run: str):
-    """Return what continues a text with the engine alone."""
+    """Return a function that continues a text with the engine alone."""
     opened = open_model(run, make_mesh((1, 1, 1, 1)), dtype="float32")
     engine = Engine(opened, slots=1, max_len=128)
 
@@ -173,11 +173,11 @@ fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 signal.signal(signal.SIGINT, signal.SIG_DFL)  # shells ignore it in the background
 os.execv(sys.argv[1], sys.argv[1:])
 """
-"""Ctrl-C is for the process whose terminal it is; then become another program."""
+"""Own the terminal, so that Ctrl-C reaches the process; then become another program."""
 
 
 class Terminal:
-    """A process that thinks a person is there."""
+    """A process on a pseudo-terminal."""
 
     def __init__(self, run: str) -> None:
         """Start the chat."""
@@ -198,7 +198,7 @@ class Terminal:
         self.shown = ""
 
     def until(self, pattern: str) -> None:
-        """Read until something has been shown since the last call."""
+        """Read until a text has appeared since the last call."""
         until_s, new = time.monotonic() + 60, ""
         while not re.search(pattern, new):
             assert time.monotonic() < until_s, self.shown
@@ -226,7 +226,7 @@ class Terminal:
     def ended(self) -> int:
         """Wait for the end; return the exit code."""
         code = self.process.wait(60)
-        with contextlib.suppress(OSError):  # nobody has the other end any more
+        with contextlib.suppress(OSError):  # the other end is closed
             while part := os.read(self._here, 4096):
                 self.shown += part.decode(errors="replace")
         return code

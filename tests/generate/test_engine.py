@@ -1,4 +1,4 @@
-"""Answers of the engine: those of the whole model, whatever slot and company."""
+"""Answers of the engine equal those of the full model, in any slot and company."""
 
 import dataclasses
 import itertools
@@ -21,7 +21,7 @@ from tests.generate.models import SMALL, opened, random_params
 from tests.training import make_mesh
 
 VOCAB = 20
-"""As many tokens as log-probabilities can be asked for: all of them are compared."""
+"""At most as many tokens as log-probabilities, so that all are compared."""
 MAX_LEN = 40
 ONE = (1, 1, 1, 1)
 
@@ -75,7 +75,7 @@ def random_model(seed: int) -> ModelConfig:
 
 
 def program_of(model: ModelConfig) -> Program:
-    """Return the functions of training, which compute each prefix anew."""
+    """Return the functions of training, which recompute each prefix."""
     return build_program(
         model=model,
         optimizer=OptimConfig(),
@@ -174,7 +174,7 @@ def test_an_answer_does_not_depend_on_slot_or_company(mesh):
     assert together == alone[::-1]
     fresh = Engine(small(mesh), slots=4, max_len=MAX_LEN)
     assert answer_all(fresh, requests[::-1])[::-1] == together
-    assert len({answer.tokens for answer in together}) > 8  # they are not all alike
+    assert len({answer.tokens for answer in together}) > 8  # they are not all equal
 
 
 def test_a_mesh_has_the_answers_of_one_device():
@@ -292,7 +292,7 @@ def test_no_request_is_refused_that_just_fits():
 
 @pytest.mark.parametrize("mesh", [ONE, (1, 1, 1, 2)], ids=["one", "tp2"])
 def test_no_cache_of_a_layer_is_copied(mesh):
-    """Neither for a prompt nor for a token is there room for one beside the rings."""
+    """Neither prefill nor decoding needs a second copy of the rings."""
     found = small(mesh, window=(None,), rope=(True,))
     engine = Engine(found, slots=16, max_len=1024)
     state, weights = engine._state, engine._weights
@@ -319,7 +319,7 @@ def prompt_of(length: int) -> Prompt:
 
 
 def test_tokens_that_the_tokenizer_has_not_are_never_drawn():
-    """They would have no text; a vocabulary may be larger than the tokenizer's."""
+    """Ids beyond the tokenizer's have no text; the model may have more ids."""
     found = small(vocab_size=288)
     table = found.params["head"]["table"]
     loud = table.at[257:].set(50 * jnp.sign(found.params["final_norm"]["scale"]))
@@ -332,7 +332,7 @@ def test_tokens_that_the_tokenizer_has_not_are_never_drawn():
 
 
 def sizes_of_steps(engine: Engine, *requests: Request) -> tuple[list[int], list[int]]:
-    """Return how many events the steps have while requests wait, and after that."""
+    """Return the numbers of events per step while requests wait, and after that."""
     engine._steps_at_once = 1
     ids = [engine.submit(request) for request in requests]
     events, sizes = {i: [] for i in ids}, ([], [])
@@ -347,7 +347,7 @@ def sizes_of_steps(engine: Engine, *requests: Request) -> tuple[list[int], list[
 
 
 def test_a_slow_model_answers_token_by_token(monkeypatch):
-    """However many steps are one dispatch, the answer is the same."""
+    """The answer does not depend on the number of steps per dispatch."""
     engine = Engine(small(), slots=1, max_len=MAX_LEN)
     monkeypatch.setattr("mjax.generate.engine._BURST_S", 1e-9)
     _, slow = sizes_of_steps(engine, ask([5], 30))

@@ -1,4 +1,4 @@
-"""`python -m mjax.generate`: what it prints, and what it refuses."""
+"""`python -m mjax.generate`: output and refusals."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Opening a model: from where, with which tokenizer, and what is refused."""
+"""Opening a model: sources, tokenizers and refusals."""
 
 import json
 from pathlib import Path

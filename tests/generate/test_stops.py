@@ -1,4 +1,4 @@
-"""Text of tokens: whole characters, nothing of a stop text, the same as all at once."""
+"""Streamed text has complete characters, no stop text, and equals the full text."""
 
 from collections.abc import Iterable
 
@@ -24,7 +24,7 @@ BPE = HuggingFaceTokenizer(train_bpe(LINES * 3, 300), origin="trained")
 
 
 def pieces_of(tokenizer, tokens: Iterable[int], stop=()) -> tuple[list[str], bool]:
-    """Feed tokens until a stop text comes; return the pieces."""
+    """Feed tokens until a stop text is found; return the pieces."""
     text, pieces = TextOfTokens(Words(tokenizer), stop), []
     for token in tokens:
         piece, stopped = text.add(int(token))
@@ -55,7 +55,7 @@ def test_bytes_that_are_no_text_are_shown_as_broken_and_end(tokens):
     pieces, _ = pieces_of(BYTES, tokens)
     shown = "".join(pieces)
     whole = BYTES.decode(np.asarray(tokens, np.int64))
-    # What is whole stands in its order; broken bytes may be counted otherwise.
+    # Complete characters are in order; the number of replacement characters may differ.
     assert shown.replace("\ufffd", "") == whole.replace("\ufffd", "")
 
 
@@ -66,7 +66,7 @@ def test_bytes_that_are_no_text_are_shown_as_broken_and_end(tokens):
 @settings(max_examples=200, deadline=None)
 def test_an_answer_ends_before_the_first_stop_text(text, stop):
     pieces, stopped = pieces_of(BYTES, BYTES.encode(text), stop)
-    # The first stop text to be complete ends the answer; it begins at its first place.
+    # The first completed stop text ends the answer, at its first occurrence.
     ends = [
         end
         for end in range(1, len(text) + 1)
@@ -91,7 +91,7 @@ def test_what_may_begin_a_stop_text_is_held_back_until_it_is_decided():
 
 
 def test_an_answer_begins_with_the_space_that_follows_the_prompt():
-    """SentencePiece writes a space before each word, and none before the first."""
+    """SentencePiece writes a space before each word except the first."""
     vocab = {"<unk>": 0, "</s>": 1, "\u2581one": 2, "\u2581two": 3, "\u2581three": 4}
     library = tokenizers.Tokenizer(tokenizers.models.BPE(vocab, [], unk_token="<unk>"))
     library.decoder = tokenizers.decoders.Metaspace()

@@ -1,4 +1,4 @@
-"""What transformers makes of exported folders; run by the interpreter of `.venv-hf`.
+"""Results of transformers for exported folders; run by the interpreter of `.venv-hf`.
 
 Nothing of mjax is imported here. Given: a JSON file of folders, tokens and texts. For
 each folder the logits of the tokens go to FOLDER.npy, and what its tokenizer and its
@@ -25,7 +25,7 @@ def main(path: str) -> None:
         model, loading = AutoModelForCausalLM.from_pretrained(
             folder, dtype=torch.float32, output_loading_info=True
         )
-        # What it does not find, transformers draws at random, with no more than a note.
+        # transformers initialises missing tensors at random, with only a notice.
         unmatched = {kind: names for kind, names in loading.items() if names}
         assert not unmatched, (folder, unmatched)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What transformers makes of a folder; run by the interpreter of `.venv-hf`.
+"""Results of transformers for a folder; run by the interpreter of `.venv-hf`.
 
 Nothing of mjax is imported here. Given: a JSON file of jobs. Each has a folder; with a
 config, a model with random parameters is made and saved there first. What is loaded
@@ -17,7 +17,7 @@ from transformers import (  # pyright: ignore[reportMissingImports]
 
 
 def make(folder: str, config: dict, file_size: str) -> None:
-    """Save a model whose parameters are all random: biases and norms as well.
+    """Save a model with all parameters random, including biases and norms.
 
     Norms of Gemma multiply by 1 + the stored scale: those are drawn around 0.
     """
@@ -42,7 +42,7 @@ def main(path: str) -> None:
         model, loading = AutoModelForCausalLM.from_pretrained(
             job["folder"], dtype=torch.float32, output_loading_info=True
         )
-        # What it does not find, transformers draws at random, with no more than a note.
+        # transformers initialises missing tensors at random, with only a notice.
         unmatched = {kind: names for kind, names in loading.items() if names}
         assert not unmatched, (job["folder"], unmatched)
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""What config.json of published models says, and how many parameters they have.
+"""config.json and numbers of parameters of published models.
 
 Names of keys and values are facts of the models; token ids, versions and other keys
 without effect are left out but for a few of each kind. The numbers of parameters are
@@ -227,7 +227,7 @@ CONFIGS: dict[str, Json] = {
         "tie_word_embeddings": False,
         "vocab_size": 152064,
     },
-    # As its page says for texts beyond 32,768 tokens.
+    # From its page, for texts beyond 32,768 tokens.
     "qwen2.5-7b, long": {
         **_QWEN2,
         **_sizes(3584, 18944, 28, 28, 4),

@@ -23,7 +23,7 @@ STEP = 30
 
 
 def reduced(config: TrainConfig) -> TrainConfig:
-    """Make a recipe small: its form stays, its width, depth and vocabulary do not."""
+    """Shrink width, depth and vocabulary of a recipe; keep its structure."""
     model = config.model
     layers = max(len(model.window), len(model.rope), 2)
     heads = 4
@@ -36,7 +36,7 @@ def reduced(config: TrainConfig) -> TrainConfig:
         heads=heads,
         kv_heads=kv_heads,
         d_ff=round(32 * ratio / 8) * 8,
-        # Small enough to hide keys from the queries of a test.
+        # Small enough that windows exclude keys in a test.
         window=tuple(None if w is None else 5 for w in model.window),
         vocab_size=257,
     )

@@ -1,4 +1,4 @@
-"""Small models of every family: their config.json, and random parameters of ours."""
+"""Small models of every family: config.json, and random mjax parameters."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -20,7 +20,7 @@ _SIZES = {
     "num_key_value_heads": 2,
 }
 
-# Every option that a family has, away from its default.
+# Every option of a family differs from its default.
 CONFIGS: dict[str, dict[str, Any]] = {
     "gptj": {
         "model_type": "gptj",
@@ -63,7 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "rms_norm_eps": 0.02,
         "sliding_window": WINDOW,
     },
-    # At 16 positions each pair of a head of 8 is scaled in its own way.
+    # With 16 positions, each pair of a head of width 8 is scaled differently.
     "qwen2": {
         **_SIZES,
         "model_type": "qwen2",
@@ -141,7 +141,7 @@ LLAMA3: dict[str, Any] = CONFIGS["llama"] | {
         "original_max_position_embeddings": 8,
     },
 }
-"""A Llama 3.1 whose pairs are scaled in full, in part and not at all."""
+"""A Llama 3.1 with fully scaled, partly scaled and unscaled pairs."""
 
 
 def small_model(family: str) -> ModelConfig:
@@ -168,12 +168,12 @@ class Arrays:
 
 
 def random_params(model: ModelConfig, seed: int = 0) -> dict[str, np.ndarray]:
-    """No entry is 0 or 1, but the padding of the vocabulary, which is 0."""
+    """Return random parameters without zeros or ones, except the zero padding."""
     rng = np.random.default_rng(seed)
     params = {}
     for path, shape in our_shapes(model).items():
         is_table = path in ("embed.table", "head.table", "head.bias")
-        # Sums over the inputs of a projection are then of the size of one of them.
+        # Keeps sums over the inputs of a projection at the scale of one input.
         inputs = model.d_model if path.endswith(("table", "wq", "wk", "wv")) else 40
         leaf = rng.normal(0, inputs**-0.5, shape).astype(np.float32)
         if path.endswith("scale") and not model.norm_zero_centred:

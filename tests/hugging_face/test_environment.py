@@ -1,4 +1,4 @@
-"""The environment of the peer is what the page says."""
+"""The environment of the peer is the documented one."""
 
 import re
 from pathlib import Path
@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 def test_the_lock_of_the_peer_holds_names_and_versions_those_of_the_page() -> None:
     lines = (ROOT / "constraints-hf.txt").read_text().splitlines()
     pins = [line for line in lines if not line.startswith("#")]
-    # Without "+cpu": that is a matter of where packages come from.
+    # Without "+cpu", which depends on the package index.
     wrong = [p for p in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", p)]
     assert wrong == []
     versions = dict(pin.split("==") for pin in pins)

@@ -1,4 +1,4 @@
-"""`python -m mjax.ckpt export`: what lies in the folder, and what is refused."""
+"""`python -m mjax.ckpt export`: contents of the folder, and refusals."""
 
 import dataclasses
 import json
@@ -151,7 +151,7 @@ def test_an_older_run_of_bytes_needs_nothing(tmp_path, export):
 
 
 def test_another_tokenizer_of_the_same_size_is_refused(bpe_run, tmp_path, export):
-    """The right ids for other texts: no shape and no range would tell."""
+    """Valid ids of another tokenizer, which shapes and ranges cannot reveal."""
     other = tmp_path / "tokenizer.json"
     other.write_text(train_bpe(["fox brown quick, sisht meht neht\n" * 3], 262))
     code, _, said = export(bpe_run, tmp_path / "out", "--tokenizer", other)
@@ -162,7 +162,7 @@ def test_another_tokenizer_of_the_same_size_is_refused(bpe_run, tmp_path, export
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused(tmp_path, export):
-    """A step from before has no digest that would tell."""
+    """A step of an older version has no digest to check."""
     path = tmp_path / "tokenizer.json"
     path.write_text(BPE_JSON)
     run = make_run(tmp_path / "run", small_config(str(path), 260), None)
@@ -224,7 +224,7 @@ def test_contradicting_flags_are_refused(bytes_run, tmp_path, export):
 def test_of_two_exports_at_once_the_first_to_end_stays(
     bytes_run, tmp_path, monkeypatch, export
 ):
-    """The other one ends while this one writes its card."""
+    """The other export ends while this one writes its card."""
     out = tmp_path / "out"
 
     def write_card(card: Card) -> str:
@@ -269,7 +269,7 @@ def child(run: Path, out: Path, before: str) -> subprocess.CompletedProcess:
 
 
 def test_a_killed_export_leaves_nothing_that_looks_whole(bytes_run, tmp_path, export):
-    """It is killed when all is written but the name."""
+    """It is killed when everything is written except the final name."""
     out = tmp_path / "out"
     before = (
         "from pathlib import Path\n"
@@ -283,7 +283,7 @@ def test_a_killed_export_leaves_nothing_that_looks_whole(bytes_run, tmp_path, ex
 
 
 def test_a_disk_without_room_leaves_nothing(bytes_run, tmp_path):
-    """A limit on the size of files stands in for the disk: the weights are larger."""
+    """A file size limit below the weights simulates a full disk."""
     before = (
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))"

@@ -1,4 +1,4 @@
-"""Every recipe that claims a form of Hugging Face, exported and used by transformers.
+"""Every recipe with a Hugging Face family, exported and used by transformers.
 
 `python -m mjax.ckpt export` writes a step of each, of reduced width and depth;
 transformers alone loads the folders, in the environment of `.venv-hf`.
@@ -42,7 +42,7 @@ CLASSES = {
     "gpt-13b": "GPTJForCausalLM",
     "llama3-8b": "LlamaForCausalLM",
 }
-# Names of special tokens are tokens to transformers, and text to a run: not here.
+# No names of special tokens, which are tokens in transformers and text in a run.
 TEXTS = (
     "",
     "def f(x):\n    return x  # \ttwo  spaces .",
@@ -63,7 +63,7 @@ def tokens() -> np.ndarray:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory, tokens: np.ndarray) -> Path:
-    """A folder of each recipe, one with BPE, and what transformers makes of them."""
+    """A folder of each recipe, one with BPE, and results of transformers."""
     folder = tmp_path_factory.mktemp("exported")
     for name in CLASSES:
         config = reduced(RECIPES[name]())
@@ -88,7 +88,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory, tokens: np.ndarray) -> Pa
     peer = Path(__file__).with_name("export_peer.py")
     done = subprocess.run(
         [PYTHON, str(peer), str(folder / "job.json")],
-        # Nothing is asked of the hub, and this session's packages are not the peer's.
+        # No request to the hub, and no packages of this process in the peer.
         env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HOME": str(folder)},
         capture_output=True,
         text=True,
@@ -125,7 +125,7 @@ def test_transformers_encodes_as_the_run_and_stops_where_a_document_ends(
     assert found["texts"] == [decode(np.array(ids)) for ids in IDS]
     assert (found["size"], found["eos"]) == (257, [256] * 3)
     assert found["prompt"] == list(b"def ")
-    # Greedy, so that what follows is a matter of the logits alone.
+    # Greedy, so that the continuation depends only on the logits.
     assert found["made"][:4] == list(b"def ")
     assert 4 < len(found["made"]) < 13
 

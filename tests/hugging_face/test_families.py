@@ -1,4 +1,4 @@
-"""Configurations of both sides: what is understood, and what is refused by name."""
+"""Configurations of both sides: conversions, and refusals by name."""
 
 import dataclasses
 import math
@@ -23,12 +23,12 @@ def test_a_model_comes_back_from_the_form_of_its_family(family: str) -> None:
 
 
 def test_every_field_of_a_model_is_compared_or_known_to_be_free() -> None:
-    """One that is new is compared, until it is named as free."""
+    """New fields are compared until they are listed as irrelevant."""
     fields = {field.name for field in dataclasses.fields(ModelConfig)}
     assert set(families.essence(ModelConfig())) | set(families._FREE) == fields
 
 
-# What the publishers' config.json say, shortened by keys of no effect.
+# The publishers' config.json, without keys that have no effect.
 def test_the_published_gpt_j_is_read() -> None:
     model = model_config(
         {

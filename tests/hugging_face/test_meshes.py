@@ -33,7 +33,7 @@ ROWS = 4
 ONE = Layout((1, 1, 1, 1), zero=0)
 TP = Layout((1, 1, 1, 2), zero=0)
 PP_TP = Layout((2, 1, 1, 2), zero=0, microbatches=2)
-# One for each thing that only some families have; the others are made of the same.
+# One family per special feature; the others combine the same parts.
 QUICK = ("gemma3_text", "gpt2", "qwen2")
 
 
@@ -59,7 +59,7 @@ def logits(layout: Layout, model: ModelConfig, source: TensorSource) -> np.ndarr
 
 
 def models() -> dict[str, ModelConfig]:
-    """One of each family, whose layers divide among two stages."""
+    """One model of each family, with layers that divide among two stages."""
     found = {name: small_model(name) for name in CONFIGS}
     found["llama3"] = model_config(LLAMA3)
     found["qwen2"] = dataclasses.replace(found["qwen2"], window=(None, 5))
@@ -93,6 +93,6 @@ def test_an_imported_model_has_the_same_logits_on_a_mesh(
     write(Arrays(random_params(model)), model, tmp_path / "out", seq_len=64)
     source = open_params(tmp_path / "out", model)
     want = logits(ONE, model, source)
-    assert want.std() > 0.1  # otherwise anything would agree
+    assert want.std() > 0.1  # otherwise any logits would agree
     # float32 sums of up to 48 terms in another order, through up to eight layers
     np.testing.assert_allclose(logits(layout, model, source), want, rtol=0, atol=2e-5)

@@ -1,4 +1,4 @@
-"""What a run says of a model without a form of Hugging Face, and if it is true."""
+"""The line of a run on a model without a Hugging Face family, and its truth."""
 
 import dataclasses
 
@@ -34,7 +34,7 @@ def test_the_flags_that_are_named_give_the_family(name: str):
     changed, _ = parse(words, {"demo": TrainConfig}, "test", base=config)
     family, _ = hf_config(changed.model, seq_len=64, family=found.family)
     assert family.name == found.family
-    # What it has not are flags of this model: given, they change nothing.
+    # The lacking flags are flags of this model, so giving them changes nothing.
     words = [word for flag in found.lacks for word in flag.split()]
     again, _ = parse(words, {"demo": TrainConfig}, "test", base=config)
     assert again == config
@@ -66,7 +66,7 @@ def test_a_model_of_a_family_has_nothing_to_say(family: str):
 
 
 def test_no_family_is_near_that_would_take_all_positions_away():
-    """Cohere2 would be two flags away: it has no positions where there is no window."""
+    """Cohere2, two flags away, has no positions in layers without a window."""
     model = ModelConfig(rope_interleaved=True, activation="gelu")
     found = nearest(model, 64)
     assert found is not None

@@ -1,4 +1,4 @@
-"""A folder that is there as a whole or not at all."""
+"""A folder that is complete or absent."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Folders written and read back without transformers: bitwise, by parts, refused."""
+"""Folders written and read back without transformers: exact, in parts, refused."""
 
 import dataclasses
 import json
@@ -27,7 +27,7 @@ by_family = pytest.mark.parametrize("family", CONFIGS)
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One folder a family, in many files."""
+    """One folder per family, each in many files."""
     folder = tmp_path_factory.mktemp("folders")
     for family in CONFIGS:
         model = small_model(family)
@@ -98,7 +98,7 @@ def test_bfloat16_costs_the_rounding_and_nothing_else(tmp_path: Path) -> None:
 def test_slabs_do_not_change_what_is_written(
     folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if one layer, or three rows of the embedding, were all that fits."""
+    """Memory for only one layer, or three rows of the embedding."""
     monkeypatch.setattr("mjax.hugging_face.export._SLAB_BYTES", 400)
     model = small_model("cohere2")
     source = Arrays(random_params(model))
@@ -110,7 +110,7 @@ def test_slabs_do_not_change_what_is_written(
 def test_a_box_of_a_model_larger_than_memory_is_read_without_the_rest(
     tmp_path: Path,
 ) -> None:
-    """The shape of Llama 2 70B in float32, a file with holes instead of weights."""
+    """The shape of Llama 2 70B in float32, as a sparse file."""
     model = ModelConfig(
         layers=80,
         d_model=8192,
@@ -169,7 +169,7 @@ def test_the_flags_of_a_folder_make_its_model(family: str, folders: Path) -> Non
 def test_the_flags_of_a_folder_hold_the_positions_that_end(
     family: str, says: bool, folders: Path
 ) -> None:
-    """Rotary positions of Llama have no end; transformers gives GPT-J a table."""
+    """Rotary positions of Llama are unlimited; transformers gives GPT-J a table."""
     assert ("--data.seq-len 64" in flags_of(folders / family)) == says
     assert params.read_positions(folders / family) == 64
 
@@ -221,7 +221,7 @@ def test_what_changes_no_maths_may_differ(folders: Path) -> None:
 
 
 def rewrite(folder: Path, change) -> None:
-    """Write a folder anew, its tensors changed by a function on their mapping."""
+    """Rewrite a folder after changing the mapping of its tensors."""
     files = Files(folder)
     tensors = change({name: np.array(files.view(name)) for name in files.names()})
     for path in folder.glob("*.safetensors*"):

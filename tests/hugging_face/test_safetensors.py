@@ -1,4 +1,4 @@
-"""The files of the format: what is written, what is read, what is refused."""
+"""Files of the format: written, read and refused."""
 
 import json
 import tracemalloc
@@ -90,7 +90,7 @@ def test_a_tensor_that_is_not_written_as_a_whole_is_an_error(tmp_path: Path):
 
 
 def test_a_part_of_a_file_larger_than_memory_is_read_without_the_rest(tmp_path: Path):
-    """1 TiB, nearly all of it a hole that takes no room on the disk."""
+    """1 TiB, almost all of it a hole without disk space."""
     rows, width = 2**28, 1024
     size = rows * width * 4
     text = json.dumps({"big": entry("F32", [rows, width], 0, size)}).encode()

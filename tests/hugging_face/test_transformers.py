@@ -58,7 +58,7 @@ def ask_peer(jobs: list[dict[str, Any]], folder: Path, tokens: np.ndarray) -> No
     path.write_text(json.dumps({"tokens": str(folder / "tokens.npy"), "jobs": jobs}))
     done = subprocess.run(
         [PYTHON, str(Path(__file__).with_name("peer.py")), str(path)],
-        # Nothing is asked of the hub, and this session's packages are not the peer's.
+        # No request to the hub, and no packages of this process in the peer.
         env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HOME": str(folder)},
         capture_output=True,
         text=True,
@@ -148,7 +148,7 @@ def our_logits(
 def largest_difference(a: np.ndarray, b: np.ndarray) -> float:
     assert a.shape == b.shape
     assert a.dtype == b.dtype == np.float32
-    assert b.std() > 0.1  # Else anything would agree.
+    assert b.std() > 0.1  # Otherwise any logits would agree.
     return float(np.abs(a - b).max())
 
 
@@ -178,7 +178,7 @@ def test_transformers_alone_loads_our_folder_with_the_same_logits(
 def test_scaled_positions_of_llama_3_are_those_of_transformers(
     theirs: Path, ours: Path, tokens: np.ndarray
 ) -> None:
-    """Twice as many positions as before they were scaled."""
+    """Twice as many positions as before the scaling."""
     model = model_config(LLAMA3)
     read = our_logits(model, open_params(theirs / "llama3", model), tokens)
     written = our_logits(model, Arrays(random_params(model)), tokens)
@@ -211,7 +211,7 @@ def test_scaled_positions_of_llama_3_are_those_of_transformers(
 def test_a_model_without_an_option_has_other_logits(
     family: str, change: dict[str, Any], theirs: Path, tokens: np.ndarray
 ) -> None:
-    """What agrees above would not agree if an option were read nowhere."""
+    """The agreement above would fail if an option were not read."""
     model = model_config(LLAMA3 if family == "llama3" else CONFIGS[family])
     source = open_params(theirs / family, model)
     got = our_logits(dataclasses.replace(model, **change), source, tokens)

@@ -1,4 +1,4 @@
-"""The part of the API of Kubernetes that a driver uses, over HTTP, with faults.
+"""The part of the Kubernetes API that a driver uses, over HTTP, with faults.
 
 Objects have resourceVersions, a watch sends what happened since one, a DELETE only
 marks a pod until its processes have ended (`end`), preconditions are compared, and
@@ -19,7 +19,7 @@ from typing import Any
 
 
 class FakeApi:
-    """A cluster; its methods are what users, kubelets and controllers do."""
+    """A cluster; its methods are the actions of users, kubelets and controllers."""
 
     def __init__(self):
         self.lock = threading.Condition()
@@ -27,15 +27,15 @@ class FakeApi:
         self.nodes: dict[str, dict[str, Any]] = {}
         self.history: list[tuple[int, str, dict[str, Any]]] = []
         self.oldest = 0
-        """Versions before are forgotten: a watch from there is answered with 410."""
+        """Versions before this are forgotten: a watch from one gets 410."""
         self.requests: list[str] = []
         self.deleted: list[tuple[str, str, str]] = []
         """(namespace, name, uid) of each pod that a request has marked."""
         self.patched: list[str] = []
         self.faults: deque[str] = deque()
-        """Of the requests that come next, see `Handler.fails`."""
+        """Faults of the next requests, see `Handler.fails`."""
         self.only: str | None = None
-        """Faults are for requests that match this; None: for all."""
+        """Pattern of the requests that get faults; None: all."""
         self.slow_s = 0.3
         self._version = itertools.count(1)
         self._uid = itertools.count(1)
@@ -86,7 +86,7 @@ class FakeApi:
             return uid
 
     def mark(self, name, namespace="team", reason=None):
-        """Delete a pod, as a person does, or a node that is drained."""
+        """Delete a pod, as a user or a drained node does."""
         with self.lock:
             pod = self.pods[namespace, name]
             if "deletionTimestamp" in pod["metadata"]:
@@ -116,7 +116,7 @@ class FakeApi:
             self._happened("DELETED", self.pods.pop((namespace, name)))
 
     def forget(self):
-        """Forget what happened: a watch that goes on from before is told 410."""
+        """Forget past versions: a watch from one of them gets 410."""
         with self.lock:
             self.oldest, self.history = self.version, []
 
@@ -169,7 +169,7 @@ class Handler(BaseHTTPRequestHandler):
             self.act(verb, url.path, body, fault)
 
     def fails(self, fault, body, is_watch):
-        """Do what the fault says; return whether that is all."""
+        """Apply the fault; return whether the request ends with it."""
         match fault:
             case "409" | "500" | "503" | "403" | "410" | "401":
                 self.refuse(int(fault), "a fault of the test")
@@ -242,7 +242,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(200, text)
 
     def watch(self, namespace, fault):
-        """Send what happens, until the time that the client gave is over."""
+        """Send events until the client's time limit."""
         at = int(self.query["resourceVersion"])
         until_s = time.monotonic() + float(self.query["timeoutSeconds"])
         self.begin_stream()
@@ -305,7 +305,7 @@ class Handler(BaseHTTPRequestHandler):
         self.settle(text, fault)
 
     def settle(self, text, fault):
-        """Answer, unless the connection is lost after the request was carried out."""
+        """Answer, unless the fault drops the connection after the request."""
         if fault == "lost":
             self.close_connection = True
         else:

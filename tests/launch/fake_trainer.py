@@ -1,4 +1,4 @@
-"""A trainer without jax: it counts, saves, resumes, and fails when it is told to.
+"""A trainer without jax: it counts, saves, resumes, and fails on command.
 
     python tests/launch/fake_trainer.py --work-dir DIR [--distributed.process-id N] ...
 
@@ -43,7 +43,7 @@ def fail(what: str) -> None:
 
 
 def read_flags() -> None:
-    """Refuse a seed of 13 at once, and one of 17 only when the run begins."""
+    """Refuse seed 13 at once, and seed 17 only when the run begins."""
     seed = flag("--seed", "0")
     if seed == "13" or (seed == "17" and "--print-config" not in sys.argv):
         print(f"error: --seed must not be {seed}", file=sys.stderr)
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def wait_for_others(work_dir: Path, generation: int, step: int, num: int) -> bool:
-    """Say whether all came, or one was stopped before this step.
+    """Return whether all ranks arrived or one was stopped before this step.
 
     Calls no other function in Python: the stacks of ranks that wait must be alike.
     """

@@ -101,11 +101,11 @@ class Cluster:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What commands of this cluster need."""
+        """Environment for the commands of this cluster."""
         return {**os.environ, "SLURM_CONF": str(self._config)}
 
     def run(self, *words: str) -> str:
-        """Return what a command prints.
+        """Return the output of a command.
 
         Raises:
           subprocess.CalledProcessError: it failed.
@@ -127,12 +127,12 @@ class Cluster:
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def kill_node(self, name: str) -> None:
-        """Kill the daemon of a node; what runs there goes on."""
+        """Kill the daemon of a node; its processes continue."""
         self._processes[name].kill()
         self._processes[name].wait()
 
     def end(self) -> None:
-        """End all of it, jobs too."""
+        """End the cluster and its jobs."""
         for process in self._processes.values():
             process.kill()
             process.wait()

@@ -1,4 +1,4 @@
-"""Lines come whole and in order, however the network cuts them."""
+"""Lines arrive complete and in order, however the network splits them."""
 
 import asyncio
 import random
@@ -12,7 +12,7 @@ from mjax.launch.messages import Refused
 
 
 class Listener:
-    """A server that keeps what it is told."""
+    """A server that stores the lines it receives."""
 
     def __init__(self, reply: Refused | None = None, closes_after: int | None = None):
         self.lines, self.ended, self.connections = {}, [], []
@@ -115,4 +115,4 @@ def test_after_a_close_nothing_is_taken_and_what_was_said_arrives():
     assert answers == 2 * messages.encode(Refused(reason="no"))
     assert [*listener.lines.values()] == [[b"one", b"two"]]
     (connection,) = listener.connections
-    connection.send(Refused(reason="too late"))  # to nobody; no error
+    connection.send(Refused(reason="too late"))  # to a closed connection: no error

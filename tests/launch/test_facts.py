@@ -1,4 +1,4 @@
-"""What is known of a host, and what is not."""
+"""Known and unknown facts of a host."""
 
 import json
 import subprocess
@@ -58,7 +58,7 @@ def test_gpus_that_cannot_be_asked_for_are_unknown(monkeypatch, module, expected
 
 
 def test_a_process_knows_its_age_and_the_boot_of_its_host():
-    """Another process measures: from before it starts this one to its answer."""
+    """Another process measures the time from before its start to its answer."""
     code = "import json; from mjax.launch import facts; "
     code += "print(json.dumps(facts.process_facts()))"
     begin_s = time.monotonic()
@@ -67,7 +67,7 @@ def test_a_process_knows_its_age_and_the_boot_of_its_host():
     )
     most_s = time.monotonic() - begin_s
     found = json.loads(done.stdout)
-    # The kernel counts the begin of a process in hundredths of a second.
+    # The kernel counts the start of a process in hundredths of a second.
     assert 0.0 < found["age_s"] <= most_s + 0.02
     assert found["boot"] == facts.process_facts()["boot"] != ""
     assert found["pid"] != facts.process_facts()["pid"]

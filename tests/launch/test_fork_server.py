@@ -1,4 +1,4 @@
-"""Ranks that a fork server makes are what the command would be, and end like it."""
+"""Ranks of a fork server behave and end like the command."""
 
 import asyncio
 import os
@@ -92,12 +92,12 @@ def test_forked_ranks_are_the_command_and_imports_are_shared(package):
             await starter.start(one)
         assert all(isinstance(one.process, Adopted) for one in ranks)
         assert [await ended(one) for one in ranks[:3]] == [0, 42, 1]
-        starter.end()  # its ranks go on
+        starter.end()  # its ranks continue
         await asyncio.sleep(0.2)
         assert ranks[3].process.poll() is None
         ranks[3].process.send_signal(signal.SIGKILL)
         assert await ended(ranks[3]) == -signal.SIGKILL
-        ranks[3].process.send_signal(signal.SIGKILL)  # to nobody
+        ranks[3].process.send_signal(signal.SIGKILL)  # to a closed connection
         for number, one in enumerate(ranks):
             first, second, *rest = one.log_path.read_text().splitlines()
             arguments = str(one.spec.argv[3:])

@@ -1,4 +1,4 @@
-"""What one run has seen of a host the next run knows."""
+"""The next run knows the faults of a host in earlier runs."""
 
 import sqlite3
 

@@ -1,4 +1,4 @@
-"""What the journal says after a driver has gone."""
+"""Reports from the journal of a driver that is gone."""
 
 import re
 

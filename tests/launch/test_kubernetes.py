@@ -28,7 +28,7 @@ HERE = Path(__file__).parent
 SELECTOR = "run=mine,part=agent"
 POLL_S = 0.3
 SOON_S = 20.0
-"""A loaded machine is no failure: far more than any of this takes."""
+"""Far longer than any test takes, because a loaded machine is not a failure."""
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def fake():
 
 @pytest.fixture
 def connect(fake, tmp_path, monkeypatch):
-    """Connect as a driver does that is started outside of a cluster."""
+    """Connect like a driver outside of a cluster."""
     path = tmp_path / "kubeconfig"
     path.write_text(kubeconfig(fake.url))
     monkeypatch.setenv("KUBECONFIG", str(path))
@@ -63,7 +63,7 @@ def kubeconfig(url):
 
 
 class Run:
-    """What a driver sees of its pods; drivers may come after each other."""
+    """The pods as a driver sees them; drivers may follow each other."""
 
     def __init__(self, api):
         self.api, self.events, self.gone = api, [], []
@@ -105,7 +105,7 @@ class Run:
 
 @contextlib.asynccontextmanager
 async def running(api, **hosts):
-    """Start a driver whose hosts have joined, and wait until it has seen their pods."""
+    """Start a driver whose hosts have joined, and wait until it knows their pods."""
     run = Run(api)
     for name, uid in hosts.items():
         run.pods.joined(name, uid)
@@ -141,7 +141,9 @@ def test_a_pod_that_is_deleted_is_gone_at_once_but_not_while_its_processes_live(
             began_s = time.monotonic()
             fake.end("a")
             await run.until(lambda: run.gone)
-            assert time.monotonic() - began_s < 3.0  # the watch told, not the next list
+            assert (
+                time.monotonic() - began_s < 3.0
+            )  # from the watch, not from the next list
             why = "its pod was deleted (EvictionByEvictionAPI: a test)"
             assert run.gone == [("a", why)]
 
@@ -198,7 +200,7 @@ def test_a_version_that_is_too_old_makes_the_driver_list_again(fake, connect):
 
 
 def test_a_pod_that_took_the_name_of_another_is_not_the_one_that_is_gone(fake, connect):
-    """The agent of the new pod has joined before the API tells of the old one."""
+    """The agent of the new pod joins before the API reports the end of the old one."""
     fake.add("a")
 
     async def play():
@@ -329,7 +331,7 @@ def test_only_what_does_not_come_back_is_deleted(
 
 
 def test_a_host_whose_pod_is_being_replaced_costs_no_other_pod(fake, connect):
-    """Being deleted by somebody else; gone; and gone with a new one of its name."""
+    """Deleted by somebody else, gone, and gone with a new pod of the same name."""
     uids = {name: fake.add(name) for name in "abc"}
 
     async def play():
@@ -530,7 +532,8 @@ FAULTS += ["stall", "deaf", "cut", "gone", "bookmarks", "other json", "401"]
 def test_random_faults_change_neither_what_is_deleted_nor_what_is_told(
     fake, connect, seed
 ):
-    """Rounds of deletions, evictions, replacements and restarts, and then the truth.
+    """After random deletions, evictions, replacements and restarts, compare with the
+    API.
 
     Each host is a pod that the driver has seen. In a round some of them end, some are
     evicted, some are both, while requests fail. After it the API answers again.
@@ -538,7 +541,7 @@ def test_random_faults_change_neither_what_is_deleted_nor_what_is_told(
     rng = random.Random(seed)
     names = iter(f"pod-{number}" for number in range(1000))
     deleted, ended, foreign = [], [], []
-    due: set[str] = set()  # what the present driver has seen alive and has to tell
+    due: set[str] = set()  # pods that the current driver has seen alive and must report
 
     async def play():
         run = Run(connect(cordon=rng.random() < 0.5))
@@ -579,7 +582,7 @@ def test_random_faults_change_neither_what_is_deleted_nor_what_is_told(
                     del hosts[name]
                     deleted.append(("team", name, uid))
                     run.pods.put_aside(name, HostState.EVICTED, "a fault")
-                case "replace":  # under its name, and its agent joins
+                case "replace":  # with the same name, and its agent joins
                     fake.end(name)
                     hosts[name] = fake.add(name)
                     run.pods.put_aside(name, HostState.EVICTED, "it was replaced")
@@ -605,7 +608,7 @@ def test_random_faults_change_neither_what_is_deleted_nor_what_is_told(
             await run.seen(*hosts)
             await run.until(lambda: due <= {host for host, _ in run.gone})
             assert {host for host, _ in run.gone} <= set(ended)
-        for namespace, name, _ in deleted:  # they end, as those that a kubelet ends
+        for namespace, name, _ in deleted:  # they end like pods that a kubelet ends
             if (namespace, name) in fake.pods:
                 fake.end(name)
                 ended.append(name)
@@ -678,7 +681,7 @@ class Agents:
 def test_a_driver_replaces_hosts_whose_pods_are_deleted_or_evicted(
     fake, connect, tmp_path
 ):
-    """One leaves, one is gone, one is evicted; silence would be noticed after 600 s."""
+    """One leaves, one is gone, one is evicted. Silence would be noticed after 600 s."""
     work_dir, token = tmp_path / "run", tmp_path / "token"
     work_dir.mkdir()
     (work_dir / "faults.json").write_text(json.dumps({"pace_s": 2.0}))

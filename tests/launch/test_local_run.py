@@ -35,7 +35,7 @@ sys.exit(asyncio.run(local.run(config, flags, Path(work_dir), rank)))
 
 
 class Launch:
-    """A launch in a process of its own, that may be killed."""
+    """A launch in its own process, which tests may kill."""
 
     def __init__(
         self,
@@ -86,7 +86,7 @@ class Launch:
         return [tuple(map(int, line.split())) for line in text.splitlines()]
 
     def pids(self):
-        """Of ranks and agents that live."""
+        """Process ids of living ranks and agents."""
         found = subprocess.run(
             ["pgrep", "-f", str(self.work_dir)], capture_output=True, text=True
         )

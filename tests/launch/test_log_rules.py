@@ -1,4 +1,4 @@
-"""Lines of logs that are worth telling, and reading what is new of a log."""
+"""Reported log lines, and reading of new lines."""
 
 import re
 
@@ -8,7 +8,7 @@ from mjax.launch.log_rules import CAUSES, RULES, KernelLog, LogReader, match
 from mjax.launch.messages import Match
 from mjax.launch.policy import Cause
 
-# Written after the public documentation of NVIDIA, the Linux kernel, NCCL and JAX.
+# Based on the public documentation of NVIDIA, the Linux kernel, NCCL and JAX.
 BUS = (
     "NVRM: Xid (PCI:0000:9b:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen "
     "off the bus."

@@ -30,9 +30,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
 VERSION = "1.37"
 FREE_KEYS = ("labels", "annotations", "matchLabels", "limits", "requests")
-"""Below these any key is allowed."""
+"""Below these keys any key is allowed."""
 JOBSET_LABELS = ("jobset-name", "replicatedjob-name")
-"""JobSet gives them to each pod, below jobset.sigs.k8s.io/."""
+"""Labels that JobSet adds to each pod, below jobset.sigs.k8s.io/."""
 
 Manifest = dict[str, Any]
 
@@ -77,7 +77,7 @@ JOBSET_SCHEMA = closed(
 
 
 def validate(one: Manifest) -> None:
-    """Raise if the API would not take a manifest as it is written."""
+    """Raise if the API would refuse a manifest."""
     if one["kind"] != "JobSet":
         kubernetes_validate.validate(one, VERSION, strict=True)
         return
@@ -144,7 +144,7 @@ def test_every_misspelled_field_is_caught(name, one):
 
 @by_document
 def test_every_field_of_a_wrong_type_is_caught(name, one):
-    """A list of one list is no value of any field here, whatever its type."""
+    """A list of a list is not a valid value of any field here."""
     passed = []
     for path in places(one):
         if path in (("apiVersion",), ("kind",)):  # they name the schema
@@ -194,7 +194,7 @@ def container(part: str) -> Manifest:
 
 
 def fields_of_a_pod(part: str) -> dict[str, str]:
-    """What the downward API gives."""
+    """Variables of the downward API."""
     name = JOBSET["metadata"]["name"]
     labels = "metadata.labels['jobset.sigs.k8s.io/jobset-name']"
     coordinator = JOBSET["spec"]["coordinator"]["replicatedJob"]
@@ -316,7 +316,7 @@ def test_each_mount_has_a_volume_and_each_volume_a_mount(part):
 
 @pytest.mark.parametrize("part", ["driver", "agent"])
 def test_the_token_is_a_file_that_the_launch_reads(part, tmp_path):
-    """A Secret in a pod with fsGroup has a mode that it refuses; the copy has not."""
+    """With fsGroup the mode of a mounted Secret is refused; that of the copy is not."""
     config = driver_flags()[0] if part == "driver" else agent_flags()
     (copies,) = pod(part)["initContainers"]
     *install, source, target = copies["command"]
@@ -336,7 +336,7 @@ def test_the_token_is_a_file_that_the_launch_reads(part, tmp_path):
 
 
 def test_the_driver_may_do_what_it_does_and_no_more():
-    """`tests/launch/fake_kubernetes.py` knows no other request either."""
+    """`tests/launch/fake_kubernetes.py` also supports no other request."""
     documents = {one["kind"]: one for _, one in DOCUMENTS}
     account = documents["ServiceAccount"]["metadata"]["name"]
     assert pod("driver")["serviceAccountName"] == account
@@ -415,7 +415,7 @@ def test_kustomize_names_files_that_exist_and_the_image_of_all_containers():
 
 
 def test_what_the_page_tells_to_run_exists():
-    """Names of the manifests, and commands of the launch, in the how-to."""
+    """Names of the manifests and commands of the launch in the how-to page."""
     text = (ROOT / "docs" / "launch_kubernetes.md").read_text()
     work_dir = command._train_flags(driver_flags()[1])[1]
     lines = [line for line in text.splitlines() if "-- python -m mjax.launch" in line]

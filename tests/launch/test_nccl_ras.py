@@ -1,4 +1,4 @@
-"""A report of NCCL's RAS service, from a server that is none."""
+"""A report of NCCL's RAS service, from a fake server."""
 
 import asyncio
 import contextlib

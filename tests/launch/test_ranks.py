@@ -1,4 +1,4 @@
-"""What an agent sees of a rank, by its progress word."""
+"""The state of a rank by its progress word."""
 
 import time
 
@@ -34,7 +34,7 @@ def test_the_time_of_a_step_is_without_evaluations_and_saves(tmp_path, clock):
         clock.go(1)
         word.mark(phase)
     word.mark(Phase.STEP, 20)
-    for step in (21, 22):  # dispatched; then the end of the first is waited for
+    for step in (21, 22):  # dispatched, then it waits for the end of the first
         word.mark(Phase.STEP, step)
         assert rank.look().step_s is None
     clock.go(300)

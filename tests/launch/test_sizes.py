@@ -1,4 +1,4 @@
-"""Which sizes a run can have, and with which flags."""
+"""Possible sizes of a run, with their flags."""
 
 import json
 import sys
@@ -23,7 +23,8 @@ def sizes(found, hosts=4, least=1, devices=1):
 def test_fewer_hosts_take_the_batch_in_more_microbatches():
     assert sizes(config()) == {
         4: {},
-        # 12 rows: 3 at once on each of 4; then 2 of 4 on 3, 3 of 6 on 2, 3 of 12 on 1.
+        # 12 rows: 3 at a time on each of 4 hosts; then 2 of 4 on 3, 3 of 6 on 2, 3 of
+        # 12 on 1.
         3: {"--batch.microbatches": ["2"]},
         2: {"--batch.microbatches": ["2"]},
         1: {"--batch.microbatches": ["4"]},

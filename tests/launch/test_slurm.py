@@ -1,4 +1,4 @@
-"""Launches in allocations: what is refused, and runs on a real Slurm."""
+"""Launches in allocations: refusals, and runs on a real Slurm."""
 
 import json
 import os
@@ -79,7 +79,7 @@ def test_the_batch_script_gives_flags_that_the_launch_takes(monkeypatch):
 
 
 def train_alone(work_dir, steps):
-    """Return the rows of a run on two simulated hosts that is left alone."""
+    """Return the rows of an undisturbed run on two simulated hosts."""
     words = ["--hosts", "2", "--", *TRAIN, "--steps", str(steps)]
     subprocess.run(
         [sys.executable, "-m", "mjax.launch", *words, "--work-dir", str(work_dir)],
@@ -214,7 +214,7 @@ def test_what_slurm_sends_before_the_end_saves_and_the_next_job_goes_on(
 ):
     job = Job(cluster, tmp_path, 60)
     job.wait_for_row(7)
-    # The first is what --signal=B:TERM@600 sends.
+    # The first signal is the one of --signal=B:TERM@600.
     words = ["--batch", "--signal=TERM"] if how == "to the script" else []
     cluster.run("scancel", *words, job.number)
     ended = job.wait_for_end()
@@ -232,7 +232,7 @@ def test_what_slurm_sends_before_the_end_saves_and_the_next_job_goes_on(
 def test_the_doctor_meets_on_all_nodes_of_an_allocation(cluster, tmp_path):
     script, log = tmp_path / "job.sh", tmp_path / "job.log"
     words = "--together --no-hardware --space-gb 0 --json --distributed.timeout-s 60"
-    # The names of these nodes are known to Slurm alone, and process 0 is on the first.
+    # Only Slurm knows the names of these nodes, and process 0 is on the first.
     program = f"env SLURM_STEP_NODELIST=127.0.0.1 {sys.executable} -m mjax.doctor"
     script.write_text(
         f"#!/bin/bash\ncd {REPOSITORY}\nexport JAX_PLATFORMS=cpu\n"

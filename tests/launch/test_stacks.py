@@ -1,4 +1,4 @@
-"""Stacks as faulthandler writes them, and who is named."""
+"""Stacks in faulthandler's format, and the ranks that are named."""
 
 import faulthandler
 import threading
@@ -58,7 +58,7 @@ def test_groups_come_by_size():
         (places(5, 5), {0: B, 1: AGREEING}, [], (0,)),
         (places(5, 5), {0: JAX, 1: AGREEING}, [], ()),
         (places(5, 5, 5), {0: B, 1: JAX, 2: C}, [], (0, 2)),
-        (places(5, 4), {0: B, 1: JAX}, [], (1,)),  # it waits for nobody but a device
+        (places(5, 4), {0: B, 1: JAX}, [], (1,)),  # it waits only for a device
         (places(5, 5, 5), {0: A, 1: A, 2: A}, [], ()),
         (places(5, 5), {}, [], ()),
         (places(5, 5), {0: A, 1: A}, [0, 1], ()),  # a person has stopped all
@@ -74,7 +74,7 @@ def test_who_holds_up_the_others(where, stacks, stopped, ranks):
         (places(5, 5), [1], (1,)),
         (places(5, 4), [0], (0,)),
         (places(5, 5, 5), [2, 0], (0, 2)),
-        (places(5, 5), [0, 1], ()),  # it says nothing of one alone
+        (places(5, 5), [0, 1], ()),  # no verdict for a single rank
         (places(5, 4), [0, 1], (1,)),
     ],
 )

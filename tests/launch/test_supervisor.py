@@ -50,7 +50,7 @@ SLEEPING = """Current thread 0x01 (most recent call first):
 
 
 class Cluster:
-    """Hosts that do what they are told, and a supervisor; time goes by on request."""
+    """Obedient hosts and a supervisor, with simulated time."""
 
     def __init__(self, num_agents=3, **config):
         options: dict[str, Any] = {"hosts": 2, "spares": 1} | config
@@ -76,7 +76,7 @@ class Cluster:
         )
 
     def look(self):
-        """Check what a driver counts on that saves when it is told of a change."""
+        """Check that every change is announced, as a driver needs for its snapshots."""
         one = self.supervisor
         place, snapshot = (
             (len(self.events), one.state, one.generation),
@@ -352,7 +352,7 @@ def test_the_cause_is_not_the_process_that_ended_first_but_for_another():
 
 def test_all_ranks_of_a_generation_are_dead_before_the_next_starts():
     cluster = running()
-    cluster.silent.add("host-1")  # its rank does not die, its heart beats
+    cluster.silent.add("host-1")  # its rank does not die, and its heartbeats continue
     cluster.rank(0, code=-9)
 
     def beats():
@@ -382,7 +382,7 @@ def test_a_host_without_heartbeat_is_replaced_and_may_come_back_as_a_spare():
     cluster.silent.clear()
     before = len(cluster.messages(Signal))
     cluster.join("host-1")
-    # What still ran there is killed: two processes must not write one checkpoint.
+    # Ranks still running there are killed: two processes must not write one checkpoint.
     kill = Signal(generation=2, number=signal.SIGKILL)
     assert cluster.messages(Signal)[before:] == [("host-1", kill)]
     assert cluster.supervisor.hosts["host-1"].state is HostState.SPARE
@@ -427,7 +427,7 @@ def test_three_generations_without_a_saved_step_end_the_run_with_the_cause():
         cluster.rank(1, code=-11)
         cluster.go(8)
     assert cluster.supervisor.exit_code == 93
-    # The second crash of the same host took the spare in: it was not the host.
+    # The second crash followed the rank to the spare, so the host was not the cause.
     assert "crashed: rank 1 on host-2 ended with SIGSEGV" in (
         cluster.kinds("gave_up")[0].text
     )
@@ -537,7 +537,7 @@ def test_a_spare_is_drained_at_once():
 
 
 def leave(cluster, *names):
-    """Let heartbeats of hosts say, once and again, that they are about to go."""
+    """Let heartbeats of hosts repeat that they are about to leave."""
     for _ in range(2):
         for name in names:
             ranks = list(cluster.states.get(name, {}).values())
@@ -591,7 +591,7 @@ def test_a_driver_that_is_killed_while_a_host_drains_drains_it_nevertheless():
     cluster.finds_ports = False
     cluster.supervisor.drain("host-1", "a fan", cluster.now_s)
     snapshot = cluster.supervisor.snapshot()
-    for state in ("host-0", "host-1"):  # what was sent has not arrived
+    for state in ("host-0", "host-1"):  # the sent messages have not arrived
         cluster.set(state, int(state[-1]), code=None)
     cluster.sent.clear()
     cluster.supervisor = cluster.driver()
@@ -671,7 +671,7 @@ def test_agents_that_do_not_show_stacks_do_not_hold_up_the_restart():
 
 @pytest.mark.parametrize("age_s", [0.0, 6.0])
 def test_a_silent_host_is_lost_and_does_not_hang(age_s):
-    """Also if the ranks of the others hang because of it, and show their stacks."""
+    """Also if ranks of other hosts hang because of it and show their stacks."""
     cluster = running(limits=LimitsConfig(step_s=3.0))
     cluster.silent.add("host-1")
     cluster.set("host-0", 0, age_s=age_s)
@@ -720,7 +720,7 @@ def test_the_limit_of_a_step_follows_the_steps_before_it():
             liveness.took(msgspec.structs.replace(state, step_s=step_s))
         return liveness.limit_s(state)
 
-    # Others are dispatched before the first has ended.
+    # More steps are dispatched before the first has ended.
     assert limit_s(msgspec.structs.replace(state, step=2, step_s=0.1), 1.0) == 100
     state = msgspec.structs.replace(state, first_step_s=60.0)
     assert limit_s(state) == 10  # the agent has seen no two steps yet
@@ -927,7 +927,7 @@ def says(cluster, host, *rules):
         ("host-0", "network", Cause.CRASHED, ["host-1"]),  # a consequence
         ("host-1", "Xid of a program", Cause.CRASHED, ["host-1"]),
         ("host-1", "a rule of a later version", Cause.CRASHED, ["host-1"]),
-        ("host-2", "Xid", Cause.CRASHED, ["host-1"]),  # a spare has no part in it
+        ("host-2", "Xid", Cause.CRASHED, ["host-1"]),  # a spare is not involved
     ],
 )
 def test_what_logs_say_explains_a_crash(host, rule, cause, hosts):
@@ -1022,7 +1022,7 @@ def test_a_host_that_does_not_pass_is_replaced_and_comes_back_when_it_does():
     cluster.go()
     crash(cluster, 0)
     checked(cluster, "host-0", False, "no fan")
-    cluster.go(8)  # no spare is left: the sick ones are checked once more
+    cluster.go(8)  # no spare is left, so the sick hosts are checked again
     assert cluster.supervisor.state is State.GATHERING
     assert [host for host, _ in cluster.messages(Check)][-2:] == ["host-0", "host-1"]
     checked(cluster, "host-1", True)
@@ -1293,7 +1293,7 @@ def test_a_command_that_cannot_be_read_is_refused():
         RunConfig(check_command="check 'a")
 
 
-@pytest.mark.timeout(40)  # no child of a check is waited for
+@pytest.mark.timeout(40)  # children of a check must not delay it
 @pytest.mark.parametrize(
     ("script", "is_healthy", "text"),
     [
@@ -1333,7 +1333,7 @@ def test_a_check_that_is_not_there_fails():
 
 
 def shrunk(**config):
-    """Return a cluster of two hosts, without a spare, that has lost one of them."""
+    """Return a cluster of two hosts, without a spare, that has lost one host."""
     cluster = Cluster(num_agents=2, hosts=2, spares=0, min_hosts=1, **config)
     cluster.go()
     assert cluster.supervisor.state is State.RUNNING

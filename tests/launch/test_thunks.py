@@ -1,4 +1,4 @@
-"""What XLA says of a step that takes too long.
+"""XLA's report on a step that takes too long.
 
 The lines were written after what openxla/xla logs; none was seen on a GPU yet.
 """
@@ -22,7 +22,7 @@ def line(thread, text):
 
 
 def report(device, completed, pending, thread=7001, total=800):
-    """Return what XLA writes of a device, pending as (name, loops)."""
+    """Return XLA's log of a device, with pending operations as (name, loops)."""
     thunk = (
         "  - exec[{n}] thunk[{n}/900] {kind}: {name} at 2026-11-23 11:02:41.5{loops}"
     )
@@ -126,7 +126,7 @@ def of(*completed):
         ((310, 310), ()),
         ((310,), ()),
         ((120, 310, 120, 310), ()),
-        ((120, 120, 310), ()),  # one has passed a collective that the others are in
+        ((120, 120, 310), ()),  # one has passed the collective of the others
         ((120, 310, 120, 310, 310), (0, 2)),
     ],
 )
@@ -161,7 +161,7 @@ def failed(devices, codes):
 
 
 def test_a_step_that_xla_ends_is_a_hang_of_who_is_behind():
-    # Rank 1 has not ended yet; XLA waits ten seconds, and so its words are known.
+    # Rank 1 has not ended yet. XLA waits ten seconds, so its report is known.
     found = failed(of(310, 120, 310), {0: -6, 1: None, 2: -6})
     assert found is not None
     assert (found.cause, found.ranks, found.hosts) == (Cause.HUNG, (1,), ("host-1",))

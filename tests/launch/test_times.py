@@ -1,4 +1,4 @@
-"""What the driver tells of the time of a generation that has ended."""
+"""The driver's report on the time of an ended generation."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_when_a_rank_was_to_be_started_follows_from_its_first_message(times, tol
 
 
 def test_a_rank_that_vanished_counts_as_it_was_last_seen(times, told):
-    """The agents were killed, and those that came after know nothing of the ranks."""
+    """The agents were killed, and their successors do not know the ranks."""
     times.look({1: state(1, 4.0)}, 24.0)
     times.look({0: state(0, 4.0)}, 24.5)
     times.look({1: state(1, 5.0)}, 25.0)

@@ -1,4 +1,4 @@
-"""The trainer under a launch: marked in every phase, and the same rows after a kill."""
+"""The trainer under a launch: every phase is marked, and a kill keeps the rows."""
 
 import json
 import os
@@ -49,7 +49,8 @@ def test_a_killed_rank_costs_no_row_and_every_phase_is_marked(
             seen.add(found.phase)
         time.sleep(0.001)
     assert process.returncode == 0
-    # Importing ends before the first mark. Evaluation is short, but not that short.
+    # Importing ends before the first mark. Evaluations are longer than the poll
+    # interval.
     assert seen >= {*Phase} - {Phase.IMPORT, Phase.INIT}
     last = progress.read(word)
     assert last is not None

@@ -1,4 +1,4 @@
-"""Writing signs of life: what they say, and when they cease."""
+"""Heartbeats: their content, and when they stop."""
 
 import ctypes
 import time
@@ -85,7 +85,7 @@ def test_a_process_in_which_the_interpreter_lock_is_held_falls_silent(
         if within > 1:
             break
     writer.close(0)
-    # One may come between the first look at the clock and the call.
+    # One heartbeat may come between reading the clock and the call.
     assert (within > 1) != is_held
 
 

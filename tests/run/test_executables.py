@@ -1,4 +1,4 @@
-"""The compiled step is kept for the next start, and nothing else is loaded for it."""
+"""The compiled step is cached for the next start, and no other step is loaded."""
 
 import dataclasses
 import inspect
@@ -56,7 +56,7 @@ def test_a_second_start_loads_the_step_and_computes_the_same(home, tmp_path):
     second = train(home, tmp_path / "second", "--log.every", "2", "--ckpt.every", "2")
     assert "start-up: load" in second
     assert "warning" not in second
-    for line in ("memory of a device", "model FLOPs"):  # what a trace would have told
+    for line in ("memory of a device", "model FLOPs"):  # as a trace would have told
         said = [[w for w in text.splitlines() if line in w] for text in (first, second)]
         assert said[0] == said[1]
     rows = [read_computed(tmp_path / name) for name in ("first", "second")]
@@ -94,7 +94,7 @@ def mesh_of(order, axes=("pp", "tp")):
     [
         (True, {"init_from": "adapters"}),
         (False, {"rank": 3}),
-        (False, {"alpha": 8.0}),  # a constant of the step, which no shape shows
+        (False, {"alpha": 8.0}),  # a constant of the step, which does not affect shapes
         (False, {"targets": ("wq",)}),
         (False, {"base_dtype": "bfloat16"}),
     ],

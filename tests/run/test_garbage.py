@@ -1,4 +1,4 @@
-"""What the collector does meanwhile, and that it is left as it was."""
+"""The collector during a run, and its state afterwards."""
 
 import gc
 import weakref
@@ -9,7 +9,7 @@ from mjax.run.garbage import collections_every
 
 
 class Cycle:
-    """Only a collection ends it."""
+    """A cycle that only a collection frees."""
 
     def __init__(self):
         self.itself = self

@@ -44,7 +44,7 @@ class State:
 
 
 class TinyProgram:
-    """Pulls a vector to the batch; a batch of NaN is skipped."""
+    """Moves a vector towards the batch; skips a batch of NaN."""
 
     def __init__(self, diverges_at=None):
         self.diverges_at = diverges_at
@@ -104,7 +104,7 @@ class TinyProgram:
 
 
 class GatheringProgram(TinyProgram):
-    """Gathers its vector in a call of its own."""
+    """Gathers its vector in a separate call."""
 
     def __init__(self):
         super().__init__()
@@ -123,7 +123,7 @@ class GatheringProgram(TinyProgram):
 
 
 class TinyBatches:
-    """The batch of a step depends on the step alone."""
+    """The batch of a step depends only on the step."""
 
     data_wait_s = 0.0
     checkpoints: Checkpoints
@@ -270,7 +270,7 @@ def test_weights_are_gathered_before_the_loader_has_the_batch(undisturbed, work_
     program, num_gathered = GatheringProgram(), []
 
     def late():
-        """Give the batch when the weights of its step have been gathered."""
+        """Return the batch once the weights of its step have been gathered."""
         num_gathered.append(len(program.gathered))
         program.gathered[-1].block_until_ready()
 

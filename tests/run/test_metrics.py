@@ -278,7 +278,7 @@ def test_a_log_cadence_below_one_is_refused():
 
 
 class SlowDelivery(Delivery):
-    """Needs a while to end."""
+    """A tracker that takes a while to finish."""
 
     def __init__(self, calls):
         self.calls = calls
@@ -302,7 +302,7 @@ def test_trackers_share_the_time_that_a_run_waits_for_them(tmp_path):
         open_trackers=lambda _: [SlowDelivery(calls), SlowDelivery(calls)],
     )
     recorder.close("done")
-    # Both are told before either is waited for.
+    # Both get the end before the recorder waits for either.
     assert calls[:2] == [("end", "done")] * 2
     (_, _, first_s), (_, _, second_s) = calls[2:]
     assert second_s <= first_s - 0.05

@@ -29,7 +29,7 @@ def drawn(found: list[dict[str, Any]], folder: Path) -> np.ndarray:
 
 
 def changed(a: np.ndarray, b: np.ndarray) -> list[bool]:
-    """Which quarters of two pictures differ: loss, rate, norm, throughput."""
+    """Return the quarters that differ in two pictures: loss, rate, norm, throughput."""
     differs = (a != b).any(axis=-1)
     height, width = differs.shape
     return [

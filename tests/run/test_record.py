@@ -1,4 +1,4 @@
-"""What is recorded of a start."""
+"""Records of starts."""
 
 import hashlib
 import json

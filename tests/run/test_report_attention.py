@@ -1,4 +1,4 @@
-"""What a run says of its attention before it starts."""
+"""Lines on the attention of a run before it starts."""
 
 import pytest
 

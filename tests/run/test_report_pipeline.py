@@ -1,4 +1,4 @@
-"""What a run with a pipeline says before it starts, number by number."""
+"""Lines on the pipeline of a run before it starts, number by number."""
 
 from typing import Any
 

@@ -83,7 +83,7 @@ def test_the_tokenizer_beside_the_checkpoints_is_that_of_the_run(
 
 
 def test_another_vocabulary_of_the_same_size_is_refused(tmp_path, corpus, capsys):
-    """The flags are the same; the data that the tokens make are not."""
+    """The flags are the same, but the tokenized data differ."""
     given = tmp_path / "given.json"
     given.write_text(train_bpe([TEXT], 280))
     run, flags = tmp_path / "run", ("--data.tokenizer", str(given))

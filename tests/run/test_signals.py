@@ -18,12 +18,12 @@ from mjax.run.metrics import read_rows
 
 REPOSITORY = Path(__file__).parents[2]
 LIMIT_S = 240
-"""A hang is a failure; nothing here takes nearly as long."""
+"""Far longer than any test takes, so that a hang is a failure."""
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """Let the runs share what they compile, and nothing of the user's."""
+    """Let the runs share a compilation cache, separate from the user's."""
     home = tmp_path_factory.mktemp("cache")
     return os.environ | {"XDG_CACHE_HOME": str(home), "PYTHONUNBUFFERED": "1"}
 
@@ -157,7 +157,7 @@ def test_a_signal_during_an_evaluation_or_the_sample_is_42_and_the_rest_comes_la
     tmp_path, environment
 ):
     path = tmp_path / "run"
-    # Longer than anybody waits: they end only if they are cut short.
+    # Too long to wait for: they end only if interrupted.
     process = start(path, environment, *EVALUATED, "--eval.batches", "100000")
     wait_for(process, "step 1/4")
     process.send_signal(signal.SIGTERM)
@@ -210,7 +210,7 @@ def test_a_work_dir_that_is_deleted_during_the_run_is_made_again(tmp_path, envir
     path = tmp_path / "run"
     process = start(path, environment, *EVALUATED[2:], "--steps", "30")
     wait_for(process, "step 3/30")
-    path.rename(tmp_path / "gone")  # rmtree might meet what is made again
+    path.rename(tmp_path / "gone")  # rmtree may race with the recreation
     shutil.rmtree(tmp_path / "gone")
     code, said = end_of(process)
     assert "was deleted, moved or replaced during the run" in said

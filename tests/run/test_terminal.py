@@ -1,4 +1,4 @@
-"""The live line: what it says, what it leaves out, and that it overwrites nothing."""
+"""The live line: its parts, omissions, and that it overwrites no text."""
 
 import errno
 import io
@@ -147,7 +147,7 @@ live.close()
 
 
 def screen(output: str) -> list[str]:
-    """Play what a terminal of unlimited width would show."""
+    """Return the text that a terminal of unlimited width would show."""
     lines, column = [""], 0
     for token in re.findall(r"\x1b\[[?\d;]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+", output):
         if token == "\r":
@@ -168,7 +168,7 @@ def screen(output: str) -> list[str]:
 
 @pytest.mark.parametrize("no_color", [False, True])
 def test_the_live_line_overwrites_nothing_but_itself(no_color: bool) -> None:
-    """A real terminal: the program writes to a pty, and its screen is played."""
+    """A real terminal: the program writes to a pty whose screen is emulated."""
     outside, inside = pty.openpty()
     colors = {"NO_COLOR": "1"} if no_color else {}
     changed = ("NO_COLOR", "JPY_PARENT_PID")

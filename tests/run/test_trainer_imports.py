@@ -1,4 +1,4 @@
-"""What importing the trainer loads: libraries that few runs need come later."""
+"""Imports of the trainer: libraries that few runs need are loaded later."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def test_importing_the_trainer_loads_no_library_that_comes_later():
 
 
 def test_the_modules_that_come_later_have_the_names_that_are_looked_for():
-    """The test above would not see a module that was renamed."""
+    """The test above would not detect a renamed module."""
     code = "import mjax.ckpt.orbax_save, mjax.kernels.stamp.mosaic_gpu, rich.progress"
     found = loaded_by(code)
     assert {"orbax.checkpoint", "jax.experimental.pallas", "rich.progress"} <= found

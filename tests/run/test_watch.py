@@ -1,4 +1,4 @@
-"""What a process shows of itself: each part by its own flag."""
+"""Reports of a process, each with its own flag."""
 
 import jax
 import numpy as np

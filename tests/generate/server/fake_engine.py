@@ -1,4 +1,4 @@
-"""An engine without a model: each token is a letter that follows from the request."""
+"""An engine without a model: each token is a letter determined by the request."""
 
 import dataclasses
 import hashlib
@@ -14,7 +14,7 @@ class _Running:
 
 
 def letter(request: Request, position: int) -> int:
-    """Return the token at a position of an answer; neighbours have no say."""
+    """Return the token at a position of an answer, independent of other requests."""
     drawn = f"{request.prompt} {request.sampling.seed} {position}".encode()
     return 97 + hashlib.sha256(drawn).digest()[0] % 26
 
@@ -32,14 +32,14 @@ def whole_text(request: Request) -> str:
 
 
 class FakeEngine:
-    """Answers as `whole_text` says, one letter a step, in a few slots."""
+    """Answers with `whole_text`, one letter per step, in a few slots."""
 
     def __init__(self, *, slots: int = 4, max_len: int = 64) -> None:
         self.slots, self.max_len = slots, max_len
         self.may_step = threading.Event()
         self.may_step.set()
         self.fails_in: int | None = None
-        """Steps until it raises; None: never."""
+        """Steps until it raises; None for never."""
         self.cancelled: list[int] = []
         self.submitted: list[Request] = []
         self.most_running = 0
@@ -95,7 +95,7 @@ class FakeEngine:
             finished = "length"
         if finished:
             del self._running[request_id]
-        # A stop text of one letter is the only one that no earlier event has shown.
+        # Earlier events have shown the beginning of any stop text of several letters.
         listed = sampling.logprobs is not None
         top = tuple((token + i, -1.0 - i) for i in range(sampling.logprobs or 0))
         return Event(

@@ -1,4 +1,4 @@
-"""What the official client sees of a server; run by the interpreter of `.venv-hf`.
+"""A server through the official client; run by the interpreter of `.venv-hf`.
 
 Nothing of mjax is imported here. Given: the base address, a token, a model. Leaves: one
 JSON object on stdout, which the test compares with the engine's answers.

@@ -1,4 +1,4 @@
-"""The server as a process of its own, with a real engine, and requests to it."""
+"""The server in its own process, with a real engine, and requests to it."""
 
 import contextlib
 import dataclasses
@@ -38,7 +38,7 @@ def make_run(
     seq_len: int = MAX_LEN,
     **facts: Any,
 ) -> str:
-    """Save a small random model of bytes with a chat template."""
+    """Save a small random byte-level model with a chat template."""
     config = TrainConfig(model=SMALL, data=DataConfig(seq_len=seq_len))
     save_run(work_dir, random_params(SMALL), config, steps=(0,), **facts)
     if template is not None:
@@ -49,7 +49,7 @@ def make_run(
 
 @dataclasses.dataclass(kw_only=True)
 class Answer:
-    """Of the server."""
+    """An answer of the server."""
 
     status: int
     body: bytes
@@ -68,7 +68,7 @@ class Answer:
 
     @property
     def streamed(self) -> str:
-        """The text of a stream that has come to its end."""
+        """The text of a completed stream."""
         events = self.body.decode().split("\n\n")
         assert events[-2:] == ["data: [DONE]", ""]
         chunks = [json.loads(e.removeprefix("data: ")) for e in events[:-2]]
@@ -76,7 +76,7 @@ class Answer:
 
 
 class Server:
-    """A process that is started when it is needed, reachable from everywhere."""
+    """A process that is started when needed, reachable from other machines."""
 
     def __init__(self, run: str, folder: Path) -> None:
         """Write the token file; nothing runs yet."""
@@ -111,13 +111,13 @@ class Server:
         self.port = int(found[1])
 
     def ended(self) -> tuple[int, str]:
-        """Wait for the end; return the exit code and what was said."""
+        """Wait for the end; return the exit code and the output."""
         assert self.process is not None
         _, said = self.process.communicate(timeout=60)
         return self.process.returncode, said
 
     def close(self) -> None:
-        """End the process whatever it does."""
+        """Kill the process."""
         if self.process is not None:
             self.process.kill()
             self.process.communicate()
@@ -125,7 +125,7 @@ class Server:
     def ask(
         self, path: str, body: Any = None, token: str | None = TOKEN, **headers: str
     ) -> Answer:
-        """Send one request; a body that is no bytes is sent as JSON."""
+        """Send one request; a body other than bytes is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -137,11 +137,11 @@ class Server:
             return Answer(status=answer.status, body=answer.read())
 
     def complete(self, **body: Any) -> Answer:
-        """Ask for a completion."""
+        """Request a completion."""
         return self.ask("/v1/completions", {"prompt": "ab"} | body)
 
     def begin(self, **body: Any) -> socket.socket:
-        """Ask for a stream, and do not read it."""
+        """Request a stream without reading it."""
         data = json.dumps({"prompt": "ab", "stream": True} | body).encode()
         sent = socket.create_connection(("127.0.0.1", self.port), timeout=60)
         head = (

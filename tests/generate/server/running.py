@@ -46,7 +46,7 @@ def served(engine: FakeEngine, limits: Limits, **changes: Any) -> Served:
 
 @dataclasses.dataclass(kw_only=True)
 class Answer:
-    """Of the server."""
+    """An answer of the server."""
 
     status: int
     headers: dict[str, str]
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error, of which every field is there."""
+        """The error; it has every field."""
         (error,) = self.json.values()
         assert set(error) == {"message", "type", "param", "code"}
         assert "\n" not in error["message"]
@@ -67,7 +67,7 @@ class Answer:
 
     @property
     def events(self) -> list[Any]:
-        """The chunks of a stream; the end mark as its text."""
+        """The chunks of a stream, with the end mark as text."""
         return events(self.body.decode())
 
 
@@ -89,7 +89,7 @@ def _refuse(name: str) -> None:
 
 @dataclasses.dataclass(kw_only=True)
 class Running:
-    """A server that answers, and who asks it."""
+    """A running server and its clients."""
 
     server: ModelServer
     engine: FakeEngine
@@ -110,7 +110,7 @@ class Running:
         headers: dict[str, str] | None = None,
         method: str | None = None,
     ) -> Answer:
-        """Send one request; a body that is no bytes is sent as JSON."""
+        """Send one request; a body other than bytes is sent as JSON."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
         with contextlib.closing(connection):
             data = body if isinstance(body, bytes) else json.dumps(body).encode()
@@ -125,17 +125,17 @@ class Running:
             return Answer(status=answer.status, headers=found, body=answer.read())
 
     def complete(self, **fields: Any) -> Answer:
-        """Ask for a completion."""
+        """Request a completion."""
         return self.ask("/v1/completions", {"model": NAME, "prompt": "ab"} | fields)
 
     def chat(self, **fields: Any) -> Answer:
-        """Ask for a chat."""
+        """Request a chat answer."""
         return self.ask(
             "/v1/chat/completions", {"model": NAME, "messages": CHAT} | fields
         )
 
     def send(self, *, buffer_bytes: int | None = None, **fields: Any) -> socket.socket:
-        """Send a request for a completion and do not wait for the answer."""
+        """Send a request for a completion without waiting for the answer."""
         body = json.dumps({"model": NAME, "prompt": "ab"} | fields).encode()
         sent = socket.socket()
         sent.settimeout(20)

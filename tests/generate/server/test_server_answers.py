@@ -1,4 +1,4 @@
-"""Answers over HTTP: their form, and that they are those of the engine."""
+"""Answers over HTTP: their format, and equality with the engine's."""
 
 import json
 from collections.abc import Iterator
@@ -120,7 +120,7 @@ def test_echo_puts_the_prompt_in_front(server):
 
 
 def join(events: list) -> dict[int, str]:
-    """Put the pieces of a stream together, by choice."""
+    """Join the pieces of a stream by choice."""
     assert events.pop() == "[DONE]"
     texts: dict[int, str] = {}
     for event in events:

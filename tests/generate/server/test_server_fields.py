@@ -1,4 +1,4 @@
-"""What a request may say, and how the rest is refused: by name, value and remedy."""
+"""Valid requests, and refusals of others by name, value and remedy."""
 
 import json
 from typing import Any
@@ -323,7 +323,7 @@ _NAMES = st.sampled_from(
 
 
 def said_of(read: Any, changes: dict[str, Any]) -> ApiError | None:
-    """Return how a request is refused; None if it is read."""
+    """Return the refusal of a request; None if it is accepted."""
     try:
         read(**changes)
     except ApiError as error:

@@ -1,4 +1,4 @@
-"""Who may ask the model server, and who may not."""
+"""Permitted and refused clients of the model server."""
 
 from pathlib import Path
 

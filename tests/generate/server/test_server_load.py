@@ -1,4 +1,4 @@
-"""Many clients at once: none is lost, none gets another one's answer, none stays."""
+"""Many clients at once: none is lost, gets another's answer, or stays."""
 
 import concurrent.futures
 import http.client
@@ -21,7 +21,7 @@ def expected(prompt: str, seed: int, max_tokens: int) -> str:
 
 
 def is_free(server: Running) -> bool:
-    """Say whether nothing is left of any request."""
+    """Return whether nothing is left of any request."""
     scheduler = server.server.scheduler
     return scheduler.num_open == 0 and server.engine.is_idle
 
@@ -181,16 +181,17 @@ def test_a_client_that_reads_nothing_is_cut_off_and_holds_no_memory(monkeypatch)
     engine = FakeEngine(slots=1, max_len=10_000_000)
     limits = Limits(request_s=1.5, max_tokens=9_000_000)
     with running(engine, limits) as server:
-        # Small buffers of the kernel, as a far client may have them.
+        # Small kernel buffers, as with a distant client.
         server.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-        # The kernel waits as long as a request may take; here longer, or it may give up
-        # while the error at the end is sent, and the answer seems to have been taken.
+        # The kernel waits as long as a request may take. Here it waits longer;
+        # otherwise it could give up while the final error is sent, and the answer would
+        # seem received.
         serving.set_timeouts(server.server._socket, 3.0)
         server.send(max_tokens=9_000_000, stream=True, logprobs=5, buffer_bytes=4096)
         server.until(lambda: server.server.scheduler.num_open == 1)
         server.until(lambda: is_free(server))
         assert engine.cancelled == [1]
-        # The kernel gives up what it could not send, and the server the connection.
+        # The kernel drops the unsent data, and the server drops the connection.
         connections = server.server._uvicorn.server_state.connections
         server.until(lambda: not connections)
         # It is counted when its task ends, a moment after its connection.
@@ -219,7 +220,8 @@ def test_a_body_that_says_that_it_is_too_large_is_refused_unread(length):
         with socket.create_connection(("127.0.0.1", server.port), timeout=20) as sent:
             sent.sendall(head.encode())
             sent.shutdown(socket.SHUT_WR)
-            # A client that stops sending is gone; one that goes on gets the answer.
+            # A client that stops sending is dropped; one that continues gets the
+            # answer.
         answer = server.ask("/v1/completions", b"x" * 1_000_000)
         assert answer.status == 413
         assert answer.error["message"].startswith("the body must have at most 2000 by")
@@ -396,7 +398,7 @@ def test_a_stream_can_be_read_while_it_is_generated():
         engine.may_step.set()
         text = ""
         received = b""
-        released.release()  # the step that had begun, or the first one
+        released.release()  # the step in progress, or the first one
         found = []
         while text != expected("ab", 4, 3):
             released.release()

@@ -1,4 +1,4 @@
-"""The server as people start it: a process, a real model, a real chat template."""
+"""The server as users start it: a process, a real model, a real chat template."""
 
 import http.client
 import json
@@ -28,7 +28,7 @@ from tests.generate.server.process import (
 from tests.training import make_mesh
 
 LONG = 1500
-"""Tokens of an answer that is still going on when something is done to it."""
+"""Tokens of an answer that is still running when a test acts on it."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ type Offline = Callable[..., Answer]
 
 @pytest.fixture(scope="module")
 def offline(run: str) -> Offline:
-    """Answer prompts with the engine alone; messages by the model's template."""
+    """Answer prompts with the engine alone; messages use the model's template."""
     opened = open_model(run, make_mesh((1, 1, 1, 1)), dtype="float32")
     engine, encode = Engine(opened, slots=SLOTS, max_len=MAX_LEN), encoder(opened)
     assert encode is not None
@@ -231,7 +231,7 @@ def test_sigterm_lets_running_answers_end_and_exits_with_0(server, endless, offl
 
 
 def server_says_stopping(server: Server) -> bool:
-    """Wait until the signal has been noticed, by a request that is no answer."""
+    """Wait until the server has noticed the signal, by polling /health."""
     for _ in range(1000):
         health = server.ask("/health")
         if health.status == 503:

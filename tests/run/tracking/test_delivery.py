@@ -18,7 +18,7 @@ PATIENCE_S = 60.0
 
 
 class Recording:
-    """A tracker that keeps what it gets."""
+    """A tracker that stores what it receives."""
 
     def __init__(self, *, takes_back: bool = False) -> None:
         self.takes_back = takes_back
@@ -39,7 +39,7 @@ class Recording:
 
 
 class Failing(Recording):
-    """Raises as often as it is told to, in the calls of some steps or in start."""
+    """Raises a given number of times, in the calls of some steps or in start."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Failing(Recording):
 
 
 class Blocked(Recording):
-    """Does not return from the first row before it is released."""
+    """Blocks in the first row until released."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -104,7 +104,7 @@ def asked(address: str, what: str, **question: Any) -> Any:
 
 
 def records(data: bytes) -> Iterator[bytes]:
-    """Take the records out of a file of wandb: a LevelDB log after 7 bytes."""
+    """Read the records of a wandb file: a LevelDB log after 7 bytes."""
     at, record = 7, b""
     while at + 7 <= len(data):
         if 32768 - at % 32768 < 7:  # no header fits into the rest of a block
@@ -113,7 +113,7 @@ def records(data: bytes) -> Iterator[bytes]:
         _, length, kind = struct.unpack("<IHB", data[at : at + 7])
         record += data[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # a whole record, or the last part of one
+        if kind in (1, 4):  # a complete record, or the last part of one
             yield record
             record = b""
 

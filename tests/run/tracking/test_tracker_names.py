@@ -1,4 +1,4 @@
-"""`--track` by name: refused before anything starts, with what would do."""
+"""`--track` by name: refused before anything starts, with the remedy."""
 
 import importlib.util
 import textwrap
