@@ -67,9 +67,9 @@ def _model(card: Card) -> Iterator[str]:
     yield f"# {card.name}"
     yield ""
     yield (
-        f"A language model of {card.num_params:,} parameters in the form of "
-        f"`{card.family}`, trained with mjax"
-        f"{'' if card.version is None else f' {card.version}'}."
+        f"A language model of {card.num_params:,} parameters with the architecture "
+        f"`{card.family}`, trained with "
+        f"mjax{'' if card.version is None else f' {card.version}'}."
     )
     yield ""
     yield "| | |"
@@ -90,7 +90,7 @@ def _training(card: Card) -> Iterator[str]:
     yield "| | |"
     yield "|---|---|"
     yield f"| recipe | {card.recipe or _UNKNOWN} |"
-    yield f"| began with | {card.init_from or 'random parameters'} |"
+    yield f"| initialised from | {card.init_from or 'random parameters'} |"
     yield f"| data | {', '.join(card.data)} |"
     yield f"| hash of the data | {card.corpus_hash or _UNKNOWN} |"
     yield f"| steps | {card.steps:,} |"

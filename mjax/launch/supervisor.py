@@ -128,7 +128,7 @@ class Supervisor:
         self._checks = Checks(config, self._fleet, self._tell)
         self._next_scan_s = -math.inf
 
-    # -------------------------------------------------------------- what agents say
+    # ------------------------------------------------------------- messages of agents
 
     def joined(self, hello: Hello, now_s: float) -> None:
         """Admit a host, or readmit it after a restart of its agent or this driver."""
@@ -248,7 +248,7 @@ class Supervisor:
         else:
             self.tick(now_s)
 
-    # --------------------------------------------------------- a driver that comes back
+    # ---------------------------------------------------------- restarts of the driver
 
     def snapshot(self) -> dict[str, Any]:
         """Return the state that a new driver needs, as JSON."""
@@ -291,7 +291,7 @@ class Supervisor:
             text = f"the driver was killed while {state}"
             self._fail(Failure(cause=Cause.KILLED, text=text), now_s)
 
-    # ------------------------------------------------------------- what people want
+    # -------------------------------------------------------------- commands of users
 
     def evict(self, name: str, reason: str, now_s: float) -> None:
         """Take a host out of the run.
