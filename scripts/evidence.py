@@ -1,10 +1,12 @@
-"""Write a page of evidence: what ran, of which commit, on what, and a table.
+"""Write a page of evidence: what ran, at which commit, on which machine, and tables.
 
-Enters: the command, a text, a table. Leaves: a Markdown file in docs/benchmarks/ that
-says how to make it again. `scripts.evidence_index` lists the pages, and says which are
-older than the code that they certify.
+Enters: the command, texts and tables. Leaves: a Markdown file in docs/benchmarks/ that
+states the command that makes it again, and a CSV file for each long table.
+`scripts.evidence_index` lists the pages and tells which are older than the code that
+they certify.
 """
 
+import csv
 import dataclasses
 import datetime
 import json
@@ -21,7 +23,7 @@ from typing import Any
 REPOSITORY = Path(__file__).resolve().parents[1]
 BENCHMARKS_DIR = REPOSITORY / "docs" / "benchmarks"
 MADE = r"At `(?P<commit>[0-9a-f]{7,40})`[^,]*, (?P<date>\d{4}-\d{2}-\d{2}), jax "
-"""Of the line of a page that says when it was made, see `about`."""
+"""Start of the line that states when a page was made, see `about`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,6 +35,9 @@ class Table:
     """What is compared, and the bound."""
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    file: str | None = None
+    """Name, without suffix, of a CSV file for a long table, which the page links to
+    instead of showing it; None: the page shows the rows."""
 
 
 def write_page(
@@ -42,15 +47,16 @@ def write_page(
     tables: Sequence[Table],
     made: str | None = None,
 ) -> Path:
-    """Write docs/benchmarks/<name>.md and return its path.
+    """Write docs/benchmarks/<name>.md and its CSV files, and return its path.
 
     Args:
       name: of the file, without suffix.
       title: heading of the page.
-      command: that makes the page again.
+      command: makes the page again.
       tables: in order.
       made: what `about` returned when the results were made; None: just now.
     """
+    BENCHMARKS_DIR.mkdir(parents=True, exist_ok=True)
     lines = [
         f"# {title}",
         "",
@@ -58,19 +64,22 @@ def write_page(
     ]
     for table in tables:
         lines += ["", f"## {table.title}", "", table.text, ""]
-        lines += [_row(table.header), _row(["---"] * len(table.header))]
-        lines += [_row(row) for row in table.rows]
+        if table.file is None:
+            lines += [_row(table.header), _row(["---"] * len(table.header))]
+            lines += [_row(row) for row in table.rows]
+        else:
+            file = _write_csv(table, table.file)
+            lines.append(f"[{file}]({file}) has the {len(table.rows)} rows.")
     path = BENCHMARKS_DIR / f"{name}.md"
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
 def about() -> str:
-    """Say what is measured and on what: commit, date, jax, machine; as `MADE`.
+    """Return commit, date, jax version and machine of a measurement; matches `MADE`.
 
     Raises:
-      CalledProcessError: this is no checkout of git.
+      CalledProcessError: this is not a git checkout.
     """
     git = ["git", "status", "--porcelain", "--untracked-files=no"]
     done = subprocess.run(
@@ -111,7 +120,7 @@ def run_training(*flags: str) -> None:
     """Run the trainer to its end.
 
     Raises:
-      RuntimeError: it did not end with exit code 0; the message has its output.
+      RuntimeError: its exit code is not 0; the message has its output.
     """
     done = subprocess.run(
         train_command(*flags), cwd=REPOSITORY, capture_output=True, text=True
@@ -147,6 +156,13 @@ def largest_difference(
     return max(
         abs(values[row["step"]] - row[field]) / abs(row[field]) for row in reference
     )
+
+
+def _write_csv(table: Table, name: str) -> str:
+    """Write header and rows into docs/benchmarks, and return the name of the file."""
+    with (BENCHMARKS_DIR / f"{name}.csv").open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([table.header, *table.rows])
+    return f"{name}.csv"
 
 
 def _row(cells: Sequence[str]) -> str:

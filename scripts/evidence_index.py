@@ -193,11 +193,14 @@ def figures(text: str) -> set[str]:
 
 
 def missing(page: Page) -> set[str]:
-    """Return the figures that a page's entry quotes and its text does not contain.
+    """Return the figures that a page's entry quotes and its output does not contain.
 
-    A number may be rounded, and a share may be a ratio on the page.
+    The output is the page and the CSV files that it links to. A number may be rounded,
+    and a share may be a ratio there.
     """
     text = page.path.read_text()
+    for name in re.findall(r"\]\((\w+\.csv)\)", text):
+        text += (page.path.parent / name).read_text()
     numbers = [float(one.replace(",", "")) for one in re.findall(_NUMBER, text)]
 
     def contains(figure: str) -> bool:

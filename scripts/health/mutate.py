@@ -18,7 +18,7 @@ import importlib
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mjax.health.check import Check
@@ -170,6 +170,27 @@ def is_caught(check: Check, fault: Fault) -> bool:
         sys.modules[name] = before
 
 
+def by_group(rows: Sequence[Sequence[str]]) -> Table:
+    """Sum up the rows (check, fixtures, cases, faults, caught) of each group."""
+    groups: dict[str, list[Sequence[str]]] = {}
+    for row in rows:
+        groups.setdefault(row[0].strip("`").partition(".")[0], []).append(row)
+    sums = [
+        [
+            *(f"`{group}`", str(len(checks))),
+            *(str(sum(int(row[k]) for row in checks)) for k in (3, 4)),
+            str(min(int(row[4]) for row in checks)),
+        ]
+        for group, checks in groups.items()
+    ]
+    return Table(
+        title="By group",
+        text="The last column has the check of which the fewest faults are caught.",
+        header=["group", "checks", "faults", "caught", "fewest caught of a check"],
+        rows=sums,
+    )
+
+
 def main() -> int:
     """Plant all faults, and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -207,9 +228,16 @@ def main() -> int:
             "against a format that another guard refuses too."
         )
         header = ["check", "fixtures", "cases", "faults", "caught"]
-        page = Table(title="Planted faults", text=text, header=header, rows=rows)
+        page = Table(
+            title="Planted faults",
+            text=text,
+            header=header,
+            rows=rows,
+            file="check_mutations",
+        )
         command = "python -m scripts.health.mutate"
-        print(write_page("check_mutations", "Checks of hosts", command, [page]))
+        pages = [page, by_group(rows)]
+        print(write_page("check_mutations", "Checks of hosts", command, pages))
     return int(is_short)
 
 

@@ -325,7 +325,13 @@ def schedule_tables(kernels: Kernels, constants: Constants) -> list[Table]:
         "take longer than computing. B, T, heads: scripts/kernels/attention_shapes.py; "
         "documents have log-normal lengths of mean 1024, seed 0."
     )
-    orders = Table(title="Order of the blocks", text=text, header=header, rows=rows)
+    orders = Table(
+        title="Order of the blocks",
+        text=text,
+        header=header,
+        rows=rows,
+        file="attention_forecast_orders",
+    )
     return [
         _targets_table(step_us),
         orders,
@@ -353,7 +359,7 @@ def _targets_table(step_us: StepUs) -> Table:
         counts = [f"{n} of {len(SHAPES)}" for n in reached]
         rows.append([kernel, *counts, "; ".join(missing) or "none"])
     text = (
-        "Shapes of the table below that reach an efficiency of 0.90, or 0.80 at tp 8. "
+        "Shapes of the next table that reach an efficiency of 0.90, or 0.80 at tp 8. "
         "*persistent*: the shipped order, with half of the fixed cost hidden. The "
         "simulation starts blocks in the order of their index, as GPUs are seen to do; "
         "NVIDIA does not promise it."
@@ -393,6 +399,7 @@ def _fixed_cost_table(step_us: StepUs) -> Table:
         text=text,
         header=["shape", "kernel", *names],
         rows=rows,
+        file="attention_forecast_fixed_cost",
     )
 
 
@@ -420,6 +427,7 @@ def _persistent_table(step_us: StepUs) -> Table:
         text=text,
         header=["shape", "kernel", *persistent.WAYS],
         rows=rows,
+        file="attention_forecast_persistent",
     )
 
 

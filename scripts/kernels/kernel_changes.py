@@ -17,6 +17,7 @@ from mjax.hardware.gpus import GPUS
 from scripts.evidence import REPOSITORY, Table, write_page
 from scripts.kernels.attention_loops import package_at
 from scripts.kernels.compiled_kernels import CaseReport, CompiledKernel, compile_cases
+from scripts.kernels.kernel_summary import of_changes
 from scripts.kernels.kernel_table import SHIPPED
 from scripts.kernels.sass import Loop
 
@@ -91,12 +92,17 @@ def main(argv: Sequence[str]) -> int:
         f"Faults now: {'; '.join(faults) or 'none'}."
     )
     table = Table(
-        title="Loops before and now", text=text, header=HEADER, rows=rows(before, now)
+        title="Loops before and now",
+        text=text,
+        header=HEADER,
+        rows=rows(before, now),
+        file="kernel_changes",
     )
+    tables = [of_changes(table.header, table.rows), table]
     command = f"python -m scripts.kernels.kernel_changes {commit}"
     print(
         write_page(
-            "kernel_changes", "Attention kernels, before and now", command, [table]
+            "kernel_changes", "Attention kernels, before and now", command, tables
         )
     )
     return int(bool(faults))

@@ -37,6 +37,7 @@ from scripts.kernels.compiled_kernels import (
     KernelCase,
     compile_cases,
 )
+from scripts.kernels.kernel_summary import of_kernels
 from scripts.kernels.sass import LOOP_WATCHED, Loop
 
 SHIPPED = "scripts.kernels.kernel_table:shipped_cases"
@@ -294,6 +295,7 @@ def _write_page(reports: Sequence[CaseReport], gpu: str) -> Path:
         text=text,
         header=_HEADER,
         rows=[_cells(r, kernel) for r in reports for kernel in r.kernels],
+        file="kernel_table",
     )
     loops = Table(
         title="Loops that multiply matrices",
@@ -308,10 +310,12 @@ def _write_page(reports: Sequence[CaseReport], gpu: str) -> Path:
             for kernel in report.kernels
             for number, loop in enumerate(kernel.loops)
         ],
+        file="kernel_table_loops",
     )
+    short = of_kernels(table.header, table.rows, loops.header, loops.rows)
     title = "What the GPU kernels compile to"
     command = "python -m scripts.kernels.kernel_table --write"
-    return write_page("kernel_table", title, command, [table, loops])
+    return write_page("kernel_table", title, command, [short, table, loops])
 
 
 def _loop_cells(

@@ -7,7 +7,9 @@ Writes docs/benchmarks/planted_bugs.md and ends with 1 if a bug is missed or if 
 unchanged source fails. Needs no GPU.
 """
 
+import collections
 import sys
+from collections.abc import Sequence
 
 from scripts.evidence import Table, write_page
 from tests.kernels.attention.mosaic_bugs import BUGS, controls, how_caught, submit
@@ -42,10 +44,39 @@ def main() -> int:
         ),
         header=("bug", "module", "caught by"),
         rows=rows,
+        file="planted_bugs",
     )
     command = "python -m scripts.kernels.planted_bugs"
-    print(write_page("planted_bugs", "Planted bugs", command, [table]))
+    print(write_page("planted_bugs", "Planted bugs", command, [table, by_module(rows)]))
     return int(missed > 0 or false_alarms > 0)
+
+
+def by_module(rows: Sequence[Sequence[str]]) -> Table:
+    """Count the runs by module of the kernels and by what caught the bug.
+
+    Args:
+      rows: bug, module, caught by; the bugs of the unchanged source begin with
+        "no change".
+    """
+    counts = collections.Counter(
+        (module, how.partition(":")[0])
+        for name, module, how in rows
+        if not name.startswith("no change")
+    )
+    ways = sorted({how for _, how in counts})
+    modules = sorted({module for module, _ in counts})
+    return Table(
+        title="By module",
+        text="How many bugs of a module were caught in which way.",
+        header=("module", *ways, "all"),
+        rows=[
+            [
+                *(module, *(str(counts[module, way]) for way in ways)),
+                str(sum(counts[module, way] for way in ways)),
+            ]
+            for module in modules
+        ],
+    )
 
 
 if __name__ == "__main__":

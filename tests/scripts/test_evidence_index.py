@@ -68,6 +68,17 @@ def commit_of(text):
     return mark[0]
 
 
+def test_a_long_table_is_a_csv_file_that_the_page_links_to(repository):
+    folder, _ = repository
+    rows = [["1,5", "a | b"], ["1,024", "c"]]
+    table = evidence.Table(title="T", text="?", header=["x", ""], rows=rows, file="all")
+    text = evidence.write_page("one", "One", "python -c pass", [table]).read_text()
+    assert text.endswith("## T\n\n?\n\n[all.csv](all.csv) has the 2 rows.\n")
+    written = (folder / "docs" / "all.csv").read_text()
+    assert written == 'x,\n"1,5",a | b\n"1,024",c\n'
+    assert evidence_index.missing(page(found="1,024 and 1,025")) == {"1,025"}
+
+
 def git_head(folder):
     words = ["git", "rev-parse", "--short", "HEAD"]
     return subprocess.check_output(words, cwd=folder, text=True).strip()

@@ -1,6 +1,6 @@
 """The comparison of compiled kernels with those of an older commit."""
 
-from scripts.kernels import kernel_changes
+from scripts.kernels import kernel_changes, kernel_summary
 from scripts.kernels.compiled_kernels import CaseReport, CompiledKernel
 from scripts.kernels.sass import LOOP_WATCHED, Loop
 
@@ -59,3 +59,39 @@ def test_an_unknown_commit_ends_the_command_before_anything_is_compiled(capsys):
         "error: git archive no-such-commit mjax scripts failed"
         in capsys.readouterr().err
     )
+
+
+def test_the_summary_of_changes_counts_the_cases_of_both_commits():
+    before = [report("a", kernel("attention_dq", 900, 500, spill_store_bytes=4))]
+    now = [report(case, kernel("attention_dq", 600)) for case in ("a", "new")]
+    rows = kernel_changes.rows(before, now)
+    was, is_now = kernel_summary.of_changes(kernel_changes.HEADER, rows).rows
+    assert was == [
+        *("attention_dq", "before", "1", "2", "900", "8%", "0", "6", "0", "1")
+    ]
+    assert is_now == ["attention_dq", "now", "1", "1", "600", "8%", "0", "3", "0", "0"]
+
+
+def test_the_summary_of_kernels_has_the_extremes_of_all_cases():
+    header = ("kernel", "registers", "spilled", "shared memory")
+    cases = [
+        ("forward", "128 (160/24)", "0 B", "53.1 KiB"),
+        ("forward", "168", "8 B", "42.0 KiB"),
+        ("norm", "255", "0 B", "22.0 KiB"),
+    ]
+    loop_header = (
+        *("kernel", "instructions", "exponentials under a product", "LD", "BAR"),
+    )
+    loops = [
+        ("forward", "900", "64 of 64", "1", "0"),
+        ("forward", "1000", "30 of 64", "2", "3"),
+        ("forward", "100", "0 of 0", "0", "0"),
+    ]
+    rows = kernel_summary.of_kernels(header, cases, loop_header, loops).rows
+    assert rows == [
+        [
+            *("forward", "2", "3", "168", "8 B", "42.0 to 53.1 KiB", "1000", "47%"),
+            *("3", "3"),
+        ],
+        ["norm", "1", "0", "255", "0 B", "22.0 to 22.0 KiB", "", "", "0", "0"],
+    ]
