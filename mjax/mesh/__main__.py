@@ -12,14 +12,14 @@ from mjax.processes.config import DistributedConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Flags:
-    """Draw the mesh, and print which device sits where in it."""
+    """Draw the mesh, and print the position of each device in it."""
 
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     distributed: DistributedConfig = dataclasses.field(
         default_factory=DistributedConfig
     )
     simulate_devices: int | None = None
-    """Use this many simulated CPU devices in each process."""
+    """Simulate this many devices on the CPU in each process."""
     svg: Path | None = None
     """File for a drawing of the mesh, FILE.svg."""
 
@@ -32,7 +32,7 @@ class Flags:
 
 def main(wanted: Flags) -> None:
     """Build the mesh that the flags describe and print it from process 0."""
-    import jax  # this and the others: once the flags are read
+    import jax  # imported only after the flags are read, like the others
 
     from mjax.mesh import drawing
     from mjax.mesh.build import build_mesh, describe

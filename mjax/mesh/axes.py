@@ -21,7 +21,7 @@ DP = (DP_REPLICATE, DP_NODE, DP_SHARD)
 
 SHARDS = (DP_SHARD, DP_NODE)
 """The axes over which state is sharded, as `--zero` says; the first is the major one.
-So a gather over dp_node, and then one over dp_shard, join neighbouring shards."""
+So a gather over dp_node and then over dp_shard joins neighbouring shards."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,34 +29,34 @@ class MeshConfig:
     """Sizes of the mesh axes."""
 
     pp: int = 1
-    """Pipeline stages; -1 takes the devices that the other axes leave."""
+    """Pipeline stages; -1 uses the remaining devices."""
     dp: int = -1
-    """Data-parallel size, replicas times shards; -1 takes what is left."""
+    """Data-parallel size, replicas times shards; -1 uses the remaining devices."""
     dp_shard: int | None = None
-    """Devices over which state is sharded (see --zero); None is all of dp."""
+    """Devices over which state is sharded (see --zero); None uses all of dp."""
     dp_shard_per_node: int | None = None
-    """Shards on a node: gather and reduce-scatter in two steps, between nodes and
-    inside them; None is one step."""
+    """Shards per node: gather and reduce-scatter in two steps, between nodes and inside
+    them; None uses one step."""
     tp: int = 1
-    """Tensor-parallel size; -1 takes what is left."""
+    """Tensor-parallel size; -1 uses the remaining devices."""
     gather_first: bool = False
-    """Gather the embedding and the first layer before the batch is there, in a call of
-    its own; for runs whose data come late."""
+    """Gather the embedding and the first layer before the batch arrives, in a separate
+    call; for slow data."""
     tp_across_hosts: bool = False
     """Let a tensor-parallel group span hosts (slow links)."""
     tp_overlap: Literal["off", "chunks"] = "off"
-    """How activations cross tp: at once before and after a product, or in chunks, each
-    under the product of another one."""
+    """Tensor-parallel communication of activations. off: all at once, before and after
+    a matmul; chunks: in chunks, each overlapped with the matmul of another chunk."""
     tp_chunks: int | None = None
-    """With --mesh.tp-overlap chunks: how many, 2 to tp; None is tp."""
+    """Number of chunks with --mesh.tp-overlap chunks, 2 to tp; None uses tp."""
 
     def __post_init__(self) -> None:
         sizes = {"pp": self.pp, "dp": self.dp, "tp": self.tp}
         for name, size in sizes.items():
             if size < 1 and size != -1:
                 raise ValueError(
-                    f"--mesh.{name} must be at least 1, or -1, got {size}; -1 takes "
-                    "the devices that the other axes leave"
+                    f"--mesh.{name} must be at least 1, or -1, got {size}; -1 uses the "
+                    "remaining devices"
                 )
         open_axes = [name for name, size in sizes.items() if size == -1]
         if len(open_axes) > 1:
@@ -72,8 +72,8 @@ class MeshConfig:
         if self.dp_shard_per_node is not None and self.dp_shard_per_node < 2:
             raise ValueError(
                 "--mesh.dp-shard-per-node must be at least 2, got "
-                f"{self.dp_shard_per_node}; leave it out: with one shard on a node "
-                "there is nothing to gather inside it"
+                f"{self.dp_shard_per_node}; leave it out: with one shard per node "
+                "there is nothing to gather inside a node"
             )
         if self.tp_chunks is not None and self.tp_chunks < 2:
             raise ValueError(
@@ -88,14 +88,14 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class AxisSizes:
-    """The size of every mesh axis; the product is the number of devices."""
+    """The size of every mesh axis. Their product is the number of devices."""
 
     pp: int
     dp_replicate: int
     dp_node: int = 1
-    """Nodes that share a sharded state, if gathers take two steps; otherwise 1."""
+    """Nodes that share a sharded state, if gathers have two steps; otherwise 1."""
     dp_shard: int
-    """Shards on one of these nodes; with dp_node 1 all shards, on any nodes."""
+    """Shards on each of these nodes; if dp_node is 1, all shards."""
     tp: int
 
     @property
@@ -122,13 +122,13 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
     """Compute the size of every axis for a number of devices.
 
     Args:
-      config: the sizes that the user asks for, at most one of them -1.
-      num_devices: devices that exist; the mesh uses all of them.
+      config: the requested sizes, at most one of them -1.
+      num_devices: available devices; the mesh uses all of them.
     Returns:
       The sizes; their product is num_devices.
     Raises:
       ValueError: the sizes cannot use exactly num_devices devices, dp_shard does not
-        divide dp, or dp_shard_per_node is not a divisor of dp_shard below it.
+        divide dp, or dp_shard_per_node is not a proper divisor of dp_shard.
     """
     sizes = {"pp": config.pp, "dp": config.dp, "tp": config.tp}
     fixed = math.prod(size for size in sizes.values() if size != -1)
@@ -151,8 +151,8 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
     if dp_shard % per_node or (is_two_steps and per_node == dp_shard):
         raise ValueError(
             "--mesh.dp-shard-per-node must be a divisor of dp_shard and smaller, got "
-            f"{per_node} with dp_shard {dp_shard}; leave it out where dp_shard is "
-            "inside one node"
+            f"{per_node} with dp_shard {dp_shard}; leave it out if dp_shard is inside "
+            "one node"
         )
     return AxisSizes(
         pp=pp,
@@ -164,10 +164,11 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
 
 
 def tp_chunks(config: MeshConfig, tp: int) -> int:
-    """Return the chunks of activations in tensor-parallel communication; 1 is all.
+    """Return the number of chunks of tensor-parallel communication; 1 sends all at
+    once.
 
     Args:
-      config: the sizes that the user sets.
+      config: the requested sizes.
       tp: size of the axis.
     Raises:
       ValueError: there are more chunks than tp.

@@ -1,7 +1,7 @@
-"""Lay the mesh axes over devices.
+"""Arrange devices in a mesh.
 
 Enters: axis sizes and devices, real ones or those of a described topology. Leaves: a
-`jax.sharding.Mesh` with all axes, and a text that shows it.
+`jax.sharding.Mesh` with all axes, and its description as text.
 
 Only this module decides the order: by host, then by process, then by device. The axes
 are laid over that list outermost first. So the devices of a tensor-parallel group are
@@ -34,12 +34,12 @@ def build_mesh(
     *,
     tp_across_hosts: bool = False,
 ) -> Mesh:
-    """Build the mesh: all axes, tp between neighbours on one host.
+    """Build the mesh with all axes; tp groups are neighbours on one host.
 
     Args:
       sizes: size of every axis.
-      devices: devices to use, in any order: of jax, or of a topology without
-        hardware; None is all devices of the run.
+      devices: devices to use, in any order: of jax, or of a topology without hardware;
+        None uses all devices of the run.
       tp_across_hosts: accept tensor-parallel groups that span hosts.
     Returns:
       A mesh of axes `AXES`, each of type Auto.
@@ -62,13 +62,13 @@ def build_mesh(
         _check_tp_inside_hosts(grid)
     if sizes.dp_node > 1:
         _check_shards_of_hosts(grid)
-    # Auto, because the step is a shard_map over all axes: no partitioner has work to
-    # do, and values carry no sharding in their types.
+    # Auto, because the step is a shard_map over all axes: the partitioner has no work,
+    # and values carry no sharding in their types.
     return Mesh(grid, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
 def describe(mesh: Mesh) -> str:
-    """Show which device sits where, as a table.
+    """Format the position of each device as a table.
 
     The text is the same on every process. For a mesh of more than `MAX_ROWS` devices
     only the first rows are shown.
@@ -76,8 +76,8 @@ def describe(mesh: Mesh) -> str:
     Args:
       mesh: a mesh made by `build_mesh`.
     Returns:
-      Lines: sizes and totals, then host, process, device, the coordinates, and the
-      number of the tensor-parallel group of each device.
+      Lines: sizes and totals, then for each device its host, process, number,
+        coordinates, and the number of its tensor-parallel group.
     """
     grid: np.ndarray = mesh.devices
     devices: list[Any] = grid.ravel().tolist()
@@ -114,10 +114,10 @@ def devices_per_host(devices: Iterable[Any]) -> int:
 def host_of(device: Any) -> int:
     """Return the number of the host of a device.
 
-    In a run of several processes `partition_index` numbers the machines, however many
-    processes each has (jax compares their boot ids). A run of one process on CPU has no
+    In a run of several processes `partition_index` numbers the machines, regardless of
+    the processes on each (jax compares boot ids). A run of one process on CPU has no
     `partition_index`, and one host. A topology without hardware has one process per
-    host, and partition 0 for all of them (jax 0.11 and 0.12).
+    host, all with partition 0 (jax 0.11 and 0.12).
     """
     if device.client.local_device_count() == 0:
         return device.process_index
@@ -140,7 +140,8 @@ def _check_tp_inside_hosts(grid: np.ndarray) -> None:
 
 
 def _check_shards_of_hosts(grid: np.ndarray) -> None:
-    """Refuse axes whose nodes are not the hosts: dp_node between, dp_shard inside."""
+    """Refuse dp_node and dp_shard unless dp_node is between hosts and dp_shard
+    inside."""
     if grid.flat[0].platform == "cpu":
         return
     *_, num_nodes, per_node, tp = grid.shape

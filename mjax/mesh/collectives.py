@@ -3,10 +3,10 @@
 Layers call a collective by its role (the whole sequence, the sum over the vocabulary
 shards); this module maps the role to a mesh axis. Every value here is *varying* over
 all mesh axes unless a function says otherwise; see `vary`. On an axis of size 1 a
-collective returns its input: the choice is static.
+collective returns its input; this is decided when the step is traced.
 
-Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2):
-between the projections activations are split along the sequence over tp. So a
+Sequence parallelism (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2): outside
+tensor-parallel regions, activations are split along the sequence over tp. So a
 tensor-parallel region starts with an all-gather and ends with a reduce-scatter. Each is
 the transpose of the other, so the backward pass has the same cost.
 """
@@ -24,15 +24,15 @@ from mjax.mesh.axes import AXES, DP, PP, TP
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """Return the mesh axes over which the type of x says it may differ."""
+    """Return the mesh axes over which x may differ, by its type."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def vary[X: jax.Array](x: X) -> X:
     """Cast x to varying over all mesh axes; no data moves.
 
-    Parameters are cast before gradients are taken: otherwise the transpose of each
-    implicit cast would insert a reduction at every use (in every tick and layer).
+    Parameters are cast before differentiation. Otherwise the transpose of each implicit
+    cast would insert a reduction at every use (in every tick and layer).
     """
     missing = tuple(axis for axis in AXES if axis not in varying_axes(x))
     return lax.pcast(x, missing, to="varying") if missing else x
@@ -58,16 +58,16 @@ def gather_chunks(
     """All-gather the sequence over tp as `num` chunks, so that each can be used alone.
 
     A chunk is a range of shards. The first chunk is this device's own shard, which
-    needs no transfer. The next ones hold the shards of the devices that follow on the
-    axis (relative order). Each owner sends its shard directly, so no transfer waits for
+    needs no transfer. The others hold the shards of the following devices on the axis
+    (relative order). Each owner sends its shard directly, so no transfer waits for
     another one.
 
     Args:
       x: this device's positions, t = T/tp.
-      num: 2 to tp; 1 is one all-gather, in natural order.
+      num: 2 to tp; 1 means one all-gather, in natural order.
     Returns:
-      `num` arrays of g shards each, 1 and then (tp - 1)/(num - 1) or nearly; with
-      `num` 1 an array [1, B, T, D].
+      `num` arrays [g, B, s, D]: g is 1 in the first, and about (tp - 1)/(num - 1) in
+      the others; if `num` is 1, one array [1, B, T, D].
     """
     if num == 1:
         return [gather_sequence(x)[None]]
@@ -114,7 +114,8 @@ def _send_by(x: jax.Array, distance: int) -> jax.Array:
 
 @jax.custom_vjp
 def to_natural(x: Shaped[Array, "n B s F"]) -> Shaped[Array, "B T F"]:
-    """Put shards in relative order, or all at once (n = 1), in the sequence's order."""
+    """Put shards in relative order, or an unsplit sequence (n = 1), in sequence
+    order."""
     num_shards, batch, length, width = x.shape
     if num_shards > 1:
         x = _roll(x, -lax.axis_index(TP))
@@ -139,7 +140,7 @@ def _roll(x: jax.Array, distance: jax.Array) -> jax.Array:
     return x.at[order].get(mode="promise_in_bounds", unique_indices=True)
 
 
-# Each is the transpose of the other; jax would transpose an indexing to a scatter.
+# Each is the transpose of the other; jax would transpose indexing to a scatter.
 to_natural.defvjp(
     lambda x: (to_natural(x), x.shape[0]), lambda num, g: (_to_relative(num, g),)
 )
@@ -179,7 +180,8 @@ def local_size(size: int) -> int:
 
 
 def num_local_kv_heads(num_kv_heads: int) -> int:
-    """Return how many of K key/value heads this device uses: K/tp, at least one."""
+    """Return the number of key/value heads that this device uses: K/tp, at least
+    one."""
     return max(num_kv_heads // lax.axis_size(TP), 1)
 
 
@@ -194,7 +196,7 @@ def local_kv_heads(
 
     Args:
       w: a parameter with the key/value heads second to last.
-      num_kv_heads: K, key/value heads in all.
+      num_kv_heads: K, the total number of key/value heads.
     """
     tp = lax.axis_size(TP)
     if num_kv_heads >= tp:
@@ -209,7 +211,7 @@ def batch_offset(local_rows: int) -> Shaped[Array, ""]:
 
 
 def sum_over_mesh(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Sum over every axis over which x varies; the result is the same everywhere."""
+    """Sum over all axes over which x varies; the result is equal on all devices."""
     axes = tuple(axis for axis in AXES if axis in varying_axes(x))
     return lax.psum(x, axes) if axes else x
 
@@ -225,17 +227,19 @@ def stage_index() -> Int[Array, ""]:
 
 
 def send_to_next_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Send x to the next stage, the last one to the first; return what arrives."""
+    """Send x to the next stage, from the last to the first; return the received
+    array."""
     return _send_around(x, 1)
 
 
 def send_to_previous_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Send x to the stage before, the first one to the last; return what arrives."""
+    """Send x to the previous stage, from the first to the last; return the received
+    array."""
     return _send_around(x, -1)
 
 
 def _send_around(x: jax.Array, step: int) -> jax.Array:
-    # Always the whole ring: stages with nothing to send send data that is not read.
+    # Always the whole ring: idle stages send data that nobody reads.
     num_stages = lax.axis_size(PP)
     if num_stages == 1:
         return x
@@ -251,10 +255,10 @@ def gather_vocab(x: Shaped[Array, "*dims v"]) -> Shaped[Array, "*dims V"]:
 
 
 def settle[Tree](tree: Tree, *, over_dp: bool = True) -> Tree:
-    """Make values that are equal on several devices invariant in their types.
+    """Make the types of values that are equal on several devices invariant.
 
-    They are equal over tp and pp, and also over dp if `over_dp`, but their types vary
-    over these axes. Use it for small arrays: it takes a maximum over these axes.
+    The values are equal over tp and pp, and also over dp if `over_dp`, but their types
+    vary over these axes. Use it for small arrays: it takes a maximum over these axes.
     """
     axes = (PP, TP, *(DP if over_dp else ()))
     return jax.tree.map(lambda x: lax.pmax(x, axes), tree)

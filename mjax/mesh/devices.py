@@ -1,4 +1,4 @@
-"""Set which devices this process sees; call it before anything touches a device."""
+"""Set the devices of this process. Call it before any code touches a device."""
 
 import os
 from pathlib import Path
@@ -13,7 +13,7 @@ def simulate_devices(num_devices: int) -> None:
       num_devices: devices of this process.
     Raises:
       ValueError: num_devices is less than 1.
-      RuntimeError: a device has been touched already.
+      RuntimeError: a device is already in use.
     """
     if num_devices < 1:
         raise ValueError(f"--simulate-devices must be at least 1, got {num_devices}")
@@ -22,13 +22,13 @@ def simulate_devices(num_devices: int) -> None:
 
 
 def load_plugin_without_gpu() -> None:
-    """Let jax's CUDA plugin load without a GPU and without the libraries to run on one.
+    """Let jax load its CUDA plugin without a GPU and without the libraries of one.
 
-    Such a plugin only compiles (the `[plan]` extra). Without this call, jax prints an
-    error about the missing cuDNN and does not load the plugin. With a GPU, or after a
-    device has been touched, nothing changes.
+    Such a plugin can only compile (the `[plan]` extra). Without this call, jax prints
+    an error about the missing cuDNN and does not load the plugin. With a GPU, or after
+    jax has initialised its devices, nothing changes.
     """
-    # The files by which jax itself looks for a GPU (jax/_src/hardware_utils.py).
+    # jax itself looks for a GPU by these files (jax/_src/hardware_utils.py).
     drivers = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
     if not any(Path(path).exists() for path in drivers):
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
@@ -38,5 +38,5 @@ def keep_compiled_programs() -> None:
     """Store compiled programs in the user's cache folder, for the next start."""
     cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
-    # Small programs too: a restart compiles a dozen of them.
+    # Also small programs: a restart compiles a dozen of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

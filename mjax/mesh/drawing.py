@@ -1,9 +1,8 @@
-"""The mesh as a drawing: stages side by side, data parallelism from above.
+"""Drawings of a mesh: a column per pipeline stage, a row per data-parallel position.
 
 Enters: a mesh. Leaves: lines for a terminal, or an SVG image. A box is a
-tensor-parallel group: its devices exchange most, and are neighbours. A column is a
-pipeline stage, a row one place along the data-parallel axes. For a large mesh only the
-first rows and columns are drawn, and the others are counted.
+tensor-parallel group, whose devices communicate most and are neighbours. Of a large
+mesh only the first rows and columns are drawn, and the others are counted.
 """
 
 import html
@@ -17,8 +16,8 @@ from mjax.mesh.axes import AXES
 from mjax.mesh.build import host_of
 
 MAX_ROWS, MAX_STAGES, MAX_TP = 16, 8, 8
-"""Most places along data parallelism, stages, and devices of a tensor-parallel group
-that are drawn."""
+"""Largest numbers drawn: of data-parallel positions, of stages, and of devices in a
+tensor-parallel group."""
 
 _DEVICE, _GAP, _ROW, _LEFT, _TOP = 34, 16, 40, 190, 64
 _HUES = ("#2f6db5", "#c0671b", "#2a8a66", "#7a55a3", "#a8403f", "#5d6b1f")
@@ -40,7 +39,7 @@ def text(mesh: Mesh, *, num_columns: int = 100) -> str:
 
     Args:
       mesh: made by `build_mesh`.
-      num_columns: most characters of a line, if one stage has room in it.
+      num_columns: maximum characters per line, unless a single stage needs more.
     """
     grid = _grid(mesh)
     names, shown = _row_names(mesh), min(grid.shape[2], MAX_TP)
@@ -127,13 +126,13 @@ def _group(x: int, y: int, devices: Any, hosts: list[int]) -> Iterator[str]:
 
 
 def _grid(mesh: Mesh) -> np.ndarray:
-    """Return the devices, [stages, places along data parallelism, tp]."""
+    """Return the devices, [stages, data-parallel positions, tp]."""
     grid: np.ndarray = mesh.devices
     return grid.reshape(grid.shape[0], -1, grid.shape[-1])
 
 
 def _row_names(mesh: Mesh) -> list[str]:
-    """Name the places along data parallelism by the axes that are longer than 1."""
+    """Name the data-parallel positions by the axes longer than 1."""
     sizes = mesh.devices.shape[1:-1]
     names = []
     for place in np.ndindex(*sizes):
@@ -159,7 +158,7 @@ def _legend(mesh: Mesh) -> Iterator[str]:
 
 
 def _left_out(grid: np.ndarray, num_stages: int) -> Iterator[str]:
-    """Count what is not drawn; the first num_stages stages are drawn."""
+    """Count the omitted parts; the first num_stages stages are drawn."""
     for size, most, what in zip(
         grid.shape,
         (num_stages, MAX_ROWS, MAX_TP),

@@ -1,4 +1,4 @@
-"""Arrays in pinned host memory, which a device reaches by itself.
+"""Arrays in pinned host memory, which a device can access directly.
 
 Enters: arrays, meshes. Leaves: the same arrays in the other memory. Under jit this is a
 copy, which the compiler can overlap with other work. Computation needs arrays in device
@@ -14,7 +14,7 @@ HOST_KIND = "pinned_host"
 
 
 def is_on_host(x: Array) -> bool:
-    """Say whether an array, or a traced one, is in the memory of the host."""
+    """Return whether an array, concrete or traced, is in host memory."""
     return jax.typeof(x).memory_space == jax.memory.Space.Host
 
 
@@ -38,26 +38,26 @@ def on_host(sharding: NamedSharding) -> NamedSharding:
 
 
 def check_host_memory(mesh: Mesh | AbstractMesh, flag: str, fix: str) -> None:
-    """Check that the devices of a mesh reach pinned memory of their hosts.
+    """Check that the devices of a mesh can access pinned memory of their hosts.
 
     Args:
       mesh: of real or described devices; described GPUs always pass.
       flag: the flag that needs host memory, as typed.
-      fix: the remedy for the message.
+      fix: the remedy, for the message.
     Raises:
-      ValueError: the devices do not reach it.
+      ValueError: the devices cannot access it.
     """
     if not (isinstance(mesh, AbstractMesh) or reaches_host(mesh)):
         device = mesh.devices.flat[0]
         kinds = sorted({memory.kind for memory in device.addressable_memories()})
         raise ValueError(
-            f"{flag} needs devices that reach the memory kind {HOST_KIND} of their "
-            f"host, and {device.device_kind} reaches {', '.join(kinds)}; {fix}"
+            f"{flag} needs devices that can access the memory kind {HOST_KIND} of "
+            f"their host, but {device.device_kind} has only {', '.join(kinds)}; {fix}"
         )
 
 
 def reaches_host(mesh: Mesh | AbstractMesh) -> bool:
-    """Say whether the devices of a mesh reach pinned memory of their hosts.
+    """Return whether the devices of a mesh can access pinned memory of their hosts.
 
     Args:
       mesh: of real or described devices; described GPUs always do.

@@ -5,13 +5,13 @@ that returns the same bits, in which each collective depends on the one before i
 
 XLA's CPU client (jaxlib 0.11.2 and 0.12.0.1) gives all collectives of jax one channel.
 So it matches two devices that are in different collectives of the same group as if they
-were in one: the program aborts, blocks, or computes wrong numbers. Each device runs its
-collectives in the order of the schedule. But if two of them share no data, the second
-may begin as soon as the first has *started*. A loop with collectives counts as started
-while a part of it waits in another thread. The collective after the loop is then
-matched with devices that are still in the loop. XLA always respects a data dependence.
-So if there is no path between two collectives, or loops with collectives, the later one
-in the order of the trace gets an operand that depends on the earlier one.
+were in the same one: the program aborts, blocks, or computes wrong numbers. Each device
+runs its collectives in the order of the schedule. But if two of them share no data, the
+second may begin as soon as the first has *started*. A loop with collectives counts as
+started while a part of it waits in another thread. The collective after the loop is
+then matched with devices that are still in the loop. XLA always respects a data
+dependence. So if no path connects two collectives, or loops with collectives, the later
+one in the order of the trace gets an operand that depends on the earlier one.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ _tie = core.Primitive("tie")
 _tie.def_abstract_eval(lambda x, *after: x)
 
 _reduced_alone = core.Primitive("reduced_alone")
-"""Return the operand with the type that a reduction over axes of size 1 gives it."""
+"""Return the operand with the type of its reduction over axes of size 1."""
 _reduced_alone.def_abstract_eval(lambda x, *, aval: aval)
 
 
@@ -58,7 +58,7 @@ def in_order[R](per_device: Callable[..., R]) -> Callable[..., R]:
     Args:
       per_device: function of one device; runs inside shard_map, already differentiated.
     Returns:
-      The same function, bit by bit.
+      A function with bit-identical results.
     """
 
     @functools.wraps(per_device)
@@ -180,7 +180,7 @@ class _Order:
 
 
 def _scopes_of(eqn: core.JaxprEqn) -> contextlib.AbstractContextManager[Any]:
-    """Restore the scopes in which an equation was traced."""
+    """Restore the named scopes of a traced equation."""
     scopes = str(eqn.source_info.name_stack)
     return jax.named_scope(scopes) if scopes else contextlib.nullcontext()
 
@@ -191,7 +191,7 @@ def _bind(eqn: core.JaxprEqn, params: dict[str, Any], ins: Sequence[Any]) -> lis
 
 
 def _is_alone(eqn: core.JaxprEqn) -> bool:
-    """Say whether an equation is a reduction over axes of size 1."""
+    """Return whether an equation is a reduction over axes of size 1."""
     return eqn.primitive.name in _REDUCTIONS and all(
         lax.axis_size(axis) == 1 for axis in eqn.params["axes"]
     )
@@ -218,7 +218,7 @@ def _with_ordered_bodies(eqn: core.JaxprEqn) -> dict[str, Any]:
 
 
 def _operand_of(eqn: core.JaxprEqn) -> int:
-    """Choose an operand without which the event cannot begin."""
+    """Choose an operand that the event needs before it can begin."""
     places = range(len(eqn.invars))
     if eqn.primitive.name == "cond":
         return 0  # which branch
@@ -233,7 +233,7 @@ def _result_of(eqn: core.JaxprEqn) -> int:
     """Choose a result that the event computes."""
     passed = _passed_on(eqn)
     everything = range(len(eqn.outvars))
-    # A loop that passes on all of its carry computes nothing: XLA removes it.
+    # A loop that returns its carry unchanged computes nothing: XLA removes it.
     places = [place for place in everything if place not in passed] or everything
     return _smallest(places, eqn.outvars)
 
@@ -253,10 +253,10 @@ def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
 
 
 def _carry_of(eqn: core.JaxprEqn) -> tuple[range, range]:
-    """Return the places of a loop's carry and of its slices among its operands.
+    """Return the positions of a loop's carry and of its slices among its operands.
 
     The operands are constants, carry, slices; the results are carry, stacked arrays. A
-    sliced or stacked array has one dim less in the body.
+    sliced or stacked array has one dim fewer in the body.
     """
     body = _body(eqn)
     assert body is not None
@@ -278,7 +278,7 @@ def _body(eqn: core.JaxprEqn) -> core.Jaxpr | None:
 
 
 def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
-    """Prefer floats, which no rule of XLA computes in advance, then few entries."""
+    """Prefer floats, which XLA never computes at compile time, then few entries."""
 
     def weight(place: int) -> tuple[bool, bool, int]:
         dtype, shape = atoms[place].aval.dtype, atoms[place].aval.shape

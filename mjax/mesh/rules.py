@@ -1,9 +1,9 @@
-"""Turn logical names of dims into mesh axes: the one table of placement.
+"""Map logical names of dims to mesh axes: the only table of placement.
 
 Enters: for each parameter its shape and the logical names of its dims. Leaves: a
 PartitionSpec. The same spec places the stored array, is the `in_spec` of the step's
-shard_map, and says over which axes a gradient must still be summed (`mesh.zero`):
-over every axis that it does not name.
+shard_map, and determines over which axes a gradient must still be summed (`mesh.zero`):
+all axes that it does not name.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ LOGICAL_TO_AXIS: dict[str | None, str | None] = {
 """Compute placement: which mesh axis splits a dim with this logical name."""
 
 BATCH_SPEC = PartitionSpec(DP, None)
-"""Placement of `[B, T]` arrays: rows over data parallelism, the sequence whole."""
+"""Placement of `[B, T]` arrays: rows over data parallelism, the sequence not split."""
 
 
 def param_spec(
@@ -41,16 +41,17 @@ def param_spec(
 
     Its dims are split over the axes of `LOGICAL_TO_AXIS`. With `shard_over_dp` (ZeRO >=
     1) one more dim is split over `SHARDS`: the model width if it divides, otherwise the
-    largest dim that does. A parameter without such a dim stays whole. Key/value heads
-    fewer than tp are not split: every device holds them all and uses its own.
+    largest dim that does. A parameter without such a dim stays whole. If there are
+    fewer key/value heads than tp, they are not split: every device holds all and uses
+    its own.
 
     Args:
       shape: global shape.
       logical: one logical name per dim.
       sizes: of the mesh axes.
-      shard_over_dp: split over `SHARDS` too.
+      shard_over_dp: also split over `SHARDS`.
     Raises:
-      ValueError: a dim does not divide by its axis.
+      ValueError: a dim is not a multiple of its axis.
     """
     axis_size = {PP: sizes.pp, TP: sizes.tp}
     entries: list[str | tuple[str, ...] | None] = []
@@ -79,8 +80,8 @@ def joined_spec(logical: Sequence[str], *, embed_over_dp: bool) -> PartitionSpec
     """Place weights that each device has joined into one matrix, [slots, ...].
 
     Args:
-      logical: one logical name per dim of the matrix. Joining folds all dims of a
-        weight but "embed" into one.
+      logical: one logical name per dim of the matrix. Joining merges all dims of a
+        weight except "embed".
       embed_over_dp: whether the model width is split over `SHARDS`.
     """
     names = "layers", *logical

@@ -1,21 +1,21 @@
-"""ZeRO: where parameters, gradients and optimizer state live over data parallelism.
+"""ZeRO: sharding of parameters, gradients and optimizer state over data parallelism.
 
-Stored (master) parameters and moments are split from level 1 on over the axes `SHARDS`,
-dp_shard and dp_node (`mesh.rules.param_spec`). A step then
+From level 1 on, stored (master) parameters and moments are split over the axes
+`SHARDS`, dp_shard and dp_node (`mesh.rules.param_spec`). A step then
 
 - level 0: uses the stored parameters, all-reduces the gradients;
 - level 1: all-gathers the weights, all-reduces the gradients, keeps its part;
 - level 2: all-gathers the weights, reduce-scatters the gradients;
-- level 3: all-gathers each layer where it is used, again in the backward pass, and
+- level 3: all-gathers each layer before use, again in the backward pass, and
   reduce-scatters the layer's gradient there.
 
-The gather moves the compute dtype (bfloat16), never the float32 masters; gradients are
+The gather sends the compute dtype (bfloat16), never the float32 masters; gradients are
 reduced in `precision.reduce`. With dp_replicate > 1 (HSDP) the reduction has two hops:
 inside `SHARDS`, then over dp_replicate on a shard's part of the bytes (MiCS, Zhang et
 al. 2022, arXiv:2205.00119, section 3.4). Each microbatch adds its local gradient
 (`summand`) to the sum on the device. This sends nothing at levels 0 to 2, and stays
 inside `SHARDS` at level 3. The last microbatch ends with `scatter` and `reduce_over`.
-So communication over dp_replicate happens once a step.
+So communication over dp_replicate happens once per step.
 
 If the shards span nodes, dp_node above 1 splits each gather in two. The first is
 between nodes: each device receives the shards of the devices with its own position on
@@ -28,11 +28,11 @@ rounding in `precision.reduce`. The all-reduce of level 1 is one collective over
 axes.
 
 `mjax.step.prefetch` decides when each layer is gathered and reduced, `mjax.step.plain`
-when embedding and head are, and `mjax.pipeline.pieces` when the stages of a pipeline
-are.
+decides this for embedding and head, and `mjax.pipeline.pieces` for the stages of a
+pipeline.
 
-Source: Rajbhandari et al. 2020, arXiv:1910.02054. Level 1 there scatters too; here it
-is the all-reduce, so that levels 1 and 2 differ in what a device receives.
+Source: Rajbhandari et al. 2020, arXiv:1910.02054. Differs: their level 1
+reduce-scatters too. Here it all-reduces, so the gradients of levels 1 and 2 differ.
 
 Functions here run per device inside shard_map. Their arguments vary over all axes; a
 value that is reduced over an axis no longer varies over it.
@@ -60,9 +60,9 @@ def gather(
       specs: tree of PartitionSpecs of `params`.
       dtype: of the gathered weights, and of the bytes that are sent.
       gathered: result of `gather_split` for the same parameters, which are then not
-        gathered again; None: nothing is gathered yet.
+        gathered again; None if nothing is gathered yet.
     Returns:
-      the tree with every leaf whole over `SHARDS`.
+      the tree with every leaf gathered over `SHARDS`.
     """
 
     def leaf(
