@@ -1,8 +1,8 @@
 """The command `mjax`: `mjax train --steps 5` is `python -m mjax.train --steps 5`.
 
 Enters: the words of a command line; the first names a program of this package. Leaves:
-what that program prints, and its exit code; 2 if there is no such program. Nothing but
-the named program is imported.
+the output of that program and its exit code; 2 if there is no such program. Only the
+named program is imported.
 """
 
 import importlib.metadata
@@ -16,20 +16,20 @@ from mjax.flags import nearest
 
 PROGRAMS = {
     "train": "train a model, or resume a run",
-    "generate": "continue texts with a model, chat with it, or serve it",
+    "generate": "generate text with a model, chat with it, or serve it",
     "evaluate": "measure loss and bits per byte of a text",
     "tune": "write the low-rank adapters of a run for PEFT",
-    "ckpt": "list, verify, move and export saved steps",
+    "ckpt": "list, verify, move and export checkpoints",
     "data": "look at the corpus and the batches of a run",
-    "plan": "say whether a run fits a cluster, and how fast it will be",
+    "plan": "check whether a run fits a cluster, and model its speed",
     "pipeline": "draw the schedule of a pipeline",
-    "mesh": "print which device sits where",
-    "launch": "start the processes of a run, and replace what fails",
-    "observe": "see what the processes of a run did, and when",
-    "health": "find hosts that are broken or slow",
-    "doctor": "say whether a run can be started here",
+    "mesh": "print the position of each device in the mesh",
+    "launch": "start the processes of a run, and restart or replace failed ones",
+    "observe": "show what the processes of a run did, and when",
+    "health": "find broken and slow hosts",
+    "doctor": "check whether a run can start here",
 }
-"""What each program does. `mjax NAME` runs the module `mjax.NAME`."""
+"""Programs and their descriptions. `mjax NAME` runs the module `mjax.NAME`."""
 
 _HELP = """usage: mjax PROGRAM [flags]
 
@@ -41,7 +41,7 @@ examples:
 
 programs:
 {programs}
-  completion  print what makes the shell complete programs and flags
+  completion  print the shell script that completes programs and flags
 
 `mjax PROGRAM -h` lists the flags of a program, `mjax --version` the versions. Every
 program can also be started as `python -m mjax.PROGRAM`."""
@@ -51,9 +51,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program that the first word names; return its exit code.
 
     Args:
-      argv: words, without the name of the command; None takes those of the process.
+      argv: words after the name of the command; None uses those of the process.
     Raises:
-      SystemExit: the program's own end.
+      SystemExit: the program exits.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     first = words[0] if words else "-h"
@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _unknown(word: str) -> str:
-    """Say what a first word that names no program should have been."""
+    """Return the error for an unknown program, with a suggestion."""
     if word.startswith("-"):
         return (
             f"mjax has no flag {word} of its own; name a program first: mjax train "

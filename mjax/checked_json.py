@@ -1,9 +1,9 @@
-"""JSON from files that anyone may have written, checked against a type.
+"""Parse JSON from untrusted files and check it against a type.
 
-Enters: a text and the type that its value should have. Leaves: the value, lists turned
-into tuples and objects into dataclasses where the type says so. Everything else is a
-ValueError that names the place in the text and what is there. No other module here
-parses JSON that it has not written itself in the same process.
+Enters: a text and the type of its value. Leaves: the value, with lists converted to
+tuples and objects to dataclasses as the type requires. Everything else is a ValueError
+with the position in the text and the value there. Other modules parse only JSON that
+the same process has written.
 """
 
 import collections.abc
@@ -15,7 +15,7 @@ import typing
 from typing import Any, Literal
 
 _MAX_DEPTH = 64
-"""Nothing that is read here is half as deep; what walks a value may recurse."""
+"""More than twice the depth of any file read here; so code may recurse over a value."""
 _SHOWN_CHARS = 60
 
 
@@ -47,7 +47,7 @@ def check(value: Any, kind: Any, name: str = "") -> Any:
     Args:
       value: as `json.loads` returns it.
       kind: as for `read`.
-      name: of the value, for messages.
+      name: name of the value, for messages.
     """
     try:
         return _checked(value, kind, name)
@@ -56,7 +56,7 @@ def check(value: Any, kind: Any, name: str = "") -> Any:
 
 
 class _MismatchError(Exception):
-    """A value is not of its type."""
+    """A value has the wrong type."""
 
     def __init__(self, name: str, expected: str, value: Any) -> None:
         shown = repr(value)
@@ -114,7 +114,7 @@ def _scalar(value: Any, kind: Any, name: str) -> Any:
 
 
 def _alternative(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
-    """Return the value as the first type that it has."""
+    """Return the value as the first matching type."""
     errors: list[_MismatchError] = []
     for kind in kinds:
         try:
@@ -122,13 +122,13 @@ def _alternative(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
         except _MismatchError as error:
             errors.append(error)
     for error in errors:
-        if error.name != name:  # of this type, but for something inside
+        if error.name != name:  # of this type, except for something inside
             raise error
     raise _MismatchError(name, " or ".join(e.expected for e in errors), value)
 
 
 def _items(value: Any, origin: Any, inner: tuple[Any, ...], name: str) -> Any:
-    """Check a list; a tuple of types without an ellipsis has one for each item."""
+    """Check a list; a tuple type without an ellipsis has one type per item."""
     if not isinstance(value, list):
         raise _MismatchError(name, "a list", value)
     if origin is tuple and inner and inner[-1] is not Ellipsis:
@@ -146,7 +146,7 @@ _hints = functools.cache(typing.get_type_hints)
 
 
 def _fields(value: Any, kind: Any, name: str) -> Any:
-    """Make a dataclass of an object; fields with a default may be absent."""
+    """Convert an object to a dataclass; fields with a default may be absent."""
     if not isinstance(value, dict):
         raise _MismatchError(name, "an object", value)
     hints = _hints(kind)
@@ -167,7 +167,7 @@ def _fields(value: Any, kind: Any, name: str) -> Any:
 
 
 def _is_deep(value: Any) -> bool:
-    """Say whether a value is nested too deeply; does not recurse."""
+    """Return whether a value is nested too deeply, without recursion."""
     level = [value]
     for _ in range(_MAX_DEPTH):
         nested = [x for x in level if isinstance(x, dict | list)]

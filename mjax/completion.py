@@ -1,8 +1,8 @@
-"""Completion of programs, commands and flags in the shell: `mjax completion bash`.
+"""Shell completion of programs, commands and flags: `mjax completion bash`.
 
 Enters: the name of a shell. Leaves: on stdout a script for its start-up file. When Tab
-is pressed the script calls `mjax completion --words ...`, which reads the help of the
-program that the words name: whatever `-h` lists can be completed, and nothing else.
+is pressed, the script calls `mjax completion --words ...`. This reads the help of the
+program in the words, and completes exactly what `-h` lists.
 """
 
 import contextlib
@@ -45,16 +45,16 @@ complete -c mjax -a '(__mjax_found)'
 """
 
 SCRIPTS = {"bash": _BASH, "zsh": _ZSH, "fish": _FISH}
-"""From shells to the text of their start-up file."""
+"""Script for the start-up file, by shell."""
 
 
 def main(words: Sequence[str], programs: Mapping[str, str]) -> int:
-    """Print the script of a shell, or what a word can become; return the exit code.
+    """Print the script of a shell, or the completions of a word; return the exit code.
 
     Args:
-      words: the name of a shell; or `--words` and those of a command line of mjax, the
-        last of which is not finished and may be empty.
-      programs: names that may come first, with what they do.
+      words: the name of a shell, or `--words` and the words of an mjax command line;
+        the last word is unfinished and may be empty.
+      programs: names that may come first, with their descriptions.
     """
     if words and words[0] == "--words":
         print("\n".join(candidates(words[1:], programs)))
@@ -71,14 +71,13 @@ def main(words: Sequence[str], programs: Mapping[str, str]) -> int:
 
 
 def candidates(words: Sequence[str], programs: Mapping[str, str]) -> list[str]:
-    """Return what the last word can become.
+    """Return the completions of the last word.
 
     Args:
       words: of a command line, without `mjax`; the last one may be empty.
       programs: names that may come first.
     Returns:
-      Programs, commands, flags or choices, sorted; nothing where a file or a text is
-      expected.
+      Programs, commands, flags or choices, sorted; empty if a file or text is expected.
     """
     *before, last = words or [""]
     if not before:
@@ -99,7 +98,7 @@ def candidates(words: Sequence[str], programs: Mapping[str, str]) -> list[str]:
 
 
 def help_of(*names: str) -> str:
-    """Return what a program, or a command of it, prints for `-h`."""
+    """Return the help of a program or of one of its commands."""
     program, *command = names
     printed, argv = io.StringIO(), sys.argv
     sys.argv = [program, *command, "-h"]
@@ -120,8 +119,8 @@ def help_of(*names: str) -> str:
 def flags_in(text: str) -> dict[str, list[str]]:
     """Return the flags that a help lists, each with the choices of its value.
 
-    A flag begins a line; `{a,b}` behind it are its choices, and a switch that is on
-    names the flag that turns it off.
+    A flag begins a line, and `{a,b}` after it are its choices. A switch that is on by
+    default names the flag that turns it off.
     """
     found: dict[str, list[str]] = {}
     for name, rest in re.findall(r"^ *(--[a-z][\w.-]*)(.*)$", text, re.M):
@@ -136,9 +135,9 @@ def flags_in(text: str) -> dict[str, list[str]]:
 
 
 def commands_in(text: str) -> list[str]:
-    """Return the commands that a help lists: words of their own in front of a gap.
+    """Return the commands that a help lists: single words before a gap.
 
-    That of a program with one command has it in the line of the usage.
+    A program with only one command names it in the usage line.
     """
     only = re.findall(r"^usage: \S+ -m \S+ ([a-z-]+)", text)
     return only or re.findall(r"^ {0,2}([a-z][a-z-]+) {2,}\S", text, re.M)

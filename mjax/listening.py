@@ -1,7 +1,7 @@
-"""Sockets that servers listen on, and checks of who asks.
+"""Listening sockets of servers, and checks of their clients.
 
-Enters: a host, a port, headers of requests, the path of a file with tokens. Leaves: a
-bound socket, answers, tokens. The live page of a run and the model server use these.
+Enters: a host, a port, headers of requests, the path of a token file. Leaves: a bound
+socket, results of checks, tokens. Used by the live page of a run and the model server.
 """
 
 import errno
@@ -15,11 +15,11 @@ from pathlib import Path
 
 _BACKLOG = 128
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
-"""Characters that mean nothing in addresses, cookies and headers (RFC 3986, 2.3)."""
+"""Characters without special meaning in URLs, cookies and headers (RFC 3986, 2.3)."""
 
 
 def is_loopback(host: str) -> bool:
-    """Say whether only this machine can reach an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -33,8 +33,8 @@ def bind(
 
     Args:
       host: name or address of this machine.
-      port: 0 takes a free one.
-      named: the flag with its value, for messages.
+      port: 0 chooses a free one.
+      named: the flag and its value, for messages.
       instead: the same flag with another port.
       default: flags that work everywhere.
     Raises:
@@ -50,8 +50,8 @@ def bind(
         ) from error
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # A server that has just ended leaves connections that hold the port for a
-        # minute; two servers cannot listen on it for all that.
+        # Connections of a server that has just ended hold the port for a minute. Two
+        # servers still cannot listen on it.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(_BACKLOG)
@@ -59,8 +59,8 @@ def bind(
         made.close()
         if error.errno == errno.EADDRINUSE:
             raise ValueError(
-                f"{named}: the port is in use; end the program that has it, "
-                f"or write {instead(port + 1 if port < 65535 else 0)}"
+                f"{named}: the port is in use; stop the program that uses it, or write "
+                f"{instead(port + 1 if port < 65535 else 0)}"
             ) from error
         raise ValueError(
             f"{named} cannot be used: {error.strerror}; write {default}"
@@ -69,7 +69,7 @@ def bind(
 
 
 def is_known_host(host: str, names: frozenset[str]) -> bool:
-    """Say whether a header Host names this machine; the port may be any."""
+    """Return whether a Host header names this machine, with any port."""
     name = urllib.parse.urlsplit(f"//{host}").hostname if _is_plain(host) else None
     if not name:
         return False
@@ -81,7 +81,7 @@ def is_known_host(host: str, names: frozenset[str]) -> bool:
 
 
 def _is_plain(host: str) -> bool:
-    """Say whether a text can be a host with a port."""
+    """Return whether a text is a valid host, with or without a port."""
     try:
         urllib.parse.urlsplit(f"//{host}")
     except ValueError:
@@ -90,16 +90,16 @@ def _is_plain(host: str) -> bool:
 
 
 def is_equal(given: str, token: str) -> bool:
-    """Compare two tokens in a time that does not depend on where they differ."""
+    """Compare two tokens in constant time."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
 
 
 def read_private(path: Path, remedy: str) -> str:
-    """Return the text of a --token-file, which only its owner may read.
+    """Return the text of a --token-file, which only its owner may be able to read.
 
     Args:
       path: of the file.
-      remedy: what to write into it, for messages.
+      remedy: the content to write into it, for messages.
     Raises:
       ValueError: the file cannot be read, or others may read it.
     """

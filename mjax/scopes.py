@@ -1,20 +1,20 @@
-"""Names of the parts of a step: written when it is traced, read from compiled programs.
+"""Names of the parts of a step, written into the trace and read from compiled programs.
 
 Enters: a part of the step, such as the backward pass, or a loop over its layers.
-Leaves: the name of a `jax.named_scope`; and the inverse, from the name that XLA gives
-an instruction (`op_name`), which lists the scopes around it. Names are metadata: they
-change no instruction.
+Leaves: the name of a `jax.named_scope`. Also the inverse: the part of the step from the
+name of an XLA instruction (`op_name`), which lists the scopes around it. Names are
+metadata: they change no instruction.
 
 - `phase.forward`: a phase of the step, one of `PHASES`.
-- `layer.5`: the work of one layer. Weights that are gathered ahead and gradients that
-  are reduced behind in this scope belong to a neighbour of the layer.
+- `layer.5`: the work of one layer. Weights gathered and gradients reduced in this scope
+  belong to a neighbouring layer.
 - `layers.0.2.3`: a loop; its iterations begin with layers 0, 2 and 4 (start, step,
   count). Inside, `place.1` is the second layer of the repeating pattern.
 - `ticks.4.1.9`, `microbatches.1.1.2`: loops over ticks of a pipeline, or microbatches.
   The scope of a single-iteration loop, which XLA unrolls, names its iteration.
-- `slot`: the compute of a pipeline stage in a slot that is not idle.
-- `skip`: the conditional that skips an idle slot of a pipeline.
-- `exchange`: the exchange of weights and sums when the chunk of a stage changes.
+- `slot`: the compute of a pipeline stage in a half-tick that is not idle. - `skip`: the
+  conditional that skips an idle half-tick. - `exchange`: the exchange of weights and
+  sums when a stage changes its virtual stage.
 """
 
 import collections
@@ -31,7 +31,7 @@ PHASES: tuple[Phase, ...] = (
     "optimizer",
     "eval",
 )
-"""Phases in their order in a step. `loss` includes the head and its backward pass."""
+"""Phases, in the order of a step. `loss` includes the head and its backward pass."""
 type Unit = Literal["layers", "ticks", "microbatches"]
 
 _ONE: dict[Unit, str] = {"layers": "layer", "ticks": "tick"}
@@ -42,13 +42,14 @@ _LOOP = re.compile(r"(layers|ticks|microbatches)\.(-?\d+)\.(-?\d+)\.(\d+)")
 _SINGLE = re.compile(r"(layer|tick|microbatch)\.(\d+)")
 _PLACE = re.compile(r"place\.(\d+)")
 SLOT = "slot"
-"""Scope of the work of a slot of a pipeline."""
+"""Scope of the work of a half-tick."""
 SKIP = "skip"
-"""Scope of the choice to skip a slot."""
+"""Scope of the conditional that skips a half-tick."""
 EXCHANGE = "exchange"
-"""Scope of the exchange of weights and sums when a chunk changes."""
+"""Scope of the exchange of weights and sums when the virtual stage changes."""
 _BACKWARD = "transpose("
-"""jax's prefix for transposed code; the name of the primitive has no bracket."""
+"""jax's prefix of transposed code; the name of the transpose primitive has no
+bracket."""
 _RECOMPUTED = "rematted_computation"
 _WHILE = "while"
 
@@ -62,10 +63,10 @@ def loop(unit: Unit, start: int, count: int, *, step: int = 1) -> str:
     """Return the name of the scope around a loop.
 
     Args:
-      unit: of an iteration, or the unit that it begins with.
+      unit: of an iteration, or its first unit.
       start: number of the first iteration.
       count: iterations.
-      step: from the number of one iteration to the next.
+      step: between the numbers of consecutive iterations.
     """
     return f"{unit}.{start}.{step}.{count}"
 
@@ -85,7 +86,7 @@ _PHASE_NAMES: dict[str, Phase] = {phase(name): name for name in PHASES}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A loop, as its scope describes it."""
+    """A loop, as described by its scope."""
 
     unit: Unit
     start: int
@@ -99,24 +100,25 @@ class Scopes:
 
     phase: Phase | None
     is_recomputed: bool
-    """Computed again in the backward pass."""
+    """Whether it is recomputed in the backward pass."""
     singles: dict[Unit, int]
     """Units outside of loops."""
     place: int
-    """In the pattern of layers; 0 without one."""
+    """Place in the pattern of layers; 0 without a pattern."""
     is_slot: bool
-    """The work of a slot of a pipeline."""
+    """Whether it is the work of a pipeline's half-tick."""
     own_loop: Loop | None
-    """The loop of a while instruction; None: not a loop with a scope."""
+    """The loop of a while instruction; None if it is not a loop with a scope."""
 
 
 def is_phase(word: str) -> bool:
-    """Say whether a part of an op_name is the scope of a phase."""
+    """Return whether a part of an op_name is the scope of a phase."""
     return word in _PHASE_NAMES
 
 
 def is_position(word: str) -> bool:
-    """Say whether a part of an op_name is the scope of a loop, or of a unit of one."""
+    """Return whether a part of an op_name is the scope of a loop or of one of its
+    units."""
     return any(p.fullmatch(word) for p in (_LOOP, _SINGLE, _PLACE))
 
 
@@ -125,7 +127,7 @@ def read(op_name: str) -> Scopes:
 
     The phase is `eval` if any scope is, otherwise the innermost phase. Transposed code
     in the scope of the forward pass is the backward pass. XLA joins the names of
-    instructions that it combines by colons: the phase of most of them counts.
+    combined instructions by colons; the most frequent phase counts.
     """
     words = _WORD.findall(op_name)
     votes: collections.Counter[Phase] = collections.Counter()
@@ -136,7 +138,7 @@ def read(op_name: str) -> Scopes:
     turns = [one for _, m in loops if (one := _loop(m)).count == 1]
     units: dict[Unit, int] = {x.unit: x.start for x in turns if x.unit != "layers"}
     units.update((_UNITS[m[1]], int(m[2])) for m in singles)
-    # A while instruction is the innermost loop, unless it is nested inside it.
+    # A while instruction is the innermost loop, unless it is nested inside that loop.
     is_own = bool(loops) and words[loops[-1][0] :].count(_WHILE) == 1
     return Scopes(
         phase=votes.most_common(1)[0][0] if votes else None,

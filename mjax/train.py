@@ -5,15 +5,15 @@ metrics.jsonl, summary.json, checkpoints/, plots/curves.png, sample.txt, a recor
 each start in starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93
 gave up, 1 anything else. `--work-dir DIR` alone resumes the run in DIR.
 
-Only the flags are read here, without jax: help and mistakes are answered at once. Read
-`main`, then `trainer.run_training`: one run from flags to summary.
+This module reads only the flags, without importing jax, so help and errors appear at
+once. Read `main`, then `trainer.run_training`: one run from flags to summary.
 """
 
 if __name__ == "__main__":
     from mjax.processes.progress import show_stacks_on_signal
     from mjax.run import ending
 
-    ending.watch()  # before the imports that take long
+    ending.watch()  # before the slow imports
     show_stacks_on_signal()
 
 import dataclasses
@@ -34,14 +34,14 @@ from mjax.run import ending, work_dir
 from mjax.run.tracking import names as tracker_names
 
 IMPORTED_LATER = ("mjax.trainer",)
-"""Modules that a run imports when its flags are read; a fork server imports them."""
+"""Modules that a run imports after its flags; a fork server imports them in advance."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-      argv: the flags; None takes those of the process.
+      argv: the flags; None uses those of the process.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     try:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return ending.BAD_INPUT
-    from mjax import trainer  # jax: not before the flags are known to be right
+    from mjax import trainer  # imports jax: only after the flags are checked
 
     return trainer.run_training(
         config,
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _found_config(argv: Sequence[str]) -> TrainConfig | None:
-    """Return the config of the run that `--work-dir DIR` without a recipe resumes."""
+    """Return the config of the run that `--work-dir DIR` resumes without a recipe."""
     path = flags.given(argv, "--work-dir")
     if not path or flags.given(argv, "--restart-from-scratch") is not None:
         return None
@@ -88,7 +88,7 @@ def _found_config(argv: Sequence[str]) -> TrainConfig | None:
             f"cannot resume from {path}/config.json: {error}; give --recipe and the "
             "flags of that run, or another --work-dir"
         ) from error
-    # How processes find each other is of a start, not of a run.
+    # Settings of how processes find each other belong to a start, not to a run.
     return dataclasses.replace(config, distributed=DistributedConfig())
 
 

@@ -1,8 +1,8 @@
 """One run, from a checked config to its summary.
 
-Enters: the config and the command line that gave it. Leaves: the work dir that
-`mjax.train` describes, and the exit code of the run. `mjax.train` imports this module
-once the flags are read: jax and its libraries take more than a second.
+Enters: the config and its command line. Leaves: the work dir that `mjax.train`
+describes, and the exit code of the run. `mjax.train` imports this module after it has
+read the flags, because importing jax takes more than a second.
 
 Read `run_training`, then `prepare.prepare`, then `train`.
 """
@@ -68,14 +68,14 @@ _SAME_COMMAND = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """What the steps begin with."""
+    """Initial state of the loop over steps."""
 
     step: int
-    """Optimizer steps that the state has seen."""
+    """Optimizer steps already taken."""
     state: Any
-    """Of the program, on its mesh."""
+    """State of the program, on its mesh."""
     is_evaluated: bool
-    """Whether its held-out loss is known."""
+    """Whether its held-out loss has been evaluated."""
 
 
 def run_training(
@@ -87,15 +87,15 @@ def run_training(
     is_resumed: bool,
     imported_s: float,
 ) -> int:
-    """Take a run from its config to its end; return its exit code.
+    """Run the training of a config; return the exit code.
 
     Args:
       config: of the run.
-      command: what else the flags ask for.
+      command: options of the command line besides the config.
       argv: the flags.
-      marks: where this process says how far it is.
-      is_resumed: whether config.json of the work dir gave what the flags do not.
-      imported_s: by `time.perf_counter`, when the imports had ended.
+      marks: records the progress of this process.
+      is_resumed: whether config.json of the work dir supplied the missing flags.
+      imported_s: `time.perf_counter` after the imports.
     """
     watch = Watch(marks=marks)
     watch.start(Phase.INIT)
@@ -152,7 +152,7 @@ def run_training(
         trackers = agreement.together(lambda: _trackers(run, recorded, start.step))
     except Exception as error:
         return _refused(error)
-    agreement.together(lambda: None)  # from here on all stop together
+    agreement.together(lambda: None)  # from here on all processes stop together
     try:
         with ending.StopRequest() as stop:
             watch.open(config.observe, run.work_dir, recorded, mesh, agreement)
@@ -172,20 +172,21 @@ def train(
     *,
     started_s: float,
 ) -> int:
-    """Take the steps that are left, then write what the run has come to.
+    """Run the remaining steps, then write the results of the run.
 
     Args:
       run: with the compiled program.
-      start: what to begin with.
-      stop: asked at every safe point.
-      watch: says where this process is, and where its time goes.
-      open_trackers: begins to track the run; given what prints for people.
-      started_s: by `time.perf_counter`, when the time of the run began.
+      start: the initial state.
+      stop: polled at every safe point.
+      watch: records the position of this process and how it spends its time.
+      open_trackers: starts the trackers of the run; its argument prints to the
+        terminal.
+      started_s: `time.perf_counter` at the start of the run.
     Returns:
       the exit code.
     """
     config, is_rank_0 = run.config, jax.process_index() == 0
-    assert run.checkpoints is not None  # a dry run stops before
+    assert run.checkpoints is not None  # not in a dry run
     recorder = metrics.Recorder(
         run.work_dir,
         config.log,
@@ -219,7 +220,7 @@ def train(
 def _trackers(
     run: Run, recorded: record.Start, start_step: int
 ) -> Callable[[Callable[[str], None]], Sequence[Delivery]]:
-    """Return what begins to track the run, on process 0."""
+    """Return the function that starts the trackers, on process 0."""
     names = run.config.trackers if jax.process_index() == 0 else ()
     made = {name: tracker_names.make(name) for name in names}
     facts = RunFacts(
@@ -243,7 +244,7 @@ def _take_steps(
     recorder: metrics.Recorder,
     watch: Watch,
 ) -> int:
-    """Run the loop, let the model continue a text, return how the run would end."""
+    """Run the loop, generate a sample, and return the outcome of the run."""
     config = run.config
     assert run.checkpoints is not None
     with _batches(run, start) as loader:
@@ -279,7 +280,7 @@ def _take_steps(
 
 
 def _batches(run: Run, start: Start) -> Loader | OneBatch:
-    """Begin to read the batches of the steps that are left."""
+    """Start to read the batches of the remaining steps."""
     stream, sharding = run.dataset.train, run.program.batch_sharding
     batch_size = run.config.batch.size
     if run.config.data.one_batch:
@@ -295,20 +296,20 @@ def _text_of_step(run: Run) -> str:
 def _tell_ways_back(
     run: Run, step: int, recorder: metrics.Recorder, marks: progress.Writer
 ) -> None:
-    """Say from which steps the run could go on, without the data that followed."""
+    """Suggest steps from which the run can continue without the data since."""
     assert run.checkpoints is not None
     before = skips.read(run.config.data.skip)
     saved = [s for s in run.checkpoints.store.steps() if s < step] or [0]
     ways = {to: [str(s) for s in skips.roll_back(before, to, step)] for to in saved}
     marks.diverged(step, ways)
     recorder.say(
-        f"to go back to step {saved[-1]} and leave out the data since, add --data.skip "
+        f"to go back to step {saved[-1]} and skip the data since then, add --data.skip "
         f"{' '.join(ways[saved[-1]])}"
     )
 
 
 def _refused(error: Exception) -> int:
-    """Say what a person can change, and return the exit code; raise what is a bug."""
+    """Print errors that a user can fix and return the exit code; raise all others."""
     if isinstance(error, LostError):
         exit_code = ending.GAVE_UP
     elif isinstance(error, (ValueError, NotImplementedError)):
@@ -326,24 +327,24 @@ def _refused(error: Exception) -> int:
 def _start_processes(
     config: TrainConfig, command: Command
 ) -> tuple[Agreement, dict[str, Any]]:
-    """Join the other processes, and see that all were started alike.
+    """Join the other processes, and check that all were started alike.
 
     Returns:
-      their agreement, and the facts of code and environment, the same in all.
+      the agreement between processes, and the common facts of code and environment.
     """
-    # Until the loop begins a signal is ours, see `ending`; then jax catches it.
+    # Until the loop begins we handle signals, see `ending`; then jax does.
     jax.config.update("jax_enable_preemption_service", False)
     distributed.start(config.distributed)
     ending.watch_processes()
     agreement = Agreement("start")
-    # Before the devices: unlike meshes would wait for each other there.
+    # Before the devices: processes with different meshes would deadlock there.
     facts = environment_facts() | code_facts()
     check_same(agreement, shared_facts(config, command) | facts, _SAME_COMMAND)
     return agreement, facts
 
 
 def _start_devices(config: TrainConfig) -> Devices:
-    """Start jax's devices as the flags say; return what the mesh takes."""
+    """Start jax's devices as the flags say; return the devices of the mesh."""
     load_plugin_without_gpu()
     if config.simulate_devices is not None:
         simulate_devices(config.simulate_devices)
@@ -359,7 +360,7 @@ def _start_devices(config: TrainConfig) -> Devices:
 
 
 def _compile(run: Run, marks: progress.Writer) -> Program:
-    """Load the training step, or compile it ahead of time; say how long it took."""
+    """Load the training step, or compile it ahead of time; print the time it took."""
     started_s, program = time.perf_counter(), run.program
     step, how = None, "load"
     if run.step is None:
@@ -377,17 +378,19 @@ def _compile(run: Run, marks: progress.Writer) -> Program:
 
 
 def _tell_operations(step: jax.stages.Compiled, marks: progress.Writer) -> None:
-    """Say what the operations are of which XLA would tell that they hang."""
+    """Map the operations that XLA reports when a GPU hangs to places in the step."""
     if not operations.are_tracked():
         return
     try:
         marks.operations(operations.places_of(step.as_text() or ""))
     except ValueError as error:
-        report.say(f"warning: the places of operations are not known ({error})")
+        report.say(
+            f"warning: operations cannot be mapped to places in the step ({error})"
+        )
 
 
 def _first_state(run: Run) -> Start:
-    """Restore the newest intact state onto this mesh, or make one, born sharded."""
+    """Restore the newest intact state onto this mesh, or initialise a sharded one."""
     program = run.program
     assert run.checkpoints is not None
     started_s = time.perf_counter()
@@ -413,7 +416,7 @@ def _first_state(run: Run) -> Start:
 
 
 def _new_state(run: Run) -> Any:
-    """Make the state of step 0, with parameters of its own or those of --init-from."""
+    """Make the state of step 0, with new parameters or those of --init-from."""
     program, agreement = run.program, run.agreement
     weights = run.weights or init_from(run.config, program, agreement)
     state = program.init()
@@ -434,7 +437,7 @@ def _make_loop(
     recorder: metrics.Recorder,
     watch: Watch,
 ) -> loop.Loop:
-    """Give the loop the parts that it works with."""
+    """Assemble the parts of the training loop."""
     config, dataset, program = run.config, run.dataset, run.program
     assert run.checkpoints is not None
     utilization = report.utilization(config, run.sizes)

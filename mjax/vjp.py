@@ -1,10 +1,10 @@
-"""Run the forward and the backward pass of a function in different places.
+"""Run the forward and the backward pass of a function separately.
 
 Differentiation saves residuals: the arrays that the backward pass reads. Many of them
 depend only on the weights (slices and joined projections) or on the context (angles,
-masks, dropout keys). Both are available again when the backward pass runs. Only
-residuals that depend on the input must be saved. A layer saves them for the loop of the
-backward pass; a pipeline stage saves them in a ring buffer for a later tick.
+masks, dropout keys), which are available again in the backward pass. So only residuals
+that depend on the input must be saved. A layer saves them for the loop of the backward
+pass; a pipeline stage saves them in a ring buffer for a later tick.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ class SplitVJP:
     """A function, and its vector-Jacobian product as a separate call.
 
     The function is (x, params, *context) -> y, with one array x and any trees. It is
-    differentiated by x and params.
+    differentiated with respect to x and params.
     """
 
     def __init__(self, function: Callable[..., Array], *types: PyTree) -> None:
@@ -31,7 +31,7 @@ class SplitVJP:
 
         Args:
           function: to differentiate; traced here, and again by `forward`.
-          types: of its arguments: arrays, or results of `jax.eval_shape`.
+          types: its arguments, as arrays or as results of `jax.eval_shape`.
         """
         self.function = function
         closed = jax.make_jaxpr(self._residuals)(*types)
@@ -64,7 +64,7 @@ class SplitVJP:
           params: as passed to `forward`.
           context: likewise.
         """
-        # dy takes the place of x, whose value is not read.
+        # dy stands in for x, whose value is not read.
         flat = zip(jax.tree.leaves((dy, params, context)), self._reads, strict=True)
         others = iter(self._others(*[leaf for leaf, is_read in flat if is_read]))
         of_x = iter(saved)
@@ -79,7 +79,7 @@ class SplitVJP:
         return residuals
 
     def _vjp(self, *args: Any) -> tuple[Array, Any]:
-        """Differentiate; x is the only argument that may be a residual."""
+        """Differentiate; among the arguments, only x may be a residual."""
         has_gradient = (True, True, *[False] * (len(args) - 2))
         return jax.vjp(
             self.function,

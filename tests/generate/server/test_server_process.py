@@ -258,7 +258,7 @@ def test_a_taken_port_is_refused_before_the_model_is_read(capsys):
         port = other.getsockname()[1]
         said = refusal(capsys, "/no/such/model", "--serve", str(port))
     assert said == (
-        f"error: --serve {port}: the port is in use; end the program that has it, or "
+        f"error: --serve {port}: the port is in use; stop the program that uses it, or "
         f"write --serve {port + 1}"
     )
 
