@@ -63,9 +63,9 @@ def install(place: Place) -> None:
     where = place.ask(python, "import json, mjax; print(json.dumps(mjax.__file__))")
     place.need(
         where.startswith(str(place.folder)),
-        "the package is that of the new environment",
+        "the package is imported from the new environment",
     )
-    place.need(len(losses(place.folder / "run")) == 10, "10 steps were trained")
+    place.need(len(losses(place.folder / "run")) == 10, "10 steps are trained")
 
 
 def ask(place: Place) -> None:
@@ -99,9 +99,11 @@ def config_file(place: Place) -> None:
     ]
     for config in configs:
         del config["work_dir"]
-    place.need(configs[0] == configs[1], "the configs of both runs are equal")
+    place.need(configs[0] == configs[1], "both runs have the same config")
     pair = [losses(place.folder / name) for name in ("file", "flags")]
-    place.need(pair[0] == pair[1] and len(pair[0]) == 10, "their 10 losses are too")
+    place.need(
+        pair[0] == pair[1] and len(pair[0]) == 10, "both runs have the same 10 losses"
+    )
     place.write("wrong.toml", SETTINGS.replace("lr =", "learning_rate ="))
     said = place.run([*python, "--config", "wrong.toml"], shown=None, code=2).err
     place.need(
@@ -117,7 +119,7 @@ def print_config(place: Place) -> None:
     place.write("config.json", printed)
     place.shown[-1] += " > config.json"
     again = place.mjax("train", "--config", "config.json", "--print-config").out
-    place.need(again == printed, "the printed config gives itself")
+    place.need(again == printed, "the printed config, read back, prints itself")
     place.need(json.loads(printed)["optim"]["lr"] == 2e-3, "flags are in it")
 
 
@@ -127,10 +129,10 @@ def override(place: Place) -> None:
     over = place.mjax("train", "--config", "run.toml", "--steps", "7", "--print-config")
     config = json.loads(over.out)
     place.need(config["steps"] == 7, "the flag wins over the file")
-    place.need(config["optim"]["lr"] == 2e-3, "the rest is the file's")
+    place.need(config["optim"]["lr"] == 2e-3, "the rest comes from the file")
     wrong = ("train", "--config", "run.toml", "--learning-rate", "1e-3")
     said = place.run([sys.executable, "-m", "mjax", *wrong], shown=None, code=2).err
-    place.need("--optim.lr" in said, "another name is answered", said.strip())
+    place.need("--optim.lr" in said, "an unknown name is refused", said.strip())
 
 
 def own_recipe(place: Place) -> None:
@@ -142,11 +144,13 @@ def own_recipe(place: Place) -> None:
     place.need(config["model"]["d_model"] == 32, "the recipe is used")
     place.need(config["steps"] == 8, "a flag wins over it")
     (start,) = (place.folder / "run" / "starts").glob("*.json")
-    place.need("my_recipes.py:narrow" in start.read_text(), "the run records its name")
+    place.need("my_recipes.py:narrow" in start.read_text(), "the run records the name")
     (place.folder / "my_recipes.py").unlink()
     resumed = ("train", "--work-dir", "run", "--steps", "10")
     place.run([sys.executable, "-m", "mjax", *resumed], shown=None)
-    place.need(len(losses(place.folder / "run")) == 10, "it resumes without the file")
+    place.need(
+        len(losses(place.folder / "run")) == 10, "the run resumes without the file"
+    )
 
 
 TASKS = (

@@ -114,15 +114,19 @@ def vllm(place: Place) -> None:
     needed = ("config.json", "generation_config.json", "model.safetensors",
               "tokenizer.json", "tokenizer_config.json")  # fmt: skip
     missing = [name for name in needed if not (out / name).exists()]
-    place.need(missing == [], "no file is missing, of", ", ".join(needed))
+    place.need(missing == [], "all files are there", ", ".join(needed))
     config = json.loads((out / "config.json").read_text())
     place.need(
-        config["architectures"] == ["Cohere2ForCausalLM"], "a class that vLLM has"
+        config["architectures"] == ["Cohere2ForCausalLM"], "vLLM supports the class"
     )
-    place.need(config["tie_word_embeddings"] is True, "as its loader wants it")
+    place.need(
+        config["tie_word_embeddings"] is True,
+        "the tensors have the form that its loader expects",
+    )
     page = Path(__file__).parents[2] / "docs" / "serving_elsewhere.md"
     place.need(
-        "vllm serve" in page.read_text(), "docs/serving_elsewhere.md says how; not run"
+        "vllm serve" in page.read_text(),
+        "docs/serving_elsewhere.md explains it; vLLM was not run",
     )
 
 

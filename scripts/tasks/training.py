@@ -38,9 +38,9 @@ def demo(place: Place) -> None:
     shutil.rmtree(run, ignore_errors=True)
     done = place.mjax("train", "--work-dir", str(run))
     found = re.search(r"([\d.]+) bits per byte, ([\d.]+)% of the entropy", done.out)
-    place.need(found is not None and float(found[2]) < 60, "it has learned",
+    place.need(found is not None and float(found[2]) < 60, "held-out loss",
                found[0] if found else done.out[-500:])  # fmt: skip
-    place.need(sorted(rows(run)) == [*range(1, 1501)], "1,500 steps were taken")
+    place.need(sorted(rows(run)) == [*range(1, 1501)], "1,500 steps are trained")
 
 
 def resume(place: Place) -> None:
@@ -63,7 +63,8 @@ def resume(place: Place) -> None:
     said = place.mjax(*words).out
     place.need("resum" in said, "the same command resumes")
     place.need(
-        losses(run) == losses(place.folder / "straight"), "60 losses are the same bits"
+        losses(run) == losses(place.folder / "straight"),
+        "all 60 losses equal those of an undisturbed run bit for bit",
     )
 
 
@@ -92,7 +93,10 @@ def own_tokenizer(place: Place) -> None:
     words = [*DEBUG, "--data.path", "text.txt", "--data.tokenizer", "tokenizer.json"]
     place.mjax(*words, "--work-dir", "run")
     config = json.loads((place.folder / "run" / "config.json").read_text())
-    place.need(config["model"]["vocab_size"] == 400, "the vocabulary has its size")
+    place.need(
+        config["model"]["vocab_size"] == 400,
+        "the vocabulary has the size of the tokenizer",
+    )
     place.mjax("generate", "run", "--prompt", "def ", "--tokens", "5")
     (place.folder / "tokenizer.json").rename(place.folder / "moved.json")
     place.run(
@@ -101,7 +105,9 @@ def own_tokenizer(place: Place) -> None:
     )
     place.need(True, "generation needs only the run")
     merged = (place.folder / "run" / "tokenizer" / "tokenizer.json").read_text()
-    place.need(json.loads(merged)["model"]["merges"] != [], "its merges are in the run")
+    place.need(
+        json.loads(merged)["model"]["merges"] != [], "the run contains its merges"
+    )
     place.write("other.txt", "other text " * 400 + place_text(place)[::-1])
     place.ask(sys.executable, MAKE_TOKENIZER, "other.txt")
     again = [*DEBUG, "--data.tokenizer", "tokenizer.json", "--data.path", "text.txt"]
@@ -133,7 +139,7 @@ def inspect(place: Place) -> None:
         wait_for(lambda: any((run / "checkpoints").glob("[0-9]*")), 120, "a checkpoint")
         listed = place.mjax("ckpt", "ls", "run").out
         place.need(
-            re.search(r"^\s*\d+\b", listed, re.M) is not None, "its steps are listed"
+            re.search(r"^\s*\d+\b", listed, re.M) is not None, "the steps are listed"
         )
         held = place.mjax("ckpt", "show", "run").out
         place.need("embed" in held, "the arrays of a checkpoint are shown")
@@ -145,7 +151,7 @@ def inspect(place: Place) -> None:
         finally:
             page.terminate()
             page.communicate()
-        place.need(training.poll() is None, "the run goes on meanwhile")
+        place.need(training.poll() is None, "the run continues meanwhile")
     finally:
         training.terminate()
         training.communicate()
@@ -161,7 +167,7 @@ def look(place: Place, page: subprocess.Popen[str]) -> None:
     )
     cookies = urllib.request.HTTPCookieProcessor()
     with urllib.request.build_opener(cookies).open(address) as answer:
-        place.need("<html" in answer.read().decode(), "the page answers")
+        place.need("<html" in answer.read().decode(), "the page responds")
 
 
 def meshes(place: Place) -> None:
@@ -178,7 +184,7 @@ def meshes(place: Place) -> None:
         *("--mesh.tp", "1", "--mesh.pp", "2", "--batch.microbatches", "2"),
     )
     pair = losses(place.folder / "run"), losses(place.folder / "straight")
-    place.need(len(pair[0]) == len(pair[1]) == 40, "40 steps in both")
+    place.need(len(pair[0]) == len(pair[1]) == 40, "both have 40 steps")
     worst = max(abs(a - b) / b for a, b in zip(*pair, strict=True))
     place.need(worst < 1e-4, "largest relative difference of a loss", f"{worst:.1e}")
     samples = [
@@ -198,7 +204,7 @@ def meshes(place: Place) -> None:
         ).out
         for name in ("run", "straight")
     ]
-    place.need(samples[0] == samples[1], "step 30 has the same samples")
+    place.need(samples[0] == samples[1], "step 30 reads the same samples")
 
 
 TASKS = (

@@ -101,13 +101,13 @@ def fully(place: Place) -> None:
     fell = after < 0.95 * before
     place.need(fell, "loss on held-out answers", f"{before:.3f} -> {after:.3f}")
     learned = answers_learned(place)
-    place.need(learned, "targets are the answers and their ends, nothing else")
+    place.need(learned, "only the answers and their end tokens are targets")
     tune(place, *FULL[:2], "--steps", "40", *FULL[4:], run="half", shown=False)
     resumed = ["train", "--work-dir", "half", "--steps", "80"]
     place.run([sys.executable, "-m", "mjax", *resumed], shown=None)
     same = losses(place.folder / "half") == losses(run)
     place.need(
-        same, "stopped after 40 of 80 steps and resumed: the same losses, bit by bit"
+        same, "stopped after 40 of 80 steps and resumed: the same losses, bit for bit"
     )
 
 
@@ -145,7 +145,7 @@ def adapters(place: Place) -> None:
     if found is None:
         raise TaskFailedError(f"the number of trained parameters is not told:\n{said}")
     is_small = float(found[1]) <= 10
-    place.need(is_small, "share of the parameters that is trained", f"{found[1]}%")
+    place.need(is_small, "trained share of the parameters", f"{found[1]}%")
     ratio = held_out(run) / held_out(place.shared / "tuned")
     place.need(ratio < 1.05, "held-out loss, LoRA / task 21", f"{ratio:.3f}")
     python = [sys.executable, "-m", "mjax", "train", *MODEL, *DATA]
@@ -163,7 +163,9 @@ def adapter_files(place: Place) -> None:
     folders = [str(place.shared / "base")]
     folders += [str(place.folder / name) for name in ("adapter", "merged")]
     difference, changed = place.ask(HF_PYTHON, LOGITS, *folders, json.dumps(tokens))
-    place.need(changed > 0.01, "logits that the adapter changes", f"by {changed:.0%}")
+    place.need(
+        changed > 0.01, "change of the logits by the adapter", f"by {changed:.0%}"
+    )
     is_same = difference < 1e-5
     place.need(is_same, f"PEFT against merged: {LARGEST}", f"{difference:.1e}")
 

@@ -134,7 +134,7 @@ def generate(place: Place) -> None:
     theirs = place.ask(HF_PYTHON, GREEDY, folder, PROMPTS[0])
     place.need(
         ours["answers"][0]["tokens"] == theirs,
-        "its 24 tokens are those of transformers without a cache",
+        "its 24 tokens equal those of transformers without a cache",
     )
 
 
@@ -144,15 +144,15 @@ def several(place: Place) -> None:
     words = (run, "--prompt", *PROMPTS, *SAMPLED)
     first = tokens_of(place, *words, "--seed", "3")["answers"]
     again = tokens_of(place, *words, "--seed", "3", shown=False)["answers"]
-    place.need(first == again, "one seed gives one text")
+    place.need(first == again, "the same seed gives the same text")
     other = tokens_of(place, *words, "--seed", "8", shown=False)["answers"]
-    place.need(first != other, "another seed gives another")
+    place.need(first != other, "another seed gives another text")
     alone = [
         tokens_of(place, run, "--prompt", prompt, *SAMPLED, "--seed", str(3 + i),
                   "--slots", "2", shown=False)["answers"][0]
         for i, prompt in enumerate(PROMPTS)
     ]  # fmt: skip
-    place.need(first == alone, "an answer does not depend on the others")
+    place.need(first == alone, "an answer does not depend on the other prompts")
     greedy = (run, "--prompt", PROMPTS[0], "--tokens", "24", "--json")
     best = tokens_of(place, *greedy, "--temperature", "0", shown=False)["answers"]
     one = tokens_of(place, *greedy, "--top-k", "1", "--seed", "5", shown=False)[
@@ -160,7 +160,7 @@ def several(place: Place) -> None:
     ]
     small = tokens_of(place, *greedy, "--top-p", "1e-6", shown=False)["answers"]
     same = best[0]["tokens"] == one[0]["tokens"] == small[0]["tokens"]
-    place.need(same, "top-k 1 and a top-p near 0 are the likeliest tokens")
+    place.need(same, "top-k 1 and a top-p near 0 give the most likely tokens")
     stop = best[0]["text"][3:5]
     ended = tokens_of(
         place, *greedy, "--temperature", "0", "--stop", stop, shown=False
@@ -183,7 +183,7 @@ def evaluate(place: Place) -> None:
     ours = json.loads(place.mjax(*held).out)["loss"]
     summary = json.loads((run / "summary.json").read_text())
     difference = abs(ours - summary["eval_loss"]) / summary["eval_loss"]
-    place.need(difference < 1e-6, "relative difference of the run's own loss",
+    place.need(difference < 1e-6, "relative difference from the run's own loss",
                f"{difference:.1e}")  # fmt: skip
 
 
@@ -221,11 +221,11 @@ def lm_eval(place: Place) -> None:
     )
     place.need(
         worst < 1e-5,
-        "log-likelihoods against lm-eval's own class, relative",
+        "log-likelihoods, relative difference from lm-eval's own class",
         f"{worst:.1e}",
     )
     answers = [[s["filtered_resps"] for s in one["answer"]] for one in found]
-    place.need(answers[0] == answers[1], "the answers are the same", answers[0])
+    place.need(answers[0] == answers[1], "the answers are equal", answers[0])
 
 
 def samples(folder: Path) -> dict[str, list[Any]]:
@@ -258,10 +258,10 @@ def serve(place: Place) -> None:
         place.need(said["chat"], "chat: streamed = whole")
         place.need(
             len(said["refused"]) == 3 and all(400 <= c < 500 for c in said["refused"]),
-            "bad requests get 4xx", said["refused"],
+            "bad requests return", said["refused"],
         )  # fmt: skip
         server.send_signal(signal.SIGTERM)
-        place.need(server.wait(30) == 0, "SIGTERM ends it with 0")
+        place.need(server.wait(30) == 0, "SIGTERM ends the server with exit code 0")
     finally:
         server.kill()
         server.communicate()
@@ -294,10 +294,14 @@ def chat(place: Place) -> None:
     code = process.wait(30)
     place.seconds = time.perf_counter() - begun_s
     is_quiet = "Traceback" not in _rest(end)
-    place.need(code in (0, 130) and is_quiet, "Ctrl-C ends it quietly, exit code", code)
+    place.need(
+        code in (0, 130) and is_quiet,
+        "Ctrl-C ends it without a traceback, exit code",
+        code,
+    )
     first, second, _, again = said
-    place.need(first != second, "the turns before decide what is answered")
-    place.need(first == again, "after /reset the first answer comes again")
+    place.need(first != second, "the answer depends on earlier turns")
+    place.need(first == again, "after /reset the first answer is repeated")
 
 
 def _take_terminal() -> None:
