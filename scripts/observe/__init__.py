@@ -1,1 +1,1 @@
-"""Claims about what is seen of a run."""
+"""Evidence about observing runs."""

@@ -8,7 +8,7 @@ own, in which blocks of steps with all of them and blocks with none take turns, 
 order on, off, off, on:
 
 - the demo, as `python -m mjax.train` trains it;
-- the configuration of `scripts/bench_overhead.py` on 8 simulated devices;
+- the configuration of `scripts/speed/bench_overhead.py` on 8 simulated devices;
 - the loop around a step that computes nothing, where the cost is not lost in the noise
   of a step.
 
@@ -166,9 +166,9 @@ def measure_nothing() -> dict[str, list[float]]:
     from mjax.run.beats import Beats
     from mjax.run.slow_steps import SlowSteps
     from mjax.run.spans import Spans
-    from scripts import host_time
-    from scripts.bench_overhead import Workload, make_batch, mjax_program
-    from scripts.bench_overhead import simulate_devices as simulate
+    from scripts.speed import host_time
+    from scripts.speed.bench_overhead import Workload, make_batch, mjax_program
+    from scripts.speed.bench_overhead import simulate_devices as simulate
 
     simulate(Workload())
     work = Workload()

@@ -31,7 +31,7 @@ from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.pipeline.schedule import build
 from mjax.recipes import RECIPES
-from scripts import parity
+from scripts.correctness import parity
 from scripts.evidence import Table, largest_difference, write_page
 from scripts.pipeline.pipeline_cases import (
     BFLOAT16_BOUND,

@@ -7,7 +7,7 @@ import numpy as np
 
 from mjax.hugging_face.params import open_params, read_config
 from mjax.mesh.devices import load_plugin_without_gpu
-from scripts.hugging_face_models import BOUNDS, our_logits, relative_difference
+from scripts.hugging_face.models import BOUNDS, our_logits, relative_difference
 from scripts.tasks.place import HF_PYTHON, Place, Task
 
 LOGITS = """import json, sys, numpy, torch

@@ -6,8 +6,8 @@ import jax
 import numpy as np
 import pytest
 
-from scripts import bare_loop
-from scripts.bench_overhead import BareStep, MjaxStep, Workload
+from scripts.speed import bare_loop
+from scripts.speed.bench_overhead import BareStep, MjaxStep, Workload
 
 # float32, summed in another order: seen 2e-6. The tanh form of GELU, AdamW without its
 # mask and AdamW without clipping are each off by 1e-3.

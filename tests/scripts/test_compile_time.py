@@ -1,7 +1,7 @@
 """The script that times compilation: its smallest meshes, and what its page says."""
 
 from mjax.plan.topology import settle
-from scripts.compile_time import PARTS, Case, recipe_table, smallest
+from scripts.speed.compile_time import PARTS, Case, recipe_table, smallest
 
 
 def test_the_flags_of_a_case_are_the_layout_that_was_found():

@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from scripts import data_mirror
-from scripts.data_mirror import HOSTS, Found
+from scripts.data import data_mirror
+from scripts.data.data_mirror import HOSTS, Found
 
 
 @pytest.fixture(scope="module")

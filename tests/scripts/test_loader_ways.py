@@ -3,7 +3,7 @@
 import pytest
 
 from mjax.data.config import DataConfig
-from scripts.loader_case import Case
+from scripts.data.loader_case import Case
 
 
 @pytest.mark.parametrize(("pattern", "num_wanted"), [("disjoint", 1), ("same", 4)])

@@ -1,6 +1,6 @@
 """How far mixtures of corpora are from their weights: three rules, measured.
 
-    python -m scripts.mixture_error
+    python -m scripts.data.mixture_error
 
 For random weights of 2 to 30 corpora: the largest difference, over all corpora and all
 prefixes of a period (of its first 1000 samples), between the samples of a corpus and

@@ -1,6 +1,6 @@
 """Compare two ways to give rows to the training processes of one host.
 
-    python -m scripts.loader_ways
+    python -m scripts.data.loader_ways
 
 `mjax`: each process reads its own rows from the mapped token file
 (`mjax.data.stream`). `Grain`: each has a worker process of Grain, which reads the same
@@ -23,8 +23,7 @@ from pathlib import Path
 from mjax.data.cache_files import BLOCK_BYTES
 from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
-from scripts.evidence import Table, write_page
-from scripts.loader_case import (
+from scripts.data.loader_case import (
     NUM_AHEAD,
     NUM_CHECKED,
     ROWS_EACH,
@@ -35,6 +34,7 @@ from scripts.loader_case import (
     Found,
     measure,
 )
+from scripts.evidence import Table, write_page
 
 PATTERNS = {
     "disjoint": f"Data parallelism: each process wants {ROWS_EACH} rows of its own.",
@@ -131,7 +131,7 @@ def main() -> int:
         header=("files", "rows", "processes", *(x for x, _ in MEASURES.values())),
         rows=[figures(key, found) for key, found in everything.items()],
     )
-    command = "python -m scripts.loader_ways"
+    command = "python -m scripts.data.loader_ways"
     print(write_page("loader_ways", "Every process for itself", command, [table]))
     return 0
 

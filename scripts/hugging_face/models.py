@@ -1,9 +1,9 @@
 r"""Random models of each family against transformers, in and out and in again.
 
-    python -m scripts.hugging_face_models --rows FILE --first-seed 100
-    python -m scripts.hugging_face_models --rows FILE --first-seed 100 \
+    python -m scripts.hugging_face.models --rows FILE --first-seed 100
+    python -m scripts.hugging_face.models --rows FILE --first-seed 100 \
         --precision float64
-    python -m scripts.hugging_face_models --rows FILE --write    # the page alone
+    python -m scripts.hugging_face.models --rows FILE --write    # the page alone
 
 Enters: seeds. Each is a random config of a family, of which transformers makes a model
 with random parameters. Leaves: a row of JSON for each, and with --write
@@ -306,7 +306,7 @@ def ask_peer(jobs: list[Json], folder: Path, precision: str) -> None:
     path = folder / "jobs.json"
     path.write_text(json.dumps({"precision": precision, "jobs": jobs}))
     done = subprocess.run(
-        [PYTHON, str(Path(__file__).with_name("hugging_face_peer.py")), str(path)],
+        [PYTHON, str(Path(__file__).with_name("peer.py")), str(path)],
         # Nothing is asked of the hub.
         env={"PATH": os.environ["PATH"], "HF_HUB_OFFLINE": "1", "HOME": str(folder)},
         capture_output=True,
@@ -474,7 +474,7 @@ def write_evidence(rows: list[Json]) -> None:
     )
     tables[0] = dataclasses.replace(tables[0], text=text + tables[0].text)
     command = (
-        "python -m scripts.hugging_face_models --rows FILE --first-seed 100 (again "
+        "python -m scripts.hugging_face.models --rows FILE --first-seed 100 (again "
         "with --precision float64, then with --write)"
     )
     commits = sorted({row["commit"] for row in rows})

@@ -1,6 +1,6 @@
 """How far apart the processes of a run launch their steps, and what Python has to do.
 
-    python -m scripts.launch_skew --steps 1500
+    python -m scripts.speed.launch_skew --steps 1500
 
 Two processes train the `debug` recipe on this machine, whose clock both read: once with
 Python collecting garbage when it likes, once at agreed steps (`--gc-every`), in turn.
@@ -79,7 +79,7 @@ def skews_ms(mode: str, steps: int, folder: Path) -> np.ndarray:
                 *(
                     sys.executable,
                     "-m",
-                    "scripts.launch_skew",
+                    "scripts.speed.launch_skew",
                     "--rank",
                     mode,
                     str(out),
@@ -130,7 +130,7 @@ def main() -> int:
         header=("garbage is collected", "round", "median", "p99", "p99.9", "largest"),
         rows=rows,
     )
-    command = f"python -m scripts.launch_skew --steps {args.steps}"
+    command = f"python -m scripts.speed.launch_skew --steps {args.steps}"
     print(write_page("launch_skew", "Launches of steps", command, [table]).read_text())
     return 0
 

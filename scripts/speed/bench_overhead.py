@@ -1,14 +1,14 @@
 """Compare the time of a training step with that of the bare loop, and time the host.
 
-    python -m scripts.bench_overhead
+    python -m scripts.speed.bench_overhead
 
 Both programs run in one process, on the same 8 simulated devices, from the same
 parameters and the same batch: `mjax.step.program.Program.train_step`, and the step of
-`scripts/bare_loop.py`, which has the same maths, sharding and remat. They take turns,
-and the order within a pair changes from pair to pair, so that what else the machine
-does hits both. Of each pair the ratio of the two times is taken; the median of the
-ratios is the overhead. A step's time is from its call until its outputs are ready: once
-by the clock, once in CPU-seconds of this process, which other processes disturb less.
+`scripts/speed/bare_loop.py`, with the same maths, sharding and remat. They take turns,
+and the order within a pair changes from pair to pair, so that other load on the machine
+affects both alike. The overhead is the median over pairs of the ratio of the two times.
+The time of a step is from its call until its outputs are ready, measured by the clock
+and in CPU-seconds of this process, which other processes disturb less.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from mjax.mesh.build import build_mesh
 from mjax.model.config import ModelConfig
 from mjax.plan.hlo.counts import count_dot_flops
 from mjax.step.program import Program, build_program
-from scripts import bare_loop
+from scripts.speed import bare_loop
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

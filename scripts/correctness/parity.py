@@ -1,6 +1,6 @@
 """Show that a sharded run is the run of one device, layout by layout.
 
-    python -m scripts.parity
+    python -m scripts.correctness.parity
 
 Takes the `debug` recipe (float32, real text) and runs it in this process on one device
 and on 4 or 8 simulated ones; then, as separate commands, once as one process with 8
@@ -126,7 +126,7 @@ def main() -> int:
         write_page(
             "parity",
             "Sharded = one device",
-            "python -m scripts.parity",
+            "python -m scripts.correctness.parity",
             [layouts, processes],
         )
     )

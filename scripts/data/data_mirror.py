@@ -1,6 +1,6 @@
 """Lose one of four hosts of a mirror, and count failed reads and remote bytes.
 
-    python -m scripts.data_mirror
+    python -m scripts.data.data_mirror
 
 Four processes on this machine share a remote file; three of them keep each block, in
 folders of their own, and serve it on a port of loopback. The remote is a file on disk
@@ -195,7 +195,7 @@ def free_ports() -> dict[str, int]:
 
 def start_worker(settings: Settings) -> subprocess.Popen[str]:
     """Start a host in a process of its own."""
-    command = [sys.executable, "-m", "scripts.data_mirror", "--worker"]
+    command = [sys.executable, "-m", "scripts.data.data_mirror", "--worker"]
     return subprocess.Popen(
         [*command, json.dumps(dataclasses.asdict(settings))],
         cwd=REPOSITORY,
@@ -411,14 +411,14 @@ def write(cases: Sequence[Found], block_bytes: int, num_sets: int) -> None:
     write_page(
         "data_mirror",
         "Mirror of remote files",
-        "python -m scripts.data_mirror",
+        "python -m scripts.data.data_mirror",
         [lost, placed],
     )
 
 
 def main() -> int:
     """Run both cases and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.data_mirror")
+    parser = argparse.ArgumentParser(prog="python -m scripts.data.data_mirror")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.worker:

@@ -1,16 +1,16 @@
 """Measure how long a training step takes to trace, to lower and to compile.
 
-    python -m scripts.compile_time --rows FILE
+    python -m scripts.speed.compile_time --rows FILE
 
-Two questions. Against `scripts/bare_loop.py`: the workload of `bench_overhead` on 8
-simulated devices; both programs are built again and again in turns in one process, and
-the order changes from pair to pair. The recipes: each on the fewest nodes on which the
-search finds a layout that fits in closed form, compiled for described GPUs as
-`python -m mjax.plan` does (needs `make env-plan`), each in a process of its own.
+It measures two things. First, mjax against `scripts/speed/bare_loop.py`, with the
+workload of `bench_overhead` on 8 simulated devices: one process builds both programs
+repeatedly in turns, and the order changes from pair to pair. Second, each recipe on the
+fewest nodes on which the search finds a layout that fits in closed form, compiled for
+described GPUs as `python -m mjax.plan` does (needs `make env-plan`), a process each.
 
 Seconds are CPU-seconds of the process, user and system, which other programs disturb
-less than the clock. Appends what it measures to FILE, one JSON object a line, does
-nothing again that is there, and writes docs/benchmarks/compile_time.md from it.
+less than the clock. Appends each measurement to FILE, one JSON object per line, skips
+those that FILE has, and writes docs/benchmarks/compile_time.md from it.
 """
 
 import argparse
@@ -37,8 +37,8 @@ from mjax.plan.search import search
 from mjax.plan.topology import settle, with_vocabulary
 from mjax.recipes import RECIPES, TUNED_FOR
 from mjax.step.traced import trace_step
-from scripts import bench_overhead
 from scripts.evidence import Table, commit, write_page
+from scripts.speed import bench_overhead
 
 BOUND = 1.5
 """Times the bare loop."""
@@ -75,7 +75,7 @@ class Case:
     def config(self) -> TrainConfig:
         """The run; XLA can compile its attention without a GPU."""
         flags = f"--recipe {self.recipe} {self.flags}".split()
-        config = parse(flags, RECIPES, "python -m scripts.compile_time")[0]
+        config = parse(flags, RECIPES, "python -m scripts.speed.compile_time")[0]
         return compilable(with_vocabulary(config), self.topology)[0]
 
 
@@ -268,7 +268,7 @@ def measure_recipes(path: Path) -> None:
             if (case.name, level) in done:
                 continue
             job = json.dumps({"case": dataclasses.asdict(case), "level": level})
-            command = [sys.executable, "-m", "scripts.compile_time", "--job", job]
+            command = [sys.executable, "-m", "scripts.speed.compile_time", "--job", job]
             out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
             line = out.stdout.splitlines()[-1]
             append(path, [json.loads(line)])
@@ -311,7 +311,7 @@ def main() -> int:
     path = write_page(
         "compile_time",
         "How long a step takes to compile",
-        "python -m scripts.compile_time --rows FILE",
+        "python -m scripts.speed.compile_time --rows FILE",
         [pair_table(turns), recipe_table(recipes)],
     )
     print(f"wrote {path}")

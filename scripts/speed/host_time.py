@@ -1,6 +1,6 @@
 """Time what the host does in a training step, outside the compiled function.
 
-    python -m scripts.host_time [--devices 1]
+    python -m scripts.speed.host_time [--devices 1]
 
 Simulated devices compute on the cores that the host needs, so its time cannot be seen
 beside a real step. Here `mjax.run.loop.Loop` runs with a compiled step of the same
@@ -39,7 +39,7 @@ from mjax.hardware.utilization import Utilization
 from mjax.run import ending, loop, metrics
 from mjax.run.watch import Watch
 from mjax.step.program import Program
-from scripts.bench_overhead import (
+from scripts.speed.bench_overhead import (
     Workload,
     make_batch,
     mjax_program,

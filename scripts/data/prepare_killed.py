@@ -1,6 +1,6 @@
 """Prepare a large generated corpus, kill the preparation again and again, and compare.
 
-    python -m scripts.prepare_killed --gigabytes 20 --folder /tmp/killed
+    python -m scripts.data.prepare_killed --gigabytes 20 --folder /tmp/killed
 
 Writes a corpus of so much text as shards of .jsonl.zst and, while it does, hashes the
 token files that must come of it: the bytes of each document and the token that ends it,
@@ -32,7 +32,7 @@ EOS = np.array([BytesTokenizer.eos_id], np.uint16).tobytes()
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m scripts.prepare_killed")
+    parser = argparse.ArgumentParser(prog="python -m scripts.data.prepare_killed")
     parser.add_argument("--gigabytes", type=float, default=0.2)
     parser.add_argument("--folder", type=pathlib.Path, required=True)
     parser.add_argument("--kills", type=int, default=5)

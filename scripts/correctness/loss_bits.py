@@ -1,6 +1,6 @@
 """Print the losses of the debug recipe on four meshes, to the last bit.
 
-    python -m scripts.loss_bits [--root CHECKOUT] [--json]
+    python -m scripts.correctness.loss_bits [--root CHECKOUT] [--json]
 
 The proof of a change that must not change a number: run it before and after, compare
 the output. Each mesh is a command of its own, with simulated devices; a loss is printed
@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 MESHES = {
     "one device": (1, ""),
     "dp8": (8, "--mesh.dp 8"),
@@ -58,7 +58,7 @@ def losses(root: Path, num_devices: int, flags: str, num_steps: int) -> list[str
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
-    parser = argparse.ArgumentParser(prog="python -m scripts.loss_bits")
+    parser = argparse.ArgumentParser(prog="python -m scripts.correctness.loss_bits")
     parser.add_argument("--root", type=Path, default=ROOT, help="of another checkout")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="one JSON object")

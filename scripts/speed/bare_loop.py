@@ -1,6 +1,6 @@
 """Train a transformer in bare JAX: the floor that the step time of mjax is held to.
 
-    python -m scripts.bare_loop
+    python -m scripts.speed.bare_loop
 
 One fixed model, everything in view: parallel blocks, LayerNorm, GELU, rotary
 positions, untied embedding, AdamW, float32. The mesh is (dp, tp): Megatron split with

@@ -1,0 +1,1 @@
+"""Evidence that layouts compute what one device computes."""

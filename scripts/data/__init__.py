@@ -1,0 +1,1 @@
+"""Evidence about the loader, preparation and mirror of data."""

@@ -1,0 +1,1 @@
+"""Evidence that models equal those of transformers."""

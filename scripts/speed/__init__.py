@@ -1,0 +1,1 @@
+"""Evidence about the time around a step: host, compilation, launches."""
