@@ -188,17 +188,17 @@ test-newest: env-newest
 	.venv-newest/bin/python -c 'import jax; print("newest jax:", jax.__version__)'
 	.venv-newest/bin/python $(PYTEST) -W default $(NEWEST_TESTS)
 
-# The pages of docs/benchmarks, one after the other, then their index. A script fails if a
-# bound on its page does not hold.
+# The pages of docs/benchmarks, one after the other, then docs/evidence. A script fails if
+# a bound on its page does not hold. ARGS=--changed skips pages that the present code made.
 evidence: env-plan
-	.venv/bin/python -m scripts.evidence_index --run quick cpu
+	.venv/bin/python -m scripts.evidence_index --run quick cpu $(ARGS)
 	.venv/bin/python -m scripts.evidence_index --write
 
 evidence-quick: env-plan
 	.venv/bin/python -m scripts.evidence_index --run quick
 
 evidence-long: env-plan env-hf
-	.venv/bin/python -m scripts.evidence_index --run long
+	.venv/bin/python -m scripts.evidence_index --run long $(ARGS)
 	.venv/bin/python -m scripts.evidence_index --write
 
 # REPO_URL=https://github.com/OWNER/NAME adds links to it, and to Colab for the notebooks.

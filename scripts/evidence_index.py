@@ -4,6 +4,8 @@
     python -m scripts.evidence_index --write      # docs/evidence anew
     python -m scripts.evidence_index --run quick  # make pages anew, one after the other
 
+`--run quick cpu --changed` continues where an earlier call was stopped.
+
 Enters: docs/benchmarks/claims.toml and pages.toml, the pages, and git's history. A page
 states the commit that it was made at; its entry lists the files and folders that it
 covers. If their code has changed since (comments and docstrings do not count), the page
@@ -266,12 +268,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write", action="store_true", help="write docs/evidence")
     parser.add_argument("--run", choices=RUNS, nargs="+", help="make pages of a kind")
     parser.add_argument("--only", nargs="+", help="names of pages")
+    parser.add_argument(
+        "--changed",
+        action="store_true",
+        help="skip pages that were made by the present code",
+    )
     args = parser.parse_args(argv)
     pages = read_pages()
     unknown = {*(args.only or ())} - {page.name for page in pages}
     if unknown:
         parser.error(f"--only: no page is named {', '.join(sorted(unknown))}")
     chosen = [page for page in pages if args.only is None or page.name in args.only]
+    if args.changed:
+        chosen = [page for page in chosen if since(page) != SAME]
     if args.run:
         kinds = cast(list[Run], args.run)
         return run([page for page in chosen if page.run in kinds])

@@ -1,5 +1,6 @@
 """Pages of evidence state their commit; the index tells which are out of date."""
 
+import dataclasses
 import re
 import subprocess
 
@@ -246,6 +247,18 @@ def test_an_entry_that_lacks_something_is_refused(text, message, tmp_path):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_pages(path, ["speed", "overlap"])
+
+
+def test_only_pages_of_other_code_are_made_when_asked(repository, monkeypatch, capsys):
+    folder, git = repository
+    write()
+    stays, changes = page(), page(covers=("mjax/b.py",))
+    (folder / "mjax" / "b.py").write_text("x = 2\n")
+    git("commit", "-qam", "b")
+    pages = [stays, dataclasses.replace(changes, commands=("test -d mjax",))]
+    monkeypatch.setattr(evidence_index, "read_pages", lambda: pages)
+    assert evidence_index.main(["--run", "quick", "--changed"]) == 0
+    assert capsys.readouterr().out.endswith("1 pages made\n")
 
 
 def test_pages_are_made_in_turn_and_one_that_fails_is_named(capfd, tmp_path):
