@@ -1,12 +1,12 @@
-"""Show, without a GPU, that what crosses tensor parallelism hides behind products.
+"""Show, without a GPU, that matmuls overlap tensor-parallel communication.
 
     make env-plan && .venv/bin/python -m scripts.overlap.tp_overlap
 
 Compiles MegaScale's layer (width 12288, 2,048 positions, tp 8; Jiang et al. 2024,
-arXiv:2402.15627, table 1) in a loop of four for H200s that are described, not present:
-the evaluation (forward) and the gradients, with activations that cross tp at once and
-in chunks. Reads the schedule that XLA made. Writes docs/benchmarks/tp_overlap.md and
-ends with 1 if a bound of `find_faults` is missed.
+arXiv:2402.15627, table 1) in a loop of four for described H200s: the evaluation
+(forward) and the gradients, with activations sent over tp whole and in chunks. Reads
+XLA's schedule and writes docs/benchmarks/tp_overlap.md. Exits with 1 if a bound of
+`find_faults` does not hold.
 """
 
 import dataclasses
@@ -37,18 +37,18 @@ SIZES = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=8)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A way through the layers."""
+    """One way to compute the layers."""
 
     block: str = "parallel"
     tp_chunks: int = 8
-    """1 is at once: --mesh.tp-overlap off."""
+    """1: whole activations, --mesh.tp-overlap off."""
     backward: bool = False
     remat: str = "none"
     options: tuple[tuple[str, xla_flags.Value], ...] = ()
-    """Of the compiler, instead of those that training sets."""
+    """Compiler options that replace those of training."""
 
     def describe(self) -> str:
-        """Name it in a table."""
+        """Name of the case in a table."""
         crossing = "off" if self.tp_chunks == 1 else f"{self.tp_chunks} chunks"
         changes = "".join(f", {name}={value}" for name, value in self.options)
         again = "" if self.remat == "none" else f", remat {self.remat}"
@@ -71,12 +71,12 @@ BOTH = (
     Case(block="serial", tp_chunks=8, backward=True),
 )
 MERGED = Case(options=(("xla_gpu_dot_merger_threshold_mb", 32),))
-"""What XLA does by default: products with the same weights become one."""
+"""XLA's default: matmuls with the same weights are merged."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a case has compiled to."""
+    """The compiled program of a case."""
 
     analysis: Analysis
     modelled: Replay
@@ -85,14 +85,14 @@ class Found:
 
     @property
     def in_layers(self) -> tuple[Collective, ...]:
-        """Collectives over tp that every layer has."""
+        """Collectives over tp in each layer."""
         return tuple(
             c for c in self.analysis.collectives if c.role == "tp" and c.runs >= LAYERS
         )
 
     @property
     def overlapped(self) -> float:
-        """Part of the layers' bytes over tp that are in flight under a product."""
+        """Share of the layers' bytes over tp that are sent during a matmul."""
         sent = [(c.wire_bytes * c.runs, c.is_overlapped) for c in self.in_layers]
         return sum(size for size, hidden in sent if hidden) / sum(n for n, _ in sent)
 
@@ -141,7 +141,7 @@ def compile_case(case: Case) -> Found:
 
 
 def find_faults() -> list[str]:
-    """Return what is not as it should be."""
+    """Return the bounds that do not hold."""
     faults = []
     forward, both = compile_case(Case()), compile_case(Case(backward=True))
     for name, found, bound in (("forward", forward, 0.95), ("both", both, 0.9)):
@@ -192,31 +192,37 @@ def main() -> int:
         "modelled: exposed over tp, ms",
     )
     text = (
-        "Hidden: the collective is asynchronous, and a matrix product or a kernel "
-        "stands between its start and its done in the schedule of the executable. The "
-        "bytes are those that one device sends. The last two columns are modelled "
-        "(docs/overlap.md), all others are read."
+        "Hidden: the collective is asynchronous, and a matmul or a kernel runs "
+        "between its start and its end in the schedule of the executable. Bytes are "
+        "those that one device sends. The last two columns are modelled "
+        "(docs/overlap.md); all others are read from the executable."
     )
     tables = [
         Table(title="Forward", text=text, header=header, rows=list(map(row, FORWARD))),
         Table(
             title="Forward and backward",
-            text="Without recomputation where not said. A permute of the backward pass "
-            "carries two shards: a partial sum, and the input gathered again.",
+            text="Without recomputation unless stated. A permute of the backward pass "
+            "carries two shards: a partial sum, and the input, which is gathered "
+            "again.",
             header=header,
             rows=list(map(row, BOTH)),
         ),
         Table(
             title="Negative control",
-            text="XLA's default merges the products of chunks, which have the same "
-            "weights, into one that waits for several; the bound of 95% must fail.",
+            text="By default XLA merges the matmuls of chunks, which have the same "
+            "weights, into one that waits for several chunks. The bound of 95% must "
+            "fail.",
             header=header,
             rows=[row(MERGED)],
         ),
     ]
     command = "python -m scripts.overlap.tp_overlap"
     faults = find_faults()
-    print(write_page("tp_overlap", "Overlap over tensor parallelism", command, tables))
+    print(
+        write_page(
+            "tp_overlap", "Overlap of tensor-parallel communication", command, tables
+        )
+    )
     print(*faults, sep="\n")
     return 1 if faults else 0
 

@@ -1,11 +1,10 @@
-"""Show, without a GPU, that ZeRO and HSDP hide behind compute, and what they send.
+"""Show, without a GPU, what ZeRO and HSDP send and what overlaps it.
 
     make env-plan && .venv/bin/python -m scripts.overlap.zero_overlap
 
-Compiles the gradients of a model for H200s that are described, not present, with the
-options that training uses, and reads the schedule that XLA made. Writes
-docs/benchmarks/zero_overlap.md and ends with 1 if too little is hidden, or something
-crosses nodes that should not.
+Compiles the gradients of a model for described H200s with the options of training, and
+reads XLA's schedule. Writes docs/benchmarks/zero_overlap.md. Exits with 1 if too little
+is overlapped, or if data crosses nodes that should not.
 """
 
 import dataclasses
@@ -23,12 +22,12 @@ from mjax.step.program import Program, build_program
 from scripts.evidence import Table, write_page
 
 LEAST_OVERLAP = 0.8
-"""Of the bytes over data parallelism, on two nodes."""
+"""Share of the data-parallel bytes, on two nodes."""
 
 MODEL = ModelConfig(layers=24, d_model=2048, heads=16, vocab_size=32_768)
 SEQ_LEN, ROWS = 2048, 4
 SMALL_BYTES = 2**20
-"""Below it is a norm's scale or a scalar."""
+"""Smaller collectives carry the scale of a norm or a scalar."""
 ITEM_BYTES = {"bf16": 2, "f32": 4}
 
 
@@ -51,7 +50,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As the page writes it."""
+        """The mesh as the page shows it."""
         mesh = f"{self.dp_replicate} x {self.dp_shard}"
         return f"ZeRO-{self.level}, {mesh}, {self.microbatches} microbatches"
 
@@ -106,7 +105,7 @@ def num_params(model: ModelConfig = MODEL) -> tuple[int, int]:
 
 
 def find_faults(case: Case, found: Analysis) -> Iterator[str]:
-    """Say what two nodes send that they should not, or do not hide; none is good."""
+    """Return what two nodes should not send or do not overlap; empty is good."""
     hidden = found.overlapped_bytes_fraction("dp") or 0.0
     if hidden < LEAST_OVERLAP:
         yield f"{hidden:.1%} of the bytes are hidden, less than {LEAST_OVERLAP:.0%}"
@@ -138,7 +137,7 @@ def main() -> int:
     ]
     write_page(
         "zero_overlap",
-        "What do ZeRO and HSDP send, and what hides it?",
+        "What do ZeRO and HSDP send, and what overlaps it?",
         "python -m scripts.overlap.zero_overlap",
         [
             _overlap_table({case: pages[case] for case in TWO_NODES}),
@@ -151,20 +150,20 @@ def main() -> int:
 
 def _overlap_table(found: dict[Case, Analysis]) -> Table:
     return Table(
-        title="What hides the bytes on two nodes",
+        title="What overlaps the bytes on two nodes",
         text=(
             f"{MODEL.layers} layers of width {MODEL.d_model}, vocabulary "
             f"{MODEL.vocab_size}, {ROWS} rows of {SEQ_LEN} tokens a GPU and "
             "microbatch, 2 x 8 H200s: `dp_shard` is a node, `dp_replicate` the two. A "
-            "byte counts as hidden if a matrix product or a kernel stands between the "
-            "start and the end of its collective in the schedule. Gathers are "
-            "bfloat16, reductions float32: the reduce-scatter stays in the node, the "
-            "all-reduce crosses with 1/8 of the bytes, once a step. Left are the "
-            "gathers of the embedding and of the first layer, which the first product "
-            "needs, the reductions of the first layer and of the embedding, after "
-            "which there is no product, and that of the head, which is ready before "
-            "the backward pass of the layers and which XLA starts after it. Compiled "
-            "for H200s without one; what anything takes was not measured."
+            "byte counts as hidden if a matmul or a kernel runs between the start and "
+            "the end of its collective in the schedule. Gathers are bfloat16, "
+            "reductions float32. The reduce-scatter stays in the node; the all-reduce "
+            "sends 1/8 of the bytes across nodes, once per step. Exposed are the "
+            "gathers of the embedding and of the first layer, which the first matmul "
+            "needs; the reductions of the first layer and of the embedding, after "
+            "which there is no matmul; and the reduction of the head, which is ready "
+            "before the backward pass of the layers but which XLA starts after it. "
+            "Compiled for H200s without a GPU; no times were measured."
         ),
         header=("case", "GB a GPU sends", "hidden", "of which", "exposed, MB"),
         rows=[
@@ -205,15 +204,14 @@ def _traffic_table(found: dict[Case, Analysis]) -> Table:
     return Table(
         title="What ZeRO-3 sends against plain data parallelism",
         text=(
-            "One node, 8 GPUs. Plain data parallelism all-reduces every gradient: "
-            "2 x 7/8 of the parameters. ZeRO-3 gathers a layer in the forward and "
-            "again in the backward pass (with the same weights for what it computes "
-            "again: no gather for that alone) and scatters its gradient: 3 x 7/8 of "
-            f"the {layers / 1e6:.0f} million parameters of the layers: 1.5 times as "
-            "much. "
-            f"The ends (embedding, norm, head: {ends / 1e6:.0f} million) are gathered "
-            "once: 2 x 7/8, as much as there. Counted in the compiled program, trip "
-            "counts of loops multiplied; the part of the ends is that formula."
+            "One node, 8 GPUs. Plain data parallelism all-reduces every gradient: 2 x "
+            "7/8 of the parameters. ZeRO-3 gathers a layer in the forward pass and "
+            "again in the backward pass (recomputation uses the same gathered "
+            f"weights) and scatters its gradient: 3 x 7/8 of the {layers / 1e6:.0f} "
+            "million parameters of the layers: 1.5 times as much. The ends "
+            f"(embedding, norm, head: {ends / 1e6:.0f} million) are gathered once: 2 x "
+            "7/8, as in plain data parallelism. Counted in the compiled program, with "
+            "trip counts of loops; the share of the ends is computed by that formula."
         ),
         header=(
             *("case", "--precision.reduce", "million elements sent", "layers", "ends"),

@@ -1,13 +1,12 @@
-"""Show, without a GPU, that transfers between stages hide behind compute.
+"""Show, without a GPU, that compute overlaps the transfers between stages.
 
     make env-plan && .venv/bin/python -m scripts.pipeline.pipeline_overlap
 
-Compiles the gradients of a pipelined model for H200s that are described, not present,
-with the options that training uses, and reads the schedule that XLA made: what stands
-between the start and the end of each collective in the body of the steady loop. Writes
-docs/benchmarks/pipeline_overlap.md and ends with 1 if a transfer is exposed, a
-collective over data parallelism stands in the steady loop, or a buffer in which
-gradients are added up is copied.
+Compiles the gradients of a pipelined model for described H200s with the options of
+training, and reads from XLA's schedule what runs between the start and the end of each
+collective in the body of the steady loop. Writes docs/benchmarks/pipeline_overlap.md.
+Exits with 1 if a transfer is exposed, a data-parallel collective is in the steady loop,
+or a gradient accumulator is copied.
 """
 
 import dataclasses
@@ -107,7 +106,7 @@ CASES = (
 
 
 def compile_gradients(program: Program) -> str:
-    """Return the module of the gradients, as XLA will run it."""
+    """Return the compiled module of the gradients."""
     state = program.abstract_state
     lowered = program.gradients.lower(
         state.params, state.rng, state.step, program.abstract_batch
@@ -130,7 +129,8 @@ def transfers(analysis: Analysis, computation: str) -> dict[str, Collective]:
 
 
 def inside(analysis: Analysis, computation: str) -> list[Collective]:
-    """Return the collectives that stand in a computation itself."""
+    """Return the collectives of a computation, without those of the computations it
+    calls."""
     return [c for c in analysis.collectives if c.computation == computation]
 
 
@@ -147,7 +147,7 @@ def steady_body(analysis: Analysis) -> str:
 
 
 def find_faults(module: Module, analysis: Analysis, program: Program) -> list[str]:
-    """Say what is exposed or superfluous; nothing is good."""
+    """Return what is exposed or superfluous; empty is good."""
     steady = steady_body(analysis)
     between = transfers(analysis, steady)
     faults = [
@@ -177,7 +177,7 @@ def find_faults(module: Module, analysis: Analysis, program: Program) -> list[st
 
 
 def accumulator_shapes(program: Program) -> set[Array]:
-    """Return the shapes [v, n, ...] in which a device adds up matrices' gradients."""
+    """Return the shapes [v, n, ...] of a device's gradient accumulators of matrices."""
     shapes = set()
     for leaf in jax.tree.leaves(program.abstract_state.params["blocks"]):
         spec = jax.sharding.PartitionSpec(*_without(leaf.sharding.spec, set(DP)))
@@ -199,7 +199,7 @@ def _without(spec: jax.sharding.PartitionSpec, axes: set[str]) -> list:
 
 
 def _hidden(collectives: Sequence[Collective]) -> str:
-    """Say what part of the bytes of collectives is hidden, and of how many."""
+    """Return which share of the bytes of how many collectives is overlapped."""
     if not collectives:
         return "none"
     total = sum(c.wire_bytes * c.runs for c in collectives)
@@ -239,26 +239,27 @@ def main() -> int:
         ]
         print(*rows[-1], sep=" | ", flush=True)
     text = (
-        "A tick of the steady loop runs one chunk forward and one backward. While the "
-        "gradient of the tick before is on its way to the previous stage the forward "
-        "slot runs, and while the activation is on its way to the next stage the "
-        "backward slot runs: the columns say what stands between the start and the end "
-        "of each transfer in the schedule of the loop's body. Together they stand "
-        "beside every matrix product of the body, those of the loss included, which "
-        "the last stage runs: of each conditional, the branch with most FLOPs counts. "
-        "No collective over data parallelism is in that loop: the pieces of ZeRO are "
-        "in the loops of the warm-up and the cool-down. No buffer in which gradients "
-        "are added up is copied. Compiled for H200s without one; what a transfer takes "
-        "was not measured."
+        "A tick of the steady loop runs one virtual stage forward and one backward. "
+        "The forward half-tick runs while the gradient of the previous tick is sent "
+        "to the previous stage, and the backward half-tick while the activation is "
+        "sent to the next stage. The columns count what runs between the start and "
+        "the end of each transfer in the schedule of the loop's body. Together the "
+        "two transfers overlap every matmul of the body, including those of the loss, "
+        "which the last stage runs; of each conditional, the branch with most FLOPs "
+        "counts. No data-parallel collective is in that loop: those of ZeRO are in "
+        "the loops of the warm-up and the cool-down. No gradient accumulator is "
+        "copied. Compiled for H200s without a GPU; no transfer was timed."
     )
     header = (
         *("model", "pp x dp x tp", "chunks", "products in the steady loop"),
         *("beside the gradient's transfer", "beside the activation's transfer"),
         *("dp collectives in it", "hidden in other loops", "hidden over tp"),
     )
-    table = Table(title="What hides the transfers", text=text, header=header, rows=rows)
+    table = Table(
+        title="What overlaps the transfers", text=text, header=header, rows=rows
+    )
     command = "python -m scripts.pipeline.pipeline_overlap"
-    title = "Are transfers between stages hidden?"
+    title = "Are transfers between stages overlapped?"
     print(write_page("pipeline_overlap", title, command, [table]))
     print("\n".join(faults) or "no fault")
     return 1 if faults else 0

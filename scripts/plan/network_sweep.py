@@ -18,10 +18,11 @@ from mjax.mesh.axes import AxisSizes
 from scripts.evidence import Table, write_page
 
 GBIT_PER_S = (100, 400, 800, 1600, 3200)
-"""Network of a node of 8 GPUs. AWS: p3dn, p4d; p5 has the last."""
+"""Network speeds of a node of 8 GPUs. AWS p3dn and p4d have the first two, p5 the
+last."""
 H100 = Device.of(GPUS["h100"])
 CONSTANTS = Constants(dp_overlap=0.9)
-"""Assumed: the defaults, and gathers and reductions beside the layers' products."""
+"""Assumed: the defaults, with gathers and reductions during the layers' matmuls."""
 BASE = Case(
     # Grattafiori et al. 2024, arXiv:2407.21783, table 3.
     layers=32,
@@ -72,18 +73,17 @@ def make_table() -> Table:
         held = memory(case, logits_at_once=2**27).total_bytes
         rows.append((name, *cells, f"{held / 2**30:.0f}"))
     text = (
-        "Milliseconds of a simulated step, and in brackets those in which gathers and "
-        "reductions over dp are not hidden; columns are Gb/s of a node of 8 GPUs. 128 "
-        "sequences a microbatch, ZeRO-3, remat full unless said, gradients reduced in "
-        "float32. GiB is the estimate of `mjax.estimate.formulas.memory`, of 80. "
-        "The constants are assumed and none is fitted, so only comparisons within "
-        "the table mean anything. In this model the rings of a "
-        "group use every card of its nodes at "
-        "full rate, whatever their length. That larger groups reach lower rates is "
-        "what MiCS (Zhang et al. 2022, arXiv:2205.00119) is built against, so its "
-        "figures (99.4% weak scaling to 512 A100s, 54.5% of the peak) cannot be had "
-        "from here and are not claimed; the batch behind them is not known to us "
-        "either."
+        "Milliseconds of a simulated step, in brackets the part in which "
+        "data-parallel gathers and reductions are not overlapped; columns are Gb/s "
+        "per node of 8 GPUs. 128 sequences a microbatch, ZeRO-3, remat full unless "
+        "stated, gradients reduced in float32. GiB, out of 80, is the estimate of "
+        "`mjax.estimate.formulas.memory`. The constants are assumed and none is "
+        "fitted, so only comparisons within the table mean anything. In this model "
+        "the rings of a group use every card of its nodes at full rate, whatever "
+        "their length. MiCS (Zhang et al. 2022, arXiv:2205.00119) addresses the lower "
+        "rates of larger groups, so this model cannot reproduce its figures (99.4% "
+        "weak scaling to 512 A100s, 54.5% of the peak), and we do not claim them; we "
+        "do not know their batch size either."
     )
     header = ("layout", *map(str, GBIT_PER_S), "GiB")
     return Table(
@@ -93,7 +93,7 @@ def make_table() -> Table:
 
 def main() -> int:
     """Write the page."""
-    title = "Does a fast network make HSDP needless? Simulated, not run on a GPU"
+    title = "Does a fast network make HSDP unnecessary? Simulated, not run on a GPU"
     table = make_table()
     for row in table.rows:
         print(*row, sep=" | ")
