@@ -1,9 +1,10 @@
-"""Inspect and copy saved steps: `python -m mjax.ckpt ls|verify|show|reshard|export
-PATH`.
+"""Inspect and copy saved steps: `python -m mjax.ckpt
+ls|verify|show|fetch|reshard|export PATH`.
 
-Works on any machine, whatever mesh wrote the steps, and takes no device but the
-CPU. Exit codes: 0; 1 a checkpoint is damaged, or another run's; 2 bad input, or a
-store that refuses.
+PATH of the first four may be an s3:// or gs:// URL, the --ckpt.remote of a run. Works
+on any machine, whatever mesh wrote the steps, and takes no device but the CPU. Exit
+codes: 0; 1 a checkpoint is damaged, or another run's; 2 bad input, or a store that
+refuses.
 """
 
 import dataclasses
@@ -20,7 +21,9 @@ from mjax import flags
 from mjax.ckpt import places
 from mjax.ckpt.boxes import size_of
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece
+from mjax.ckpt.remote import listing
 from mjax.ckpt.store import Store
+from mjax.stores import address
 
 Path = Annotated[str, flags.Positional("PATH")]
 
@@ -30,7 +33,7 @@ class Ls:
     """List the steps; only their manifests are read."""
 
     path: Path
-    """Work dir, folder of checkpoints, or one checkpoint."""
+    """Work dir, folder of checkpoints, one checkpoint, or a URL."""
     json: bool = False
     """Print one JSON object."""
 
@@ -40,7 +43,7 @@ class Verify:
     """Read everything and compare it with the checksums; change nothing."""
 
     path: Path
-    """Work dir, folder of checkpoints, or one checkpoint."""
+    """Work dir, folder of checkpoints, one checkpoint, or a URL."""
     step: int | None = None
     """Step to read; None: all."""
 
@@ -50,11 +53,23 @@ class Show:
     """Print what a step holds, and the run that wrote it."""
 
     path: Path
-    """Work dir, folder of checkpoints, or one checkpoint."""
+    """Work dir, folder of checkpoints, one checkpoint, or a URL."""
     step: int | None = None
     """Step to show; None: the newest."""
     json: bool = False
     """Print one JSON object."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Fetch:
+    """Copy a step from an object store into a folder of checkpoints."""
+
+    path: Annotated[str, flags.Positional("URL")]
+    """The --ckpt.remote of a run, or one step below it."""
+    out: Annotated[str, flags.Positional("OUT")]
+    """Folder of checkpoints that gets the step; no run may write there."""
+    step: int | None = None
+    """Step to copy; None: the newest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,8 +142,10 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     try:
-        command: Ls | Verify | Show | Reshard | Export = flags.read(
-            Ls | Verify | Show | Reshard | Export, words, prog="python -m mjax.ckpt"
+        command: Ls | Verify | Show | Fetch | Reshard | Export = flags.read(
+            Ls | Verify | Show | Fetch | Reshard | Export,
+            words,
+            prog="python -m mjax.ckpt",
         )
         match command:
             case Ls():
@@ -137,6 +154,8 @@ def main(argv: list[str] | None = None) -> int:
                 return _verify(command)
             case Show():
                 return _show(command)
+            case Fetch():
+                return _fetch(command)
             case Reshard():
                 return _reshard(command)
             case Export():
@@ -161,9 +180,13 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _ls(command: Ls) -> int:
-    place = places.find(command.path)
-    found = places.entries(place)
-    where = place.store.directory if place.only is None else place.only
+    if address.is_url(command.path):
+        remote, only = listing.find(command.path)
+        found, where = listing.entries(remote, only), command.path
+    else:
+        place = places.find(command.path)
+        found = places.entries(place)
+        where = place.store.directory if place.only is None else place.only
     if command.json:
         steps = [dataclasses.asdict(entry) for entry in found]
         print(json.dumps({"path": str(where), "steps": steps}, indent=1))
@@ -177,7 +200,7 @@ def _ls(command: Ls) -> int:
 _HEADER = ("step", "MB", "leaves", "written", "eval_loss", "state")
 
 
-def _row(entry: places.Entry) -> tuple[str, ...]:
+def _row(entry: places.Entry | listing.RemoteEntry) -> tuple[str, ...]:
     return (
         entry.name,
         _or_dash(entry.num_bytes, lambda n: f"{n / 1e6:.1f}"),
@@ -209,6 +232,8 @@ def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator
 
 
 def _verify(command: Verify) -> int:
+    if address.is_url(command.path):
+        return _verify_remote(command)
     place = places.find(command.path)
     if place.only is not None or command.step is not None:
         folders = [places.choose(place, command.step)]
@@ -219,6 +244,19 @@ def _verify(command: Verify) -> int:
         line, found = _verified(place, folder)
         print(f"{folder.name}: {line}", flush=True)
         code = DAMAGED if DAMAGED in (code, found) else max(code, found)
+    return code
+
+
+def _verify_remote(command: Verify) -> int:
+    """Read the steps of an object store."""
+    remote, only = listing.find(command.path)
+    code = OK
+    for step in listing.choose(remote, only, command.step):
+        try:
+            line = f"OK, {listing.verify(remote, step) / 1e6:.1f} MB read"
+        except DamagedError as error:
+            line, code = f"damaged: {error}", DAMAGED
+        print(f"{step}: {line}", flush=True)
     return code
 
 
@@ -247,6 +285,8 @@ def _verified(place: places.Place, folder: epath.Path) -> tuple[str, int]:
 
 
 def _show(command: Show) -> int:
+    if address.is_url(command.path):
+        return _show_remote(command)
     if places.is_hugging_face(command.path):
         return _show_hugging_face(command)
     folder = places.choose(places.find(command.path), command.step)
@@ -255,6 +295,36 @@ def _show(command: Show) -> int:
         print(json.dumps(_as_json(folder, manifest, pieces), indent=1))
     else:
         _print(_described(folder, manifest, pieces))
+    return OK
+
+
+def _show_remote(command: Show) -> int:
+    """Print what a step of an object store says about itself."""
+    remote, only = listing.find(command.path)
+    step = listing.choose(remote, only, command.step)[-1]
+    commit, manifest = listing.described(remote, step)
+    if command.json:
+        body = {
+            "path": command.path,
+            "step": step,
+            "save_id": commit.save_id,
+            "written_at": remote.written_at(step),
+            "num_bytes": manifest.num_bytes,
+            "num_processes": len(manifest.part_sums),
+            "files": {n: dataclasses.asdict(f) for n, f in commit.files.items()},
+            "leaves": {n: dataclasses.asdict(x) for n, x in manifest.leaves.items()},
+            "run": manifest.run,
+        }
+        print(json.dumps(body, indent=1))
+        return OK
+    print(f"path {remote.url}/{step}")
+    print(f"step {step}")
+    print(f"written {_time(remote.written_at(step))}")
+    print(f"bytes {manifest.num_bytes} in {len(manifest.leaves)} leaves")
+    for name, value in _flat(manifest.run):
+        print(f"{name} {value if isinstance(value, str) else json.dumps(value)}")
+    rows = [(f"{f.num_bytes / 1e6:.3f}", n) for n, f in commit.files.items()]
+    _print(_table(("MB", "file"), rows))
     return OK
 
 
@@ -331,6 +401,21 @@ def _flat(facts: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
+
+
+# --- fetch
+
+
+def _fetch(command: Fetch) -> int:
+    remote, only = listing.find(command.path)
+    step = listing.choose(remote, only, command.step)[-1]
+    store = Store(_checked_out(command.out))
+    commit = listing.fetch(remote, step, store)
+    print(
+        f"{remote.url}/{step} -> {store.path(step)}: {commit.num_bytes / 1e6:.1f} MB "
+        f"in {len(commit.files)} files, all SHA-256 as uploaded"
+    )
+    return OK
 
 
 # --- reshard

@@ -145,6 +145,10 @@ class RemoteSteps:
             raise DamagedError(f"{where} is of step {found.step}, {found.save_id}")
         return found
 
+    def written_at(self, step: int) -> float:
+        """Return when a step was committed, by the clock of the store, since 1970."""
+        return self.store.find(_commit_name(step)).modified_s
+
     # ------------------------------------------------------------------------- writing
 
     def missing(self, commit: Commit) -> str:

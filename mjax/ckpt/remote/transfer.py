@@ -8,15 +8,17 @@ of one file (`stores.objects.CHUNK_BYTES`).
 import contextlib
 import hashlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from mjax.ckpt.layout import STATE, part_dir
-from mjax.ckpt.manifest import DamagedError, part_name
+from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.remote.steps import Commit, File, RemoteSteps
 from mjax.stores.objects import ConflictError, MissingError
 
 _SHA256 = "sha256"
+# As `layout.part_dir`, which imports jax, and `manifest.part_name` name them.
+_OF_PROCESS = re.compile(r"state/ocdbt\.process_([0-9]+)/|pieces\.([0-9]+)\.json$")
 _TRIES = 2
 """Downloads of a file that arrives changed, before the object counts as damaged."""
 
@@ -42,17 +44,8 @@ def share(files: Iterable[str], rank: int, num_processes: int) -> list[str]:
 
 def _writer(file: str) -> int:
     """Return the process that has written a file of a step."""
-    name = file.removeprefix(f"{STATE}/").split("/")[0]
-    for prefix, suffix in (_around(part_dir(0)), _around(part_name(0))):
-        middle = name.removeprefix(prefix).removesuffix(suffix)
-        if name == f"{prefix}{middle}{suffix}" and middle.isdecimal():
-            return int(middle)
-    return 0
-
-
-def _around(name: str) -> tuple[str, str]:
-    before, _, after = name.partition("0")
-    return before, after
+    found = _OF_PROCESS.match(file)
+    return int(found[1] or found[2]) if found else 0
 
 
 def hashed(path: Path) -> File:

@@ -1,0 +1,148 @@
+"""What is at a URL, for `python -m mjax.ckpt ls|show|verify|fetch URL`.
+
+A URL is the --ckpt.remote of a run, or one step below it, `URL/120`. Nothing is changed
+there, and no journal is asked: the steps are taken as they are.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from mjax.ckpt.manifest import DamagedError, Manifest
+from mjax.ckpt.remote import transfer
+from mjax.ckpt.remote.steps import Commit, RemoteSteps
+from mjax.ckpt.store import Store, delete, manifest_in, pieces_in
+from mjax.stores import address
+from mjax.stores.opened import open_store
+
+_PATIENCE_S = 20
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RemoteEntry:
+    """A step as a listing shows it."""
+
+    name: str
+    """Its number; with its save id where it was put aside."""
+    state: Literal["good", "damaged", "newer", "quarantined"]
+    """By the commit and checkpoint.json; the arrays were not read."""
+    reason: str | None = None
+    """Why it is not good."""
+    num_bytes: int | None = None
+    """Of all arrays; None, here and below, where there is no manifest."""
+    num_leaves: int | None = None
+    eval_loss: float | None = None
+    written_at: float | None = None
+    """When it was committed, by the clock of the store: seconds since 1970."""
+
+
+def find(url: str) -> tuple[RemoteSteps, int | None]:
+    """Open a URL; return its steps, and the one that it names, if it does.
+
+    Raises:
+      ValueError: it is no URL, or the library is not installed.
+    """
+    place = address.parse(url, "PATH")
+    above, _, last = place.prefix.rpartition("/")
+    only = None
+    if last.isdecimal():
+        place, only = dataclasses.replace(place, prefix=above), int(last)
+    return RemoteSteps(open_store(place, "PATH", patience_s=_PATIENCE_S)), only
+
+
+def choose(remote: RemoteSteps, only: int | None, step: int | None) -> list[int]:
+    """Return the steps that are meant, oldest first.
+
+    Raises:
+      ValueError: there is none, or not this one.
+    """
+    steps, wanted = remote.steps(), step if only is None else only
+    if not steps:
+        raise ValueError(f"there is no checkpoint in {remote.url}")
+    if step not in (None, wanted):
+        raise ValueError(f"the URL names step {only}; leave out --step {step}")
+    if wanted is not None and wanted not in steps:
+        raise ValueError(
+            f"there is no step {wanted} in {remote.url}, only "
+            f"{', '.join(map(str, steps))}; give one of these as --step"
+        )
+    return steps if wanted is None else [wanted]
+
+
+def entries(remote: RemoteSteps, only: int | None) -> list[RemoteEntry]:
+    """List the steps by their commits, then what was put aside.
+
+    Raises:
+      ValueError: there is nothing at all, or not the one that the URL names.
+    """
+    aside = {} if only is not None else remote.aside()
+    steps = remote.steps() if aside else choose(remote, only, None)
+    return [
+        *(_entry(remote, step) for step in steps),
+        *(
+            RemoteEntry(name=f"{step}.{save_id}", state="quarantined", reason=reason)
+            for (step, save_id), reason in sorted(aside.items())
+        ),
+    ]
+
+
+def _entry(remote: RemoteSteps, step: int) -> RemoteEntry:
+    try:
+        manifest = described(remote, step)[1]
+    except DamagedError as error:
+        return RemoteEntry(name=str(step), state="damaged", reason=str(error))
+    except ValueError as error:
+        return RemoteEntry(name=str(step), state="newer", reason=str(error))
+    return RemoteEntry(
+        name=str(step),
+        state="good",
+        num_bytes=manifest.num_bytes,
+        num_leaves=len(manifest.leaves),
+        eval_loss=manifest.run.get("eval_loss"),
+        written_at=remote.written_at(step),
+    )
+
+
+def described(remote: RemoteSteps, step: int) -> tuple[Commit, Manifest]:
+    """Return the commit of a step and what the step says about itself.
+
+    Raises:
+      DamagedError: one is missing, or not what was written.
+      ValueError: a newer version of mjax wrote it.
+    """
+    commit = remote.commit(step)
+    return commit, remote.manifest(commit)
+
+
+def verify(remote: RemoteSteps, step: int) -> int:
+    """Read every file of a step, compare it with its SHA-256, and count the bytes.
+
+    Raises:
+      DamagedError: a file is missing or differs.
+    """
+    commit, _ = described(remote, step)
+    for name in commit.files:
+        transfer.check(remote, commit, name)
+    return commit.num_bytes
+
+
+def fetch(remote: RemoteSteps, step: int, out: Store) -> Commit:
+    """Copy a step into a folder of checkpoints, compared with its SHA-256.
+
+    Raises:
+      DamagedError: a file is missing or differs; the folder is as before.
+      ValueError: the folder has this step.
+      OSError: it cannot be written.
+    """
+    if step in out.steps():
+        raise ValueError(f"{out.path(step)} exists; give another folder")
+    commit, _ = described(remote, step)
+    folder = out.begin(step, commit.num_bytes)
+    try:
+        transfer.download(remote, commit, Path(folder), commit.files)
+        pieces_in(folder, manifest_in(folder))
+        out.commit(folder, step)
+    except (DamagedError, OSError, ValueError):
+        delete(folder)
+        raise
+    return commit

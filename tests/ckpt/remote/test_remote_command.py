@@ -1,0 +1,96 @@
+"""`python -m mjax.ckpt` with the URL of an object store."""
+
+import json
+import shutil
+
+import pytest
+
+from mjax.ckpt.__main__ import main
+from mjax.ckpt.remote import listing
+from mjax.ckpt.remote.steps import RemoteSteps
+from tests.ckpt.remote.conftest import URL, Open
+from tests.ckpt.states import make_state, saved, sharding
+from tests.stores.memory import MemoryStore
+
+
+@pytest.fixture
+def steps(run: Open, objects: MemoryStore, monkeypatch) -> MemoryStore:
+    """Steps 1 and 2 at the URL, and step 3 put aside."""
+    manager = run(keep=3)
+    for step in (1, 2, 3):
+        saved(manager, make_state(sharding(8, 1), step=step), step, seed=step)
+        manager.attempts()
+        assert manager.finish_uploads() == ""
+    remote = RemoteSteps(objects)
+    remote.put_aside(remote.commit(3), "its reason")
+
+    def open_store(place, flag, *, patience_s):
+        assert (flag, place.url) == ("PATH", URL)
+        return objects
+
+    monkeypatch.setattr(listing, "open_store", open_store)
+    return objects
+
+
+def test_steps_are_listed(steps: MemoryStore, capsys):
+    assert main(["ls", URL]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[2:4]] == ["1", "2"]
+    assert lines[2].endswith("good")
+    assert lines[4].endswith("quarantined: its reason")
+    assert main(["ls", f"{URL}/2", "--json"]) == 0
+    (entry,) = json.loads(capsys.readouterr().out)["steps"]
+    assert (entry["name"], entry["state"]) == ("2", "good")
+
+
+def test_damage_is_found_and_named(steps: MemoryStore, capsys):
+    assert main(["verify", URL]) == 0
+    assert capsys.readouterr().out.count("OK, ") == 2
+    (name,) = (n for n in steps.kept if n.startswith("steps/2/") and "pieces" in n)
+    steps.damage(name)
+    assert main(["verify", URL]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("1: OK, ")
+    assert f"2: damaged: {URL}/{name} differs from what was uploaded (SHA-256)" in said
+    steps.damage("commits/1.json")
+    assert main(["ls", URL]) == 1
+    assert "damaged: " in capsys.readouterr().out
+
+
+def test_a_step_is_shown(steps: MemoryStore, capsys):
+    assert main(["show", URL]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"path {URL}/2\nstep 2\n")
+    assert "\nseed 2\n" in said
+    assert "checkpoint.json" in said
+    assert main(["show", URL, "--step", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["run"] == {"seed": 1}
+
+
+def test_a_step_is_fetched_into_a_folder(steps: MemoryStore, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert main(["fetch", URL, str(out), "--step", "1"]) == 0
+    assert "all SHA-256 as uploaded" in capsys.readouterr().out
+    assert main(["verify", str(out)]) == 0
+    assert main(["fetch", f"{URL}/1", str(out)]) == 2
+    assert "exists; give another folder" in capsys.readouterr().err
+    shutil.rmtree(out)
+    (name,) = (n for n in steps.kept if n.startswith("steps/2/") and "pieces" in n)
+    steps.damage(name)
+    assert main(["fetch", URL, str(out)]) == 1
+    assert name in capsys.readouterr().err
+    assert [*out.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["verify", URL, "--step", "9"], "there is no step 9 in"),
+        (["show", f"{URL}/9"], "there is no step 9 in"),
+        (["show", f"{URL}/1", "--step", "2"], "leave out --step 2"),
+        (["ls", "s3://bucket/a//b"], "empty part"),
+    ],
+)
+def test_what_is_not_there_is_refused(steps: MemoryStore, capsys, words, reason):
+    assert main(words) == 2
+    assert reason in capsys.readouterr().err
