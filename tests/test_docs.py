@@ -90,7 +90,7 @@ def flags(cls: typing.Any, prefix: str = "--") -> Iterator[str]:
 def test_flags_of_a_group_that_are_named_exist(document: Path) -> None:
     known = set(flags(TrainConfig))
     groups = {flag.partition(".")[0] for flag in known if "." in flag}
-    named = set(re.findall(r"--[a-z]+\.[a-z][a-z0-9-]*", text_on_mjax(document)))
+    named = set(re.findall(r"--[a-z]+(?:\.[a-z][a-z0-9-]*)+", text_on_mjax(document)))
     named = {flag.replace(".no-", ".") for flag in named}
     assert {f for f in named if f.partition(".")[0] in groups} - known == set()
 

@@ -58,7 +58,8 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
     for name in ("config", "verbose", *_OF_ONE_PROCESS):
         del fields[name]
     # The path may differ between hosts; whether it is set may not.
-    fields["ckpt.local_dir"] = None if fields["ckpt.local_dir"] is None else "given"
+    for name in ("ckpt.local_dir", "data.cache.mirror_dir"):
+        fields[name] = None if fields[name] is None else "given"
     for name in ("work_dir", "ckpt.dir"):
         if fields[name] is not None and "://" not in fields[name]:
             fields[name] = str(Path(fields[name]).absolute())

@@ -280,6 +280,7 @@ MAY_CHANGE = frozenset(
         *(
             "optim.state_memory",
             "data.cache_dir",
+            "data.cache",
             "gc_every",
             "keep_compiled",
             "replica_check_every",
@@ -314,9 +315,14 @@ def run_differences(
     return [
         (field, before[field], after.get(field))
         for field in sorted(before)
-        if before[field] != after.get(field)
-        and not may_change & {field, field.partition(".")[0]}
+        if before[field] != after.get(field) and not may_change & _with_groups(field)
     ]
+
+
+def _with_groups(field: str) -> set[str]:
+    """Return a dotted name and those of the groups that it is in."""
+    parts = field.split(".")
+    return {".".join(parts[: end + 1]) for end in range(len(parts))}
 
 
 def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -15,14 +15,14 @@ from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.store import manifest_in
 from mjax.config.train import from_json
-from mjax.data import left_over
+from mjax.data import cache_files, left_over
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.config import DataConfig
 from mjax.data.dataset import Dataset, open_dataset, prepare_files
 from mjax.data.mirror import blocks
 from mjax.data.samples import NO_TARGET
 from mjax.data.stream import read
-from mjax.data.token_files import TokenFiles, default_cache_dir
+from mjax.data.token_files import TokenFiles
 from mjax.run.metrics import printable
 
 
@@ -106,7 +106,7 @@ class Mirror:
     action: Annotated[Literal["status", "purge"], flags.Positional("ACTION")]
     """status or purge."""
     folder: Annotated[str, flags.Positional("FOLDER")]
-    """Of one host, and of one data set."""
+    """Of one host, as --data.cache.mirror-dir of the run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,7 @@ def unfinished_lines(command: Unfinished) -> Iterator[str]:
     Raises:
       ValueError: the cache folder cannot be read or written.
     """
-    cache_dir = pathlib.Path(command.cache_dir or default_cache_dir()).expanduser()
+    cache_dir = cache_files.cache_dir(command.cache_dir)
     found = left_over.find(cache_dir)
     for left in found:
         is_removed = command.remove and left_over.remove(left)

@@ -29,6 +29,18 @@ _POLL_S = 0.05
 _log = logging.getLogger(__name__)
 
 
+def cache_dir(configured: str | None) -> pathlib.Path:
+    """Return the folder of token files.
+
+    Args:
+      configured: --data.cache-dir; None: in the user's cache folder.
+    """
+    if configured is not None:
+        return pathlib.Path(configured).expanduser()
+    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+    return pathlib.Path(base) / "mjax" / "tokens"
+
+
 class DamagedFileError(RuntimeError):
     """A file of the cache is missing, cut, or not what was written."""
 

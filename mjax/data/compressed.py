@@ -9,19 +9,16 @@ format says how many: a file that is cut between two of them is read as a shorte
 import contextlib
 import gzip
 import io
-import pathlib
 import zlib
 from collections.abc import Callable, Iterator
 from typing import Any
+
+from mjax.data.files import File, UnreadableError, size_of
 
 SUFFIXES = (".gz", ".zst")
 """Endings of the names of compressed files."""
 _BUFFER_BYTES = 1 << 18
 _DAMAGED = (OSError, EOFError, zlib.error)  # what decompression raises
-
-
-class UnreadableError(ValueError):
-    """The operating system cannot read a file of the corpus."""
 
 
 def ignore(num_bytes: int) -> None:
@@ -36,7 +33,7 @@ def plain_name(name: str) -> str:
 
 @contextlib.contextmanager
 def opened(
-    path: pathlib.Path, on_read: Callable[[int], None] = ignore
+    path: File, on_read: Callable[[int], None] = ignore
 ) -> Iterator[io.BufferedIOBase]:
     """Open the content of a file, decompressed if its name ends in .gz or .zst.
 
@@ -58,7 +55,7 @@ def opened(
         raise UnreadableError(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _decompressed(file: "_Counted", path: pathlib.Path) -> io.RawIOBase:
+def _decompressed(file: "_Counted", path: File) -> io.RawIOBase:
     match path.suffix.lower():
         case ".gz":
             return _Checked(gzip.GzipFile(fileobj=file), file, path)
@@ -99,7 +96,7 @@ class _Counted(io.RawIOBase):
 class _Checked(io.RawIOBase):
     """Decompressed content; damage raises a ValueError that says where it is."""
 
-    def __init__(self, content: Any, file: _Counted, path: pathlib.Path) -> None:
+    def __init__(self, content: Any, file: _Counted, path: File) -> None:
         self._content, self._file, self._path = content, file, path
 
     def readable(self) -> bool:
@@ -111,7 +108,7 @@ class _Checked(io.RawIOBase):
         except _DAMAGED as error:
             if self._file.failure is not None:
                 raise self._file.failure from None
-            size, byte = self._path.stat().st_size, self._file.num_read
+            size, byte = size_of(self._path), self._file.num_read
             kind = self._path.suffix
             if isinstance(error, EOFError) or "Truncated" in str(error):
                 what = f"is cut off: its {kind} stream does not end by byte {size}"

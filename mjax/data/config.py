@@ -9,6 +9,62 @@ from typing import Literal
 from mjax.data import skips
 from mjax.data.names import STDLIB, SYNTHETIC, trained_vocab_size
 
+_BLOCK_GIB = 1 / 16
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheConfig:
+    """Blocks of remote files that the hosts of a run share."""
+
+    mirror_dir: str | None = None
+    """Folder on a disk of each host; None shares nothing, each host downloads all."""
+    replicas: int = 3
+    """Hosts that keep each block of 64 MiB; all of them if there are fewer."""
+    limit_gib: float | None = None
+    """Disk space per host in GiB; above it the least recently read blocks go."""
+    mib_per_s: float | None = None
+    """Limit in MiB per second on what all hosts together read of the remote."""
+
+    def __post_init__(self) -> None:
+        """Check each field.
+
+        Raises:
+          ValueError: a value is refused.
+        """
+        if self.mirror_dir == "" or "://" in (self.mirror_dir or ""):
+            raise ValueError(
+                "--data.cache.mirror-dir must be a folder on a disk of each host, got "
+                f"{self.mirror_dir!r}; for example /local/mjax-blocks"
+            )
+        if self.replicas < 1:
+            raise ValueError(
+                f"--data.cache.replicas must be at least 1, got {self.replicas}; 3 "
+                "survives the loss of two hosts"
+            )
+        if self.limit_gib is not None and not _BLOCK_GIB <= self.limit_gib < math.inf:
+            raise ValueError(
+                f"--data.cache.limit-gib must be at least {_BLOCK_GIB} (one block), "
+                f"got {self.limit_gib}; leave it out to keep all blocks"
+            )
+        if self.mib_per_s is not None and not 0 < self.mib_per_s < math.inf:
+            raise ValueError(
+                "--data.cache.mib-per-s must be above 0, got "
+                f"{self.mib_per_s}; leave it out to set no limit"
+            )
+        if self.mirror_dir is None:
+            self._check_unused()
+
+    def _check_unused(self) -> None:
+        """Refuse what has no effect without a folder."""
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if value != field.default:
+                flag = f"--data.cache.{field.name.replace('_', '-')}"
+                raise ValueError(
+                    f"{flag} {value} needs --data.cache.mirror-dir; add it, or leave "
+                    f"{flag} out"
+                )
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
@@ -46,6 +102,7 @@ class DataConfig:
     """Batches to leave out: 40:12 goes on behind the 12 that follow step 40."""
     cache_dir: str | None = None
     """Folder of token files; None is the user's cache folder."""
+    cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
 
     def __post_init__(self) -> None:
         """Check each field, and that path and mixture do not contradict each other.

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from mjax.data.corpora import Source
 from mjax.data.file_hashes import changed, hash_files
+from mjax.data.files import RemotePath
 
 
 def hash_sources(
@@ -30,17 +31,21 @@ def hash_sources(
 def check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
     """Refuse files that no longer have the content that was noted.
 
+    A remote file is read in one version only, so it cannot change.
+
     Raises:
       ValueError: a file has changed, or cannot be read.
     """
     now = hash_files([path for s in sources for path in s.files], cache_dir)
     for source in sources:
-        if _digest(source, now) != source.digest:
-            raise changed(source.path)
+        if source.files and _digest(source, now) != source.digest:
+            raise changed(source.files[0])
 
 
 def _digest(source: Source, digests: Mapping[pathlib.Path, str]) -> str:
     """Return the hash of a file; of an indexed dataset, over those of both files."""
+    if isinstance(source.path, RemotePath):
+        return source.path.sha256()
     found = [digests[path] for path in source.files]
     if len(found) == 1:
         return found[0]

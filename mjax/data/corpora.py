@@ -22,8 +22,10 @@ from mjax.data import formats, hub, hub_datasets, megatron
 from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import read_chat
 from mjax.data.compressed import SUFFIXES, ignore, plain_name
+from mjax.data.files import File, RemotePath
 from mjax.data.megatron import TokenIds
 from mjax.data.names import STDLIB, SYNTHETIC
+from mjax.data.remote import RemoteFiles
 from mjax.data.tokenizers import Tokenizer
 
 # Not source: tests hold text in odd encodings and broken code; pydoc_data is generated
@@ -43,7 +45,7 @@ class Source:
 
     name: str
     """Path relative to the folder it was found in: the same on every machine."""
-    path: pathlib.Path
+    path: File
     kind: Kind
     digest: str = ""
     """SHA-256 of the content, from `contents.hash_sources` on."""
@@ -52,11 +54,13 @@ class Source:
     is_repeat: bool = False
     """Whether an earlier file of the corpus has this content."""
     origin: str = ""
-    """Of a file from a hub: the data set and its commit."""
+    """Of a remote file: where it is from, with the version that is read."""
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
-        """All files that are read: path, and the index of an indexed dataset."""
+        """The files on a disk that are read: path, the index of an indexed dataset."""
+        if isinstance(self.path, RemotePath):
+            return ()
         if self.kind == "megatron":
             return self.path, self.path.with_suffix(megatron.INDEX)
         return (self.path,)
@@ -95,18 +99,21 @@ class Document:
         return file if self.index is None else f"{file}:{self.index}"
 
 
-def find_sources(paths: tuple[str, ...]) -> list[Source]:
+def find_sources(
+    paths: tuple[str, ...], remote: RemoteFiles | None = None
+) -> list[Source]:
     """List the files of a corpus, in an order that does not depend on the machine.
 
     Args:
       paths: `stdlib`, files and folders; folders are searched recursively, without
         hidden files and __pycache__.
+      remote: the paths that are read through blocks; None: none is.
     Returns:
       The files in the order of paths; those of a folder sorted by relative path.
     Raises:
       ValueError: a path does not exist, or holds no text.
     """
-    return [source for path in paths for source in _find_under(path)]
+    return [source for path in paths for source in _find_under(path, remote)]
 
 
 def check_text(sources: list[Source]) -> None:
@@ -158,6 +165,7 @@ def documents(
             )
         elif source.kind == "megatron":
             assert tokenizer is not None
+            assert isinstance(source.path, pathlib.Path)
             read = megatron.read_documents(source.path, tokenizer, first, on_read)
             found = (Document(source, i, pieces) for i, pieces in read)
         else:
@@ -182,9 +190,17 @@ def _read_chats(
         yield Document(source, index, iter([chat.text]), chat.answers)
 
 
-def _find_under(path: str) -> list[Source]:
+def _find_under(path: str, remote: RemoteFiles | None) -> list[Source]:
     if path == STDLIB:
         return _find_stdlib()
+    if remote is not None and path in remote:
+        return _sorted(
+            [
+                Source(name, file, _hub_kind(file), origin=remote.origin(path))
+                for name, file in remote.files(path)
+                if file.num_bytes > 0
+            ]
+        )
     if path.startswith(hub.PREFIX):
         fetched = hub_datasets.fetch(path)
         files = [(name, fetched.folder / name) for name in fetched.files]
@@ -301,7 +317,7 @@ def _sorted(sources: list[Source]) -> list[Source]:
     return sorted(sources, key=lambda source: source.name)
 
 
-def _kind(path: pathlib.Path) -> Kind:
+def _kind(path: File) -> Kind:
     plain = pathlib.Path(plain_name(path.name))
     match plain.suffix.lower():
         case ".jsonl" | ".ndjson":
@@ -316,13 +332,14 @@ def _kind(path: pathlib.Path) -> Kind:
         case ".parquet":
             return "parquet"
         case megatron.TOKENS | megatron.INDEX:
+            assert isinstance(path, pathlib.Path)  # remote ones are not listed
             megatron.check_pair(path)
             return "megatron"
         case _:
             return "text"
 
 
-def _hub_kind(path: pathlib.Path) -> Kind:
+def _hub_kind(path: File) -> Kind:
     """Return the format of a file of a data set: there .json holds records."""
     is_json = pathlib.Path(plain_name(path.name)).suffix.lower() == ".json"
     return "json" if is_json else _kind(path)

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from mjax.data import (
+    cache_files,
     chat_samples,
     chat_template,
     contents,
@@ -27,12 +28,12 @@ from mjax.data.config import DataConfig
 from mjax.data.documents import DocumentSamples
 from mjax.data.names import BYTES, SYNTHETIC
 from mjax.data.prepare import SIDES, Side, SideCounts
+from mjax.data.remote import RemoteFiles, alone
 from mjax.data.samples import NO_TARGET, PackedSamples, Samples
 from mjax.data.stream import HeldOut, Stream
 from mjax.data.token_files import (
     Settings,
     TokenFiles,
-    default_cache_dir,
     name_of_chat,
     open_documents,
     open_token_files,
@@ -148,13 +149,16 @@ def _times_read(side: Stream | HeldOut) -> list[fractions.Fraction]:
     ]
 
 
-def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
+def open_dataset(
+    config: DataConfig, *, seed: int, remote: RemoteFiles | None = None
+) -> Dataset:
     """Open what is read, tokenizing it into the cache if this was not done before.
 
     Args:
       config: what to read.
       seed: of the run; decides the order of the training samples, and what the
         synthetic corpus is.
+      remote: of `remote.shared`; None opens the remote files for this process alone.
     Raises:
       ValueError: missing, empty or unreadable data, an unknown tokenizer, or a corpus
         shorter than one sequence.
@@ -162,8 +166,15 @@ def open_dataset(config: DataConfig, *, seed: int) -> Dataset:
     if config.path == (SYNTHETIC,):
         return _open_synthetic(config, seed)
     config = _pinned(config)
+    if remote is not None:
+        return _open(config, seed, remote)
+    with alone(config) as opened:
+        return _open(config, seed, opened)
+
+
+def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
     settings = _read_settings(config)
-    sources, files = _open_files(config, settings)
+    sources, files = _open_files(config, settings, remote)
     samples = {
         side: tuple(
             _open_chats(config, settings, paths, found, opened, side)
@@ -213,7 +224,8 @@ def prepare_files(config: DataConfig) -> list[TokenFiles]:
             "to prepare; give files or folders"
         )
     config = _pinned(config)
-    return _open_files(config, _read_settings(config))[1]
+    with alone(config) as remote:
+        return _open_files(config, _read_settings(config), remote)[1]
 
 
 def _pinned(config: DataConfig) -> DataConfig:
@@ -271,13 +283,14 @@ def _read_template(config: DataConfig) -> ChatTemplate:
 
 
 def _open_files(
-    config: DataConfig, settings: Settings
+    config: DataConfig, settings: Settings, remote: RemoteFiles | None
 ) -> tuple[list[list[corpora.Source]], list[TokenFiles]]:
     """Open the token files of every corpus; return also what they are made of."""
-    cache_dir = pathlib.Path(config.cache_dir or default_cache_dir()).expanduser()
-    found = [corpora.find_sources(paths) for paths in config.paths]
+    cache_dir = cache_files.cache_dir(config.cache_dir)
+    found = [corpora.find_sources(paths, remote) for paths in config.paths]
     for source in (source for sources in found for source in sources):
         if source.kind == "megatron":
+            assert isinstance(source.path, pathlib.Path)
             megatron.check_tokenizer(source.path, config.tokenizer)
     found = contents.hash_sources(found, cache_dir)
     files = [open_token_files(sources, settings, cache_dir) for sources in found]

@@ -11,12 +11,12 @@ import csv
 import io
 import itertools
 import json
-import pathlib
 import re
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from mjax.data.compressed import opened, plain_name
+from mjax.data.files import File, RemotePath, size_of
 
 RecordKind = Literal["jsonl", "json", "csv", "parquet"]
 """Formats of files that hold records."""
@@ -44,7 +44,7 @@ def split_text(text: str) -> Iterator[str]:
         yield text[start:]
 
 
-def read_text(path: pathlib.Path, on_read: Callable[[int], None]) -> Iterator[str]:
+def read_text(path: File, on_read: Callable[[int], None]) -> Iterator[str]:
     """Decode a text file piece by piece; newlines and byte order marks are kept.
 
     Args:
@@ -69,7 +69,7 @@ def read_text(path: pathlib.Path, on_read: Callable[[int], None]) -> Iterator[st
 
 
 def _decode(
-    decoder: codecs.IncrementalDecoder, block: bytes, path: pathlib.Path, num_read: int
+    decoder: codecs.IncrementalDecoder, block: bytes, path: File, num_read: int
 ) -> str:
     pending = len(decoder.getstate()[0])  # bytes of a character begun in the last block
     try:
@@ -87,7 +87,7 @@ def _not_text(where: str) -> str:
 
 
 def read_texts(
-    path: pathlib.Path,
+    path: File,
     kind: RecordKind,
     field: str,
     first: int,
@@ -110,7 +110,7 @@ def read_texts(
 
 
 def read_records(
-    path: pathlib.Path,
+    path: File,
     kind: RecordKind,
     first: int,
     on_read: Callable[[int], None],
@@ -166,7 +166,7 @@ def _text_of(record: dict[str, Any], field: str, where: str) -> str:
 
 
 def _read_jsonl(
-    path: pathlib.Path, first: int, on_read: Callable[[int], None]
+    path: File, first: int, on_read: Callable[[int], None]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object); blank lines are skipped."""
     with opened(path, on_read) as file:
@@ -187,7 +187,7 @@ def _read_jsonl(
             yield number, _checked_object(record, where)
 
 
-def _lines(file: io.BufferedIOBase, path: pathlib.Path) -> Iterator[bytes]:
+def _lines(file: io.BufferedIOBase, path: File) -> Iterator[bytes]:
     """Yield the lines of a file; refuse one that is too long to be held in memory."""
     lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
@@ -200,7 +200,7 @@ def _lines(file: io.BufferedIOBase, path: pathlib.Path) -> Iterator[bytes]:
 
 
 def _read_json(
-    path: pathlib.Path, first: int, on_read: Callable[[int], None]
+    path: File, first: int, on_read: Callable[[int], None]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield the objects of one array, or those of the lines if there is no array."""
     with opened(path) as file:
@@ -217,7 +217,7 @@ def _read_json(
                 yield number, _checked_object(record, f"{path}:{number}")
 
 
-def _array_items(file: io.BufferedIOBase, path: pathlib.Path) -> Iterator[Any]:
+def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
     """Yield the values of a JSON array behind its bracket, one in memory at a time."""
     decoder = json.JSONDecoder()
     decode = codecs.getincrementaldecoder("utf-8")().decode
@@ -285,7 +285,7 @@ def _checked_object(record: Any, where: str) -> dict[str, Any]:
 
 
 def _read_csv(
-    path: pathlib.Path, first: int, on_read: Callable[[int], None], field: str | None
+    path: File, first: int, on_read: Callable[[int], None], field: str | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row number, cells by column); the first row names the columns."""
     csv.field_size_limit(MAX_LINE_BYTES)
@@ -319,7 +319,7 @@ def _read_csv(
 
 
 def _read_parquet(
-    path: pathlib.Path, first: int, on_read: Callable[[int], None], field: str | None
+    path: File, first: int, on_read: Callable[[int], None], field: str | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row number, values by column), reading a few rows at a time."""
     try:
@@ -331,7 +331,10 @@ def _read_parquet(
         ) from None
     index = 0
     try:
-        with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        content = path.open("rb") if isinstance(path, RemotePath) else path
+        with pyarrow.parquet.ParquetFile(
+            content, page_checksum_verification=True
+        ) as file:
             columns = file.schema_arrow.names
             wanted = None if field is None else [_check_columns(path, columns, field)]
             for batch in file.iter_batches(batch_size=64, columns=wanted):
@@ -341,7 +344,7 @@ def _read_parquet(
                         found = row.as_py()
                         yield index, {wanted[0]: found} if wanted else found
                     index += 1
-        on_read(path.stat().st_size)
+        on_read(size_of(path))
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is not a readable parquet file (rows before {index} were read): "
@@ -349,7 +352,7 @@ def _read_parquet(
         ) from None
 
 
-def _check_columns(path: pathlib.Path, columns: list[str], field: str) -> str:
+def _check_columns(path: File, columns: list[str], field: str) -> str:
     """Return the column that holds a field; refuse a field that has none."""
     column = field if field in columns else field.partition(".")[0]
     if columns.count(column) != 1:

@@ -10,7 +10,6 @@ hf_hub_download; HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN).
 """
 
 import contextlib
-import hashlib
 import importlib
 import logging
 import os
@@ -23,6 +22,8 @@ from typing import Any, Literal, NamedTuple
 from mjax import checked_json
 from mjax.data import cache_files
 from mjax.data.file_hashes import hash_files
+from mjax.data.mirror.checksums import Comparison
+from mjax.data.mirror.mirror import RemoteFile
 
 PREFIX = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -31,6 +32,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 _SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"()]*")
 _NOUNS = {"dataset": "data set", "model": "model"}
 _TIMEOUT_S = 30
+_PARTIAL = 206  # HTTP: the answer has the range that was asked for
 _REFUSED = (401, 403)  # HTTP: who asks is unknown, or may not read this
 _log = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ class _Listing(NamedTuple):
     commit: str
     files: dict[str, str]
     """Checksum of each file, as sha256:HEX, or git:HEX for the hash of a git blob."""
+    sizes: dict[str, int]
+    """Of each file, in bytes; empty in what versions before this field have kept."""
 
 
 class Snapshot:
@@ -131,6 +135,53 @@ class Snapshot:
                 self._download_missing(files, folder, arrived)
         return Fetched(folder, files, self.repository.at(self.commit))
 
+    def remote_files(self, files: Iterable[str]) -> list[RemoteFile]:
+        """Describe files that are read with `read_range` instead of `bring`.
+
+        Args:
+          files: of `files`.
+        Raises:
+          ValueError: the hub does not say their sizes, or the cache of the library,
+            where the list of files is kept, cannot be written.
+        """
+        files = sorted(files)
+        if not self._listing.sizes.keys() >= {*files}:
+            error = self._failure or ValueError("sizes of files are not known")
+            raise self._has_no_copy(error)
+        with _writable(self.repository):
+            self._keep_listing()
+        checksums, sizes = self._listing.files, self._listing.sizes
+        return [RemoteFile(file, sizes[file], checksums[file]) for file in files]
+
+    def read_range(self, file: str, start: int, length: int) -> bytes:
+        """Read bytes of a file of the hub.
+
+        Raises:
+          OSError: the hub does not answer.
+          ValueError: it refuses.
+        """
+        library, repository = self._library, self.repository
+        url = library.hf_hub_url(
+            *(repository.name, file),
+            repo_type=repository.kind,
+            revision=self.commit,
+            endpoint=_endpoint(library),
+        )
+        headers = library.utils.build_hf_headers()
+        headers["Range"] = f"bytes={start}-{start + length - 1}"
+        try:
+            answer = library.get_session().get(
+                url, headers=headers, timeout=_TIMEOUT_S, follow_redirects=True
+            )
+            library.utils.hf_raise_for_status(answer)
+        except library.errors.GatedRepoError:
+            raise self._is_gated() from None
+        except (OSError, _http_error(library)) as error:
+            raise OSError(_first_line(error)) from None
+        if answer.status_code == _PARTIAL:
+            return answer.content
+        return answer.content[start : start + length]  # a server without ranges
+
     def tell(self) -> None:
         """Say which commit is read, and why if the hub did not say so."""
         repository = self.repository
@@ -154,7 +205,7 @@ class Snapshot:
     def _ask(self) -> _Listing:
         """Return the commit of the revision, and its files."""
         repository, library = self.repository, self._library
-        errors, host = library.errors, _host(library)
+        errors, host, noun = library.errors, _host(library), _NOUNS[repository.kind]
         api = library.HfApi(endpoint=_endpoint(library))
         try:
             info = api.repo_info(
@@ -173,7 +224,6 @@ class Snapshot:
         except errors.GatedRepoError:
             raise self._is_gated() from None
         except errors.RepositoryNotFoundError:
-            noun = _NOUNS[repository.kind]
             raise ValueError(
                 f"{repository}: {host} has no {noun} {repository.name}, or it is "
                 "private; check the name, or set HF_TOKEN to a token that may read it"
@@ -181,7 +231,6 @@ class Snapshot:
         except (OSError, _http_error(library), ValueError) as error:
             return self._known(error)
         except (KeyError, TypeError):  # JSON, but of something else
-            noun = _NOUNS[repository.kind]
             return self._known(ValueError(f"the answer does not describe a {noun}"))
         if not COMMIT.fullmatch(info.sha or ""):  # it becomes a part of a path
             return self._known(ValueError(f"the commit is {info.sha!r}"))
@@ -189,7 +238,8 @@ class Snapshot:
             s.rfilename: f"sha256:{s.lfs.sha256}" if s.lfs else f"git:{s.blob_id}"
             for s in info.siblings or []
         }
-        return _Listing(info.sha, files)
+        sizes = {s.rfilename: s.size or 0 for s in info.siblings or []}
+        return _Listing(info.sha, files, sizes)
 
     def _known(self, error: Exception) -> _Listing:
         """Return what the hub said before, now that it does not answer."""
@@ -231,10 +281,7 @@ class Snapshot:
         self, files: Iterable[str], folder: pathlib.Path, arrived: dict[str, str]
     ) -> None:
         """Download what is missing, compare it, and add it to what has arrived."""
-        listing = self._kept("files")
-        if self._read_listing(self.commit) != self._listing:
-            with cache_files.written_whole(listing) as temporary:
-                cache_files.write_json(temporary, self._listing._asdict())
+        self._keep_listing()
         try:
             for file in files:
                 is_there = (folder / file).is_file()
@@ -285,22 +332,24 @@ class Snapshot:
 
     def _checked(self, file: pathlib.Path, checksum: str) -> str:
         """Return the SHA-256 of a file; remove it if the hub says another checksum."""
-        kind, _, expected = checksum.partition(":")
-        sha256, git = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % file.stat().st_size)
+        found = Comparison(checksum, file.stat().st_size)
         with file.open("rb") as opened:
             while block := opened.read(1 << 20):
-                sha256.update(block)
-                if kind == "git":
-                    git.update(block)
-        found = git.hexdigest() if kind == "git" else sha256.hexdigest()
-        if found != expected:
+                found.update(block)
+        if found.difference:
             file.resolve().unlink()
             file.unlink(missing_ok=True)
             raise ValueError(
-                f"{self.repository}: {file.name} arrived damaged (checksum {found}, "
-                f"the hub says {expected}), and was removed; start again"
+                f"{self.repository}: {file.name} arrived damaged ({found.difference}, "
+                "which the hub states), and was removed; start again"
             )
-        return sha256.hexdigest()
+        return found.sha256
+
+    def _keep_listing(self) -> None:
+        if self._read_listing(self.commit) != self._listing:
+            path = self._kept("files")
+            with cache_files.locked(path), cache_files.written_whole(path) as temporary:
+                cache_files.write_json(temporary, self._listing._asdict())
 
     def _kept(self, what: str) -> pathlib.Path:
         return self._home / "mjax" / f"{self.commit}.{what}.json"
@@ -310,7 +359,7 @@ class Snapshot:
         path = self._home / "mjax" / f"{commit}.files.json"
         try:
             found = checked_json.check(cache_files.read_json(path), dict[str, Any], "")
-            return _Listing(found["commit"], found["files"])
+            return _Listing(found["commit"], found["files"], found.get("sizes", {}))
         except (cache_files.DamagedFileError, ValueError, KeyError):
             return None
 

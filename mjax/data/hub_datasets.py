@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from mjax.data import hub, hub_cards
 from mjax.data.hub import Fetched, Repository, Snapshot
 from mjax.data.hub_cards import CARD, Chosen
+from mjax.data.listing import Listing
 
 _NAME = re.compile(
     r"hf://datasets/(?P<name>(?:[\w.-]+/)?[\w.-]+)@(?P<revision>[\w./-]+)"
@@ -34,6 +35,35 @@ def fetch(path: str) -> Fetched:
         configuration or the split does not exist or holds no text, or the hub cannot be
         reached and this machine does not have all files.
     """
+    snapshot, chosen = _choose(path)
+    fetched = snapshot.bring(chosen.files)
+    snapshot.tell()
+    snapshot.remember()
+    _log_choice(path, chosen)
+    return fetched._replace(origin=_origin(snapshot, chosen))
+
+
+def list_files(path: str) -> Listing:
+    """List the files of one split of a data set; of them only the card is downloaded.
+
+    Args:
+      path: as for `fetch`.
+    Raises:
+      ValueError: as `fetch`.
+    """
+    snapshot, chosen = _choose(path)
+    snapshot.tell()
+    _log_choice(path, chosen)
+    return Listing(
+        base=snapshot.repository.at(snapshot.commit),
+        origin=_origin(snapshot, chosen),
+        files=snapshot.remote_files(chosen.files),
+        read_range=snapshot.read_range,
+        remember=snapshot.remember,
+    )
+
+
+def _choose(path: str) -> tuple[Snapshot, Chosen]:
     match = _parsed(path)
     snapshot = Snapshot(_repository(match))
     card = _card(snapshot)
@@ -41,12 +71,12 @@ def fetch(path: str) -> Fetched:
         chosen = hub_cards.choose(snapshot.files, card, match["config"], match["split"])
     except ValueError as error:
         raise ValueError(f"{_FLAG} {path} {error}") from None
-    fetched = snapshot.bring(chosen.files)
-    snapshot.tell()
-    snapshot.remember()
-    _log_choice(path, chosen)
-    origin = f"{fetched.origin}:{chosen.config}:{chosen.split}"
-    return fetched._replace(origin=origin)
+    return snapshot, chosen
+
+
+def _origin(snapshot: Snapshot, chosen: Chosen) -> str:
+    at_commit = snapshot.repository.at(snapshot.commit)
+    return f"{at_commit}:{chosen.config}:{chosen.split}"
 
 
 def pinned(path: str, recorded: Sequence[str]) -> str:

@@ -28,11 +28,11 @@ import mjax
 from mjax.data import cache_files, left_over, prepare, unfinished
 from mjax.data.cache_files import DamagedFileError, MappedTokens
 from mjax.data.chat_template import ChatTemplate
-from mjax.data.compressed import UnreadableError
 from mjax.data.contents import check_unchanged
 from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
 from mjax.data.file_hashes import TouchedError, Unchanged
+from mjax.data.files import UnreadableError, size_of
 from mjax.data.names import trained_vocab_size
 from mjax.data.prepare import SIDES, Place, Side, SideCounts, Survey
 from mjax.data.tokenizers import (
@@ -172,12 +172,6 @@ def name_of_chat(
     pieces = prepare.split_pieces(read, found, settings.held_out_fraction)
     names = (p.name for p in pieces if p.side == side and p.answers is not None)
     return next(itertools.islice(names, number, None))
-
-
-def default_cache_dir() -> pathlib.Path:
-    """Return the folder of token files in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-    return pathlib.Path(base) / "mjax" / "tokens"
 
 
 def _key(sources: list[Source], settings: Settings, tokenizer: Tokenizer | None) -> str:
@@ -327,7 +321,7 @@ def _survey(
     """Read the corpus once, unless an earlier process has."""
     if (known := progress.get("survey")) is not None:
         return Survey(**known)
-    meter = Meter("reading", sum(source.path.stat().st_size for source in sources))
+    meter = Meter("reading", sum(size_of(source.path) for source in sources))
 
     def read():
         return documents(

@@ -84,6 +84,11 @@ def num_processes() -> int:
     return _state().num_processes
 
 
+def coordinator() -> str | None:
+    """Return host:port of the coordinator; None in a run of one process."""
+    return _state().coordinator_address
+
+
 def client() -> Any:
     """Return jax's client of the key-value store; None in a run of one process."""
     return _state().client

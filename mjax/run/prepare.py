@@ -24,7 +24,7 @@ from mjax.config.fixes import Devices, sizes_of
 from mjax.config.own_recipe import short_name
 from mjax.config.sizes import smaller
 from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
-from mjax.data import pinned
+from mjax.data import pinned, remote
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.tokenizer_files import TEMPLATE, files_of
 from mjax.estimate import memory
@@ -111,9 +111,7 @@ def prepare(
       ValueError: bad input, with the value and the fix; see the functions called.
     """
     commits = json.loads(agreement.decide(lambda: _commits(config, command)))
-    config, dataset = agreement.together(
-        lambda: _open(config, commits), timeout_s=DAY_S
-    )
+    config, dataset = _open(config, commits, agreement)
     sizes = agreement.together(lambda: sizes_of(config, devices))
     executables = Executables(config, mesh, facts, agreement)
     built = agreement.together(
@@ -158,13 +156,14 @@ def _commits(config: TrainConfig, command: Command) -> str:
 
 
 def _open(
-    config: TrainConfig, commits: Mapping[str, Any]
+    config: TrainConfig, commits: Mapping[str, Any], agreement: Agreement
 ) -> tuple[TrainConfig, Dataset]:
     """Open the data.
 
     Args:
       config: config of the flags.
       commits: commits of names on a hub, see `_commits`.
+      agreement: agreement of all processes.
     Returns:
       the config with the commits and the vocabulary of the tokenizer, and the data.
     """
@@ -176,13 +175,19 @@ def _open(
             path=tuple(commits["path"]),
             mixture=tuple(commits["mixture"]),
         )
-    dataset = open_dataset(data, seed=config.seed)
-    if commits and commits["is_new"]:
-        pinned.remember(config.data, data)
-    config = dataclasses.replace(config, data=data)
-    config = with_tokenizer(config, dataset.tokenizer.vocab_size)
-    dataset.check_vocab_size(config.model.vocab_size)
-    return config, dataset
+
+    def act(files: remote.RemoteFiles | None) -> tuple[TrainConfig, Dataset]:
+        dataset = open_dataset(data, seed=config.seed, remote=files)
+        if commits and commits["is_new"]:
+            pinned.remember(config.data, data)
+        opened = dataclasses.replace(config, data=data)
+        opened = with_tokenizer(opened, dataset.tokenizer.vocab_size)
+        dataset.check_vocab_size(opened.model.vocab_size)
+        return opened, dataset
+
+    # The hosts serve each other until all have read what they need.
+    with remote.shared(data, agreement) as files:
+        return agreement.together(lambda: act(files), timeout_s=DAY_S)
 
 
 def _build(

@@ -5,6 +5,7 @@ import hashlib
 import http.server
 import json
 import pathlib
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -45,6 +46,8 @@ class Hub(http.server.ThreadingHTTPServer):
         """What main is."""
         self.odd_answer: bytes | None = None
         self.asked: list[str] = []
+        self.sent_ranges: list[tuple[str, int, int]] = []
+        """Parts of files: name, start, and the byte after the last."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing of a client that has given up."""
@@ -114,6 +117,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         content = self.hub.damage.get(name, self.hub.files_of(kind)[name])
         etag = f'"{hashlib.sha1(content).hexdigest()}"'
         headers = {"X-Repo-Commit": commit, "ETag": etag}
+        if match := re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")):
+            start, stop = int(match[1]), int(match[2]) + 1
+            self.hub.sent_ranges.append((name, start, stop))
+            part = content[start:stop]
+            sent = part[:10] if name in self.hub.cut else part
+            self.answer(206, sent, headers, size=len(part))
+            return
         sent = content[:10] if name in self.hub.cut else content
         self.answer(200, sent, headers, size=len(content))
 

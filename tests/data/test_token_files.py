@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from mjax.data import prepare, token_files
+from mjax.data import cache_files, prepare, token_files
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
@@ -235,7 +235,7 @@ def test_a_cache_folder_that_cannot_be_written_is_refused(corpus, tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(ValueError, match=r"cannot be written .*; set --data.cache-dir"):
         open_dataset(config(corpus, tmp_path / "file" / "cache"), seed=0)
-    assert token_files.default_cache_dir().parts[-2:] == ("mjax", "tokens")
+    assert cache_files.cache_dir(None).parts[-2:] == ("mjax", "tokens")
 
 
 def documents_of(side: Stream | HeldOut) -> np.ndarray:

@@ -21,6 +21,7 @@ from typing import Protocol, runtime_checkable
 
 from mjax.data.mirror import placement
 from mjax.data.mirror.blocks import BlockStore, sealed, unsealed
+from mjax.data.mirror.checksums import Comparison
 
 BLOCK_BYTES = 64 << 20
 _DOWN_S = 30.0  # until a host that did not answer is asked again
@@ -37,14 +38,19 @@ class RemoteFile:
     size: int
     """In bytes."""
     checksum: str
-    """As the remote states it; with the name, it identifies the content.
-
-    `fill` compares sha256:HEX with the content; other forms are not compared.
+    """As the remote states it: sha256:HEX, or git:HEX for the hash of a git blob. Text
+    of another form identifies the content together with the name, and is not compared.
     """
+
+    @property
+    def identity(self) -> str:
+        """Return a text that is equal for equal content only."""
+        is_hash = self.checksum.startswith(("sha256:", "git:"))
+        return f"{'' if is_hash else self.name}\n{self.checksum}\n{self.size}"
 
 
 class WrongContentError(OSError):
-    """A file does not have the SHA-256 that the remote states."""
+    """A file does not have the checksum that the remote states."""
 
 
 @runtime_checkable
@@ -61,6 +67,7 @@ class Remote(Protocol):
 
         Raises:
           OSError: the store does not answer.
+          ValueError: it refuses, or the file has changed.
         """
         ...
 
@@ -129,20 +136,29 @@ class Mirror:
         self.table = placement.replicas(
             list(self._blocks), list(config.addresses), config.num_replicas
         )
+        self.limit_bytes = limit_bytes
         self.store = BlockStore(folder, limit_bytes)
         self._down: dict[str, float] = {}
         self._said: set[tuple[str, str]] = set()
         self._server: http.server.ThreadingHTTPServer | None = None
 
-    def serve(self) -> None:
+    def serve(self, listener: socket.socket | None = None) -> None:
         """Answer the other hosts of the run, in threads of this process.
 
+        Args:
+          listener: listens on the address of this host, and is closed by `close`; None
+            opens one.
         Raises:
           OSError: the address of this host cannot be used.
         """
         address = self.config.addresses[self.host]
         handler = type("Handler", (_Handler,), {"mirror": self})
-        self._server = http.server.ThreadingHTTPServer(address, handler)
+        self._server = http.server.ThreadingHTTPServer(
+            address, handler, bind_and_activate=listener is None
+        )
+        if listener is not None:
+            self._server.socket.close()
+            self._server.socket = listener
         self._server.daemon_threads = True
         turn = self._server.serve_forever
         threading.Thread(target=turn, args=(_POLL_S,), daemon=True).start()
@@ -158,43 +174,82 @@ class Mirror:
         """Bring all blocks that this host keeps to its disk, and compare checksums.
 
         The hosts that keep the first block of a file read all of it and compare its
-        SHA-256, so all hosts together read each file as often as it has replicas.
+        checksum, so all hosts together read each file as often as it has replicas.
 
         Raises:
-          WrongContentError: a file has another SHA-256; its blocks are removed here and
-            on the hosts that answer.
+          WrongContentError: see `check`.
           OSError: no host has a block, and the remote does not answer.
         """
-        own = [block for block in self._blocks if self.host in self.table[block]]
-        for block in sorted(own, key=lambda b: self.table[b][0] != self.host):
-            self._read(block)
+        self.fetch()
         for file in self._files.values():
             blocks = self._blocks_of(file)
             if blocks and self.host in self.table[blocks[0]]:
-                self._compare(file, blocks)
+                self.check(file.name)
+
+    @property
+    def num_own_bytes(self) -> int:
+        """Bytes of the blocks that this host keeps."""
+        return sum(map(self._length, self._own()))
+
+    def fetch(self, on_read: Callable[[int], None] = lambda num_bytes: None) -> None:
+        """Bring all blocks that this host keeps to its disk.
+
+        The blocks that this host reads of the remote come first, so the hosts read it
+        at the same time.
+
+        Args:
+          on_read: called with the bytes of each block.
+        Raises:
+          OSError: no host has a block, and the remote does not answer.
+          ValueError: of the remote.
+        """
+        for block in sorted(self._own(), key=lambda b: self.table[b][0] != self.host):
+            self._read(block)
+            on_read(self._length(block))
+
+    def _own(self) -> list[str]:
+        return [block for block in self._blocks if self.host in self.table[block]]
+
+    def _length(self, block: str) -> int:
+        file, start = self._blocks[block]
+        return min(self.config.block_bytes, file.size - start)
 
     def _blocks_of(self, file: RemoteFile) -> list[str]:
         size = self.config.block_bytes
         return [_block_name(file, start, size) for start in range(0, file.size, size)]
 
-    def _compare(self, file: RemoteFile, blocks: list[str]) -> None:
-        kind, _, expected = file.checksum.partition(":")
-        if kind != "sha256":
-            return
-        digest = hashlib.sha256()
+    def check(
+        self, name: str, on_read: Callable[[int], None] = lambda num_bytes: None
+    ) -> str:
+        """Read a file, compare its checksum, and return its hexadecimal SHA-256.
+
+        Args:
+          name: of the file.
+          on_read: called with the bytes of each block.
+        Raises:
+          WrongContentError: it has another checksum; its blocks are removed here and on
+            the hosts that answer.
+          OSError: no host has a block, and the remote does not answer.
+          ValueError: of the remote.
+        """
+        file = self._files[name]
+        blocks = self._blocks_of(file)
+        found = Comparison(file.checksum, file.size)
         for block in blocks:
-            digest.update(self._read(block))
-        if digest.hexdigest() == expected:
-            return
+            data = self._read(block)
+            found.update(data)
+            on_read(len(data))
+        if not found.difference:
+            return found.sha256
         for block in blocks:
             self.store.remove(block)
             for host in self.table[block]:
                 if host != self.host:
                     self._ask(host, block, "DELETE")
         raise WrongContentError(
-            f"{file.name} has the SHA-256 {digest.hexdigest()}, the remote states "
-            f"{expected}; its blocks were removed, so fill again, and if it fails "
-            "again the file of the remote is damaged"
+            f"{file.name} has the {found.difference}, which the remote states; its "
+            "blocks were removed, so start again, and if it fails again the file of "
+            "the remote is damaged"
         )
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
@@ -202,6 +257,7 @@ class Mirror:
 
         Raises:
           OSError: no host has a block, and the remote does not answer.
+          ValueError: of the remote.
         """
         file, size = self._files[name], self.config.block_bytes
         stop = min(start + length, file.size)
@@ -245,7 +301,7 @@ class Mirror:
             if host == self.host:
                 try:
                     data = self.kept(block, True)
-                except OSError as error:  # another host may reach the remote
+                except (OSError, ValueError) as error:  # others may reach the remote
                     data, failure = None, error
             else:
                 data = self._ask(host, block, "POST")
@@ -256,10 +312,18 @@ class Mirror:
         return self._fetch(block)
 
     def _fetch(self, block: str) -> bytes:
-        """Read a block of the remote, and keep it if it belongs here."""
-        file, start = self._blocks[block]
-        length = min(self.config.block_bytes, file.size - start)
-        data = self._read_remote(file, start, length)
+        """Read a block of the remote, and keep it if it belongs here.
+
+        Other hosts are asked first: one that kept the block in an earlier run, when
+        there were more hosts or fewer, may have it still.
+        """
+        data = None
+        for host in self.config.addresses:
+            if host not in (self.host, *self.table[block]) and data is None:
+                data = self._ask(host, block, "GET")
+        if data is None:
+            file, start = self._blocks[block]
+            data = self._read_remote(file, start, self._length(block))
         if self.host in self.table[block]:
             self.store.write(block, data)
         return data
@@ -354,7 +418,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             return
         try:
             data = call(block)
-        except OSError:
+        except (OSError, ValueError):
             self.send_error(http.HTTPStatus.BAD_GATEWAY)
             return
         if data is None:
@@ -371,5 +435,5 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _block_name(file: RemoteFile, start: int, block_bytes: int) -> str:
-    text = f"{file.name}\n{file.checksum}\n{file.size}\n{start}\n{block_bytes}"
+    text = f"{file.identity}\n{start}\n{block_bytes}"
     return hashlib.sha256(text.encode()).hexdigest()

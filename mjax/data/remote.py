@@ -1,0 +1,298 @@
+"""Remote paths of --data.path in, files that are read through blocks out.
+
+Blocks are on disks of the hosts of a run, see `mirror`. With --data.cache.mirror-dir
+the hosts share them. Each host reads a file whole once, to compare its checksum and to
+keep its SHA-256, which later starts need and do not compute again.
+"""
+
+import contextlib
+import json
+import logging
+import pathlib
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+
+from mjax import checked_json
+from mjax.data import cache_files, hub, hub_datasets
+from mjax.data.config import CacheConfig, DataConfig
+from mjax.data.files import RemotePath
+from mjax.data.listing import Listing
+from mjax.data.mirror.mirror import Mirror, MirrorConfig, RemoteFile
+from mjax.data.unfinished import Meter
+from mjax.processes import hosts
+from mjax.processes.agreement import Agreement
+
+_HASHES = "sha256.json"
+_GIB, _MIB = 1 << 30, 1 << 20
+_log = logging.getLogger(__name__)
+
+
+class RemoteFiles:
+    """The files of the remote paths of a run, while their blocks can be read."""
+
+    def __init__(
+        self, listings: Mapping[str, Listing], mirror: Mirror, folder: pathlib.Path
+    ) -> None:
+        """Take the files of a mirror.
+
+        Args:
+          listings: of each remote path.
+          mirror: of all their files, see `_Remote`.
+          folder: of the blocks.
+        """
+        self._listings, self._mirror = listings, mirror
+        self._table = folder / _HASHES
+        self._digests: dict[str, str] = {}
+
+    def __contains__(self, path: str) -> bool:
+        """Say whether a path of a corpus is read through blocks."""
+        return path in self._listings
+
+    def origin(self, path: str) -> str:
+        """Return a path with the version that is read."""
+        return self._listings[path].origin
+
+    def files(self, path: str) -> list[tuple[str, RemotePath]]:
+        """Return the files of a remote path, with their names relative to it."""
+        listing = self._listings[path]
+        return [(f.name, self._path(_named(listing, f))) for f in listing.files]
+
+    def _path(self, file: RemoteFile) -> RemotePath:
+        return RemotePath(
+            url=file.name,
+            num_bytes=file.size,
+            block_bytes=self._mirror.config.block_bytes,
+            read_range=lambda start, length: self._mirror.read_range(
+                file.name, start, length
+            ),
+            sha256=lambda: self._sha256(file),
+        )
+
+    # ------------------------------------------------------------------------- hashes
+
+    def _sha256(self, file: RemoteFile) -> str:
+        """Return the SHA-256 of a file; the first call reads all that are not known."""
+        if file.identity not in self._digests:
+            self._read_hashes()
+            try:
+                if not self._has_all():
+                    self._hash_missing()
+            except OSError as error:  # also of a file that is not what it should be
+                raise ValueError(f"--data.path: {error}") from None
+            for listing in self._listings.values():
+                listing.remember()
+        return self._digests[file.identity]
+
+    def _has_all(self) -> bool:
+        return all(f.identity in self._digests for f in self._all())
+
+    def _all(self) -> Iterator[RemoteFile]:
+        return (_named(o, file) for o in self._listings.values() for file in o.files)
+
+    def _hash_missing(self) -> None:
+        with contextlib.ExitStack() as stack:
+            can_keep = True
+            try:
+                stack.enter_context(cache_files.locked(self._table))
+            except cache_files.UnwritableError as error:
+                can_keep = False
+                _log.warning("hashes of remote files cannot be kept: %s", error)
+            self._read_hashes()  # another process of the host may have been here
+            if self._has_all():
+                return
+            self._fetch()
+            missing = {
+                f.identity: f for f in self._all() if f.identity not in self._digests
+            }
+            meter = Meter("hashing", sum(f.size for f in missing.values()))
+            for file in missing.values():
+                digest = self._mirror.check(file.name, meter.add)
+                self._digests[file.identity] = digest
+                if can_keep:
+                    self._write_hashes()
+
+    def _fetch(self) -> None:
+        """Bring the blocks of this host, with those of the others at the same time."""
+        mirror = self._mirror
+        num_bytes, limit = mirror.num_own_bytes, mirror.limit_bytes
+        if limit is not None and num_bytes > limit:
+            _log.warning(
+                "--data.cache.limit-gib %g is below the %.3g GiB of blocks that this "
+                "host keeps; bytes that are evicted are read of the remote again",
+                *(limit / _GIB, num_bytes / _GIB),
+            )
+            return
+        mirror.fetch(Meter("fetching", num_bytes).add)
+
+    def _read_hashes(self) -> None:
+        try:
+            found = cache_files.read_json(self._table)
+            self._digests |= checked_json.check(found, dict[str, str], "")
+        except (cache_files.DamagedFileError, ValueError):
+            return  # none are known, or they cannot be read: files are hashed again
+
+    def _write_hashes(self) -> None:
+        try:
+            with cache_files.written_whole(self._table) as temporary:
+                cache_files.write_json(temporary, self._digests)
+        except cache_files.UnwritableError as error:
+            _log.warning("hashes of remote files cannot be kept: %s", error)
+
+
+@contextlib.contextmanager
+def alone(config: DataConfig) -> Iterator[RemoteFiles | None]:
+    """Open the remote files of one process.
+
+    Args:
+      config: names them.
+    Yields:
+      the files; None where no path is read through blocks.
+    Raises:
+      ValueError: a path does not exist, or cannot be listed, or the folder cannot be
+        made.
+    """
+    listings = _list(config)
+    if not listings:
+        yield None
+        return
+    address = {"this host": ("127.0.0.1", 0)}  # nobody asks
+    terms = _mirror_config(config.cache, address, secrets.token_hex(16))
+    mirror = _open(config, listings, "this host", terms)
+    with contextlib.closing(mirror):
+        yield RemoteFiles(listings, mirror, _folder(config))
+
+
+@contextlib.contextmanager
+def shared(config: DataConfig, agreement: Agreement) -> Iterator[RemoteFiles | None]:
+    """Open the remote files of a run, together with all its processes.
+
+    With a folder for a mirror, one process of each host serves its blocks to the other
+    hosts. Leave the context when all processes have read what they need.
+
+    Args:
+      config: names them.
+      agreement: agreement of all processes.
+    Raises:
+      ValueError: as `alone`, in any process.
+      RuntimeError: a process does not answer, or no port can be opened.
+    """
+    if config.cache.mirror_dir is None or agreement.num == 1:
+        with contextlib.ExitStack() as stack:
+            yield agreement.together(lambda: stack.enter_context(alone(config)))
+        return
+    listings = agreement.together(lambda: _list(config))
+    if not listings:
+        yield None
+        return
+    found = hosts.find(agreement)
+    is_leader = found.leaders[found.own] == agreement.rank
+    with contextlib.ExitStack() as stack:
+        serves = is_leader and len(found.leaders) > 1
+        listener = agreement.together(
+            lambda: stack.enter_context(_listen(found.address)) if serves else None
+        )
+        port = 0 if listener is None else listener.getsockname()[1]
+        places = [
+            json.loads(text)
+            for text in agreement.all_of(json.dumps([found.address, port]))
+        ]
+        addresses = {h: (*places[r],) for h, r in sorted(found.leaders.items())}
+        token = agreement.decide(lambda: secrets.token_hex(16))
+        terms = _mirror_config(config.cache, addresses, token)
+
+        def start() -> Mirror:
+            mirror = _open(config, listings, found.own, terms)
+            stack.callback(mirror.close)
+            if listener is not None:
+                mirror.serve(listener)
+            return mirror
+
+        mirror = agreement.together(start)
+        if agreement.rank == 0:
+            _log.info(
+                "remote files are read once for all %d hosts, each block is kept on %d "
+                "(--data.cache.replicas)",
+                *(len(addresses), min(config.cache.replicas, len(addresses))),
+            )
+        yield RemoteFiles(listings, mirror, _folder(config))
+
+
+def _listen(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)
+
+
+# ---------------------------------------------------------------------------- listings
+
+
+def _list(config: DataConfig) -> dict[str, Listing]:
+    """List the files of the paths that are read through blocks."""
+    found, cache = {}, config.cache
+    for path in dict.fromkeys(path for paths in config.paths for path in paths):
+        if path.startswith(hub.PREFIX) and cache.mirror_dir is not None:
+            found[path] = hub_datasets.list_files(path)
+    if cache.mirror_dir is not None and not found:
+        _log.warning(
+            "--data.cache.mirror-dir %s has no effect: no --data.path is remote",
+            cache.mirror_dir,
+        )
+    return found
+
+
+class _Remote:
+    """The files of all remote paths under their URLs, as a mirror reads them."""
+
+    def __init__(self, listings: Mapping[str, Listing]) -> None:
+        self._readers = {
+            _named(listing, file).name: (listing, file.name)
+            for listing in listings.values()
+            for file in listing.files
+        }
+        named = [_named(o, file) for o in listings.values() for file in o.files]
+        self.files = [*{file.name: file for file in named}.values()]
+
+    def read_range(self, name: str, start: int, length: int) -> bytes:
+        listing, own_name = self._readers[name]
+        return listing.read_range(own_name, start, length)
+
+
+def _named(listing: Listing, file: RemoteFile) -> RemoteFile:
+    """Return a file under its URL."""
+    return RemoteFile(f"{listing.base}/{file.name}", file.size, file.checksum)
+
+
+# ------------------------------------------------------------------------------ blocks
+
+
+def _folder(config: DataConfig) -> pathlib.Path:
+    """Return the folder of the blocks of this host."""
+    if config.cache.mirror_dir is not None:
+        return pathlib.Path(config.cache.mirror_dir).expanduser()
+    return cache_files.cache_dir(config.cache_dir) / "blocks"
+
+
+def _mirror_config(
+    cache: CacheConfig, addresses: Mapping[str, tuple[str, int]], token: str
+) -> MirrorConfig:
+    rate = cache.mib_per_s
+    return MirrorConfig(
+        addresses=addresses,
+        token=token,
+        num_replicas=cache.replicas,
+        bytes_per_s=None if rate is None else rate * _MIB,
+    )
+
+
+def _open(
+    config: DataConfig, listings: Mapping[str, Listing], host: str, terms: MirrorConfig
+) -> Mirror:
+    limit, folder = config.cache.limit_gib, _folder(config)
+    limit_bytes = None if limit is None else int(limit * _GIB)
+    try:
+        return Mirror(host, _Remote(listings), terms, folder, limit_bytes)
+    except OSError as error:
+        raise ValueError(
+            f"the folder {folder} of blocks of remote files cannot be made "
+            f"({error.strerror}); set --data.cache.mirror-dir to one that can be"
+        ) from None
