@@ -12,6 +12,7 @@ import logging
 import os
 import pathlib
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import NamedTuple
 
 _DIGEST_BYTES = 32
 _HELD = "in_use.lock"
-_OURS = re.compile(r"[\w-]+\.(block|lock)|\w+\.\d+\.\d+\.tmp|rate\.time")
+_OURS = re.compile(r"[\w-]+\.(block|lock)|\w+\.\d+\.\d+\.[\w.-]+\.tmp|rate\.time")
 _log = logging.getLogger(__name__)
 
 
@@ -102,7 +103,8 @@ class BlockStore:
 
     def write(self, name: str, data: bytes) -> None:
         """Keep a block; a disk that cannot is logged once, and nothing fails."""
-        temporary = self._folder / (f"{name}.{os.getpid()}.{threading.get_ident()}.tmp")
+        own = f"{os.getpid()}.{threading.get_ident()}.{socket.gethostname()}"
+        temporary = self._folder / f"{name}.{own}.tmp"
         try:
             self._make_room(len(data) + _DIGEST_BYTES)
             with temporary.open("wb") as file:
@@ -117,7 +119,8 @@ class BlockStore:
 
     def _make_room(self, num_bytes: int) -> None:
         with self.locked("room"):
-            for left in self._folder.glob("*.tmp"):  # of killed processes
+            own_host = f".{socket.gethostname()}.tmp"
+            for left in self._folder.glob(f"*{own_host}"):  # of killed processes
                 if not pathlib.Path(f"/proc/{left.name.split('.')[1]}").exists():
                     left.unlink(missing_ok=True)
             if self._limit_bytes is None:

@@ -307,6 +307,19 @@ def test_a_process_killed_in_a_write_leaves_no_partial_block(tmp_path):
     store.close()
 
 
+def test_what_another_host_writes_into_a_shared_folder_is_left(tmp_path):
+    numbers = [2**22 + 1, os.getpid()]  # no process has the first here
+    written = [tmp_path / f"a.{number}.1.other-host.tmp" for number in numbers]
+    for path in written:
+        path.write_bytes(b"half a block")
+    store = BlockStore(tmp_path)
+    store.write("b", b"x")
+    store.close()
+    assert all(path.exists() for path in written)
+    purge(tmp_path)
+    assert not [*tmp_path.glob("*.tmp")]
+
+
 @pytest.mark.parametrize("num_blocks", [40, 400])
 def test_placement_is_within_a_tenth_of_even(num_blocks):
     blocks = [f"block {i}" for i in range(num_blocks)]
