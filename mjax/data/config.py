@@ -8,6 +8,7 @@ from typing import Literal
 
 from mjax.data import skips
 from mjax.data.names import STDLIB, SYNTHETIC, trained_vocab_size
+from mjax.stores import address
 
 _BLOCK_GIB = 1 / 16
 
@@ -71,7 +72,7 @@ class DataConfig:
     """What is read, and how it becomes samples."""
 
     path: tuple[str, ...] = (STDLIB,)
-    """stdlib, synthetic, files and folders (text, JSONL, CSV, parquet, .bin/.idx)."""
+    """stdlib, synthetic, files, folders, hf://datasets/..., s3://... or gs://..."""
     mixture: tuple[str, ...] = ()
     """Several corpora in place of path, as 0.7=stdlib 0.3=folder,file.txt."""
     tokenizer: str = "bytes"
@@ -115,6 +116,9 @@ class DataConfig:
                 "--data.path must name stdlib, synthetic, or files and folders, got "
                 f"{' '.join(map(repr, self.path)) or 'nothing'}"
             )
+        for path in (path for paths in self.paths for path in paths):
+            if "://" in path and not path.startswith("hf://"):
+                address.parse(path, "--data.path")  # refuses a bad one
         for name in (
             "tokenizer",
             "eos_token",

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import math
 import pathlib
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -56,7 +57,7 @@ class Corpus:
     num_bytes: int
     counts: dict[Side, SideCounts]
     origins: tuple[str, ...] = ()
-    """Of files from a hub: the data sets, with the commits that were read."""
+    """Of remote files: the paths, with the versions that were read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,8 @@ class Dataset:
     """Of the corpus; of a mixture, over the hashes and the shares of its corpora."""
     fingerprint: str
     """Hash of everything that decides the samples: equal data, equal fingerprint."""
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    """Of each file in an object store, by URL, its size and version in words."""
     chat_template: ChatTemplate | None = None
     """What made text of chats; None: no chats are read."""
 
@@ -89,7 +92,7 @@ class Dataset:
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Of files from a hub: the data sets, with the commits that were read."""
+        """Of remote files: the paths, with the versions that were read."""
         return tuple(origin for corpus in self.corpora for origin in corpus.origins)
 
     @property
@@ -206,6 +209,7 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
         corpora=found,
         corpus_hash=corpus_hash,
         fingerprint=_hash(corpus_hash, tokenizer.digest, _settings(config)),
+        versions={} if remote is None else remote.versions,
         chat_template=settings.template,
     )
 

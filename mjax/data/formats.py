@@ -331,7 +331,9 @@ def _read_parquet(
         ) from None
     index = 0
     try:
-        content = path.open("rb") if isinstance(path, RemotePath) else path
+        content = path
+        if isinstance(path, RemotePath):
+            content = io.BufferedReader(path.open("rb"))
         with pyarrow.parquet.ParquetFile(
             content, page_checksum_verification=True
         ) as file:

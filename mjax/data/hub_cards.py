@@ -71,7 +71,7 @@ def choose(
     else:
         config, splits = DEFAULT, _inferred([f for f in files if _is_data(f)])
     if not splits:
-        raise ValueError(f"holds no file of text; {_endings()}")
+        raise ValueError(f"holds no file of text; {endings()}")
     split = _chosen_split(splits, split)
     matching = splits[split]
     kept = [file for file in matching if is_text(file)]
@@ -79,7 +79,7 @@ def choose(
         shown = ", ".join(matching[:3]) or "none"
         raise ValueError(
             f"split {split!r} of configuration {config!r} has no file that is read, "
-            f"only {shown}; {_endings()}"
+            f"only {shown}; {endings()}"
         )
     unread = [file for file in matching if file not in kept]
     others = [file for file in files if file not in matching and file != CARD]
@@ -94,7 +94,8 @@ def is_text(file: str) -> bool:
     return suffix in SUFFIXES and not (suffix == ".parquet" and plain != file)
 
 
-def _endings() -> str:
+def endings() -> str:
+    """Say which files are read."""
     return (
         f"files that are read end in {', '.join(sorted(SUFFIXES))}, all but .parquet "
         "with .gz or .zst after that or without"

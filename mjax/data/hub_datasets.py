@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from mjax.data import hub, hub_cards
 from mjax.data.hub import Fetched, Repository, Snapshot
 from mjax.data.hub_cards import CARD, Chosen
-from mjax.data.listing import Listing
+from mjax.data.listing import Listing, log_left_out
 
 _NAME = re.compile(
     r"hf://datasets/(?P<name>(?:[\w.-]+/)?[\w.-]+)@(?P<revision>[\w./-]+)"
     r"(?::(?P<config>[^:]*)(?::(?P<split>[^:]+))?)?"
 )
 _FLAG = "--data.path"
-_MAX_NAMED = 10  # of what is left out of a data set
 _log = logging.getLogger(__name__)
 
 
@@ -149,10 +148,4 @@ def _log_choice(path: str, chosen: Chosen) -> None:
         "%s %s: %d files of configuration %s, split %s",
         *(_FLAG, path, len(chosen.files), chosen.config, chosen.split),
     )
-    if chosen.left_out:
-        named = ", ".join(chosen.left_out[:_MAX_NAMED])
-        more = len(chosen.left_out) - _MAX_NAMED
-        _log.warning(
-            "%s: left out of %s: %s%s",
-            *(_FLAG, path, named, f" and {more} more files" if more > 0 else ""),
-        )
+    log_left_out(path, chosen.left_out)

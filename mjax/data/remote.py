@@ -14,7 +14,7 @@ import socket
 from collections.abc import Iterator, Mapping
 
 from mjax import checked_json
-from mjax.data import cache_files, hub, hub_datasets
+from mjax.data import bucket_files, cache_files, hub, hub_datasets
 from mjax.data.config import CacheConfig, DataConfig
 from mjax.data.files import RemotePath
 from mjax.data.listing import Listing
@@ -22,6 +22,7 @@ from mjax.data.mirror.mirror import Mirror, MirrorConfig, RemoteFile
 from mjax.data.unfinished import Meter
 from mjax.processes import hosts
 from mjax.processes.agreement import Agreement
+from mjax.stores.address import is_url
 
 _HASHES = "sha256.json"
 _GIB, _MIB = 1 << 30, 1 << 20
@@ -52,6 +53,14 @@ class RemoteFiles:
     def origin(self, path: str) -> str:
         """Return a path with the version that is read."""
         return self._listings[path].origin
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Return the size and version of each file in a store, in words, by URL."""
+        found = {}
+        for listing in self._listings.values():
+            found |= listing.versions
+        return found
 
     def files(self, path: str) -> list[tuple[str, RemotePath]]:
         """Return the files of a remote path, with their names relative to it."""
@@ -232,6 +241,8 @@ def _list(config: DataConfig) -> dict[str, Listing]:
     for path in dict.fromkeys(path for paths in config.paths for path in paths):
         if path.startswith(hub.PREFIX) and cache.mirror_dir is not None:
             found[path] = hub_datasets.list_files(path)
+        elif is_url(path):
+            found[path] = bucket_files.list_files(path, _folder(config))
     if cache.mirror_dir is not None and not found:
         _log.warning(
             "--data.cache.mirror-dir %s has no effect: no --data.path is remote",

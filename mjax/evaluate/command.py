@@ -1,5 +1,6 @@
 """Implementation of `python -m mjax.evaluate`: flags in, one loss out."""
 
+import contextlib
 import dataclasses
 import math
 from typing import Any
@@ -7,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from mjax.config.train import TrainConfig
-from mjax.data import corpora
+from mjax.data import corpora, remote
+from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
 from mjax.data.loader import held_out_num_bytes
 from mjax.evaluate import loss, texts, windows
@@ -33,8 +35,18 @@ def run(command: Evaluate) -> dict[str, Any]:
             f"--held-out needs a run, and {command.model} is a Hugging Face folder; "
             "give --data.path"
         )
-    sources = corpora.find_sources(command.data.path) if command.data.path else []
-    corpora.check_text(sources)
+    with contextlib.ExitStack() as stack:
+        sources = []
+        if paths := command.data.path:
+            data = DataConfig(path=paths, cache_dir=command.data.cache_dir)
+            files = stack.enter_context(remote.alone(data))
+            sources = corpora.find_sources(paths, files)
+            corpora.check_text(sources)
+        return _run(command, made, sources)
+
+
+def _run(command: Evaluate, made: Run, sources: list[corpora.Source]) -> dict[str, Any]:
+    """Open the model and score."""
     precision = made.precision(command.precision)
     opened = open_on_mesh(
         command.model,

@@ -111,7 +111,7 @@ def prepare(
       ValueError: bad input, with the value and the fix; see the functions called.
     """
     commits = json.loads(agreement.decide(lambda: _commits(config, command)))
-    config, dataset = _open(config, commits, agreement)
+    config, dataset = _open(config, command, commits, agreement)
     sizes = agreement.together(lambda: sizes_of(config, devices))
     executables = Executables(config, mesh, facts, agreement)
     built = agreement.together(
@@ -147,21 +147,43 @@ def _commits(config: TrainConfig, command: Command) -> str:
     """
     if not pinned.has_names(config.data):
         return "{}"
-    path = work_dir.choose(config.work_dir, short_name(command.recipe))
-    is_new = command.restart_from_scratch or not work_dir.has_begun(path)
-    recorded = {} if is_new else (work_dir.read_config(path) or {}).get("data", {})
+    path = _begun(config, command)
+    recorded = (
+        {} if path is None else (work_dir.read_config(path) or {}).get("data", {})
+    )
     data = pinned.pinned(config.data, recorded if isinstance(recorded, dict) else {})
     names = {"tokenizer": data.tokenizer, "path": data.path, "mixture": data.mixture}
-    return json.dumps({"is_new": is_new, **names})
+    return json.dumps({"is_new": path is None, **names})
+
+
+def _begun(config: TrainConfig, command: Command) -> Path | None:
+    """Return the work dir of a run that goes on; None: the run begins."""
+    path = work_dir.choose(config.work_dir, short_name(command.recipe))
+    is_new = command.restart_from_scratch or not work_dir.has_begun(path)
+    return None if is_new else path
+
+
+def _check_versions(
+    config: TrainConfig, command: Command, files: remote.RemoteFiles | None
+) -> str:
+    """Refuse files in stores that changed since the run began; on process 0."""
+    path = _begun(config, command)
+    if path is not None and files is not None:
+        work_dir.check_data_files(path, files.versions)
+    return ""
 
 
 def _open(
-    config: TrainConfig, commits: Mapping[str, Any], agreement: Agreement
+    config: TrainConfig,
+    command: Command,
+    commits: Mapping[str, Any],
+    agreement: Agreement,
 ) -> tuple[TrainConfig, Dataset]:
     """Open the data.
 
     Args:
       config: config of the flags.
+      command: command of this start.
       commits: commits of names on a hub, see `_commits`.
       agreement: agreement of all processes.
     Returns:
@@ -187,6 +209,7 @@ def _open(
 
     # The hosts serve each other until all have read what they need.
     with remote.shared(data, agreement) as files:
+        agreement.decide(lambda: _check_versions(config, command, files))
         return agreement.together(lambda: act(files), timeout_s=DAY_S)
 
 
@@ -442,6 +465,7 @@ def claim_work_dir(run: Run) -> None:
     config = dataclasses.replace(run.config, distributed=DistributedConfig())
     work_dir.write_config(run.work_dir, json.loads(to_json(config)))
     work_dir.keep_tokenizer(run.work_dir, run.tokenizer_files)
+    work_dir.keep_data_files(run.work_dir, run.dataset.versions)
 
 
 def _folders(config: TrainConfig, path: Path) -> list[Path]:

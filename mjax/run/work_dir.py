@@ -20,6 +20,8 @@ from mjax.run.json_files import write_json
 TOKENIZER = "tokenizer"
 """Folder in the work dir with the tokenizer of the run."""
 
+_DATA_FILES = "data_files.json"
+
 Difference = tuple[str, Any, Any]
 """A field, its value in the work dir, and its value in this run."""
 
@@ -116,6 +118,51 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
         write_json(path / "config.json", config)
     except OSError as error:
         raise _unwritable(path, error) from error
+
+
+def keep_data_files(path: Path, versions: Mapping[str, str]) -> None:
+    """Record which versions of files in object stores the run reads.
+
+    Args:
+      path: the work dir.
+      versions: size and version in words, by URL; nothing is written if it is empty.
+    Raises:
+      ValueError: it cannot be written.
+    """
+    if versions:
+        try:
+            write_json(path / _DATA_FILES, versions)
+        except OSError as error:
+            raise _unwritable(path, error) from None
+
+
+def check_data_files(path: Path, versions: Mapping[str, str]) -> None:
+    """Refuse files in object stores that are not those that the run has read.
+
+    Args:
+      path: the work dir of a run that goes on.
+      versions: as for `keep_data_files`, of now.
+    Raises:
+      ValueError: a file is new, gone, or in another version, or the record cannot be
+        read.
+    """
+    record = path / _DATA_FILES
+    if not record.exists():  # the run has read none when it began
+        return
+    try:
+        before = checked_json.read(record.read_bytes(), dict[str, str])
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{record} cannot be read: {error}") from None
+    urls = sorted({*before, *versions})
+    changed = [url for url in urls if before.get(url) != versions.get(url)]
+    if changed:
+        url, more = changed[0], len(changed) - 1
+        raise ValueError(
+            f"{url} is not what the run in {path} has read: "
+            f"{before.get(url, 'absent')} there, {versions.get(url, 'absent')} now"
+            f"{f', and {more} more files differ' if more else ''}; put that version "
+            "back, or give another --work-dir or --restart-from-scratch"
+        )
 
 
 def keep_tokenizer(path: Path, contents: Mapping[str, bytes]) -> None:
