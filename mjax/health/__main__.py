@@ -1,17 +1,17 @@
-"""`python -m mjax.health COMMAND`: is this host healthy, and which one is not?
+"""`python -m mjax.health COMMAND`: check hosts and find the faulty ones.
 
-check     judge this host by what its tools say
+check     check this host with its own tools
 checks    list all checks
-burn      measure what devices and host reach, and compare
-bisect    find the hosts or links that make a test of a group fail
+burn      measure devices and host under load, and compare
+bisect    find bad hosts or links by tests of groups
 cluster   check the cables of a cluster, place ranks, write expectations
-history   what has happened to hosts, and which to trust
+history   show past events of hosts, and which hosts to trust
 ports     watch the counters of network ports
-watch     find events in logs by rules, and act on them
+watch     find events in logs by rules, and react to them
 init      time how process groups start
 
-`COMMAND --help` has the flags of each. Exit codes: 0 all is well, 1 something is not, 2
-bad input.
+`COMMAND --help` lists the flags of a command. Exit codes: 0 no problem found, 1 problem
+found, 2 bad input.
 """
 
 import sys

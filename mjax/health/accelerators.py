@@ -1,9 +1,9 @@
-"""Whether a host is for training: has it, or should it have, a GPU or RDMA?
+"""Tell training hosts, which have or should have a GPU or RDMA, from plain hosts.
 
 Enters: the PCI devices of the host, the devices of its drivers, the expectations.
 Leaves: one answer, `is_plain`. A laptop, a login node or a container without devices is
 plain, and the checks that only a training host must pass (`Check.for_training`) cannot
-fail it. Such checks never pass it either: a check that would have failed is unknown.
+fail it. They cannot pass it either: where such a check would fail, it is unknown.
 
 If anything cannot be read, the host is not plain. The PCI class shows a GPU whose
 driver is not loaded; /proc/driver/nvidia shows a GPU in a container.
@@ -40,10 +40,10 @@ _LINE = re.compile(rf"{_PCI}/([^/\t]+)/(class|vendor)\t(0x[0-9a-f]{{4,6}})")
 _NVIDIA, _MELLANOX, _INTEL = "0x10de", "0x15b3", "0x8086"
 _DISPLAY, _NETWORK = "0x03", "0x02"
 _ALWAYS = ("0x0302", "0x0207")
-"""3D controllers and InfiniBand, of any vendor."""
+"""PCI classes of 3D controllers and InfiniBand adapters, of any vendor."""
 _NOT_INTEL = ("0x0380", "0x1200")
-"""Other displays and accelerators, such as GPUs of AMD. Chosen: those of Intel are part
-of laptop processors."""
+"""PCI classes of other displays and accelerators, such as AMD GPUs. Intel is excluded
+(chosen): its devices of these classes are part of laptop processors."""
 
 
 def is_plain(reading: Reading, settings: Settings) -> bool:

@@ -1,9 +1,9 @@
-"""A check, and the execution of a host's checks.
+"""Checks of a host, and their execution.
 
-A check is a small pure function over the whole output of one source. Sources are read
-once, several at a time, each with its own time limit; all together have a limit too. A
-truncated output is `incomplete` before a parser sees it, and an output that a parser
-cannot read is `unknown`: no check becomes `ok` by accident.
+A check is a small pure function over the whole output of one source. Each source is
+read once, several at a time, each with its own time limit and all with a common one. A
+truncated output is `incomplete` and is not parsed, and an output that a parser cannot
+read is `unknown`: no check becomes `ok` by accident.
 """
 
 import collections
@@ -33,10 +33,11 @@ SOURCE_S = 20.0
 """Time limit of one source, chosen: `nvidia-smi -q -x` takes seconds if no process
 keeps the driver loaded."""
 TOTAL_S = 50.0
-"""Time limit of all, chosen: a host is judged in less than a minute."""
+"""Time limit of all sources together, chosen: a host is checked in under a minute."""
 _NUM_THREADS = 16
-"""Sources that are read at once, chosen: most of them wait for a tool."""
-_PLAIN = "no GPU and no RDMA device is here or expected, so this is not judged"
+"""Number of sources read concurrently, chosen: most of the time is spent waiting for a
+tool."""
+_PLAIN = "not judged: this host has no GPU and no RDMA device, and none is expected"
 _KILL_S = 1.0
 """Seconds for killed commands to end, chosen: a kill takes milliseconds."""
 
@@ -46,22 +47,22 @@ class Check:
     """One question about a host."""
 
     name: str
-    """group.what, in lower case."""
+    """`group.what`, in lower case."""
     what: str
-    """A statement that is true of a healthy host, in one line."""
+    """One-line statement that is true on a healthy host."""
     source: Source
     judge: Judge
     """Judges an output; raises `UnreadableError` for an unknown format."""
     action: str
-    """What a person should do if it fails."""
+    """What an operator should do if the check fails."""
     statuses: Collection[int] = (0,)
     """Exit statuses whose output is judged; after any other the check is unknown."""
     needs_idle: bool = False
-    """Only an idle host can pass it."""
+    """Whether only an idle host can pass it."""
     for_training: bool = False
-    """Relevant only with GPUs or RDMA: it cannot fail a host without them."""
+    """Whether it matters only with GPUs or RDMA: it cannot fail a host without them."""
     failing: Mapping[int, str] = MappingProxyType({})
-    """Exit statuses that by themselves mean a fault of the host, with their meaning."""
+    """Maps each exit status that is itself a fault of the host to its meaning."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def run(
     source_s: float = SOURCE_S,
     total_s: float = TOTAL_S,
 ) -> Report:
-    """Read all sources and judge them; it takes a second more than total_s at most."""
+    """Read and judge all sources; takes at most one second longer than total_s."""
     began_s = time.monotonic()
     until_s = began_s + total_s
     sources = [*dict.fromkeys(check.source for check in checks), accelerators.SOURCE]
@@ -135,7 +136,7 @@ def run(
 def _read_all(
     sources: Sequence[Source], source_s: float, until_s: float
 ) -> Mapping[Source, Reading]:
-    """Read sources; one that is not read in time has no exit status."""
+    """Read sources; the reading of a source that took too long has no exit status."""
     late = Reading(status=None)
     futures = {source: Future[Reading]() for source in sources}
     waiting = collections.deque(futures.items())
@@ -144,7 +145,7 @@ def _read_all(
         while waiting:
             try:
                 source, future = waiting.popleft()
-            except IndexError:  # another thread took the last one
+            except IndexError:  # another thread took the last source
                 return
             left_s = min(source_s, until_s - time.monotonic())
             try:
@@ -152,9 +153,8 @@ def _read_all(
             except BaseException as error:  # raised again when the result is read
                 future.set_exception(error)
 
-    # A read of a file, and its thread, may hang for ever (a stale network file system).
-    # At exit the interpreter waits for the threads of a pool, but not for daemon
-    # threads.
+    # A file read, and so its thread, may hang forever (a stale network file system). At
+    # exit the interpreter waits for the threads of a pool, but not for daemon threads.
     for _ in range(min(_NUM_THREADS, len(sources))):
         threading.Thread(target=work, name="mjax-check", daemon=True).start()
     left_s = max(0.0, until_s - time.monotonic()) + _KILL_S

@@ -1,4 +1,4 @@
-"""`python -m mjax.health check`: is this host healthy?
+"""`python -m mjax.health check`: check whether this host is healthy.
 
     python -m mjax.health check [--json] [--expect FILE] [--in-use] [--only NAMES]
 
@@ -30,8 +30,7 @@ _BAD_INPUT = 2
 _ADAPTERS_S = 5.0
 """Time limit for the adapters of the inventory, chosen: a few files of /sys."""
 _MAX_NAMES = 3
-"""Number of checks named among those that are unknown for the same reason, chosen: one
-line of a terminal."""
+"""Maximum number of checks named for one reason, chosen: one line of a terminal."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -172,7 +171,7 @@ def _grouped(findings: Sequence[Finding]) -> list[str]:
 
 
 def listed() -> str:
-    """Return all checks, a line each."""
+    """Return all checks, one per line."""
     return "\n".join(
         f"{check.name:32} {check.what}  [{check.source.shown}]" for check in CHECKS
     )

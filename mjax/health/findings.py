@@ -28,7 +28,7 @@ class State(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """The judgement of a check on an output."""
+    """Result of judging an output."""
 
     state: State
     value: str = ""
@@ -51,7 +51,7 @@ class UnreadableError(ValueError):
 
 
 def quoted(text: str) -> str:
-    """Return the beginning of a text in quotes, for a reason."""
+    """Return the beginning of a text in quotes, to quote it in a reason."""
     return repr(text[:_QUOTED_CHARS])
 
 

@@ -1,7 +1,7 @@
-"""Lines of the kernel's log that mean a fault: the rules of `kernel_log.toml`.
+"""Rules of `kernel_log.toml` that recognise faults in the kernel log.
 
-Enters: that file. Leaves: frozen rules, compiled; the first rule that matches a line
-counts. The top of the file explains the fields and gives the source of each rule.
+Enters: that file. Leaves: frozen, compiled rules; the first rule that matches a line
+applies. The top of the file explains the fields and gives the source of each rule.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ RULES_PATH = Path(__file__).with_name("kernel_log.toml")
 Kind = Literal["fatal", "counted", "told", "xid", "action"]
 Heals = Literal["reboot", "repair", "reset", "itself"]
 UNLISTED = "unlisted"
-"""The rule for a severe line that matches no other rule."""
+"""Name of the rule for a severe line that matches no other rule."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """The meaning of a line."""
+    """One kind of line, and its meaning."""
 
     name: str
     check: str
@@ -35,7 +35,7 @@ class Rule:
 
     @property
     def is_for_this_boot(self) -> bool:
-        """Whether only a reboot or a repair ends it."""
+        """Whether the fault lasts until a reboot or a repair."""
         return self.heals in ("reboot", "repair")
 
 
@@ -72,7 +72,7 @@ class Rules:
 
     @property
     def anchors(self) -> list[bytes]:
-        """Texts; every line that matches a rule contains at least one of them."""
+        """Literal texts; every line that matches a rule contains at least one."""
         return [*dict.fromkeys(rule.anchor.encode() for rule in self.rules.values())]
 
     def match(self, line: str, *, is_severe: bool = False) -> Found | None:
@@ -80,7 +80,8 @@ class Rules:
 
         Args:
           line: of the kernel's log, without its time.
-          is_severe: its level means a fault; without a rule it is unlisted.
+          is_severe: the level of the line means a fault; if no rule matches, it is
+            unlisted.
         """
         found = _found(UNLISTED, {}) if is_severe else None
         for rule in self.rules.values():
@@ -104,7 +105,7 @@ def _found(rule: str, groups: Mapping[str, str | None]) -> Found:
 
 @functools.cache
 def shipped() -> Rules:
-    """Return the rules that are shipped."""
+    """Return the shipped rules."""
     return read(RULES_PATH)
 
 

@@ -1,9 +1,9 @@
-"""The faults in a kernel's log, counted in bounded memory.
+"""Count the faults in a kernel log in bounded memory.
 
 Enters: a log in pieces, of any length. Leaves: a `Digest`, also as JSON: each fault
-that a rule of `kernel_log.toml` has found, with the device, count, times, and the last
-line. A log of 1 GB needs no more memory than one of 1 MB: pieces are searched one at a
-time, and the number of different faults is limited.
+found by a rule of `kernel_log.toml`, with device, count, times and last line. A log of
+1 GB needs no more memory than one of 1 MB: pieces are searched one at a time, and the
+number of different faults is limited.
 
 Times: seconds since boot (`[  12.345678]`, of dmesg and of `journalctl -o
 short-monotonic`), seconds since 1970 (`-o short-unix`), or ISO 8601 (`-o short-iso`,
@@ -29,15 +29,16 @@ MAX_LINE_BYTES = 2**13
 """Maximum length of a line that may be a fault, chosen: as a record of /dev/kmsg. A
 longer line is not searched, and the digest says so."""
 _MOST_KEYS = 64
-"""Number of different faults of a rule that are counted separately, chosen: a host has
-fewer devices of a kind. The rest are summed under the device `others`."""
+"""Number of different faults of a rule that are counted separately, chosen: more than a
+host has devices of a kind. The rest are summed under the device `others`."""
 _MOST_CACHED = 1024
 """Number of messages whose match is cached, chosen: a flood repeats a few."""
 _SHOWN_CHARS = 300
 OLD_H = 168
-"""Ages are counted up to a week, chosen: the shipped limits cover a day."""
-_HEAD_BYTES = 2**12  # of a piece, searched for the first line with a time
-_SLACK_S = 60.0  # the clock of the log's lines may be ahead of ours
+"""Ages are counted up to this limit of a week, chosen: the shipped limits cover a
+day."""
+_HEAD_BYTES = 2**12  # part of a piece that is searched for its first time
+_SLACK_S = 60.0  # the clock of the log may be ahead of ours
 _OLDEST_S = 10 * 365 * 86400.0
 
 _LEVEL = re.compile(r"^<[0-9]+>")
@@ -67,7 +68,7 @@ class Match:
     device: str
     code: str
     count: int = 0
-    """Number of errors: one a line, or as many as the line says."""
+    """Number of errors: one per line, or the number in the line."""
     hours: dict[str, int] = dataclasses.field(default_factory=dict)
     """Maps an age in whole hours, at most `OLD_H`, to the number of errors of that
     age."""
@@ -97,7 +98,7 @@ class Digest:
 
 
 class Scanner:
-    """Makes a digest of a log that comes in pieces."""
+    """Builds a digest of a log that arrives in pieces."""
 
     def __init__(
         self,
@@ -176,7 +177,7 @@ class Scanner:
         match.hours[hours] = match.hours.get(hours, 0) + found.count
         match.last_index = self._num_matches
         match.line = message
-        if age_s is not None:  # formatting is slow: once, at the end
+        if age_s is not None:  # formatting is slow, so once, at the end
             first_s, _ = self._ages.get(key, (age_s, age_s))
             self._ages[key] = (first_s, age_s)
 
@@ -245,7 +246,7 @@ def split_time(line: str, at: Now) -> tuple[float | None, str]:
 
 
 def _sane(age_s: float) -> float | None:
-    """Return an age that a line of a log can have."""
+    """Return the age, or None if it is out of range."""
     return age_s if -_SLACK_S < age_s < _OLDEST_S else None
 
 
@@ -269,7 +270,7 @@ def digest(text: str) -> Digest:
     if found.num_lines < 1 and not found.is_severe:
         raise UnreadableError("it has no line")
     if found.num_lines > 0 and not found.begin:
-        raise UnreadableError("no line has a time: it is no log of the kernel")
+        raise UnreadableError("no line has a time: it is not a kernel log")
     if found.num_long:
         raise UnreadableError(f"{found.num_long} lines are too long for a log")
     known = kernel_rules.shipped().rules.keys() | {kernel_rules.UNLISTED}

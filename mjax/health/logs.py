@@ -1,4 +1,4 @@
-"""The kernel's log as a source: a command or a file that is read as a stream.
+"""The kernel log as a source: a command or a file, read as a stream.
 
 Enters: the output of `journalctl` or `dmesg`, or a file, of any length. Leaves: its
 `Digest` as JSON. A log that reached its time limit, or whose last line is unterminated,
@@ -22,12 +22,12 @@ _SHOWN_CHARS = 300
 
 @dataclasses.dataclass(frozen=True)
 class Log:
-    """The kernel's log, from the first of several sources that gives a line."""
+    """The kernel log, from the first of several sources that returns a line."""
 
     ways: tuple[Command | File, ...]
     is_severe: bool = False
-    """Whether the source gives only lines of severe levels: it may be empty, and each
-    line must match a rule."""
+    """Whether the source returns only lines of severe levels: it may be empty, and a
+    line that matches no rule is reported as unlisted."""
 
     @property
     def shown(self) -> str:
@@ -60,7 +60,7 @@ def _feed(scanner: Scanner, way: Command | File, until_s: float) -> str | None:
     """Read one source to its end.
 
     Returns:
-      why it gives no line; "" if it gives one, None after the time limit.
+      why it returned no line; "" if it returned one, None after the time limit.
     """
     if isinstance(way, File):
         return _feed_file(scanner, Path(way.path), until_s)

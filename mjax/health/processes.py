@@ -1,10 +1,10 @@
-"""The processes of a host and their present CPU use.
+"""The processes of a host and their current CPU use.
 
-Enters: /proc/PID/stat and status, read twice. Leaves: one line a process. `ps` shows
-the use over the whole life of a process: a daemon that is busy for an hour after weeks
-of rest looks idle there. This process, its children and its ancestors are excluded. If
-an ancestor is Python too, such as the agent of a launch, all its descendants are
-excluded as well.
+Enters: /proc/PID/stat and status, read twice. Leaves: one line per process. `ps`
+averages over the lifetime of a process, so a daemon that was idle for weeks and busy
+for the last hour looks idle there. This process, its children and its ancestors are
+excluded. If an ancestor is a Python process, such as the agent of a launch, all its
+descendants are excluded too.
 
 Source of the format: proc_pid_stat(5),
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html
@@ -22,7 +22,7 @@ from pathlib import Path
 from mjax.health.sources import Reading, whole
 
 INTERVAL_S = 1.0
-"""Seconds between the two readings, chosen: a clock tick is 10 ms, so 1% is seen."""
+"""Seconds between the two readings, chosen: a clock tick is 10 ms, so 1% is visible."""
 HEADER = "pid\tuser\tstate\tpercent\trss_mib\tcommand"
 # Fields of /proc/PID/stat after the name, which may have spaces and parentheses.
 _STAT = re.compile(r"^([0-9]+) \((.*)\) (\S) (.*)$", re.DOTALL)
@@ -51,7 +51,7 @@ class Processes:
 
     @property
     def shown(self) -> str:
-        """What is read."""
+        """Name of the source, for a person."""
         return "/proc/*/stat"
 
     def read(self, limit_s: float) -> Reading:
@@ -72,7 +72,7 @@ def table(
     seconds: float,
     own: int,
 ) -> str:
-    """Return the lines of all processes without the `family` of one."""
+    """Return a line for each process outside the `family` of one process."""
     hidden = family(
         own,
         {pid: process.parent for pid, process in after.items()},
@@ -98,7 +98,7 @@ def table(
 def family(
     own: int, parents: Mapping[int, int], pythons: Collection[int] = ()
 ) -> set[int]:
-    """Return a process and all processes that belong to it.
+    """Return a process with its ancestors and descendants.
 
     Args:
       own: the process; its ancestors, without init, and its descendants belong to it.

@@ -1,7 +1,7 @@
 """Limits of the checks, and expectations of this host.
 
 `limits.toml` has the limits of all checks with their sources; a user's file may change
-them. The expectations list requirements of a host: numbers of devices, versions, and
+them. The expectations state what a host must have: numbers of devices, versions, and
 the checks that must not be unknown.
 """
 
@@ -23,16 +23,17 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Limits by check, and the expectations of the host."""
+    """Limits of each check, and the expectations of the host."""
 
     limits: Mapping[str, Mapping[str, Any]]
     expect: Mapping[str, Any] = _NOTHING
     """`gpus`, `ports`, `versions`, ...; see `EXPECTED`."""
     is_plain: bool = False
-    """The host has no GPU and no RDMA device, and none is expected: `accelerators`."""
+    """Whether the host has no GPU and no RDMA device, and none is expected; see
+    `accelerators`."""
 
     def limit(self, check: str, name: str) -> Any:
-        """Return a limit of a check, which limits.toml has."""
+        """Return a limit of a check; limits.toml must define it."""
         return self.limits[check][name]
 
     def require(self, check: str) -> bool:
@@ -52,28 +53,31 @@ EXPECTED: Mapping[str, tuple[type, str]] = MappingProxyType(
         "ports": (int, "InfiniBand or RoCE ports that must be active"),
         "port_rate_gbps": (int, "rate of each of these ports, Gbit/s"),
         "hcas": (list, "devices with a port that must be active, such as mlx5_0"),
-        "link_layer": (str, "of these ports: InfiniBand, or Ethernet for RoCE"),
+        "link_layer": (
+            str,
+            "link layer of these ports: InfiniBand, or Ethernet for RoCE",
+        ),
         "interfaces": (list, "Ethernet interfaces that must be up, such as eth0"),
-        "ethernet_gbps": (int, "speed of each of these interfaces, at least, Gbit/s"),
+        "ethernet_gbps": (int, "minimum speed of each of these interfaces, Gbit/s"),
         "mtu": (int, "MTU of each of these interfaces, bytes"),
         "roce_priority": (int, "priority of RoCE, 0 to 7: with ECN and flow control"),
-        "roce_traffic_class": (int, "traffic class that RoCE sends with"),
-        "pcie_allowed": (list, "PCI addresses whose link may be narrow or slow"),
-        "memory_gib": (int, "memory of the host, at least"),
-        "cpus": (int, "logical processors, at least"),
-        "hugepages": (int, "huge pages that are reserved"),
+        "roce_traffic_class": (int, "traffic class with which RoCE sends"),
+        "pcie_allowed": (list, "PCI addresses of links that may be narrow or slow"),
+        "memory_gib": (int, "minimum memory of the host, GiB"),
+        "cpus": (int, "minimum number of logical processors"),
+        "hugepages": (int, "number of reserved huge pages"),
         "mounts": (list, "file systems that must be mounted"),
-        "nodes_tb": (int, "capacity of all NVMe disks, at least, TB"),
-        "versions": (dict, "from a name to the version that must be installed"),
+        "nodes_tb": (int, "minimum capacity of all NVMe disks together, TB"),
+        "versions": (dict, "maps a name to the version that must be installed"),
         "services": (list, "systemd units that must be active"),
-        "sysctl": (dict, "from a kernel parameter to its value"),
-        "nccl": (dict, "from a variable to its value"),
-        "packages": (dict, "from a Python package to its version"),
-        "smt": (str, "threads of a core: on, off"),
+        "sysctl": (dict, "maps a kernel parameter to its value"),
+        "nccl": (dict, "maps an NCCL variable to its value"),
+        "packages": (dict, "maps a Python package to its version"),
+        "smt": (str, "two threads per core: on, off"),
         "numa_nodes": (int, "NUMA nodes that have processors"),
         "nvme_disks": (int, "NVMe disks"),
         "zpools": (list, "ZFS pools that must be online"),
-        "arrays": (list, "software RAIDs that must be there, such as md0"),
+        "arrays": (list, "software RAIDs that must be present, such as md0"),
         "product": (str, "vendor and model of the host, as DMI writes them"),
         "power_supplies": (int, "power supplies of a host"),
         "require": (list, "checks that must not be unknown: names, or patterns with *"),
@@ -85,14 +89,14 @@ VERSIONS = (
     *("nvidia_driver", "vbios", "mlx5_core", "ofed"),
     *("infiniband_board", "infiniband_firmware", "pcie_switch"),
 )
-"""Names in `versions` that a check compares."""
+"""Names in `versions` for which a check exists."""
 _WITH_NUMBERS = ("sysctl", "nccl")
 """Expectations whose values may be written as whole numbers. A version may not: 12.10
 would become 12.1."""
 
 
 def read_limits(path: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Return the limits of all checks, changed by those of a file.
+    """Return the limits of all checks, overridden by those of a file.
 
     Raises:
       ValueError: the file is not TOML, names an unknown check or limit, or has a value
@@ -161,7 +165,7 @@ def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
 
 
 def _check_items(flag: str, key: str, value: Any) -> None:
-    """Raise for items of a list or table that are not text."""
+    """Raise if an item of a list or table is not text."""
     places: dict[str, Any] = {}
     if isinstance(value, list):
         places = {f"{key}[{index}]": item for index, item in enumerate(value)}

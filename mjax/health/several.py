@@ -1,10 +1,10 @@
-"""Several sources as one, and sources under a shorter name.
+"""Several sources combined into one, and sources with a shorter name.
 
 `Several` is for a check that compares several sources. Enters: sources. Leaves: one
 `Reading` whose text has a header line before the text of each source; `parts` splits it
-again. A source that is absent leaves an empty part that says why, and the check decides
-what that means; the whole is absent only if all sources are. The first exit status that
-is not 0 is the status of the whole.
+again. An absent source gives an empty part with the reason, and the check decides what
+that means; the combined source is absent only if all its sources are. Its status is the
+first exit status that is not 0.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ _HEADER = re.compile(r"==> .*? (?:\(absent: (.*)\) )?<==")
 
 @dataclasses.dataclass(frozen=True)
 class Called:
-    """A source that is shown under a shorter name: files with many patterns."""
+    """A source with a shorter name, for files with many patterns."""
 
     name: str
     source: Source
@@ -46,7 +46,7 @@ class Several:
 
     @property
     def shown(self) -> str:
-        """All of them."""
+        """Names of all sources."""
         return "; ".join(source.shown for source in self.sources)
 
     def read(self, limit_s: float) -> Reading:
@@ -88,7 +88,7 @@ class Part:
 
     text: str
     absent: str
-    """Why there is no output; empty if there is."""
+    """Why there is no output; empty if there is one."""
 
 
 def parts(text: str, num: int) -> Sequence[Part]:
@@ -98,7 +98,8 @@ def parts(text: str, num: int) -> Sequence[Part]:
       text: of all sources.
       num: required number of sources.
     Raises:
-      UnreadableError: the number is wrong, or text precedes the first header.
+      UnreadableError: the number of sources is wrong, or text precedes the first
+        header.
     """
     found: list[tuple[str, list[str]]] = []
     for line in text.splitlines(keepends=True):
@@ -108,7 +109,7 @@ def parts(text: str, num: int) -> Sequence[Part]:
         elif found:
             found[-1][1].append(line)
         else:
-            raise UnreadableError(f"no header of a source: {line[:60]!r}")
+            raise UnreadableError(f"expected a source header, got {line[:60]!r}")
     if len(found) != num:
         raise UnreadableError(f"it has {len(found)} sources, not {num}")
     return [Part(text="".join(lines), absent=absent) for absent, lines in found]

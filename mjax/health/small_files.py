@@ -1,4 +1,4 @@
-"""Many small files as one text, and one command for each of several devices.
+"""Read many small files as one text, or run a command for each of several devices.
 
 Enters: the text of a `Files` source, or the devices of a host. Leaves: the lines of
 each file by its path; the output of each device after a line that names it.
@@ -46,7 +46,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def values(text: str) -> Mapping[str, str]:
-    """Return the content of each file, which has one line.
+    """Return the content of each file of a `Files` source with one line per file.
 
     Raises:
       UnreadableError: see `lines_of`; or a file has more lines.
@@ -71,7 +71,8 @@ class Each:
     pattern: str
     """Folder of the devices in /sys."""
     folder: str = "/dev"
-    """Folder of the path that the command gets; empty: it gets only the name."""
+    """Folder of the path that the command receives; empty: it receives only the
+    name."""
 
     @property
     def shown(self) -> str:

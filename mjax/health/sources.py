@@ -21,12 +21,12 @@ MAX_BYTES = 32 * 2**20
 """Maximum size of an output, chosen: `nvidia-smi -q -x` of eight GPUs has 0.5 MB."""
 _CHUNK_BYTES = 2**16
 _SMALL_BYTES = 2**16
-"""Maximum size of one of several files, chosen: a file of /sys has at most a page."""
+"""Maximum size of each of several files, chosen: a file of /sys has at most a page."""
 _SHOWN_CHARS = 200
 C_LOCALE: Mapping[str, str] = MappingProxyType(
     {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
 )
-"""Environment of every command, so that outputs have one language and time zone."""
+"""Environment of every command, for a fixed language and time zone of outputs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,12 +35,12 @@ class Reading:
 
     text: str = ""
     num_bytes: int | None = None
-    """Bytes that the source has written; None: unknown. A shorter `text` is
+    """Number of bytes that the source wrote; None: unknown. A shorter `text` is
     truncated."""
     status: int | None = 0
     """Exit status of a command; None after its time limit."""
     error: str = ""
-    """The end of what a command wrote to stderr."""
+    """The last part of a command's stderr."""
     absent: str = ""
     """Why there is nothing to read: no such command, file or device."""
 
@@ -57,7 +57,7 @@ class Reading:
 
 
 def num_bytes_of(text: str) -> int:
-    """Return the number of bytes of an output before decoding."""
+    """Return the number of undecoded bytes of an output."""
     return len(text.encode(errors="surrogateescape"))
 
 
@@ -72,7 +72,7 @@ class Source(Protocol):
 
     @property
     def shown(self) -> str:
-        """For a person: the command line, or the path."""
+        """Name for a person: the command line, or the path."""
         ...
 
     def read(self, limit_s: float) -> Reading:
@@ -144,7 +144,7 @@ class Files:
     """Many small files, as lines `path<tab>content`, sorted by path.
 
     A file with several lines gives several such lines. An unreadable file gives a line
-    `path<tab>!reason`; what begins with ! or \\ in a file gets a \\ before it.
+    `path<tab>!reason`; a line of a file that begins with ! or \\ is prefixed with \\.
     """
 
     patterns: tuple[str, ...]
@@ -174,7 +174,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Environment:
-    """Environment variables whose names begin like this, as `NAME=value`."""
+    """Environment variables whose names begin with given prefixes, as `NAME=value`."""
 
     prefixes: tuple[str, ...]
 
@@ -184,7 +184,7 @@ class Environment:
         return " ".join(f"${prefix}*" for prefix in self.prefixes)
 
     def read(self, limit_s: float) -> Reading:
-        """Read them; without any, the text is empty."""
+        """Read them; if there are none, the text is empty."""
         del limit_s
         return self.of(os.environ)
 

@@ -1,7 +1,7 @@
-"""Cases of checks: a recorded output, words that are changed in it, and the verdict.
+"""Cases of checks: a recorded output, replacements in it, and the expected verdict.
 
-tests/health/fixtures/GROUP/cases.toml has those of a group; `about` there says where
-the formats are from.
+tests/health/fixtures/GROUP/cases.toml has the cases of a group; its key `about` gives
+the sources of the formats.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ from mjax.health.settings import Settings, read_limits
 from mjax.health.sources import Reading
 
 NOW = Now(unix_s=1717200000.0, uptime_s=864000.0)
-"""When logs of the kernel are read: 2024-06-01 0:00 UTC, 10 days after boot."""
+"""Time at which kernel logs are read: 2024-06-01 0:00 UTC, 10 days after boot."""
 FIXTURES_DIR = Path(__file__).parent / "fixtures"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """An output and what a check must say of it."""
+    """An output and the expected finding of a check."""
 
     check: str
     state: State
@@ -35,29 +35,28 @@ class Case:
     replace: Sequence[Sequence[str]] = ()
     """(old, new), in this order; each old must occur."""
     after: str = ""
-    """Replace only in what follows this text, which must occur; for one of several
-    devices."""
+    """Replace only after this text, which must occur; for one of several devices."""
     before: str = ""
-    """Replace only in what stands in front of this text; sought behind `after`."""
+    """Replace only before this text, which is searched after `after`."""
     expect: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     status: int = 0
     error: str = ""
     """What the command writes to stderr."""
     value: str = ""
-    """What it shows as the value; empty: not compared."""
+    """Expected value of the finding; empty: not compared."""
     limit: str = ""
-    """What it shows as the limit; empty: not compared."""
+    """Expected limit of the finding; empty: not compared."""
     reason: str = ""
-    """Words that the reason must have."""
+    """Text that the reason must contain."""
 
     @property
     def text(self) -> str:
-        """What the check is given: the output, or the digest of a log."""
+        """Input of the check: the output, or the digest of a log."""
         return self.reading.text
 
     @functools.cached_property
     def reading(self) -> Reading:
-        """What the source of the check would read."""
+        """The reading of the check's source."""
         text, source = self.output, BY_NAME[self.check].source
         data = text.encode(errors="surrogateescape")
         if isinstance(source, Log):
@@ -70,7 +69,7 @@ class Case:
 
     @property
     def output(self) -> str:
-        """The file, with what is replaced."""
+        """The text of the file after the replacements."""
         text, kept, rest = fixture(self.group, self.file), "", ""
         if self.after:
             assert self.after in text, f"{self.group}/{self.file}: {self.after!r}"
@@ -86,16 +85,16 @@ class Case:
         return kept + text + rest
 
     def play(self, check: Check | None = None) -> Finding:
-        """Let the check judge it; another one than that of the table, if given."""
+        """Judge it with the check of the table, or another one if given."""
         return judge(check or BY_NAME[self.check], self.reading, self.settings)
 
     @property
     def settings(self) -> Settings:
-        """What it is compared with."""
+        """Limits and expectations for the check."""
         return Settings(limits=limits(), expect=self.expect)
 
     def is_met_by(self, finding: Finding) -> bool:
-        """Say whether that is what the check must say."""
+        """Return whether a finding is the expected one."""
         return (
             finding.state is self.state
             and self.reason in finding.reason
@@ -106,7 +105,7 @@ class Case:
 
 @functools.cache
 def limits() -> Mapping[str, Mapping[str, Any]]:
-    """Return the limits that are shipped."""
+    """Return the shipped limits."""
     return read_limits()
 
 

@@ -1,31 +1,31 @@
-"""Generated series of network counters: healthy ones, and three kinds of sick ones.
+"""Generated series of network counters: healthy ones, and three kinds of faulty ones.
 
-Enters: a kind and a seed. Leaves: a `Series`, what a sampler of one network port of
-one host sees for 10 to 30 minutes of a training run, and the truth about it. The
-same kind and seed give the same series.
+Enters: a kind and a seed. Leaves: a `Series`, the samples of one network port of one
+host over 10 to 30 minutes of a training run, and the truth about them. The same kind
+and seed give the same series.
 
     from tests.health.series import REPORT_SEEDS, TUNING_SEEDS, make
     series = make("flap", TUNING_SEEDS[0])
 
-Thresholds of a detector are fixed on `TUNING_SEEDS`; those of `mjax.health.watch` on
-600 to 799, checked on 800 to 999. `REPORT_SEEDS` are for the figures that are reported,
-500 of each kind, and for nothing else. What is generated was fixed before a detector
-existed, by somebody who does not write it.
+Thresholds of a detector are tuned on `TUNING_SEEDS`; those of `mjax.health.watch` on
+600 to 799, and checked on 800 to 999. `REPORT_SEEDS` are only for reported figures, 500
+of each kind. The generator was fixed before any detector existed, and not by the author
+of the detectors.
 
-Every kind has the same healthy life: evaluations, saves, restarts, reboots, updates of
-the batch size, other hosts that hold the step up, drift, dips, pulses of contention,
-symbol errors within the specification, samples that are late or missing, counters that
-wrap, stop or are set to 0. A kind other than clean has one fault on top.
+Every kind has the same healthy events: evaluations, saves, restarts, reboots, changes
+of the batch size, other hosts that delay the step, drift, dips, pulses of contention,
+symbol errors within the specification, late or missing samples, counters that wrap,
+saturate or are reset. A kind other than clean has one fault in addition.
 
-- flap: the link goes down, retrains, or fails further on. At least link_downed + 1, or
-  1 s of traffic delayed together with 8 retransmissions.
+- flap: the link goes down, retrains, or a farther link fails. At least link_downed + 1,
+  or 1 s of delayed traffic with 8 retransmissions.
 - decay: the rate of bursts falls slowly or to fewer lanes, or symbol errors double
-  again and again. At least 10% of the rate gone in the last tenth, or errors at 10
-  times the specified rate.
+  repeatedly. At least 10% of the rate lost in the last tenth, or errors at 10 times the
+  specified rate.
 - neighbour: jobs that share a link. Steps at least 10% longer, for 150 s.
 
-`STRONGEST_CLEAN` bounds what clean series go through; between it and `WEAKEST` there is
-nothing. The formulas are in the modules that draw each part: `series_run` (the run),
+`STRONGEST_CLEAN` bounds the events of clean series; nothing is between it and
+`WEAKEST`. The formulas are in the module of each part: `series_run` (the run),
 `series_conditions` (disturbances), `series_faults` (faults), `series_counters` (what is
 read), `series_severity` (how strong it was).
 """
@@ -66,12 +66,12 @@ TUNING_SEEDS = range(0, 10_000)
 REPORT_SEEDS = range(50_000, 50_500)
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 RESTART_PROBABILITY = 0.15
-"""Chosen; the same for every kind, so that a restart says nothing about it."""
+"""Chosen; the same for every kind, so that a restart gives no hint of the kind."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened to a series, weak or not."""
+    """An event in a series, weak or strong."""
 
     name: str
     start_s: float
@@ -80,21 +80,21 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What was put into a series; a detector does not see it."""
+    """The events put into a series, which a detector does not see."""
 
     kind: Kind
     variant: str
-    """Of the fault: down, recovery, remote; ramp, lanes, errors; neighbour; "" for
-    clean."""
+    """Variant of the fault: down, recovery, remote; ramp, lanes, errors; neighbour; ""
+    for clean."""
     onset_s: float | None
-    """Of the first fault; None for clean."""
+    """Start of the first fault; None for clean."""
     offset_s: float | None
-    """Of the last; the end of the series if it does not heal."""
+    """End of the last fault; the end of the series if it does not heal."""
     severity: Severity
     events: tuple[Event, ...]
     """Faults: one for each flap, else one from onset to offset."""
     disturbances: tuple[Event, ...]
-    """Everything else, evaluations and drawn stalls of single steps excepted."""
+    """All other events, except evaluations and random stalls of single steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,8 +106,8 @@ class Series:
     step_end_s: Array
     """[T], float64: when a training step ended, on the sampler's clock."""
     step_s: Array
-    """[T], float64: how long it took, by the trainer. Steps that an outage or a
-    restart cut off are missing."""
+    """[T], float64: its duration as reported by the trainer. Steps cut off by an outage
+    or a restart are missing."""
     truth: Truth
 
 

@@ -1,15 +1,15 @@
-"""What a healthy port goes through, and the form that all events have.
+"""Events of a healthy port, and the common form of all events.
 
 Enters: a random generator, a `Run`. Leaves: `Conditions`, in seconds of work (the clock
 of the run, which stands still while no traffic passes).
 
     share(t) = own(t) * (1 - contended(t))
 
-own is 1 but for decay and drift, contended is 0 but for jobs of others. Symbol errors
+own is 1 except for decay and drift, contended is 0 except for other jobs. Symbol errors
 are a Poisson process of errors_per_s(t). An `Incident` stops the traffic and counts.
 
-Ranges are chosen, but for the bit error rate, see `SPECIFIED_BIT_ERROR_RATE`. Together
-they stay below `STRONGEST_CLEAN`.
+Ranges are chosen, except for the bit error rate, see `SPECIFIED_BIT_ERROR_RATE`.
+Together they stay below `STRONGEST_CLEAN`.
 """
 
 import dataclasses
@@ -39,34 +39,34 @@ BIT_ERROR_RATE = (1e-17, 0.9e-12)  # logarithmic; 0 with a probability of 0.3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Incident:
-    """A moment at which traffic stops, or something is counted, or both."""
+    """A moment at which traffic stops, or events are counted, or both."""
 
     name: str
     start_s: float
     outage_s: float
-    """Nothing can be sent for so long; 0 for what is only counted."""
+    """Time without traffic; 0 if events are only counted."""
     down_s: float
-    """The port is down for so long; 0 if it stays up."""
+    """Time during which the port is down; 0 if it stays up."""
     counts: Mapping[str, int]
     """Added to the counters at the start."""
     sent_counts: Mapping[str, int]
-    """Added if there was traffic to stop."""
+    """Added to the counters if there was traffic to stop."""
     run_lost_s: float
-    """Until the run is back that this ends; 0 if it survives."""
+    """Time until the run restarts, if this ends it; 0 if the run survives."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """All that happens to a port in a series. G cells of a grid, see `grid_times`."""
+    """All events of a port in a series. G cells of a grid, see `grid_times`."""
 
     variant: str
-    """Of the fault; "" for clean."""
+    """Variant of the fault; "" for clean."""
     span_s: tuple[float, float] | None
-    """Onset and offset of decay and load; None: the incidents have them."""
+    """Onset and offset of decay and load; None: given by the incidents."""
     own: Array
-    """[G], part of its rate that the port still gives."""
+    """[G], fraction of its rate that the port still reaches."""
     contended: Array
-    """[G], part of that which other jobs take."""
+    """[G], fraction of that rate taken by other jobs."""
     marked: Array
     """[G], marks and waits of this port's own traffic, times the usual ones."""
     errors_per_s: Array
@@ -75,16 +75,16 @@ class Conditions:
     cleared_s: tuple[float, ...]
     """An operator sets the counters of the port to 0 (perfquery -R)."""
     weak: tuple[tuple[str, float, float], ...]
-    """Name, start and end of the weak disturbances that are no incidents."""
+    """Name, start and end of the weak disturbances that are not incidents."""
 
     @property
     def share(self) -> Array:
-        """[G], part of its rate that a burst gets."""
+        """[G], fraction of the rate that a burst gets."""
         return self.own * (1 - self.contended)
 
 
 def draw_weak(rng: np.random.Generator, run: Run, *, drifts: bool) -> Conditions:
-    """Draw what a healthy port goes through."""
+    """Draw the events of a healthy port."""
     times, end_s = grid_times(run.duration_s), run.duration_s
     own, contended = np.ones(len(times)), np.zeros(len(times))
     marked, weak = np.ones(len(times)), []
@@ -124,7 +124,7 @@ def draw_weak(rng: np.random.Generator, run: Run, *, drifts: bool) -> Conditions
 
 
 def _draw_drift(rng: np.random.Generator, times: Array, end_s: float) -> Array:
-    """Draw the part of the rate that temperature and routes take, at each time."""
+    """Draw the fraction of the rate lost to temperature and routes, at each time."""
     drift = rng.uniform(*DRIFT)
     if rng.random() < 0.5:
         return drift * times / end_s
@@ -154,7 +154,7 @@ def make_incident(
     sent_counts: Mapping[str, int] | None = None,
     run_lost_s: float = 0.0,
 ) -> Incident:
-    """Make an incident; what is not said did not happen."""
+    """Make an incident; omitted effects are 0."""
     return Incident(
         name=name,
         start_s=float(start_s),
@@ -181,7 +181,8 @@ def _dip(rng: np.random.Generator, run: Run) -> Incident:
 def add_lost_peers(
     rng: np.random.Generator, run: Run, conditions: Conditions
 ) -> Conditions:
-    """Let queue pairs time out whose peers a restart has ended: no flap."""
+    """Let queue pairs time out after a restart ended their peers; this is not a
+    flap."""
     steps = [pause.after_step for pause in run.pauses if pause.name == "restart"]
     if not steps or rng.random() < 0.5:
         return conditions

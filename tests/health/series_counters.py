@@ -1,11 +1,11 @@
-"""What a sampler reads of a port: all counters each second, bytes each 5 or 10 ms.
+"""Samples of a port: all counters each second, bytes every 5 or 10 ms.
 
 Enters: a `Run` laid out in time, `Conditions`. Leaves: `Readings`, as the files of
 /sys/class/infiniband/DEVICE/ports/PORT and /sys/class/net/INTERFACE would give them.
 
-    work(t) = t - what outages have delayed until t
-    port_xmit_data(t) = (start + bytes(work(t)) // 4) mod 2^bits - value at last reset
-    increment of an event counter ~ Poisson(gamma noise * expected increment)
+    work(t) = t - total delay of outages until t port_xmit_data(t) = (start +
+    bytes(work(t)) // 4) mod 2^bits - value at last reset increment of an event counter
+    ~ Poisson(gamma noise * expected increment)
 
 Units and widths:
 
@@ -54,11 +54,11 @@ LATE_PROBABILITY = 0.01  # the sampler did not run in time
 LATE_S = (0.05, 0.9)
 LAG_S = (0.0002, 0.002)  # from the time stamp to the read, one per sample
 MISSING_PROBABILITY = (0.0, 0.01)
-GAP_PROBABILITY = 0.15  # that the sampler stops once
+GAP_PROBABILITY = 0.15  # probability that the sampler stops once
 GAP_S = (3.0, 20.0)
-FULL_PROBABILITY = 0.02  # that symbol_error stopped long ago
+FULL_PROBABILITY = 0.02  # probability that symbol_error saturated long ago
 WINDOW_LAG_S = 0.0002  # from the time stamp to the read: mean of an exponential
-READ_S = 0.0001  # a read takes at least so long
+READ_S = 0.0001  # minimum duration of a read
 WINDOW_S = 2.0
 WINDOW_EVERY_S = (20.0, 90.0)
 WINDOW_RATES_HZ = (100, 200)
@@ -72,7 +72,9 @@ DECAY_MARKS = (0.0, 3.0)  # times the healthy rate: the switch queues for a slow
 WAIT_PART = (1e-3, 0.05)  # of a burst, logarithmic: ticks without credits
 CONTENDED_WAIT = (0.4, 0.9)  # of the time that others take
 CLUMPING = 3.0  # shape of the gamma noise: congestion comes in clumps
-LOST_PER_SYMBOL_ERROR = 0.5  # Ethernet drops the frame, the receiver asks again
+LOST_PER_SYMBOL_ERROR = (
+    0.5  # Ethernet drops the frame, and the receiver requests it again
+)
 RARE_PER_S = {
     "local_ack_timeout_err": 1 / 1200,
     "packet_seq_err": 1 / 600,
@@ -95,12 +97,12 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Readings:
-    """What the sampler has read. M samples, about one a second."""
+    """The M samples read by the sampler, about one a second."""
 
     time_s: Array
     """[M], float64, since the start of the series, when the read began."""
     counters: Mapping[str, Array]
-    """[M], uint64, by the name of the file; a port lacks what its link layer lacks."""
+    """[M], uint64, by file name; counters of the other link layer are absent."""
     state: Array
     """[M], uint8: 1 DOWN, 2 INIT, 4 ACTIVE."""
     windows: tuple[Window, ...]
@@ -108,22 +110,22 @@ class Readings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placed:
-    """An incident in the time of the sampler."""
+    """An incident on the sampler's clock."""
 
     incident: Incident
     start_s: float
     up_s: float
-    """The port is up again; the start if it was not down."""
+    """Time at which the port is up again; the start if it was not down."""
     stall_s: float
-    """Traffic that it delayed."""
+    """Duration for which it delayed traffic."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clock:
-    """From the sampler's time to the run's work and back. K outages."""
+    """Conversion between the sampler's time and the run's work, for K outages."""
 
     work_s: Array
-    """[K], when an outage stops the work."""
+    """[K], work at which an outage stops it."""
     delay_s: Array
     """[K + 1], all delay before the first, between, and after the last outage."""
 
@@ -143,7 +145,7 @@ class Clock:
 def place(
     timeline: Timeline, incidents: tuple[Incident, ...], end_s: float
 ) -> tuple[tuple[Placed, ...], Clock]:
-    """Put incidents into the sampler's time; those that overlap or come late drop out.
+    """Convert incidents to the sampler's time, and drop overlapping or late ones.
 
     An outage costs nothing while the port has nothing to send:
     stall = outage - time until the next burst, at least 0.
@@ -180,7 +182,7 @@ def read(
     placed: tuple[Placed, ...],
     clock: Clock,
 ) -> Readings:
-    """Sample the port: seconds, and windows of milliseconds now and then."""
+    """Sample the port every second, and in windows of milliseconds at intervals."""
     absent = _draw_absences(rng, run, timeline, placed, clock)
     time_s = _draw_seconds(rng, run.duration_s, absent)
     read_s = time_s + rng.uniform(*LAG_S, len(time_s))
@@ -216,12 +218,12 @@ def _draw_absences(
     placed: tuple[Placed, ...],
     clock: Clock,
 ) -> list[tuple[float, float]]:
-    """Draw when nothing samples: a stopped sampler, a host that boots."""
+    """Draw the times without samples: a stopped sampler, a booting host."""
     absent = []
     if rng.random() < GAP_PROBABILITY:
         length_s = float(rng.uniform(*GAP_S))
         start_s = float(rng.uniform(0.05, 0.9) * run.duration_s)
-        # Not over a flap: where the port counts nothing, it would leave no trace.
+        # Not over a flap: without samples, it would leave no trace.
         if not any(
             start_s - 5 < each.start_s + each.incident.outage_s
             and each.start_s - 5 < start_s + length_s
@@ -255,7 +257,7 @@ def _draw_seconds(
 def _interpolate(
     x: Array, xs: Array, ys: Array, *, slope_outside: bool = False
 ) -> Array:
-    """Interpolate linearly; outside go on with slope 1, or stay."""
+    """Interpolate linearly; outside, continue with slope 1 or stay constant."""
     if not len(xs):
         return x
     out = np.interp(x, xs, ys)
@@ -316,7 +318,7 @@ def _count(
     placed: tuple[Placed, ...],
     read_s: Array,
 ) -> dict[str, Array]:
-    """Draw the event counters, with what the port had counted before the series."""
+    """Draw the event counters, including the counts from before the series."""
     ethernet = run.port.link_layer == "Ethernet"
     counters = {}
     names = [*expected, "link_downed", "link_error_recovery"]
@@ -337,7 +339,7 @@ def _count(
 
 
 def _draw_past(rng: np.random.Generator, name: str) -> np.uint64:
-    """Draw what a counter held before the series."""
+    """Draw the value of a counter before the series."""
     if name in ("link_downed", "link_error_recovery"):
         return np.uint64(rng.choice((0, 1, 2, 3, 7), p=(0.6, 0.2, 0.1, 0.06, 0.04)))
     if name == "carrier_changes":
@@ -408,7 +410,7 @@ def _draw_windows(
     absent: list[tuple[float, float]],
     data: DataCounters,
 ) -> tuple[Window, ...]:
-    """Read the byte counters fast, now and then."""
+    """Read the byte counters at a high rate, at intervals."""
     rate_hz = int(rng.choice(WINDOW_RATES_HZ))
     every_s = rng.uniform(*WINDOW_EVERY_S)
     num = int(duration_s / every_s)

@@ -45,8 +45,8 @@ from tests.health.series_severity import WEAKEST, step_cost
 type Kind = Literal["clean", "flap", "decay", "neighbour"]
 
 FLAP_VARIANTS = {"down": 0.6, "recovery": 0.15, "remote": 0.25}
-"""Down: the port goes down. Recovery: it retrains and stays up. Remote: a link further
-on flaps, and this port counts nothing but the retransmissions."""
+"""Down: the port goes down. Recovery: it retrains and stays up. Remote: a farther link
+flaps, and this port counts only the retransmissions."""
 DOWN_S = (0.05, 20.0)  # logarithmic
 DOWN_IN_BURST_S = (0.05, 3.0)  # logarithmic, of a host that flaps many times
 STALL_S = (1.0, 8.0)  # where the port stays up
@@ -133,7 +133,7 @@ def _add_flap(rng: np.random.Generator, run: Run, weak: Conditions) -> Condition
 
 
 def _retransmissions(rng: np.random.Generator) -> dict[str, int]:
-    """Draw what the queue pairs of a port count after an outage."""
+    """Draw the counts of a port's queue pairs after an outage."""
     timeouts = int(log_uniform(rng, RETRANSMISSIONS))
     sequence = int(timeouts * rng.uniform(0, 1))
     return {"local_ack_timeout_err": timeouts, "packet_seq_err": sequence}
@@ -182,7 +182,7 @@ def _flap_recovery(
 def _flap_remote(
     rng: np.random.Generator, run: Run, start_s: float, down: tuple[float, float]
 ) -> Incident:
-    """Draw a flap of a link further on."""
+    """Draw a flap of a farther link."""
     del run, down
     outage_s = rng.uniform(*STALL_S)
     return make_incident(
@@ -208,7 +208,7 @@ def _away_from_restart(
 
 
 def _add_decay(rng: np.random.Generator, run: Run, weak: Conditions) -> Conditions:
-    """Add a rate that falls slowly or at once, or errors that grow."""
+    """Add a rate that drops slowly or at once, or growing errors."""
     end_s, times = run.duration_s, grid_times(run.duration_s)
     variant = str(rng.choice(list(DECAY_VARIANTS), p=list(DECAY_VARIANTS.values())))
     own, errors, incidents = weak.own.copy(), weak.errors_per_s, weak.incidents
@@ -241,7 +241,7 @@ def _add_decay(rng: np.random.Generator, run: Run, weak: Conditions) -> Conditio
 
 
 def _add_neighbour(rng: np.random.Generator, run: Run, weak: Conditions) -> Conditions:
-    """Add one to three jobs whose bursts meet those of this port."""
+    """Add one to three jobs whose bursts collide with those of this port."""
     end_s = run.duration_s
     length_s = max(NEIGHBOUR_S, rng.uniform(*NEIGHBOUR_PART) * end_s)
     start_s = _away_from_restart(
@@ -264,7 +264,7 @@ def _add_neighbour(rng: np.random.Generator, run: Run, weak: Conditions) -> Cond
             break
         if step_cost(run, healthy, timeline, span_s) > 1.1 * WEAKEST.step_cost:
             return conditions
-        # The other job takes more of what it left, until this run feels it enough.
+        # Increase the other job's share until this run is affected enough.
         load = np.where(load > 0, np.minimum(DEEPEST, 1 - 0.7 * (1 - load)), 0.0)
     return _add_neighbour(rng, run, weak)  # a pause was in the way
 

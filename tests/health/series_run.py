@@ -1,4 +1,4 @@
-"""A training run as one network port sees it: bursts, quiet phases, pauses.
+"""The traffic of a training run at one network port: bursts, quiet phases, pauses.
 
 Enters: a random generator, and the share of its rate that a burst gets at each moment.
 Leaves: a `Timeline`, the start and the bytes of every burst, from which counters can
@@ -42,7 +42,7 @@ The same page says that cables are tested in the factory to 1e-15.
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Port:
-    """What a sampler knows of a port before it reads a counter."""
+    """Properties of a port that a sampler knows before it reads a counter."""
 
     link_layer: LinkLayer
     rate_gbit_per_s: float
@@ -59,9 +59,9 @@ class Port:
 
 
 PORTS = (
-    # 4 lanes of 10 Gbit/s with 8b/10b coding. 32 bits: some devices count so and wrap
-    # (Linux commit 11d2b114cdeb, hfi1; DPDK commit 827f72e8ce2c, hns3). At 1 GB/s of
-    # 4-byte units a counter wraps every 4.3 s, so 1 Hz still counts right.
+    # 4 lanes of 10 Gbit/s with 8b/10b coding. 32 bits: some devices have this width and
+    # wrap (Linux commit 11d2b114cdeb, hfi1; DPDK commit 827f72e8ce2c, hns3). At 1 GB/s
+    # of 4-byte units a counter wraps every 4.3 s, so 1 Hz still counts right.
     Port(
         link_layer="InfiniBand",
         rate_gbit_per_s=40.0,
@@ -83,7 +83,7 @@ PORT_PROBABILITY = (0.1, 0.15, 0.15, 0.15, 0.15, 0.15, 0.15)
 
 DURATION_S = (600.0, 1800.0)
 STEP_S = (0.5, 20.0)  # logarithmic
-GRADIENT_PART = (0.08, 0.35)  # of a step: communication that nothing overlaps
+GRADIENT_PART = (0.08, 0.35)  # of a step: communication that is not overlapped
 TAIL_PART = (0.03, 0.15)  # of a step: optimizer, data, logging; nothing is sent
 BUSY_PART = (0.35, 0.95)  # of an overlapped bucket in which the port sends
 BUCKET_S = (0.06, 0.30)  # a burst has to span a few samples of 5 to 10 ms
@@ -108,7 +108,7 @@ REBOOT_S = (90.0, 260.0)
 FIRST_STEP = (1.5, 4.0)  # times the step, after a restart: compilation, caches
 BATCH = (0.8, 1.3)  # times the batch before, at an update
 BATCH_BYTES = (0.0, 0.5)  # part of the bytes that grows with the batch (activations)
-SLOW_HOST = (1.05, 1.30)  # times the compute while another host holds the step up
+SLOW_HOST = (1.05, 1.30)  # times the compute while another host delays the step
 REVERSE = (0.8, 1.25)  # bytes received for a byte sent
 MOST_EFFICIENCY = 0.88  # of the wire, in the direction that carries more
 ITERATIONS = 3
@@ -153,12 +153,12 @@ class Run:
     efficiency: float
     """Of the wire: the mean rate of a burst."""
     changes: tuple[tuple[str, float, float], ...]
-    """Name, start and end of what else changes the step time of a healthy host."""
+    """Name, start and end of other changes of a healthy host's step time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """A run laid out in time. Seconds of work: outages are not yet counted in."""
+    """A run laid out in time. Times are in seconds of work, without outages."""
 
     start_s: Array
     """[N, C]: of the buckets, and so of their bursts."""
@@ -308,7 +308,7 @@ def _by_bucket(phases: Array, layers: int, exposed: Array) -> Array:
 
 
 def _draw_jitter(rng: np.random.Generator, num_steps: int) -> Array:
-    """Draw the compute of each step, times the nominal one."""
+    """Draw the compute time of each step, relative to the nominal one."""
     jitter = np.exp(rng.standard_normal(num_steps) * rng.uniform(*STEP_NOISE))
     stalled = rng.random(num_steps) < rng.uniform(*STALL_PROBABILITY)
     return jitter * np.where(stalled, 1 + rng.uniform(*STALL_PART, num_steps), 1.0)
@@ -332,7 +332,7 @@ def _draw_load(
 
 
 def _draw_evaluations(rng: np.random.Generator, num_steps: int, step_s: float) -> Array:
-    """Say which rows train; the others have a forward pass only."""
+    """Mark the rows that train; the others have only a forward pass."""
     trained = np.ones(num_steps, bool)
     if rng.random() < 0.4:
         return trained
@@ -380,7 +380,7 @@ def _add_pauses(
 
 
 def _trimmed(run: Run) -> Run:
-    """Drop the steps after the end; nothing makes a step start earlier than here."""
+    """Drop the steps after the end; steps can only start later than laid out here."""
     start_s = lay(run).start_s[:, 0]
     assert start_s[-1] > run.duration_s, "too few steps were drawn"
     kept = int(np.searchsorted(start_s, run.duration_s)) + 1

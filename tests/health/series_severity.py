@@ -1,4 +1,4 @@
-"""How strong events are: the measures, the weakest fault, the strongest disturbance.
+"""Strength of events: measures, the weakest fault, the strongest disturbance.
 
 Enters: a `Run`, and the `Timeline` that something made of it. Leaves: parts by which it
 is slower. `WEAKEST` is the weakest fault that is made, `STRONGEST_CLEAN` the strongest
@@ -12,7 +12,7 @@ from tests.health.series_run import Array, Run, Timeline, at
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Severity:
-    """How strong the events of a series are, measured on what was made."""
+    """Strength of the events of a series, measured on the generated data."""
 
     links_downed: int
     """Times that the port went down."""

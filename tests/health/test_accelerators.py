@@ -119,8 +119,8 @@ def test_a_plain_host_is_not_failed_and_never_ok_for_that(monkeypatch):
     report, finding = ran(devices(*LAPTOP), bad, monkeypatch=monkeypatch)
     assert (finding.state, report.is_ok) == (State.UNKNOWN, True)
     assert finding.reason == (
-        "device 3: 1 is not 2; no GPU and no RDMA device is here or expected, so this "
-        "is not judged"
+        "device 3: 1 is not 2; not judged: this host has no GPU and no RDMA device, "
+        "and none is expected"
     )
     seen = devices(*LAPTOP, ("17", "0x030200", "0x10de"))
     for reading, expect in ((seen, {}), (devices(*LAPTOP), {"gpus": 8})):

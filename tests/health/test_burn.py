@@ -21,7 +21,7 @@ from tests.processes.test_distributed import clean_environment, free_port
 
 
 class Host:
-    """Stands for measuring processes; a round takes 60 s of a clock that it turns."""
+    """Simulates measuring processes; a round takes 60 s of a clock that it advances."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.rounds, self.now_s = 0, 0.0
@@ -119,7 +119,7 @@ def test_a_burn_that_was_stopped_and_resumed_has_the_result_of_an_undisturbed_on
     flags = ("--minutes", "5", "--state", str(tmp_path / "b"))
     code, found, errors = run(capsys, *flags)
     assert (code, found) == (burn.STOPPED, None)
-    assert "stopped after 3 whole rounds" in errors
+    assert "stopped after 3 complete rounds" in errors
     assert len(json.loads((tmp_path / "b").read_text())["rounds"]) == 3
     assert run(capsys, *flags)[:2] == undisturbed[:2]
     one, other = (json.loads((tmp_path / x).read_text()) for x in "ab")
@@ -143,7 +143,7 @@ def test_signals_are_handled_as_before_when_the_burn_is_over(host, capsys):
     before = signal.getsignal(signal.SIGTERM)
     host.stop_round = 0
     code, _, errors = run(capsys)
-    assert (code, "nothing is kept without --state" in errors) == (burn.STOPPED, True)
+    assert (code, "nothing is saved without --state" in errors) == (burn.STOPPED, True)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -171,7 +171,7 @@ def test_what_is_required_and_not_measured_is_named(host, capsys):
     _, found, _ = run(capsys, "--require", "gemm.int8.gpu0")
     check = found["checks"][-1]
     assert (check["name"], check["state"]) == ("gemm.int8.gpu0", "unknown")
-    assert check["reason"] == "required, and not measured"
+    assert check["reason"] == "required, but not measured"
 
 
 def test_a_state_of_another_burn_is_refused(host, capsys, tmp_path):
@@ -189,7 +189,7 @@ def test_a_state_of_another_burn_is_refused(host, capsys, tmp_path):
         Path(state).write_text(text)
         code, _, errors = run(capsys, "--state", state)
         assert code == burn.BAD_INPUT
-        assert "move the file away to begin anew" in errors
+        assert "move the file away to start again" in errors
     assert host.rounds == 1
 
 
@@ -275,9 +275,9 @@ def test_gpus_are_counted_by_their_device_files(tmp_path):
         ("--compare /none.json", "--compare /none.json: "),
         ("--compare-fraction 1.1", "--compare-fraction must be in (0, 1], got 1.1"),
         ("--baselines /none", "--baselines /none: "),
-        ("--disk-dir /none", "--disk-dir /none is no folder; make it first"),
+        ("--disk-dir /none", "--disk-dir /none is not a folder; make it first"),
         ("--out /none/x", "--out /none/x: its folder does not exist; make it first"),
-        ("--coordinator a:1", "belong together; give all three or none"),
+        ("--coordinator a:1", "go together; give all three or none"),
         (" ".join(MEETING).replace("a:1", "a"), "must be HOST:PORT, got a"),
         (" ".join(MEETING[:5]) + " 2", "--process-id must be 0 to 1, got 2"),
         ("--simulate-devices 2 --platform cuda", "needs --platform cpu, got cuda"),
@@ -324,7 +324,7 @@ def test_a_result_is_printed_though_its_file_cannot_be_written(host, capsys, tmp
 
 
 def test_the_command_loads_no_jax():
-    """jax is loaded where it may hang: in the measuring processes."""
+    """jax is loaded only in the measuring processes, where it may hang."""
     code = (
         "import sys, mjax.health.burn.command; "
         "assert not {'jax', 'numpy'} & {*sys.modules}"

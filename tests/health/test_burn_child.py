@@ -1,4 +1,4 @@
-"""Measuring processes that hang, die, or report nonsense."""
+"""Measuring processes that hang, die, or send invalid reports."""
 
 import os
 import sys
@@ -36,7 +36,8 @@ for kind in task["kinds"]:
 
 
 class Clock:
-    """Time that goes by only while a measuring process hangs, on a loaded machine too.
+    """A clock that advances only while a measuring process hangs, even on a loaded
+    machine.
 
     It is a step later then each time that it is asked.
     """
@@ -61,7 +62,7 @@ def clock(tmp_path, monkeypatch) -> Clock:
 def fake(
     tmp_path: Path, what: str = "pass", *, before: str = "", after: str = ""
 ) -> list[str]:
-    """Return the command of a measuring process that does as it is told."""
+    """Return the command of a measuring process that follows a script."""
     text = FAKE.replace("{before}", before).replace("{after}", after)
     path = tmp_path / "fake.py"
     path.write_text(text.replace("{what}", what))
@@ -141,7 +142,7 @@ def test_a_start_that_hangs_is_incomplete(tmp_path):
 def test_a_process_that_reports_something_else_fails(tmp_path, what):
     ended = measure(fake(tmp_path, what), kinds=("pair",))
     assert outcomes(ended) == {"pair": "error"}
-    assert "reports nonsense" in ended.results[0].note
+    assert "sent an invalid report" in ended.results[0].note
 
 
 def test_a_process_that_hangs_after_its_last_report_has_measured(tmp_path, clock):

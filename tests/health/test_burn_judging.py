@@ -1,4 +1,4 @@
-"""Limits, the judge of rounds, and what the noise alone would give."""
+"""Limits, the judgement of rounds, and the null model of drift."""
 
 import itertools
 import random
@@ -288,7 +288,7 @@ def test_a_peak_must_be_positive_and_a_model_is_there_once(tmp_path: Path):
     one = '[[hardware]]\ndevice_kind = "x"\nsource = "s"\npeak = {pair = %s}\n'
     for text, says in (
         (one % "-1", "peak of pair must be positive, got -1.0 for x"),
-        (one % "1" + one % "2", "device_kind x is there twice"),
+        (one % "1" + one % "2", "device_kind x is listed twice"),
     ):
         path.write_text(f"{text}[fraction]\n")
         with pytest.raises(ValueError, match=says):

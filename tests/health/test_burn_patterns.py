@@ -46,9 +46,9 @@ def test_right_numbers_in_a_wrong_place_are_seen():
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (np.nan, "not whole"),
-        (np.inf, "not whole"),
-        (0.5, "not whole"),
+        (np.nan, "not integers"),
+        (np.inf, "not integers"),
+        (0.5, "not integers"),
         (1e6, "too large"),
     ],
 )

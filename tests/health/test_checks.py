@@ -1,4 +1,4 @@
-"""Every check says of recorded outputs what it must, and never ok by accident."""
+"""Every check judges recorded outputs correctly, and is never ok by accident."""
 
 import dataclasses
 import string
@@ -84,7 +84,7 @@ def test_every_limit_has_a_source_and_a_check():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_output_that_was_cut_is_never_ok(name):
-    """With a byte missing, wherever it is cut: the runner has counted the bytes."""
+    """Even if only one byte is missing, because the runner counts the bytes."""
     case = next(c for c in cases.of_check(name) if c.state is State.OK)
     text = case.text
     num_bytes = len(text.encode(errors="surrogateescape"))

@@ -140,7 +140,7 @@ def test_another_command_is_refused_with_a_list_of_all(words, message, capsys):
     assert command.main(words) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {message}")
-    assert "check     judge this host" in error
+    assert "check     check this host" in error
 
 
 def test_a_tool_that_hangs_is_incomplete_and_its_children_are_killed(tmp_path):

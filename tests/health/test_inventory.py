@@ -1,4 +1,4 @@
-"""What a host has, as the cluster file is compared with."""
+"""The inventory of a host, which is compared with the cluster file."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""The kernel's log is read as a whole, in bounded memory, and counted right."""
+"""The kernel log is read completely, in bounded memory, and counted correctly."""
 
 import contextlib
 import dataclasses
@@ -31,8 +31,8 @@ from tests.health.cases import NOW
 
 XID = "NVRM: Xid (PCI:0000:{:02x}:00): 79, pid=1, GPU has fallen off the bus."
 
-# Writes so many MiB of a log: the same piece of 1 MiB again and again, and in the
-# middle 3 lines about two GPUs. The last line is whole.
+# Writes this many MiB of a log: the same piece of 1 MiB repeatedly, and in the middle 3
+# lines about two GPUs. The last line is whole.
 WRITER = """
 import sys
 line = b"[   12.345678] docker0: port 1(veth12ab) entered forwarding state\\n"

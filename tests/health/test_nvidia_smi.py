@@ -100,7 +100,7 @@ def test_a_line_that_is_lost_never_makes_a_fault_ok():
     begin = next(i for i, line in enumerate(lines) if "00000000:43:00.0" in line)
     for number in range(begin, len(lines)):
         if "</" not in lines[number].lstrip()[1:]:
-            continue  # The beginning or end of a section: without it it is no XML.
+            continue  # The beginning or end of a section: without it it is not XML.
         text = "".join(lines[:number] + lines[number + 1 :])
         for name in before:
             finding = judge(BY_NAME[name], Reading(text=text), SETTINGS)

@@ -80,7 +80,7 @@ def test_another_number_of_sources_is_refused():
     for num in (1, 3):
         with pytest.raises(UnreadableError, match=f"2 sources, not {num}"):
             several.parts(text, num)
-    with pytest.raises(UnreadableError, match="no header of a source: 'before"):
+    with pytest.raises(UnreadableError, match="expected a source header, got 'before"):
         several.parts(f"before\n{text}", 2)
     with pytest.raises(UnreadableError, match="3 sources, not 2"):
         several.parts(text + "==> a forged header <==\n", 2)

@@ -30,9 +30,9 @@ def test_a_file_that_cannot_be_read_says_why():
         tree.read("/a")
     with pytest.raises(UnreadableError, match="/c: it is not there"):
         tree.number("/c")
-    with pytest.raises(UnreadableError, match="no path: 'a"):
+    with pytest.raises(UnreadableError, match="expected a path, got 'a"):
         sysfs.tree("a\t1\n")
-    with pytest.raises(UnreadableError, match="no path: '/a 1'"):
+    with pytest.raises(UnreadableError, match="expected a path, got '/a 1'"):
         sysfs.tree("/a 1\n")
 
 
@@ -41,7 +41,7 @@ def test_a_file_that_cannot_be_read_says_why():
 )
 def test_what_is_no_number_is_refused(text):
     lines = "".join(f"/a\t{line}\n" for line in text.split("\n"))
-    with pytest.raises(UnreadableError, match="/a: no number"):
+    with pytest.raises(UnreadableError, match="/a: expected a number"):
         sysfs.tree(lines).number("/a")
 
 

@@ -1,4 +1,4 @@
-"""The information of a group test, in bits, and the least number of tests.
+"""The information of a group test, in bits, and the minimum number of tests.
 
 Enters: the probabilities that a test errs. Leaves: the information of one test, its
 capacity, and the bound on the number of tests.
@@ -19,15 +19,15 @@ import math
 import numpy as np
 
 LEAST_ERROR = 1e-6
-"""Chosen: no test is trusted more than this. So a test declared certain that
-contradicts all others counts as an error and does not make all answers impossible."""
+"""Minimum error rate of a test, chosen. A test declared certain that contradicts all
+others then counts as an error and does not make all answers impossible."""
 
 _SHARES = np.linspace(0.0, 1.0, 2001)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ErrorRates:
-    """How often a test errs."""
+    """Error rates of a test."""
 
     false_negative: float = 0.0
     """Probability that a test passes although a host in its group is bad."""
@@ -42,17 +42,17 @@ class ErrorRates:
             if not 0 <= rate < 0.5:
                 raise ValueError(
                     f"{flag} must be at least 0 and below 0.5, got {rate:g}; a test "
-                    "that errs every other time says nothing"
+                    "that errs half the time gives no information"
                 )
 
     @property
     def miss(self) -> float:
-        """False negatives as the search counts them."""
+        """False-negative rate that the search uses."""
         return max(self.false_negative, LEAST_ERROR)
 
     @property
     def alarm(self) -> float:
-        """False positives as the search counts them."""
+        """False-positive rate that the search uses."""
         return max(self.false_positive, LEAST_ERROR)
 
     @property
@@ -78,8 +78,8 @@ def information(share: np.ndarray | float, miss: float, alarm: float) -> np.ndar
 
     Args:
       share: probability that the group has a bad host.
-      miss: probability that the test passes although it has.
-      alarm: probability that the test fails although it has none.
+      miss: probability that the test passes although the group has one.
+      alarm: probability that the test fails although the group has none.
     """
     share = np.asarray(share)
     fails = share * (1 - miss) + (1 - share) * alarm
@@ -101,9 +101,9 @@ def capacity(rates: ErrorRates) -> float:
 
 
 def least_tests(num_hosts: int, num_bad: int, rates: ErrorRates) -> float:
-    """Return the information bound: tests that name num_bad of num_hosts hosts.
+    """Return the least mean number of tests that find num_bad bad hosts of num_hosts.
 
-    The bound assumes that the number of bad hosts is known, which the search does not
-    know; this makes the bound lower.
+    The bound assumes a known number of bad hosts. The search does not know it, so it
+    needs more tests.
     """
     return math.log2(math.comb(num_hosts, num_bad)) / capacity(rates)

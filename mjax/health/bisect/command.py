@@ -2,10 +2,10 @@
 
 Plan: `bisect --hosts a b c d -- ./test {hosts}` prints the first tests. Write their
 outcomes into a file; `--outcomes FILE` then prints the next tests, or the answer.
-Run: `bisect --run --hosts a b c d -- ./test {hosts}` does all of it.
+Run: `bisect --run --hosts a b c d -- ./test {hosts}` runs the tests too.
 
-Exit codes: 0 nothing bad was found, 1 something was or the search ended undecided, 2
-bad input, 3 tests of the plan have to run first.
+Exit codes: 0 nothing bad was found, 1 something bad was found or the search ended
+undecided, 2 bad input, 3 tests of the plan must run first.
 """
 
 import dataclasses
@@ -29,28 +29,28 @@ _PROG = "python -m mjax.health bisect"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BisectFlags(SearchConfig):
-    """Find bad hosts by tests of groups; the command of a test follows --."""
+    """Find bad hosts by tests of groups; the test command follows --."""
 
     hosts: tuple[str, ...] = ()
-    """Hosts to search, neighbours beside each other."""
+    """Hosts to search; list neighbours next to each other."""
     hosts_file: Path | None = None
-    """File with one host a line, instead of --hosts."""
+    """File with one host per line, instead of --hosts."""
     good: tuple[str, ...] = ()
-    """Hosts known to be good; they fill up groups and are not searched."""
+    """Hosts known to be good; they only fill up groups."""
     run: bool = False
-    """Run the tests here; absent: print which to run."""
+    """Run the tests here; absent: print the tests to run."""
     plan: bool = False
     """Print the next tests and run nothing, as without --run."""
     outcomes: Path | None = None
-    """File of tests that have run (.json, .toml); --run continues it (.json)."""
+    """File of completed tests (.json, .toml); --run extends it (.json)."""
     slow: float | None = None
     """A test also fails if it takes longer than this times the median."""
     same_output: bool = False
-    """A test also fails if its last line is not the one that most tests print."""
+    """A test also fails if its last line differs from that of most tests."""
     links: bool = False
-    """Test pairs, to find bad links between good hosts too."""
+    """Test pairs of hosts, to find bad links between good hosts too."""
     time_limit_s: float = 600.0
-    """Seconds that a test may take; then it has failed (--run)."""
+    """Time limit of a test in seconds; a test that exceeds it fails (--run)."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -89,7 +89,7 @@ class BisectFlags(SearchConfig):
 
     @property
     def criteria(self) -> Criteria:
-        """The rules by which a test fails, besides a failed command."""
+        """Rules by which a test fails even if its command succeeds."""
         return Criteria(slow=self.slow, same_output=self.same_output)
 
 
@@ -122,7 +122,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("stopped; --outcomes has the tests that have ended", file=sys.stderr)
+        print("stopped; --outcomes contains the completed tests", file=sys.stderr)
         return 1
 
 
@@ -256,7 +256,7 @@ def _end(
 
 
 def _numbered(progress: Progress, records: Sequence[Record]) -> list[tuple[int, Round]]:
-    """Number the next rounds; a fixed round that continues keeps its number."""
+    """Number the next rounds; a fixed round that is continued keeps its number."""
     first = _num_rounds(records) + 1
     return [(one.number or first, one) for one in progress.rounds]
 

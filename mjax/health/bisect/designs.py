@@ -4,10 +4,10 @@ Enters: a number of hosts, and the limits of a group's size. Leaves: lists of gr
 host indices.
 
 Rows and columns: hosts form a nearly square grid. The first round tests the rows, the
-second the columns; a single bad host is where a failed row and a failed column cross.
+second the columns; a single bad host is at the crossing of the failed row and column.
 48 hosts are 6 rows of 8 and 8 columns of 6.
 
-Pairs: each two hosts meet once, in as few rounds as possible.
+Pairs: every two hosts meet once, in as few rounds as possible.
 
 Source: the horizontal and vertical groups of ByteRobust's replay, arXiv:2509.16293; the
 circle method for round-robin tournaments, Lambrechts et al. 2017,
@@ -23,8 +23,8 @@ Groups = list[tuple[int, ...]]
 def grid_width(num_hosts: int) -> int:
     """Return the number of hosts in a row, if possible without incomplete rows.
 
-    48 gives 8, 96 gives 12. A number without divisors near its square root gives the
-    root, rounded up; the last rows and columns are then shorter.
+    48 gives 8, 96 gives 12. If the number has no divisor near its square root, the root
+    is rounded up, and the last rows and columns are shorter.
     """
     root = math.isqrt(num_hosts)
     for rows in range(root, math.isqrt(num_hosts // 2), -1):
@@ -40,8 +40,8 @@ def crossed(
 
     Args:
       num_hosts: laid out row by row, in their order.
-      least: minimum number of hosts in a group. If `most` does not allow it, groups are
-        smaller and the caller fills them up.
+      least: minimum number of hosts in a group. If `most` is smaller, so are the
+        groups, and the caller fills them up.
       most: maximum number of hosts in a group; None: any number.
       least_groups: minimum number of groups in a round, as far as `least` allows.
     """
@@ -59,7 +59,7 @@ def crossed(
 def _split(
     order: Sequence[int], size: int, least: int, most: int, least_groups: int
 ) -> Groups:
-    """Cut a sequence into groups of about this size; sizes differ by at most one."""
+    """Split a sequence into groups of about this size; sizes differ by at most one."""
     num = len(order)
     count = max(math.ceil(num / size), least_groups)
     if num // count < least:
@@ -92,7 +92,7 @@ def round_robin(num_hosts: int) -> list[list[tuple[int, int]]]:
 
 
 def waves(groups: Iterable[Sequence[object]], most: int) -> list[list[int]]:
-    """Pack groups into waves; groups of a wave share no host and run at once.
+    """Pack groups into waves; groups of a wave share no host and run concurrently.
 
     Args:
       groups: each with its hosts.

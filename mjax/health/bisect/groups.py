@@ -1,12 +1,12 @@
 """Choose the groups of hosts for the next tests.
 
-Enters: the probable sets of bad hosts. Leaves: groups without a common host, chosen one
-after the other by their expected information, and that information in bits.
+Enters: the probable sets of bad hosts. Leaves: disjoint groups, chosen one after the
+other by their expected information, and that information in bits.
 
 The information of one test depends only on the probability that its group has a bad
 host (`bits.information`), so a group grows host by host towards the best probability.
-For simultaneous tests the joint outcome counts: two groups that split one bad host
-between them give the same information.
+The information of simultaneous tests is that of their joint outcome: two groups that
+together certainly contain the one bad host give the same information.
 """
 
 import dataclasses
@@ -18,25 +18,25 @@ from mjax.health.bisect.bits import ErrorRates, best_share, entropy, information
 from mjax.health.bisect.posterior import Posterior
 
 _MOST_AT_ONCE = 6
-"""Tests that are chosen together. Chosen: 2^6 joint outcomes; the information of more
-tests overlaps."""
+"""Number of tests that are chosen jointly. Chosen: 2^6 joint outcomes; the information
+of more tests overlaps."""
 _WORTH = 0.5
-"""Least information of a further test of a round, relative to the first. Chosen."""
+"""Minimum information of a further test of a round, relative to the first. Chosen."""
 _GOOD = 4
-"""Number of probably good hosts that are tried as one group. Chosen."""
+"""Number of probably good hosts that are considered as one group. Chosen."""
 _SINGLES = 8
-"""Number of most doubtful hosts that are tried as single-host groups. Chosen."""
+"""Number of the most doubtful hosts that are considered as single-host groups.
+Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """The limits of a group."""
+    """Limits on the size of a group, and the hosts that can fill it up."""
 
     min_hosts: int
     max_hosts: int
     num_fillers: int
-    """Number of hosts known to be good that can fill up groups, for all tests
-    together."""
+    """Number of known good hosts that can fill up groups, over all tests together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,9 +44,9 @@ class Choice:
     """Groups of one round."""
 
     groups: tuple[tuple[int, ...], ...]
-    """Suspects of each group, by index, at least one."""
+    """Indices of the suspects of each group, at least one."""
     num_fillers: tuple[int, ...]
-    """Number of hosts known to be good that each group needs in addition."""
+    """Number of known good hosts that each group needs in addition."""
     bits: float
     """Expected joint information of the tests, in bits."""
 
@@ -59,7 +59,7 @@ def choose(
     free = np.ones(num_hosts, bool)
     members = found.members.astype(np.float64)
     sets = found.weights / found.weights.sum()
-    # "Many are bad" counts as one more set; each group of two has a host of it.
+    # "Many are bad" counts as one more set, which intersects each group of two hosts.
     weights = np.append(found.weights, found.many)
     weights /= weights.sum()
     patterns = np.zeros(len(weights), np.intp)
@@ -127,7 +127,7 @@ def _grow(
     target: float,
     most: int,
 ) -> list[int]:
-    """Add hosts until the group has a bad host with the target probability."""
+    """Add hosts until the group contains a bad host with the target probability."""
     group: list[int] = []
     share, left = 0.0, weights.copy()
     allowed = free.copy()
@@ -136,12 +136,12 @@ def _grow(
         order = np.argsort(more)[::-1]
         order = order[more[order] <= target - share]
         if not len(order):
-            # The smallest step beyond the target, if it ends nearer to it.
+            # One step beyond the target, if that ends closer to it.
             host = int(np.argmin(more))
             if not group or share + more[host] - target < target - share:
                 group.append(host)
             break
-        # The joint gain is at most the sum of the single gains.
+        # The joint information is at most the sum of the single ones.
         fit = int((np.cumsum(more[order]) <= target - share).sum())
         added = order[: max(1, min(fit, most - len(group)))]
         group += [int(host) for host in added]
@@ -160,7 +160,7 @@ def _filled(
     free: np.ndarray,
     limits: Limits,
 ) -> Iterator[tuple[list[int], int]]:
-    """Yield the group, filled up to the smallest size; nothing if it cannot be."""
+    """Yield the group, filled up to the minimum size, if that is possible."""
     if not group:
         return
     missing = limits.min_hosts - len(group)

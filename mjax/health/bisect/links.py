@@ -4,10 +4,10 @@ Enters: hosts, and the outcomes of tests of two hosts. Leaves: the pairs of the 
 round, bad hosts, and bad links: pairs that fail although both ends are good in their
 other pairs.
 
-First each two hosts meet once (`designs.round_robin`). Then the doubtful pairs are
+First every two hosts meet once (`designs.round_robin`). Then the doubtful pairs are
 repeated, in rounds of disjoint pairs, until the error probabilities of all hosts and
-links add up to at most 1 - confidence. The sum is an upper bound of the probability
-that any of them is wrong, given the others.
+links, each given the others, add up to at most 1 - confidence. The sum is an upper
+bound of the probability of any error.
 """
 
 import dataclasses
@@ -22,7 +22,8 @@ from mjax.health.bisect.problem import Outcome, Problem, check_outcomes
 from mjax.health.bisect.search import Progress, Round, Suspect, Verdict
 
 LEAST_HOSTS = 4
-"""Chosen: with 3 hosts a bad link leaves each of its ends one other pair."""
+"""Minimum number of hosts. Chosen: with 3 hosts each end of a bad link has only one
+other pair."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,8 +57,8 @@ def advance_links(problem: Problem, outcomes: Sequence[Outcome]) -> LinkProgress
     """Return the state of the search and the pairs to test next.
 
     Raises:
-      ValueError: too few hosts, hosts known to be good, or an outcome that is not of
-        two hosts of the problem.
+      ValueError: there are too few hosts, known good hosts are given, or an outcome is
+        not of two hosts of the problem.
     """
     _check(problem, outcomes)
     config, num = problem.config, len(problem.hosts)
@@ -107,15 +108,15 @@ def _check(problem: Problem, outcomes: Sequence[Outcome]) -> None:
     if len(problem.hosts) < least:
         raise ValueError(
             f"--links needs at least {least} hosts here, got {len(problem.hosts)}: "
-            "with fewer a bad link cannot be told from a bad host"
+            "with fewer, a bad link cannot be distinguished from a bad host"
         )
     if problem.good:
-        raise ValueError("--links has no use for --good; add those hosts to --hosts")
+        raise ValueError("--links does not use --good; add those hosts to --hosts")
     check_outcomes(problem, outcomes)
     for outcome in outcomes:
         if len(outcome.hosts) != 2:
             raise ValueError(
-                "with --links each test has 2 hosts, got an outcome of "
+                "with --links each test must have 2 hosts, got an outcome of "
                 f"{len(outcome.hosts)}: {', '.join(outcome.hosts)}"
             )
 
@@ -143,16 +144,16 @@ def _counts(
 
 
 def _judge(ratio: np.ndarray, prior: float, link_prior: float) -> _Beliefs:
-    """Return the most probable bad hosts, and each probability given the others."""
+    """Return the likeliest bad hosts, and each host's probability given the others."""
     num = len(ratio)
-    # Log likelihood of a pair of good hosts, over both states of the link.
+    # Log likelihood of a pair of good hosts, summed over both states of the link.
     clean = np.logaddexp(math.log(link_prior) + ratio, math.log1p(-link_prior))
     gain = ratio - clean
     np.fill_diagonal(gain, 0.0)
     odds = math.log(prior / (1 - prior))
     bad = np.zeros(num, bool)
     while True:
-        # What a bad host explains beyond the other bad hosts.
+        # Failures that a bad host explains beyond the other bad hosts.
         scores = odds + gain[:, ~bad].sum(1)
         flips = np.where(bad, -scores, scores)
         best = int(np.argmax(flips))
@@ -217,7 +218,7 @@ def _progress(
         rounds=tuple(
             Round(
                 groups=tuple((hosts[a], hosts[b]) for a, b in pairs),
-                reason="pairs that are in doubt" if number is None else "pairs",
+                reason="doubtful pairs" if number is None else "pairs",
                 number=number,
             )
             for number, pairs in rounds

@@ -1,12 +1,11 @@
-"""Tests of single hosts, if too many are bad to search for sets of them.
+"""Tests of single hosts, for when too many hosts are bad to search for sets.
 
 Enters: how often each host has failed and passed alone. Leaves: the probability that
 each is bad, and the hosts to test again.
 
 The share of bad hosts is unknown: the probabilities are averaged over shares from 5% to
-100%, weighted by the likelihood of the tests. So one passed test among many failed ones
-does not clear a host by itself, and "all are bad" needs no separate proof for each
-host.
+100%, weighted by the likelihood of the tests. So a single passed test among many failed
+ones does not clear a host, and "all are bad" needs no separate proof for each host.
 """
 
 import dataclasses
@@ -16,12 +15,12 @@ import numpy as np
 from mjax.health.bisect.bits import ErrorRates
 
 _SHARES = np.array([*np.arange(0.05, 1.0, 0.1), 1.0])
-"""Chosen: shares of bad hosts, equally probable before the tests."""
+"""Shares of bad hosts, equally probable before the tests; chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Singles:
-    """Result of tests of single hosts, for n hosts."""
+    """Result of single-host tests of n hosts."""
 
     marginals: np.ndarray
     """[n] probability that each host is bad."""

@@ -1,4 +1,4 @@
-"""Completed tests: their file, and the rules by which they fail.
+"""Completed tests: their file, and the rules that decide which of them failed.
 
 Enters: a JSON or TOML file that a person or the runner has written. Leaves: outcomes
 for the search.
@@ -10,9 +10,9 @@ for the search.
     output = "9f3c"   # needed with --same-output
     round = 1
 
-A test passes if its command does. With `--slow` it also fails if it took much longer
-than the median of passed tests, with `--same-output` if its output differs from that of
-most.
+A test fails if its command fails. With `--slow` it also fails if it took much longer
+than the median of passed tests, and with `--same-output` if its last line differs from
+that of most tests.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ from mjax import checked_json
 from mjax.health.bisect.problem import Outcome
 
 LEAST_COMPARED = 4
-"""Groups of a round that are compared with each other. Chosen: with one bad host in
+"""Minimum number of groups of a round that are compared. Chosen: with a bad host in
 each of two groups, the median is still that of good groups."""
 
 
@@ -39,7 +39,7 @@ class Record:
 
     hosts: tuple[str, ...]
     outcome: Literal["pass", "fail"]
-    """Seconds that the command took."""
+    """Duration of the command in seconds."""
     seconds: float | None = None
     output: str | None = None
     """Last line that the command printed."""
@@ -51,32 +51,32 @@ class Record:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _File:
-    """Content of a file of outcomes."""
+    """Content of an outcomes file."""
 
     tests: tuple[Record, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Criteria:
-    """The rules by which a test fails, besides a failed command."""
+    """Rules by which a test fails even if its command succeeds."""
 
     slow: float | None = None
-    """Multiple of the median from which a test is slow; None: time does not count."""
+    """Multiple of the median time above which a test is slow; None: ignore times."""
     same_output: bool = False
     """Whether all tests must print the same last line."""
 
     @property
     def is_compared(self) -> bool:
-        """Whether tests are compared with each other."""
+        """Whether any rule compares tests with each other."""
         return self.same_output or self.slow is not None
 
 
 def read(path: Path) -> list[Record]:
-    """Read a file of outcomes.
+    """Read an outcomes file.
 
     Raises:
       ValueError: the file is absent, not JSON or TOML, or has an entry that is not an
-        outcome; the message has its place.
+        outcome; the message gives its position.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -89,7 +89,8 @@ def read(path: Path) -> list[Record]:
             value = checked_json.read(text, _File)
     except ValueError as error:
         raise ValueError(
-            f"--outcomes {path}: {error}; a test is hosts and an outcome, pass or fail"
+            f"--outcomes {path}: {error}; each test needs hosts and an outcome, pass "
+            "or fail"
         ) from error
     for number, record in enumerate(value.tests, 1):
         if record.round < 1:
@@ -105,7 +106,7 @@ def read(path: Path) -> list[Record]:
 
 
 def write(path: Path, records: Sequence[Record]) -> None:
-    """Write a JSON file of outcomes atomically."""
+    """Write an outcomes file as JSON, atomically."""
     tests = [dataclasses.asdict(record) for record in records]
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(json.dumps({"tests": tests}, indent=1) + "\n")
@@ -115,7 +116,7 @@ def write(path: Path, records: Sequence[Record]) -> None:
 def as_toml(groups: Sequence[Sequence[str]], number: int, criteria: Criteria) -> str:
     """Write pending tests to a file for a person to fill in.
 
-    A form with empty entries is rejected when read.
+    A form with empty entries is refused when it is read.
     """
     lines = []
     for group in groups:
@@ -155,11 +156,11 @@ def judge(records: Sequence[Record], criteria: Criteria) -> list[Outcome]:
 
 
 def _compared_seconds(record: Record, records: Sequence[Record]) -> list[float]:
-    """Return the times of passed tests with which a test is compared.
+    """Return the times of the passed tests that a test is compared with.
 
-    In the first two rounds most groups are good, and a test is compared with its own
-    round. Later about half of the groups have a bad host, and a test is compared with
-    the first two rounds; if hardly any of those passed, with its own round.
+    In the first two rounds most groups are good, so a test is compared with its own
+    round. Later about half of the groups have a bad host, so a test is compared with
+    the first two rounds, or with its own round if hardly any test of those passed.
     """
     own = (record.round,)
     candidates = (own, (1, 2), own) if record.round <= 2 else ((1, 2), own)
@@ -180,12 +181,12 @@ def _compared_seconds(record: Record, records: Sequence[Record]) -> list[float]:
 
 
 def _most_common(records: Sequence[Record]) -> str | None:
-    """Return the output of most passed tests; None if none passed."""
+    """Return the output of the majority of passed tests; None if none passed."""
     for number, record in enumerate(records, 1):
         if record.outcome == "pass" and not record.output:
             raise ValueError(
-                f"--same-output needs what each test printed last; test {number} has "
-                "no output"
+                f"--same-output needs the last line of each test; test {number} has no "
+                "output"
             )
     passed = [one.output for one in records if one.outcome == "pass"]
     if not passed:
@@ -193,8 +194,8 @@ def _most_common(records: Sequence[Record]) -> str | None:
     (output, most), *others = Counter(passed).most_common(2)
     if most < 2 or (others and others[0][1] == most):
         raise ValueError(
-            f"--same-output: of {len(passed)} tests that passed no output is that of "
-            "most; the command must print the same on all good hosts, with the same "
+            f"--same-output: no output is the most frequent of {len(passed)} passed "
+            "tests; the command must print the same on all good hosts, with the same "
             "number of hosts"
         )
     return output

@@ -1,19 +1,20 @@
-"""The probability of each set of bad hosts, after the tests so far.
+"""Compute the probability of each set of bad hosts, given the tests so far.
 
 Enters: the hosts of each test, and whether it failed. Leaves: the probable sets, with
 their probabilities.
 
 Each host is bad with the same prior probability, independently. A test errs
-independently of the others. The probability of a set then depends on three counts: its
-hosts, the failed tests that it explains, and the passed tests that it contradicts. Sets
-are enumerated by size: all of size 0 and 1, and each larger size by adding one host to
-the best sets of the size below. For the sizes that matter here, the best sets of one
-size contain best sets of the size below, since the tests that a host alone explains
-only become fewer as hosts are added. Up to 96 hosts all pairs are enumerated; tests
-compare the probabilities with those of all 2^n sets.
+independently of the others. The probability of a set then depends on three numbers: of
+its hosts, of the failed tests that it explains, and of the passed tests that contradict
+it. Sets are enumerated by size: all of size 0 and 1, and each larger size by adding one
+host to the best sets of the size below. For the sizes that matter here, the best sets
+of one size contain best sets of the size below, because adding hosts can only reduce
+the number of tests that one host alone explains. Up to 96 hosts, all pairs are
+enumerated. Unit tests compare the probabilities with a full enumeration of the 2^n
+sets.
 
-The tests are held as bits of machine words, so that a set's tests are the OR of its
-hosts' words, and counts are popcounts.
+Tests are stored as bits of machine words: the tests of a set are the OR of its hosts'
+words, and counts are popcounts.
 """
 
 import dataclasses
@@ -25,26 +26,26 @@ import numpy as np
 from mjax.health.bisect.bits import ErrorRates
 
 MOST_BAD = 10
-"""Chosen: sets are enumerated up to this size. With more bad hosts, most groups of a
+"""Maximum size of an enumerated set. Chosen: with more bad hosts, most groups of a
 useful size fail, and testing each host alone needs fewer tests."""
 ALL_SETS_HOSTS = 12
-"""Chosen: up to this number of hosts, sets of every size are enumerated."""
+"""Maximum number of hosts for which sets of every size are enumerated. Chosen."""
 MANY_PRIOR = 1e-3
-"""Chosen: prior probability that about half of the hosts are bad, or that all tests
-fail for a common reason."""
+"""Prior probability that about half of the hosts are bad, or that all tests fail for a
+common reason. Chosen."""
 
 _BUDGET = 12_000
-"""Chosen: number of sets examined for one size; 1 ms on one core."""
+"""Number of sets examined for one size. Chosen: 1 ms on one core."""
 _MOST_KEPT = 3_000
 _MOST_SETS = 1_500
-"""Chosen: number of sets returned; the probability of the others is only summed."""
+"""Number of sets returned; the probability of the others is only summed. Chosen."""
 _NEGLIGIBLE = 1e-4
-"""Chosen: a size with less total probability than this ends the enumeration."""
+"""A size with less total probability than this ends the enumeration. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Posterior:
-    """Probable sets of bad hosts, of P sets and n hosts."""
+    """P probable sets of bad hosts, of n hosts."""
 
     members: np.ndarray
     """[P, n] bool: which hosts are in the set."""
@@ -63,13 +64,13 @@ class Posterior:
     @property
     def error(self) -> float:
         """Probability that the most probable set is wrong."""
-        # Summed without the largest: 1 - 0.9999999 would lose digits.
+        # The sum of the others: 1 - 0.9999999 would lose digits.
         rest = np.delete(self.weights, int(np.argmax(self.weights)))
         return float(rest.sum() + self.many + self.left_out)
 
     @property
     def marginals(self) -> np.ndarray:
-        """[n] float64: probability that each host is bad, if few are."""
+        """[n] float64: probability that each host is bad, given that few are."""
         return self.weights @ self.members / self.weights.sum()
 
     @property
@@ -96,7 +97,7 @@ def posterior(
     """Return the probable sets.
 
     Args:
-      in_test: [T, n] bool: whether a test had a host.
+      in_test: [T, n] bool: whether a test included a host.
       failed: [T] bool.
       prior: probability that a host is bad, before any test.
       rates: how often a test errs.
@@ -148,14 +149,14 @@ def _grown(
     keys: np.ndarray,
     scored: Callable[[np.ndarray], np.ndarray],
 ) -> _Level:
-    """Add each host to the best sets of a level; keep the best resulting sets."""
+    """Add each host to the best sets of a size; keep the best resulting sets."""
     num_hosts = len(words)
     parents = _top(level.scores, max(16, _BUDGET // num_hosts))
     hits = level.words[parents][:, None, :] | words[None]
     scores = scored(hits)
     inside = level.hosts[parents]
     scores[np.arange(len(parents))[:, None], inside] = -np.inf
-    # A set has the same key whichever host came last: XOR of its hosts' random words.
+    # The key of a set does not depend on the order of its hosts: XOR of random words.
     key = (level.keys[parents][:, None] ^ keys[None]).ravel()
     flat = scores.ravel()
     # A set of size k has up to k parents; the limit counts them before deduplication.
@@ -185,7 +186,7 @@ def _top(scores: np.ndarray, num: int) -> np.ndarray:
 def _many(
     in_test: np.ndarray, failed: np.ndarray, prior: float, rates: ErrorRates
 ) -> float:
-    """Return the score of "half of the hosts are bad", comparable with those of sets.
+    """Return the score of "half of the hosts are bad", comparable with set scores.
 
     Tests of one host are excluded: they do not show how many hosts are bad.
     """

@@ -14,12 +14,15 @@ from mjax.health.bisect.bits import ErrorRates
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 _MOST_IN_BLOCK = 128
-"""Chosen: sets of bad hosts are enumerated in milliseconds."""
+"""Maximum number of hosts of a block. Chosen: its sets are enumerated in
+milliseconds."""
 _BAD_IN_BLOCK = 3.0
-"""Chosen: expected bad hosts of a block, well below `posterior.MOST_BAD`."""
+"""Maximum expected number of bad hosts of a block. Chosen: well below
+`posterior.MOST_BAD`."""
 _LEAST_IN_BLOCK = 16
 _TESTS_A_HOST = 10
-"""Chosen: a search that needs more tests will not end."""
+"""Number of tests per host in the default maximum. Chosen: a search that needs more
+will not end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,24 +30,24 @@ class SearchConfig:
     """How to search for bad hosts."""
 
     prior: float = 0.02
-    """Probability that a host is bad, before any test; not how many are."""
+    """Prior probability that a host is bad (not a number of hosts)."""
     link_prior: float = 0.001
-    """Probability that the link of two hosts is bad, before any test (--links)."""
+    """Prior probability that the link of two hosts is bad (--links)."""
     false_negative: float = 0.0
     """Probability that a test passes although a host in its group is bad."""
     false_positive: float = 0.0
     """Probability that a test fails although no host in its group is bad."""
     confidence: float = 0.99
-    """Probability of the answer at which the search ends."""
+    """Probability of the answer at which the search stops."""
     min_hosts: int = 1
-    """Hosts that a test has at least; hosts that are probably good fill up a group."""
+    """Minimum number of hosts of a test; probably good hosts fill up a group."""
     max_hosts: int | None = None
-    """Hosts that a test has at most; absent: any number."""
+    """Maximum number of hosts of a test; absent: any number."""
     parallel: int = 1
-    """Tests that run at the same time, on different hosts."""
+    """Maximum number of concurrent tests, on different hosts."""
     max_tests: int | None = None
-    """Tests after which the search gives up; absent: 100 and 10 a host, with --links
-    10 a pair."""
+    """Number of tests after which the search gives up; absent: 100 plus 10 per host, or
+    with --links 10 per pair."""
 
     def __post_init__(self) -> None:
         for flag, value in (("--prior", self.prior), ("--link-prior", self.link_prior)):
@@ -74,7 +77,7 @@ class SearchConfig:
 
     @property
     def rates(self) -> ErrorRates:
-        """How often a test errs."""
+        """Error rates of a test."""
         return ErrorRates(
             false_negative=self.false_negative, false_positive=self.false_positive
         )
@@ -90,10 +93,10 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The hosts to search for bad ones."""
+    """The hosts to search, and those known to be good."""
 
     hosts: tuple[str, ...]
-    """Suspects, neighbours beside each other."""
+    """Suspects; neighbours are next to each other."""
     good: tuple[str, ...] = ()
     """Hosts known to be good; they only fill up groups."""
     config: SearchConfig = dataclasses.field(default_factory=SearchConfig)
@@ -106,7 +109,7 @@ class Problem:
         least = self.config.min_hosts
         if len(self.hosts) + len(self.good) < least:
             raise ValueError(
-                f"--min-hosts {least} needs that many hosts, got "
+                f"--min-hosts {least} needs at least as many hosts, got "
                 f"{len(self.hosts)} in --hosts and {len(self.good)} in --good"
             )
         if self.least_groups > 1 and len(self.hosts) < self.least_groups * least:
@@ -118,7 +121,7 @@ class Problem:
 
     @property
     def max_tests(self) -> int:
-        """Tests after which the search gives up."""
+        """Number of tests after which the search gives up."""
         if self.config.max_tests is not None:
             return self.config.max_tests
         return 100 + _TESTS_A_HOST * len(self.hosts)
@@ -132,7 +135,7 @@ class Problem:
 
 
 def check_names(hosts: Sequence[str], good: Sequence[str]) -> None:
-    """Raise for names that no host has, and hosts that are named twice.
+    """Raise if a name is invalid or a host is named twice.
 
     Raises:
       ValueError: the message has the name.
@@ -142,8 +145,8 @@ def check_names(hosts: Sequence[str], good: Sequence[str]) -> None:
     for name in (*hosts, *good):
         if not _NAME.fullmatch(name):
             raise ValueError(
-                f"{name!r} is no name of a host; letters, digits and . _ - : % are "
-                "allowed, and no hyphen first"
+                f"{name!r} is not a valid host name; use letters, digits and . _ - : "
+                "%, and no hyphen first"
             )
     twice = [name for name, count in Counter(hosts).items() if count > 1]
     if twice:
@@ -176,7 +179,8 @@ def check_outcomes(problem: Problem, outcomes: Iterable[Outcome]) -> None:
 def blocks(problem: Problem) -> list[Problem]:
     """Split a problem into parts that are searched independently.
 
-    The error probabilities add up, so each part gets its share of 1 - `--confidence`.
+    The error probabilities of the parts add up, so each part gets a share of 1 -
+    `--confidence`.
     """
     config, num = problem.config, len(problem.hosts)
     most = int(min(_MOST_IN_BLOCK, max(_LEAST_IN_BLOCK, _BAD_IN_BLOCK / config.prior)))
@@ -187,7 +191,7 @@ def blocks(problem: Problem) -> list[Problem]:
     inner = dataclasses.replace(config, confidence=1 - (1 - config.confidence) / count)
     sizes = [num // count + (index < num % count) for index in range(count)]
     starts = [sum(sizes[:index]) for index in range(count)]
-    # Hosts known to be good fill up one block at a time.
+    # Known good hosts fill up one block at a time.
     shares = [problem.good[index::count] for index in range(count)]
     return [
         dataclasses.replace(

@@ -1,22 +1,22 @@
-"""A short training job as the test of a group: the same bits on all good hosts.
+"""A short training job as the test of a group: all good hosts compute the same bits.
 
     python -m mjax.health.bisect.replay --devices 4
     python -m mjax.health.bisect.replay --dir /shared -- srun --nodelist {hosts} \\
         python -m mjax.train --recipe debug --steps 3 --seed 0 --work-dir {work_dir}
 
 Enters: a training command with fixed seeds. Leaves: on the last line of the output, a
-hash of what the job computed: losses and norms of the gradients of each step to their
-last bit, the checksums of all parameters and moments that were saved after the last
-step, and no times. A host that computes wrong without an error gives its group another
-hash than most groups have. With `bisect --same-output` that is a failed test.
+hash of the results of the job, without times: all bits of the losses and gradient norms
+of each step, and the checksums of the parameters and moments saved after the last step.
+A host that silently computes wrong results gives its group a different hash from most
+groups. With `bisect --same-output`, that test fails.
 
 The job must compute the same bits each time on the same number of devices; on a GPU
-that takes deterministic kernels (`--model.attention-backward deterministic`, the
-default). Groups must have the same number of hosts, since the
-order of sums depends on it.
+this needs deterministic kernels (`--model.attention-backward deterministic`, the
+default). Groups must have the same number of hosts, since the order of sums depends on
+it.
 
-Source: ByteRobust, arXiv:2509.16293: replay of a training job with fixed parameters in
-groups along two directions, and bitwise comparison, to find silent corruption.
+Source: ByteRobust, arXiv:2509.16293, which finds silent corruption by replaying a
+training job with fixed parameters in groups along two directions and comparing bits.
 """
 
 import dataclasses
@@ -34,8 +34,8 @@ from typing import Any
 from mjax import checked_json, flags
 
 COMPUTED = ("step", "loss", "grad_norm", "tokens", "skipped")
-"""Fields of a row of metrics.jsonl that are hashed: results of the step. Other fields,
-above all times, may differ between two runs of the same job."""
+"""Fields of a row of metrics.jsonl that are hashed: the results of a step. Other
+fields, mainly times, may differ between two runs of the same job."""
 _PLACE = "{work_dir}"
 _SHOWN_CHARS = 800
 _GRACE_S = 5.0
@@ -44,20 +44,20 @@ _GRACE_S = 5.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayFlags:
-    """Run a short training job and print a hash of what it computed."""
+    """Run a short training job and print a hash of its results."""
 
     devices: int = 1
-    """Simulated devices of the job that runs here if no command follows --."""
+    """Simulated devices of the local job that runs if no command follows --."""
     steps: int = 3
-    """Steps of the job; a command that follows -- must take so many."""
+    """Steps of the job; a command after -- must run the same number."""
     seed: int = 0
-    """Seed of the job that runs here if no command follows --."""
+    """Seed of the local job that runs if no command follows --."""
     dir: Path = dataclasses.field(default_factory=lambda: Path(tempfile.gettempdir()))
     """Folder for the work dir; all hosts of the group must see it."""
     state: bool = True
-    """Compare the state that is saved after the last step too."""
+    """Also hash the state saved after the last step."""
     time_limit_s: float = 600.0
-    """Seconds that the job may take."""
+    """Time limit of the job in seconds."""
 
     def __post_init__(self) -> None:
         for flag, value in (("--devices", self.devices), ("--steps", self.steps)):
@@ -68,17 +68,17 @@ class ReplayFlags:
                 f"--time-limit-s must be positive, got {self.time_limit_s:g}"
             )
         if not self.dir.is_dir():
-            raise ValueError(f"--dir {self.dir} is no folder; make it first")
+            raise ValueError(f"--dir {self.dir} is not a folder; make it first")
 
 
 def digest(
     rows: Iterable[dict[str, Any]], num_steps: int, sums: Iterable[bytes] = ()
 ) -> str:
-    """Return a hash of a run's computed metrics and of its state.
+    """Return a hash of the computed metrics of a run and of its state.
 
     Args:
       rows: of metrics.jsonl, in order.
-      num_steps: steps that the run should have taken.
+      num_steps: expected number of steps of the run.
       sums: see `read_sums`.
     Raises:
       ValueError: a step is missing, twice or out of order, or a field is missing.
@@ -100,7 +100,7 @@ def digest(
 
 
 def _exact(value: Any) -> str:
-    """Write a value so that different bits give different texts."""
+    """Format a value so that different bits give different texts."""
     if isinstance(value, float):
         return value.hex()
     return json.dumps(value, sort_keys=True)
@@ -128,9 +128,10 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_sums(work_dir: Path, step: int) -> list[bytes]:
-    """Read the checksums of the state that each process has saved.
+    """Read the checksums of the state that each process saved.
 
-    The files name leaves, boxes and CRC32C of their bytes; `mjax/ckpt/manifest.py`.
+    The files list leaves, boxes and the CRC32C of their bytes; see
+    `mjax/ckpt/manifest.py`.
 
     Raises:
       ValueError: this step was not saved.
@@ -139,8 +140,8 @@ def read_sums(work_dir: Path, step: int) -> list[bytes]:
     paths = sorted(folder.glob("pieces.*.json"))
     if not paths or not (folder / "checkpoint.json").exists():
         raise ValueError(
-            f"the job saved no checkpoint of step {step}; let it, or compare losses "
-            "and norms only with --no-state"
+            f"the job saved no checkpoint of step {step}; enable checkpoints, or give "
+            "--no-state to compare only losses and norms"
         )
     return [path.read_bytes() for path in paths]
 
@@ -188,7 +189,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command; 0: the hash is printed, 1: the job failed, 2: bad input."""
+    """Run the command; return 0 after success, 1 if the job failed, 2 for bad input."""
     words = list(sys.argv[1:] if argv is None else argv)
     cut = words.index("--") if "--" in words else len(words)
     own, command = words[:cut], words[cut + 1 :]
@@ -222,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _replayed(config: ReplayFlags, command: Sequence[str], work_dir: Path) -> str:
-    """Run the job and return the hash of what it computed."""
+    """Run the job and return the hash of its results."""
     run_job(command or _own_job(config), work_dir, config.time_limit_s)
     rows = read_rows(work_dir / "metrics.jsonl")
     sums = read_sums(work_dir, config.steps) if config.state else []
@@ -238,6 +239,6 @@ def _own_job(config: ReplayFlags) -> list[str]:
 
 
 if __name__ == "__main__":
-    # The work dir is removed after a signal too.
+    # A signal must not leave the work dir behind.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     sys.exit(main())

@@ -16,7 +16,7 @@ from mjax.health.bisect.runner import command_for
 from mjax.health.bisect.search import Progress, Round
 
 _SURPRISING = 1e-3
-"""Chosen: test errors that are less probable than this are reported."""
+"""Test errors that are less probable than this are reported. Chosen."""
 
 
 def assumptions(problem: Problem) -> str:
@@ -24,15 +24,15 @@ def assumptions(problem: Problem) -> str:
     config = problem.config
     return (
         f"{len(problem.hosts)} hosts, each bad with a probability of {config.prior:g} "
-        "before any test; a test passes with a bad host with a probability of "
-        f"{config.false_negative:g}, and fails without one with "
+        "before any test; a test with a bad host passes with a probability of "
+        f"{config.false_negative:g}, a test without one fails with "
         f"{config.false_positive:g}; the search ends at a confidence of "
         f"{config.confidence:g}"
     )
 
 
 def plan(rounds: Sequence[tuple[int, Round]], template: Sequence[str]) -> str:
-    """List the tests of rounds, as commands if there is a template.
+    """List the tests of rounds, as commands if a template is given.
 
     Args:
       rounds: rounds with their numbers, in order.
@@ -50,7 +50,7 @@ def plan(rounds: Sequence[tuple[int, Round]], template: Sequence[str]) -> str:
 
 
 def form(rounds: Sequence[tuple[int, Round]], criteria: Criteria) -> str:
-    """Return the tests of rounds as a file of outcomes to fill in."""
+    """Return the tests of rounds as an outcomes file to fill in."""
     return "\n".join(as_toml(one.groups, number, criteria) for number, one in rounds)
 
 
@@ -72,9 +72,9 @@ def answer(progress: Progress, num_tests: int, num_rounds: int) -> str:
     if isinstance(progress, LinkProgress) and progress.bad:
         lines.append("links of bad hosts cannot be judged")
     for one in progress.suspects:
-        lines.append(f"in doubt: {one.host} (probability {one.probability:.4g})")
+        lines.append(f"doubtful: {one.host} (probability {one.probability:.4g})")
     lines.append(
-        f"probability that this is not the exact answer: "
+        "probability that this is not the exact answer: "
         f"{progress.error_probability:.2g}, after {num_tests} tests in {num_rounds} "
         "rounds"
     )
@@ -127,7 +127,7 @@ def as_json(
 def warnings(
     problem: Problem, outcomes: Sequence[Outcome], progress: Progress
 ) -> list[str]:
-    """Report outcomes that contradict the answer more often than the error rates."""
+    """Report if outcomes contradict the answer too often for the error rates."""
     links = progress.links if isinstance(progress, LinkProgress) else ()
     bad, pairs = {one.host for one in progress.bad}, {frozenset(x.hosts) for x in links}
     hit = [
@@ -143,8 +143,8 @@ def warnings(
             has = "with" if flag == "negative" else "without"
             found.append(
                 f"{errors} of {len(tests)} tests {has} a bad host {what}, against the "
-                f"answer; --false-{flag} says {rate:g}, so the probability of error "
-                "above is too low"
+                f"answer and more than --false-{flag} {rate:g} allows, so the "
+                "probability of error above is too low"
             )
     return found
 

@@ -29,21 +29,21 @@ class _StoppedError(Exception):
 
 
 def command_for(template: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """Insert the hosts of a group into a command: {hosts}, with commas, and {num}."""
+    """Replace {hosts} by the hosts, separated by commas, and {num} by their number."""
     names, num = ",".join(hosts), str(len(hosts))
     return [word.replace("{hosts}", names).replace("{num}", num) for word in template]
 
 
 def check_template(template: Sequence[str]) -> None:
-    """Raise for a command without a placeholder for the hosts.
+    """Raise if a command has no placeholder for the hosts.
 
     Raises:
-      ValueError: the message says what to write.
+      ValueError: the message gives the correct form.
     """
     if not template:
         raise ValueError(
-            "the command of the test is missing; write it behind --, as -- srun "
-            "--nodelist {hosts} --nodes {num} ./test"
+            "the test command is missing; write it after --, as in -- srun --nodelist "
+            "{hosts} --nodes {num} ./test"
         )
     if not any("{hosts}" in word for word in template):
         raise ValueError(
@@ -69,7 +69,7 @@ def run_round(
       number: number of the round.
       parallel: maximum number of concurrent tests.
       limit_s: seconds after which a test has failed.
-      done: called with each test that has ended, by one thread at a time.
+      done: called with each completed test, by one thread at a time.
     Returns:
       records in the order of the groups.
     Raises:
@@ -123,7 +123,7 @@ def _run(
         try:
             code = _wait(process, begun_s + limit_s, stopped)
             if code is None and stopped.is_set():
-                raise _StoppedError  # tells nothing about its hosts
+                raise _StoppedError  # no information about its hosts
             if code is None:
                 reason = f"no end in {limit_s:g} s"
             elif code:
@@ -145,7 +145,7 @@ def _run(
 def _wait(
     process: subprocess.Popen[bytes], end_s: float, stopped: threading.Event
 ) -> int | None:
-    """Wait for the end of a process; None after its limit or another's failure."""
+    """Wait for a process; return None after its limit or another test's failure."""
     while not stopped.is_set():
         try:
             return process.wait(min(0.1, max(end_s - time.monotonic(), 0.001)))
@@ -164,7 +164,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if time.monotonic() > over_s:
             break
         time.sleep(0.02)
-    # It is not reaped yet, so no other session can have its id.
+    # The process is not reaped yet, so no other session can have its id.
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 

@@ -2,13 +2,13 @@
 
 Enters: a problem and the outcomes of all completed tests. Leaves: the groups of the
 next round, and the most probable answer with its probability of error. No state is kept
-between calls, so a search can continue from a file of outcomes, whoever ran the tests.
+between calls, so a search can continue from an outcomes file, whoever ran the tests.
 
 1. Rows, then columns (`designs.crossed`).
 2. The most informative groups, given all outcomes (`posterior`, `groups`), until the
-answer is probable enough. This also repeats a flaky test: its group is then the most
-informative. 3. If the first two rounds show that many hosts are bad: each host alone
-(`many`).
+   answer is probable enough. This also repeats a flaky test: its group is then the most
+   informative.
+3. If the first two rounds show that many hosts are bad: each host alone (`many`).
 """
 
 import dataclasses
@@ -27,14 +27,14 @@ Group = tuple[str, ...]
 Verdict = Literal["none", "some", "all", "undecided"]
 
 LEAST_TOLD = 1e-3
-"""Chosen: a round with less information than this share of the remaining entropy is
-useless, because the doubtful hosts are always in the same groups."""
+"""A round with less information than this share of the remaining entropy is useless:
+the doubtful hosts are always in the same groups. Chosen."""
 _ALL_FAIL = (
     "every host fails: all are bad, or the test itself fails; run it on a host that is "
     "known to be good"
 )
 _SHOWN_DOUBT = 0.01
-"""Chosen: a host with at least this probability is named as a suspect."""
+"""A host with at least this probability is named as a suspect. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Round:
     """Tests that can run concurrently."""
 
     groups: tuple[Group, ...]
-    """Groups without a common host, unless one was needed to fill up a group."""
+    """Groups, disjoint except for hosts that had to fill up several groups."""
     reason: str
     """How the groups were chosen."""
     number: int | None = None
@@ -62,7 +62,8 @@ class Progress:
     """State of a search after some outcomes."""
 
     rounds: tuple[Round, ...]
-    """Next round, and later rounds that are already fixed; empty: the search ends."""
+    """Next round, and later rounds that are already fixed; empty when the search has
+    ended."""
     verdict: Verdict
     """The most probable answer; undecided if the search has ended without one."""
     bad: tuple[Suspect, ...]
@@ -72,7 +73,7 @@ class Progress:
     error_probability: float
     """Probability that `bad` is not the exact set."""
     reason: str
-    """Why the search has ended, if the answer does not say it."""
+    """Why the search has ended, if not because of an answer."""
 
 
 def advance(problem: Problem, outcomes: Sequence[Outcome]) -> Progress:
@@ -156,7 +157,7 @@ def _advance_part(problem: Problem, outcomes: Sequence[Outcome]) -> Progress:
         for number, (name, design) in enumerate(fixed, 1)
         if (groups := _pending(problem, design, outcomes))
     ]
-    # The prior alone never makes a host good.
+    # The prior alone never clears a host.
     if found.error <= most_error and in_test.any(0).all():
         return _progress(problem, found)
     if planned:
@@ -203,7 +204,7 @@ def _each_alone(problem: Problem, in_test: np.ndarray, failed: np.ndarray) -> Pr
         again = single_tests.doubtful(found, tested, 1 - config.confidence)
         groups = _filled_singles(problem, [int(host) for host in again])
         if groups:
-            why = "one suspect each: many hosts are bad, or every test fails"
+            why = "one suspect per test: many hosts are bad, or every test fails"
             rounds = (Round(groups=groups, reason=why),)
         else:
             verdict, reason = "undecided", _why_undecided(problem)
@@ -236,10 +237,10 @@ def _why_undecided(problem: Problem) -> str:
     if problem.config.min_hosts > 1:
         return (
             f"no group of at least {problem.config.min_hosts} hosts (--min-hosts) "
-            "tells the suspects apart; name hosts that are known to be good with "
-            "--good, they fill up groups"
+            "distinguishes the suspects; name known good hosts with --good to fill up "
+            "groups"
         )
-    return "no group tells the suspects apart; repeat the search with other hosts"
+    return "no group distinguishes the suspects; repeat the search with other hosts"
 
 
 def _progress(

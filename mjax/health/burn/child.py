@@ -1,8 +1,8 @@
 """Run measurements in a separate process, which may hang or die.
 
 Enters: a task and the command of a measuring process. Leaves: the result of each kind.
-A kind that does not end in time is incomplete; its process is killed, and another
-process measures the rest. Nothing waits for a process that cannot be killed.
+A kind that exceeds its time limit is incomplete; its process is killed, and another
+process measures the remaining kinds. Nothing waits for a process that cannot be killed.
 """
 
 import contextlib
@@ -22,18 +22,18 @@ from mjax import checked_json
 from mjax.health.burn.measurements import Measured, Report, Task, is_within
 
 _POLL_S = 0.2
-"""Seconds between checks of the stop signal; chosen: not noticeable."""
+"""Seconds between checks for a stop signal; chosen: too short to notice."""
 _PARTING_S = 10.0
-"""Time limit of a process that has reported everything; chosen: devices need seconds to
-close."""
+"""Time limit in seconds for a process to exit after its last report; chosen: devices
+need seconds to close."""
 _MOST_FAILURES = 2
-"""Number of dead or hung processes after which the rest is skipped; chosen to bound the
-time on a dead host."""
+"""Number of dead or hung processes after which the remaining kinds are skipped; chosen
+to bound the time on a dead host."""
 _MOST_BYTES = 2**20
 _NOTE_CHARS = 300
 _STACK = re.compile(r"\*\*\*|@ |PC: @|Fatal Python|Current thread|File |Extension mod")
-"""First characters of stack lines of glog, absl and Python's faulthandler; the message
-is above them."""
+"""Beginnings of stack lines of glog, absl and Python's faulthandler; the message is
+above them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,8 @@ class Limits:
     """Seconds of silence after which a measuring process counts as hung."""
 
     start_s: float
-    """Limit before its first report: imports, devices, other hosts."""
+    """Limit before its first report, which includes imports, devices and other
+    hosts."""
     kind_s: float
     """Limit between two reports."""
 
@@ -53,10 +54,10 @@ class Ended:
     results: tuple[Measured, ...] = ()
     hardware: str = ""
     agreed_s: float | None = None
-    """Seconds of the longest burn among processes that measure together."""
+    """Seconds of the longest burn among the processes that measure together."""
 
 
-class Stopped(Exception):  # noqa: N818  (no error: somebody asked for it)
+class Stopped(Exception):  # noqa: N818  (not an error: it was requested)
     """A signal arrived while a process measured."""
 
 
@@ -74,7 +75,7 @@ def measure(
       command: of a measuring process; the task is appended as JSON.
       environment: of the process.
       limits: time limits.
-      is_stopped: returns whether to end at once.
+      is_stopped: returns whether to stop immediately.
     Raises:
       Stopped: `is_stopped` returned True.
     """
@@ -112,7 +113,7 @@ def _with(ended: Ended, kinds: Sequence[str], same: Measured) -> Ended:
 
 
 class _Child:
-    """One measuring process."""
+    """A measuring process."""
 
     def __init__(
         self, task: Task, command: Sequence[str], environment: Mapping[str, str]
@@ -139,7 +140,7 @@ class _Child:
     def follow(
         self, limits: Limits, is_stopped: Callable[[], bool]
     ) -> tuple[Ended, str]:
-        """Return its reports, and why it stopped reporting."""
+        """Return the reports of the process, and why they stopped."""
         ended, rest, limit_s = Ended(), b"", limits.start_s
         heard_s = time.monotonic()
         with selectors.DefaultSelector() as selector:
@@ -161,7 +162,7 @@ class _Child:
                     for line in lines:
                         ended = self._take(ended, checked_json.read(line, Report))
                 except ValueError as error:
-                    return ended, f"a measuring process reports nonsense: {error}"
+                    return ended, f"a measuring process sent an invalid report: {error}"
                 heard_s = time.monotonic()
                 limit_s = _PARTING_S if self._is_done(ended) else limits.kind_s
 
@@ -176,7 +177,7 @@ class _Child:
                 self.current = report.kind
                 return ended
         if [report.kind] != [*self._task.kinds[len(self.done) :][:1]]:
-            raise ValueError(f"{report.kind} out of turn")
+            raise ValueError(f"{report.kind} out of order")
         names = [one.name for one in report.results]
         if not names or not all(is_within(name, report.kind) for name in names):
             raise ValueError(f"{', '.join(names) or 'nothing'} for {report.kind}")
@@ -191,11 +192,11 @@ class _Child:
         return has_met and len(self.done) == len(self._task.kinds)
 
     def _why_dead(self) -> str:
-        """Explain why it has ended, with the last line of its output."""
+        """Explain why the process has ended, with the last line of its output."""
         try:
             code = self._process.wait(_PARTING_S)
         except subprocess.TimeoutExpired:
-            return "the measuring process closed its pipe and does not end"
+            return "the measuring process closed its pipe and did not exit"
         how = f"ended with {code}" if code >= 0 else f"was killed by signal {-code}"
         self._errors.seek(max(0, self._errors.seek(0, os.SEEK_END) - _MOST_BYTES))
         text = self._errors.read().decode(errors="replace")
@@ -205,7 +206,7 @@ class _Child:
         return f"the measuring process {how}{during}: {last[:_NOTE_CHARS]}"
 
     def end(self) -> None:
-        """Kill it and its descendants; do not wait for a process that cannot die."""
+        """Kill it and its descendants; do not wait for an unkillable process."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._process.poll() is None:

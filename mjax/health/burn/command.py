@@ -1,9 +1,9 @@
-"""`python -m mjax.health burn`: measure what a host reaches, and judge it.
+"""`python -m mjax.health burn`: measure the performance of a host, and judge it.
 
-Enters: flags, baselines by hardware, results of other hosts. Leaves: a result of four
-states (`result`), and the state of a long burn. Measurements run in separate processes
-(`child`), so that a hung device is reported. The host must be idle: other programs
-reduce the measured rates.
+Enters: flags, baselines by hardware, results of other hosts. Leaves: a result whose
+checks have one of four states (`result`), and the state of a long burn. Measurements
+run in separate processes (`child`), so that a hung device is reported. The host must be
+idle: other programs reduce the measured rates.
 
 Exit codes: 0 passed; 1 not passed; 2 bad input; 42 stopped by a signal, and the same
 command resumes from --state.
@@ -161,7 +161,7 @@ def _is_asked(config: BurnConfig, kind: str) -> bool:
 def _why_not(
     config: BurnConfig, group: Group, saved: burn_state.Saved
 ) -> Measured | None:
-    """Return why the kinds of a group are not measured; None if they are."""
+    """Return why the kinds of a group are not measured; None if they can be."""
     if group != "host" and importlib.util.find_spec("jax") is None:
         return Measured(name="-", outcome="absent", note="jax is not installed")
     if group != "network":
@@ -201,7 +201,7 @@ def _task(
 
 
 def _limits(config: BurnConfig, group: Group) -> burn_child.Limits:
-    """Return time limits; a process that waits for others gets more time."""
+    """Return time limits; they are longer for a process that waits for others."""
     join_s = float(config.join_s) if group == "network" else 0.0
     return burn_child.Limits(start_s=config.limit_s + join_s, kind_s=config.limit_s)
 
@@ -233,20 +233,20 @@ def _expected_devices(config: BurnConfig) -> int | None:
 
 
 def _nvidia_devices(folder: Path = Path("/dev")) -> int:
-    """Count the GPUs for which the NVIDIA driver has made a device file."""
+    """Count the GPUs for which the NVIDIA driver created a device file."""
     names = (path.name for path in folder.glob("nvidia*"))
     return sum(re.fullmatch(r"nvidia\d+", name) is not None for name in names)
 
 
 def _not_measured(config: BurnConfig, checks: Sequence[Check]) -> list[Check]:
-    """Return a check for each required measurement that was not made."""
+    """Return a check for each required measurement without a result."""
     return [
         Check(
             name=name,
             state=State.UNKNOWN,
             value=None,
             limit=None,
-            reason="required, and not measured",
+            reason="required, but not measured",
             unit="",
         )
         for name in config.require
@@ -256,7 +256,7 @@ def _not_measured(config: BurnConfig, checks: Sequence[Check]) -> list[Check]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Record SIGTERM and Ctrl-C instead of ending."""
+    """Record SIGTERM and Ctrl-C instead of exiting."""
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: received.append(number))
@@ -277,11 +277,11 @@ def _progress(config: BurnConfig, saved: burn_state.Saved) -> str:
 
 
 def _stopped_text(config: BurnConfig, saved: burn_state.Saved) -> str:
-    """Report what is kept."""
+    """Say which rounds are saved."""
     if config.state is None:
-        return "stopped; nothing is kept without --state"
+        return "stopped; nothing is saved without --state"
     return (
-        f"stopped after {len(saved.rounds)} whole rounds; the same command resumes "
+        f"stopped after {len(saved.rounds)} complete rounds; the same command resumes "
         f"from {config.state}"
     )
 

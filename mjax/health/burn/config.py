@@ -1,6 +1,6 @@
 """Flags of `python -m mjax.health burn`.
 
-Enters: values. Leaves: a config; one wrong value refuses it.
+Enters: values. Leaves: a validated config.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from mjax.health.burn.measurements import KINDS, Form, is_within
 
 
 def _host_name() -> str:
-    """Return the name that a launch gives this host, or its own."""
+    """Return the name that a launch gave this host, or its host name."""
     return os.environ.get("MJAX_HOST") or socket.gethostname()
 
 
@@ -24,50 +24,51 @@ class BurnConfig:
     """Measure this host, and judge it."""
 
     quick: bool = False
-    """Repeat each measurement 3 times only."""
+    """Repeat each measurement only 3 times."""
     minutes: float | None = None
-    """Repeat rounds until so many minutes were burned; absent: one round."""
+    """Repeat rounds for this many minutes; absent: run one round."""
     state: Path | None = None
-    """File of the rounds so far; the same command resumes from it."""
+    """File for completed rounds; the same command resumes from it."""
     out: Path | None = None
     """File for the result, as JSON."""
     json: bool = False
     """Print one JSON object and nothing else."""
     host: str = dataclasses.field(default_factory=_host_name)
-    """Name of this host in the result; absent: MJAX_HOST, which a launch sets, or the
-    host name."""
+    """Name of this host in the result; absent: MJAX_HOST (set by a launch), or the host
+    name."""
     only: tuple[str, ...] = ()
-    """Measurements to make: gemm, gemm.int8, disk and so on; absent: all."""
+    """Measurements to make, such as gemm, gemm.int8 or disk; absent: all."""
     require: tuple[str, ...] = ()
-    """Measurements that must be ok: unknown fails, too."""
+    """Measurements that must be ok: unknown fails too."""
     baselines: Path = burn_limits.BASELINES
-    """TOML with what hardware must reach."""
+    """TOML file of baselines: the performance that each model of device must reach."""
     compare: tuple[Path, ...] = ()
-    """Results of other hosts, as --out writes them; at least 3 with this hardware."""
+    """Results of other hosts, written by --out; at least 3 with this hardware."""
     compare_fraction: float = 0.9
-    """Of the median of the other hosts that must be reached."""
+    """Required fraction of the median of the other hosts."""
     platform: Literal["cpu", "cuda"] | None = None
-    """Devices that jax must use; absent: cuda if this host has NVIDIA GPUs."""
+    """Devices for jax to use; absent: cuda if this host has NVIDIA GPUs."""
     simulate_devices: int | None = None
     """Number of CPU devices to simulate."""
     expect_devices: int | None = None
-    """Number of devices that must be there; absent: those in /dev/nvidia*."""
+    """Required number of devices; absent: the number in /dev/nvidia*."""
     disk_dir: Path | None = None
-    """Folder on the disk to measure; absent: no disk is measured."""
+    """Folder on the disk to measure; absent: measure no disk."""
     disk_mib: int = 64
-    """MiB that are written and read; a multiple of 8."""
+    """MiB to write and read; a multiple of 8."""
     memory_mib: int | None = None
-    """MiB of memory to test; absent: a quarter of what is free, at most 256."""
+    """MiB of memory to test; absent: a quarter of the free memory, at most 256."""
     limit_s: float = 120.0
-    """Seconds for one measurement, and for the start of jax; longer counts as hung."""
+    """Time limit in seconds of one measurement, and of the start of jax; longer counts
+    as hung."""
     join_s: int = 600
     """Seconds to wait for the other processes of --num-processes."""
     coordinator: str | None = None
-    """host:port of process 0, for a measurement together with other hosts."""
+    """host:port of process 0, to measure together with other hosts."""
     num_processes: int | None = None
-    """Processes that measure together, one a host."""
+    """Number of processes that measure together, one per host."""
     process_id: int | None = None
-    """Of this process, from 0."""
+    """Index of this process, from 0."""
 
     def __post_init__(self) -> None:
         _check_numbers(self)
@@ -75,14 +76,16 @@ class BurnConfig:
         _check_processes(self)
         if self.simulate_devices is not None and self.platform == "cuda":
             raise ValueError(
-                "--simulate-devices needs --platform cpu, got cuda; leave one out"
+                "--simulate-devices needs --platform cpu, got cuda; omit one of them"
             )
         if self.disk_dir is not None and not self.disk_dir.is_dir():
-            raise ValueError(f"--disk-dir {self.disk_dir} is no folder; make it first")
+            raise ValueError(
+                f"--disk-dir {self.disk_dir} is not a folder; make it first"
+            )
 
     @property
     def form(self) -> Form:
-        """How long a measurement is repeated."""
+        """Form of the burn, which decides how long a measurement is repeated."""
         return "quick" if self.quick else "short" if self.minutes is None else "long"
 
     @property
@@ -96,7 +99,7 @@ class BurnConfig:
 
 
 def _check_numbers(config: BurnConfig) -> None:
-    """Refuse numbers out of their range."""
+    """Refuse numbers that are out of range."""
     for flag, value, least in (
         ("--simulate-devices", config.simulate_devices, 1),
         ("--expect-devices", config.expect_devices, 1),
@@ -142,13 +145,13 @@ def _check_processes(config: BurnConfig) -> None:
         return
     if address is None or number is None or index is None:
         raise ValueError(
-            "--coordinator, --num-processes and --process-id belong together; give all "
+            "--coordinator, --num-processes and --process-id go together; give all "
             "three or none"
         )
     if number < 2:
         raise ValueError(
-            f"--num-processes must be at least 2, got {number}; leave all three flags "
-            "out to measure one host alone"
+            f"--num-processes must be at least 2, got {number}; omit all three flags "
+            "to measure one host alone"
         )
     if not 0 <= index < number:
         raise ValueError(f"--process-id must be 0 to {number - 1}, got {index}")

@@ -1,4 +1,4 @@
-"""Common parts of measurements on devices: names, timing, and wrong words.
+"""Shared code of measurements on devices: names, timing, and counts of wrong words.
 
 Enters: the devices of this process and a task. Leaves: median times and `Measured`.
 Runs in a process that `health burn` starts.
@@ -25,29 +25,30 @@ _STEP = np.uint32(0x9E3779B1)
 """2^32 over the golden ratio, made odd (Knuth, The Art of Computer Programming 3, 6.4):
 its multiples by numbers below 2^32 all differ."""
 _BATCH_S = 0.01
-"""Seconds of calls in one batch before a wait; chosen: hides the launch cost."""
+"""Seconds of calls in a batch before a wait; chosen: long enough to hide the launch
+cost."""
 
 
 class Bench:
-    """The devices of one process, and how long to measure them."""
+    """The devices of one process, and the time to measure them for."""
 
     def __init__(self, devices: Mapping[str, Device], task: Task) -> None:
         """Store the devices and the task.
 
         Args:
           devices: by name, `gpu0` and so on, in the order of jax.
-          task: how long to repeat.
+          task: gives the time to repeat for.
         """
         self.devices, self.task = devices, task
         self.is_cpu = next(iter(devices.values())).platform == "cpu"
         self.mesh = Mesh(np.array([*devices.values()]), (AXIS,))
 
     def time(self, call: Callable[[], jax.Array], parts: int = 1) -> float:
-        """Return the median seconds of a call, after two that warm up.
+        """Return the median seconds of a call, after two warm-up calls.
 
         Args:
-          call: starts work on devices and does not wait for it.
-          parts: number of calls for each device that share the budget.
+          call: starts work on devices without waiting for it.
+          parts: number of timed calls per device that share its time budget.
         """
         jax.block_until_ready(call())
         started_s = time.perf_counter()
@@ -76,9 +77,9 @@ class Bench:
 def per_device(
     mesh: Mesh, function: Callable[..., jax.Array]
 ) -> Callable[..., jax.Array]:
-    """Compile a function that runs on each device, over the first dim of its arguments.
+    """Compile a function that runs per device, over the first dim of its arguments.
 
-    Varying arguments are not checked: every device gets equal ones on purpose.
+    Replication of arguments is not checked: every device gets equal ones on purpose.
     """
     spec = PartitionSpec(AXIS)
     spread = jax.shard_map(
@@ -93,12 +94,12 @@ def words(count: int) -> jax.Array:
 
 
 def scatter(x: jax.Array) -> jax.Array:
-    """Multiply uint32 by an odd number: different words stay different."""
+    """Multiply uint32 by an odd number; different words stay different."""
     return x * _STEP
 
 
 def check_place(x: jax.Array, device: Device) -> None:
-    """Raise for a result of another device: its name would be wrong in the report.
+    """Raise if a result is from another device: the report would misname it.
 
     Raises:
       RuntimeError: it is not on the device.
@@ -110,7 +111,7 @@ def check_place(x: jax.Array, device: Device) -> None:
 def rate(
     name: str, work: float, seconds: float, wrong: Mapping[str, int] | None = None
 ) -> Measured:
-    """Return work over time, or the error of the result.
+    """Return work per second, or an error if the result is wrong.
 
     Args:
       name: name of the measurement.

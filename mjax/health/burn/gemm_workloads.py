@@ -1,7 +1,7 @@
-"""GEMMs on devices: their speed, and the correctness of their bits.
+"""GEMMs on devices: their speed, and bitwise correctness.
 
 Enters: a `Bench` and a dtype. Leaves: `Measured`. Runs in a process that `health burn`
-starts; `workloads` says what is counted.
+starts; `workloads` defines the values.
 """
 
 import collections
@@ -26,10 +26,11 @@ from mjax.health.burn.host_workloads import repeat
 from mjax.health.burn.measurements import BUDGET_S, Measured, Outcome
 
 _CPU_SIZE, _GPU_SIZE = 512, 8192
-"""Rows of a GEMM; chosen: two cores need milliseconds, and the usual size to find the
-peak rate of a GPU."""
+"""Rows of a GEMM on a CPU and on a GPU; chosen: milliseconds on two cores, and the
+usual size to reach the peak rate of a GPU."""
 _EXACT_GPU_SIZE = 4096
-"""Chosen: tiles for all parts of a GPU, and a result that the host checks in 0.1 s."""
+"""Rows of the exact GEMM on a GPU; chosen: enough tiles for all parts of a GPU, and a
+result that the host checks in 0.1 s."""
 _DIVISOR = 64
 """Factors from random bytes: -2 to 2, exact in bfloat16 and float16, rounded in 8
 bits."""
@@ -84,7 +85,7 @@ def _digests(bench: Bench, dtype: str) -> dict[str, collections.Counter[str]]:
 
 
 def _inexact(bench: Bench, dtype: str) -> Sequence[str | None]:
-    """Describe for each device the errors of a GEMM without rounding."""
+    """Describe the errors on each device of a GEMM that needs no rounding."""
     n = min(_size(bench), _EXACT_GPU_SIZE)
     a, b = (patterns.small_factor(n, patterns.SEED + i) for i in range(2))
     found = []
@@ -101,7 +102,7 @@ def _size(bench: Bench) -> int:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _as_factor(x: jax.Array, dtype: str, divisor: int) -> jax.Array:
-    """Turn bytes into numbers of a dtype; int8 stays as it is."""
+    """Convert bytes to numbers of a dtype; int8 stays as it is."""
     return x if dtype == "int8" else (x.astype(jnp.float32) / divisor).astype(dtype)
 
 
@@ -109,8 +110,8 @@ def _as_factor(x: jax.Array, dtype: str, divisor: int) -> jax.Array:
 def _product(x: jax.Array, y: jax.Array) -> jax.Array:
     """Multiply x y^T, with sums in float32 or int32.
 
-    Both factors are read along their rows: the only layout that the tensor cores of
-    Hopper take for 8 bits (cuBLAS, cublasLtMatmul, docs.nvidia.com/cuda/cublas).
+    Both factors are read along their rows, the only layout that Hopper tensor cores
+    support for 8 bits (cuBLAS, cublasLtMatmul, docs.nvidia.com/cuda/cublas).
     """
     return jax.lax.dot_general(
         x,

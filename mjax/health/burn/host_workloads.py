@@ -2,12 +2,12 @@
 
 Enters: a `measurements.Task` as JSON in argv. Leaves: reports. GB are 10^9 bytes.
 
-- memory.copy: numpy copies n bytes to another place, in one thread; 2 n bytes, as
-  STREAM counts its Copy (McCalpin, cs.virginia.edu/stream/ref.html).
+- memory.copy: numpy copies n bytes in one thread; counted as 2 n bytes, like Copy in
+  STREAM (McCalpin, cs.virginia.edu/stream/ref.html).
 - memory.pattern: words are written, read back and compared.
-- disk.write: n bytes to a new file and fsync; n bytes. disk.read: the same from the
-  file, past the page cache where the file system lets it; the checksum of each block
-  is compared outside the measured time.
+- disk.write: write n bytes to a new file, then fsync. disk.read: read them from the
+  file, bypassing the page cache if the file system allows it; checksums of blocks are
+  compared outside the measured time.
 """
 
 import hashlib
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
 
 
 def processor(path: Path = Path("/proc/cpuinfo")) -> str:
-    """Return the name of a host that is measured without GPUs."""
+    """Return the hardware name of a host that is measured without GPUs."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
@@ -66,7 +66,7 @@ def processor(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def repeat(budget_s: float) -> Iterator[int]:
-    """Count the repeats of a measurement until the budget is used, at least 3."""
+    """Count the repeats of a measurement until the time budget is used, at least 3."""
     end_s, count = time.monotonic() + budget_s, 0
     while count < LEAST_REPEATS or time.monotonic() < end_s:
         yield count
@@ -74,7 +74,7 @@ def repeat(budget_s: float) -> Iterator[int]:
 
 
 def memory_copy(task: Task) -> Measured:
-    """Copy between two arrays that are larger than a cache."""
+    """Copy between two arrays, each larger than a cache."""
     source = np.arange(_memory_bytes(task) // 16, dtype=np.uint64)
     target = np.zeros_like(source)
     times = [
@@ -89,7 +89,7 @@ def memory_copy(task: Task) -> Measured:
 
 
 def memory_pattern(task: Task) -> Measured:
-    """Test memory with patterns, as often as the time allows."""
+    """Test memory with patterns, as often as the time budget allows."""
     words = np.empty(_memory_bytes(task) // 24, np.uint64)  # plus 2 of the same size
     name, end_s, rounds = "memory.pattern", time.monotonic() + BUDGET_S[task.form], 0
     while not rounds or time.monotonic() < end_s:
@@ -107,13 +107,14 @@ def disk(task: Task) -> list[Measured]:
         return [Measured(name="disk", outcome="absent", note="--disk-dir is not given")]
     folder, size = Path(task.disk_dir), task.disk_mib * _MIB
     state = os.statvfs(folder)
-    if state.f_bavail * state.f_frsize < 2 * size:  # chosen: leave the same amount free
+    # Chosen: leave as much space free as is written.
+    if state.f_bavail * state.f_frsize < 2 * size:
         note = f"{folder} has less than {2 * task.disk_mib} MiB free"
         return [Measured(name="disk", outcome="absent", note=note)]
     path = folder / f".mjax-burn-{platform.node()}-{os.getpid()}"
     descriptor, is_direct = _open(path)
     try:
-        path.unlink()  # no file remains, however this process ends
+        path.unlink()  # unlinked, so no file remains however this process ends
         writes, reads, wrong = [], [], None
         for repeat_index in repeat(BUDGET_S[task.form]):
             written, seconds = _write(descriptor, size, repeat_index)
@@ -145,7 +146,7 @@ def _open(path: Path) -> tuple[int, bool]:
     options = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
         return os.open(path, options | os.O_DIRECT, 0o600), True
-    except OSError:  # the file system has no O_DIRECT; it may have made the file
+    except OSError:  # the file system has no O_DIRECT; it may have created the file
         path.unlink(missing_ok=True)
         return os.open(path, options, 0o600), False
 
@@ -164,7 +165,7 @@ def _write(descriptor: int, size: int, seed: int) -> tuple[list[bytes], float]:
 
 def _write_at(descriptor: int, block: mmap.mmap, offset: int) -> None:
     if os.pwrite(descriptor, block, offset) != _BLOCK_BYTES:
-        raise OSError(f"the disk took a part of a block at {offset}")
+        raise OSError(f"the disk accepted only part of a block at {offset}")
 
 
 def _read(descriptor: int, size: int) -> tuple[list[bytes], float]:
@@ -173,7 +174,7 @@ def _read(descriptor: int, size: int) -> tuple[list[bytes], float]:
     checksums, total_s = [], 0.0
     with mmap.mmap(-1, _BLOCK_BYTES) as block:
         for offset in range(0, size, _BLOCK_BYTES):
-            block[:] = bytes(_BLOCK_BYTES)  # not the data of the last read
+            block[:] = bytes(_BLOCK_BYTES)  # no data of the previous read
             total_s += _seconds(lambda at=offset: os.preadv(descriptor, [block], at))
             checksums.append(hashlib.blake2b(block).digest())
     return checksums, total_s
@@ -186,8 +187,8 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _memory_bytes(task: Task) -> int:
-    """Return the bytes that a memory test may use; chosen: 1/4 of the free memory, at
-    most 256 MiB: above most caches, and tested in a second."""
+    """Return the number of bytes to test: 1/4 of the free memory, at most 256 MiB.
+    Chosen: more than most caches, and tested in a second."""
     if task.memory_mib is not None:
         return task.memory_mib * _MIB
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

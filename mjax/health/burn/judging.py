@@ -1,8 +1,7 @@
-"""Judge a burn: the rounds of all measurements, against limits. Pure.
+"""Judge a burn: compare the rounds of all measurements with limits. Pure.
 
 Enters: the measurements of each round, and limits. Leaves: a check for each
-measurement. A failure in one round is a failure of the burn, however many rounds
-passed.
+measurement. One failed round fails the burn, however many rounds passed.
 """
 
 import dataclasses
@@ -16,12 +15,12 @@ from mjax.health.burn.result import Check
 from mjax.health.findings import State
 
 LEAST_ROUNDS = 8
-"""Rounds needed to judge drift; chosen: with fewer, the normal approximation of the
-null model is poor."""
+"""Minimum number of rounds to judge drift; chosen: with fewer, the normal approximation
+of the null model is poor."""
 _NORMAL_95 = 1.96  # two-sided 95% of the normal distribution
 
 LimitsOf = Callable[[Measured], tuple[list[Limit], str]]
-"""Returns the limits of a measurement, and why other limits are missing."""
+"""Returns the limits of a measurement, and the reasons for missing limits."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,14 +61,15 @@ def drift(
 ) -> tuple[float, float] | None:
     """Return the drift of values, and the drift expected from noise alone.
 
-    The drift is that of the least-squares line from the first time to the last, in
-    percent of the mean. The null model: the same values in random order. Over all
+    The drift is the change of the least-squares line from the first time to the last,
+    in percent of the mean. The null model: the same values in random order. Over all
     orders the slope has mean 0 and variance s^2 / Sxx, with s^2 over n - 1, and it
     becomes normal (Wald and Wolfowitz 1944, Annals of Mathematical Statistics 15, 358).
     Warm-up and throttling count as drift too, whatever their cause.
 
     Returns:
-      percent, and the bound that 95 of 100 orders stay below; None with too few rounds.
+      drift in percent, and its bound in 95 of 100 random orders; None with too few
+      rounds.
     """
     if len(values) < LEAST_ROUNDS:
         return None
@@ -85,7 +85,7 @@ def drift(
 
 
 def _of_round(found: Mapping[str, Measured], name: str) -> Measured | None:
-    """Return a round's result for a measurement; None if another row has it.
+    """Return the result of a measurement in a round; None if another row reports it.
 
     If a kind could not be measured, one row represents all its parts; otherwise the
     parts represent the kind.
@@ -95,7 +95,7 @@ def _of_round(found: Mapping[str, Measured], name: str) -> Measured | None:
     speaks = any(is_within(other, name) or is_within(name, other) for other in found)
     if speaks:
         return None
-    return Measured(name=name, outcome="incomplete", note="there is no result")
+    return Measured(name=name, outcome="incomplete", note="no result")
 
 
 def _judge(
@@ -141,7 +141,7 @@ def _judge(
 
 
 def _below(values: Sequence[tuple[int, float]], limits: Sequence[Limit]) -> str | None:
-    """Describe which round was below which limit."""
+    """Say which rounds were below which limit."""
     for limit in limits:
         low = [(i, value) for i, value in values if not value >= limit.value]
         if low:
@@ -157,7 +157,7 @@ def _below(values: Sequence[tuple[int, float]], limits: Sequence[Limit]) -> str 
 def _statistics(
     values: Sequence[tuple[int, float]], rounds: Sequence[Round]
 ) -> list[str]:
-    """Describe the values of several rounds."""
+    """Summarise the values of several rounds."""
     if len(values) < 2:
         return []
     numbers = [value for _, value in values]
@@ -198,12 +198,12 @@ def _devices(
         state, reason = State.FAILED, f"{reason}; expected {expected or counts[0]}"
     elif expected is None:
         state = State.UNKNOWN
-        reason = f"{reason}; give --expect-devices to say how many must be there"
+        reason = f"{reason}; give --expect-devices for the required number"
     return dataclasses.replace(base, state=state, reason=reason)
 
 
 def _order(name: str) -> int:
-    """Sort by kind; rows of a kind stay in the order in which they came."""
+    """Sort by kind; rows of a kind keep their order."""
     return next(
         (i for i, kind in enumerate(KINDS) if is_within(name, kind)), len(KINDS)
     )

@@ -17,12 +17,13 @@ from mjax.health.burn.result import Result
 
 BASELINES = Path(__file__).with_name("baselines.toml")
 LEAST_HOSTS = 3
-"""Minimum number of hosts for a median; chosen: of 2, the slow one is half of it."""
+"""Minimum number of hosts for a median; chosen: with 2, a slow host pulls the median
+halfway down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limit:
-    """The smallest value that is ok."""
+    """Smallest value that is ok."""
 
     value: float
     text: str
@@ -40,7 +41,7 @@ class Peaks:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Baselines:
-    """Required values, by hardware."""
+    """Required values of each hardware."""
 
     fraction: Mapping[str, float]
     hardware: tuple[Peaks, ...]
@@ -66,7 +67,7 @@ class Baselines:
         kinds = [one.device_kind for one in self.hardware]
         twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
         if twice is not None:
-            raise ValueError(f"device_kind {twice} is there twice; leave one")
+            raise ValueError(f"device_kind {twice} is listed twice; remove one")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ def read_baselines(path: Path = BASELINES) -> Baselines:
     """Read a file of baselines.
 
     Raises:
-      ValueError: it cannot be read, or is not one; the message names the file.
+      ValueError: it cannot be read or is not valid; the message names the file.
     """
     try:
         found = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -94,7 +95,7 @@ def read_baselines(path: Path = BASELINES) -> Baselines:
 
 
 def check_results(results: Sequence[Result]) -> None:
-    """Raise for results of other hosts that cannot be compared.
+    """Raise if results of other hosts cannot be compared.
 
     Raises:
       ValueError: a host appears twice, or a value has another unit.
@@ -102,7 +103,7 @@ def check_results(results: Sequence[Result]) -> None:
     names = [result.host for result in results]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ValueError(f"--compare has host {twice} twice; give one file of each")
+        raise ValueError(f"--compare has host {twice} twice; give one file per host")
     for result in results:
         for check in result.checks:
             if check.unit not in ("", unit_of(check.name)):
@@ -115,7 +116,7 @@ def check_results(results: Sequence[Result]) -> None:
 def others(
     results: Sequence[Result], host: str, hardware: str, fraction: float
 ) -> Others:
-    """Collect the values of other hosts.
+    """Collect the values of other hosts with the same hardware.
 
     Args:
       results: of other hosts; a result of this host is ignored.
@@ -136,7 +137,7 @@ def others(
 def limits(
     measured: Measured, hardware: str, baselines: Baselines, others: Others
 ) -> tuple[list[Limit], str]:
-    """Return the limits of a measurement, and why other limits are missing.
+    """Return the limits of a measurement, and the reasons for missing limits.
 
     Args:
       measured: result of any of its rounds.

@@ -1,7 +1,7 @@
-"""Copies within, to, from and between devices, and collectives, with checked bytes.
+"""Copies within, to, from and between devices, and collectives; all bytes are checked.
 
 Enters: a `Bench`. Leaves: `Measured`. Runs in a process that `health burn` starts;
-`workloads` says what is counted.
+`workloads` defines the values.
 """
 
 import functools
@@ -29,17 +29,17 @@ from mjax.health.burn.device_bench import (
 from mjax.health.burn.measurements import Form, Measured
 
 _CPU_BYTES = 2**23
-"""Bytes of every buffer; chosen: two cores need milliseconds."""
+"""Bytes of every buffer on a CPU; chosen: two cores need milliseconds."""
 _CPU_COPY_BYTES = 2**25
-"""Bytes of the buffer that a CPU reads and writes; chosen: with its copy larger than
-most caches."""
+"""Bytes of the buffer that a CPU reads and writes; chosen: together with its copy,
+larger than most caches."""
 _LINK_BYTES = 2**28
 _COPY_BYTES = _REDUCE_BYTES = 2**30
-"""Chosen: larger than every cache, and NCCL reaches its full rate only above 256 MiB
-(github.com/NVIDIA/nccl-tests, issue 212)."""
+"""Bytes of the buffers on a GPU. Chosen: larger than every cache, and NCCL reaches its
+full rate only above 256 MiB (github.com/NVIDIA/nccl-tests, issue 212)."""
 _NETWORK_REPEATS: Mapping[Form, int] = {"quick": 3, "short": 20, "long": 100}
-"""Number of calls, fixed because it must be the same in all processes. Chosen: about
-the budget of the form."""
+"""Number of calls, fixed because it must be the same in all processes. Chosen: takes
+about the time budget of the form."""
 _PERIOD = 1024
 """Bound of the summands; chosen: the sum over 2^14 devices is below 2^24, so that
 float32 is exact in every order."""
@@ -48,7 +48,7 @@ _KEY = np.uint32(0x5A5A5A5A)
 
 
 def device_memory(bench: Bench) -> list[Measured]:
-    """Time a pass over the memory of each device."""
+    """Time a pass over a buffer in the memory of each device."""
     count, found = _count(bench, _CPU_COPY_BYTES, _COPY_BYTES), []
     for name, device in bench.devices.items():
         x = _words_on(count, device)
@@ -157,7 +157,7 @@ def agree(value: float) -> float:
 def _reduction(
     bench: Bench, mesh: Mesh
 ) -> tuple[Callable[[], jax.Array], Callable[[], dict[str, int]]]:
-    """Return a sum over devices, and the count of its wrong words."""
+    """Time a sum over devices, and count its wrong words."""
     count, n = _count(bench, _CPU_BYTES, _REDUCE_BYTES), mesh.size
 
     def base() -> jax.Array:

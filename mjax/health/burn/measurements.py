@@ -1,9 +1,9 @@
 """The measurements of `health burn`: names, units, and outcomes.
 
-Enters: nothing. Leaves: the names and types that `burn` and the processes that it
-starts share. A name is a kind (`gemm.bfloat16`), or a kind and its part: a device
-(`gemm.bfloat16.gpu0`), two devices (`pair.gpu0.gpu1`), a number of devices
-(`all_reduce.8`), or a direction (`disk.write`).
+Leaves: the names and types shared by `burn` and the processes that it starts. A name is
+a kind (`gemm.bfloat16`), or a kind and its part: a device (`gemm.bfloat16.gpu0`), two
+devices (`pair.gpu0.gpu1`), a number of devices (`all_reduce.8`), or a direction
+(`disk.write`).
 """
 
 import dataclasses
@@ -40,18 +40,20 @@ GROUPS: dict[Group, tuple[str, ...]] = {
 }
 
 Form = Literal["quick", "short", "long"]
-"""How long a measurement is repeated. Sizes are the same in all forms, so that results
-of different forms can be compared."""
+"""Form of a burn, which decides how long a measurement is repeated. Sizes are the same
+in all forms, so that their results can be compared."""
 BUDGET_S: dict[Form, float] = {"quick": 0.1, "short": 1.0, "long": 10.0}
-"""Seconds of repeats of one kind, shared by its parts; chosen: a short round of all
-kinds then takes well below a minute, and a long one keeps GPUs warm for minutes."""
+"""Time budget in seconds for the repeats of one kind, shared by its parts; chosen: a
+short round of all kinds then takes well below a minute, and a long one keeps GPUs warm
+for minutes."""
 LEAST_REPEATS = 3
-"""Minimum repeats of every part, whatever the budget; chosen for the median."""
+"""Minimum number of repeats of every part, whatever the budget; chosen for the
+median."""
 
 Outcome = Literal["value", "right", "wrong", "absent", "error", "incomplete"]
-"""value: a number, to be judged. right, wrong: bytes were compared. absent: the host
-has no such device, or it was not requested. error: it failed. incomplete: no end in
-time."""
+"""value: a number, to be judged. right, wrong: result of comparing bytes. absent: the
+host has no such device, or the measurement was not requested. error: it failed.
+incomplete: it exceeded its time limit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,14 +66,14 @@ class Measured:
     """Value in `unit`; larger is better."""
     unit: str = ""
     note: str = ""
-    """For people: the error, or why there is no value."""
+    """For a person: the error, or why there is no value."""
 
     def __post_init__(self) -> None:
         value = self.value
         if value is not None and not (math.isfinite(value) and value > 0):
             raise ValueError(f"{self.name} must be a positive number, got {value}")
         if self.outcome == "value" and value is None:
-            raise ValueError(f"{self.name} says value and has none")
+            raise ValueError(f"{self.name} has the outcome value but no value")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,16 +83,16 @@ class Task:
     kinds: tuple[str, ...]
     form: Form
     report_fd: int = -1
-    """File descriptor to which it writes one `Report` a line."""
+    """File descriptor to which it writes one `Report` per line."""
     disk_dir: str | None = None
     disk_mib: int = 64
     memory_mib: int | None = None
-    """None: derived from the free memory."""
+    """Memory to test; None: derived from the free memory."""
     coordinator: str | None = None
     num_processes: int = 1
     process_id: int = 0
     elapsed_s: float = 0.0
-    """Seconds that this process has burned; the processes agree on the largest."""
+    """Seconds that this host has burned; the processes agree on the largest value."""
     join_s: int = 300
 
 
@@ -103,11 +105,11 @@ class Report:
     results: tuple[Measured, ...] = ()
     hardware: str = ""
     elapsed_s: float | None = None
-    """The largest over all processes, from processes that measure together."""
+    """The largest value over all processes that measure together."""
 
 
 def unit_of(kind: str) -> str:
-    """Return the unit of a kind's values: 10^12 operations, or 10^9 bytes a second."""
+    """Return the unit of a kind's values: 10^12 operations or 10^9 bytes per second."""
     return "TFLOP/s" if is_within(kind, "gemm") else "GB/s"
 
 

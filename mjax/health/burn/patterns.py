@@ -1,8 +1,8 @@
 """Known byte patterns, and differences from them.
 
-Enters: arrays of numpy, and digests of results. Leaves: factors of GEMMs, and sentences
-about errors; None without an error. All of it is integer arithmetic, so healthy devices
-give identical results.
+Enters: arrays of numpy, and digests of results. Leaves: factors of GEMMs, and
+descriptions of errors; None without an error. All of it is integer arithmetic, so
+healthy devices give identical results.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +14,11 @@ SEED = 20
 """Seed of every random input; chosen: the same bytes on all hosts, in all rounds."""
 
 WORDS = (0, 0xFFFFFFFFFFFFFFFF, 0xAAAAAAAAAAAAAAAA, 0x5555555555555555)
-"""Patterns of memory tests: every bit in both states, and neighbours that differ. A
-pattern that depends on the address is added: it finds a correct word in a wrong
-place."""
+"""Patterns of memory tests: every bit in both states, and differing neighbours. One
+more pattern depends on the address, to find a correct word in a wrong place."""
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
-"""2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, 6.4): words of
+"""2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, 6.4): words at
 successive addresses differ in about half of their bits."""
 
 _SHOWN = 3
@@ -33,10 +32,10 @@ def random_factor(n: int, seed: int) -> NDArray[np.int8]:
 def small_factor(n: int, seed: int) -> NDArray[np.int8]:
     """Return [n, n] random numbers from -2 to 2.
 
-    All dtypes hold them. A sum of n products stays below 2^13 by more than 6 standard
-    deviations for n <= 4096 (deviation 2 sqrt(n) = 128), so that it is exact in every
-    order: in float32, and in the accumulators of FP8 tensor cores, which have about 14
-    bits (DeepSeek-V3, section 3.3.2, arXiv:2412.19437).
+    All dtypes represent them exactly. A sum of n products stays below 2^13 by more than
+    6 standard deviations for n <= 4096 (deviation 2 sqrt(n) = 128), so that it is exact
+    in every order: in float32, and in the accumulators of FP8 tensor cores, which have
+    about 14 bits (DeepSeek-V3, section 3.3.2, arXiv:2412.19437).
     """
     return np.random.default_rng(seed).integers(-2, 3, (n, n), np.int8)
 
@@ -44,13 +43,13 @@ def small_factor(n: int, seed: int) -> NDArray[np.int8]:
 def wrong_rows(
     a: NDArray[np.int8], b: NDArray[np.int8], found: NDArray[np.generic]
 ) -> str | None:
-    """Compare a matrix with the exact a b^T, without computing that.
+    """Compare a matrix with the exact a b^T, without computing a b^T.
 
     Multiply all three with a vector of integers x: found x must equal a (b^T x).
     Because no entry of x is 0, a single wrong entry in a row is always found; several
-    escape with a probability below 2^-20. Source: Freivalds 1977, Probabilistic
-    machines can use less running time, IFIP Congress; differs: integers up to 2^20
-    instead of 0 and 1.
+    in one row are missed with a probability below 2^-20. Source: Freivalds 1977,
+    Probabilistic machines can use less running time, IFIP Congress; differs: integers
+    up to 2^20 instead of 0 and 1.
 
     Args:
       a: [n, n], small.
@@ -58,9 +57,9 @@ def wrong_rows(
       found: [n, n], any dtype of numbers.
     """
     if not np.all(np.isfinite(found)) or np.any(found != np.rint(found)):
-        return "has numbers that are not whole"
+        return "contains numbers that are not integers"
     if np.any(np.abs(found) > 4 * len(a)):
-        return "has numbers that are too large"
+        return "contains numbers that are too large"
     x = np.random.default_rng(SEED).integers(1, 2**20, len(a), np.int64)
     expected = a.astype(np.int64) @ (b.astype(np.int64).T @ x)
     rows = np.flatnonzero(found.astype(np.int64) @ x != expected)
@@ -70,7 +69,7 @@ def wrong_rows(
 
 
 def different_bits(digests: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Name the devices whose results differ from those of the others.
+    """Name the devices whose results differ from the majority.
 
     Args:
       digests: for each device, the count of each digest of the same GEMM.
@@ -101,7 +100,7 @@ def memory_fault(
     """Write patterns to a block of memory, read them back and compare.
 
     Args:
-      words: block that is overwritten. It must be larger than the processor's caches;
+      words: block to overwrite. It must be larger than the processor's caches;
         otherwise only the caches are tested.
       read: returns its content.
     """
@@ -121,7 +120,7 @@ def memory_fault(
 
 
 def wrong_blocks(written: Sequence[bytes], read: Sequence[bytes]) -> str | None:
-    """Compare the checksums of blocks, in their order."""
+    """Compare the checksums of blocks, in order."""
     wrong = [
         i for i, pair in enumerate(zip(written, read, strict=True)) if len({*pair}) > 1
     ]

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from mjax.health.burn.measurements import Measured, Outcome, Report, Task
 
 _NOTE_CHARS = 300
-# Starts of the messages of absl's status codes, which XLA's errors begin with
-# (github.com/abseil/abseil-cpp, absl/status/status.h). They mean a limit of the
-# software or of the free memory, and say nothing about the health of a device.
+# Names of absl's status codes, with which messages of XLA errors begin
+# (github.com/abseil/abseil-cpp, absl/status/status.h). These mean a limit of the
+# software or of free memory; they give no information about the health of a device.
 _ABSENT = ("UNIMPLEMENTED", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED")
 
 
@@ -27,11 +27,11 @@ def send(task: Task, report: Report) -> None:
 
 
 def run(task: Task, functions: Mapping[str, Callable[[], Sequence[Measured]]]) -> None:
-    """Run the measurements of the task, in its order.
+    """Run the measurements of the task, in order.
 
     Args:
       task: the kinds.
-      functions: by kind; each returns the results of its parts.
+      functions: one for each kind, which returns the results of its parts.
     """
     for kind in task.kinds:
         send(task, Report(event="begin", kind=kind))
@@ -53,7 +53,7 @@ def describe(kind: str, error: Exception) -> Measured:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent ends, which closes the pipe to stdin."""
+    """Exit when the parent exits, which closes the pipe to stdin."""
 
     def wait() -> None:
         os.read(0, 1)

@@ -1,7 +1,8 @@
-"""The result of `health burn`: checks of four states, as JSON and as a table.
+"""The result of `health burn`: checks with one of four states, as JSON and as a table.
 
 Enters: checks. Leaves: text. `{"ok", "host", "hardware", "checks": [{"name", "state",
-"value", "limit", "reason", "unit"}]}` is what the launcher's --check-command reads.
+"value", "limit", "reason", "unit"}]}` is the format that the launcher's --check-command
+reads.
 """
 
 import dataclasses
@@ -17,20 +18,20 @@ from mjax.health.findings import State
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Check:
-    """The judgement of one measurement."""
+    """Result of judging one measurement."""
 
     name: str
     state: State
     value: float | None
     limit: float | None
-    """The smallest value that is ok; None: no limit."""
+    """Smallest value that is ok; None: no limit."""
     reason: str
     unit: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """The judgement of a host."""
+    """Result of judging a host."""
 
     ok: bool
     host: str
@@ -40,7 +41,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Check:
-    """A check in a file, whose state is a word."""
+    """A check as a file has it, with its state as a word."""
 
     name: str
     state: Literal["ok", "failed", "unknown", "incomplete"]
@@ -56,7 +57,7 @@ class _Check:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Result:
-    """A result in a file."""
+    """A result as a file has it."""
 
     ok: bool
     host: str
@@ -67,8 +68,8 @@ class _Result:
 def is_passed(checks: Sequence[Check], required: Sequence[str]) -> bool:
     """Return whether a host has passed.
 
-    It has not if a check failed or did not end, if a required check is unknown, or if
-    no check is ok: then the state of the host is unknown.
+    It has not if a check failed or did not complete, if a required check is unknown, or
+    if no check is ok, since then nothing is known about the host.
     """
     states = {check.state for check in checks}
     return (
@@ -91,13 +92,13 @@ def read_result(path: Path) -> Result:
     """Read the result of a host.
 
     Raises:
-      ValueError: it cannot be read, or is not one; the message names the file.
+      ValueError: it cannot be read or is not valid; the message names the file.
     """
     try:
         found: _Result = checked_json.read(path.read_bytes(), _Result)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"--compare {path}: {error}; give files that burn --out has written"
+            f"--compare {path}: {error}; give files written by burn --out"
         ) from error
     checks = tuple(
         Check(
@@ -114,7 +115,7 @@ def read_result(path: Path) -> Result:
 
 
 def to_table(result: Result) -> str:
-    """Return lines for people."""
+    """Return the result as lines for a person."""
     rows = [("", "measurement", "value", "at least", "unit", "reason")]
     for check in result.checks:
         value, limit = _shown(check.value), _shown(check.limit)

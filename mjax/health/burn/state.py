@@ -1,7 +1,7 @@
 """The state of a long burn: the results of its rounds, in one file.
 
-Enters: rounds. Leaves: a file that a stopped burn resumes from, replaced as a whole
-after each round. It belongs to one host and to one set of measurements.
+Enters: rounds. Leaves: a file from which a stopped burn resumes, replaced atomically
+after each round. It belongs to one host and one set of measurements.
 """
 
 import dataclasses
@@ -28,17 +28,17 @@ class Saved:
     """Flags that define the measurements; other flags may change on resume."""
     rounds: tuple[Round, ...] = ()
     agreed_s: float | None = None
-    """Seconds of the longest burn among processes that measure together: all of them
-    stop after the same round."""
+    """Seconds of the longest burn among the processes that measure together, so that
+    all of them stop after the same round."""
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that were burned."""
+        """Seconds burned so far on this host."""
         return math.fsum(one.seconds for one in self.rounds)
 
     @property
     def burned_s(self) -> float:
-        """Seconds that count for the end of the burn."""
+        """Seconds that decide when the burn ends."""
         return self.elapsed_s if self.agreed_s is None else self.agreed_s
 
 
@@ -56,7 +56,7 @@ def load(path: Path | None, host: str, settings: Mapping[str, Any]) -> Saved:
         saved: Saved = checked_json.read(path.read_bytes(), Saved)
     except (OSError, ValueError) as error:
         raise ValueError(
-            f"--state {path}: {error}; move the file away to begin anew"
+            f"--state {path}: {error}; move the file away to start again"
         ) from error
     own = json.loads(json.dumps(settings))
     for name, there, here in (

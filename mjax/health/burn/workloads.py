@@ -1,13 +1,13 @@
 """Measurements of devices through jax: a process that `health burn` starts.
 
-Enters: a `measurements.Task` as JSON in argv. Leaves: reports. A value is work over the
-median seconds t of a call. GB are 10^9 bytes, n is the number of devices, and S the
-bytes of the buffer that each of them has:
+Enters: a `measurements.Task` as JSON in argv. Leaves: reports. A value is the work of a
+call over its median time t in seconds. GB are 10^9 bytes, n is the number of devices,
+and S is the size in bytes of the buffer on each device:
 
 - gemm: [m, m] times [m, m] of random numbers on one device, 2 m^3 operations; the sums
   are float32 (int8: int32), and float32 factors are multiplied in full precision.
-- bits: the same GEMM on all devices at once by one program; all results must have the
-  same bits, each time. A GEMM of small whole numbers must give the exact result.
+- bits: one program runs the same GEMM on all devices at once; all results must have the
+  same bits, every time. A GEMM of small integers must give the exact result.
 - device_memory: reads and writes a buffer on one device, 2 S/t.
 - host_to_device, device_to_host: between page-locked host memory and a device, S/t.
 - pair: from one device to another, for every ordered pair, S/t.
@@ -90,7 +90,7 @@ def functions(bench: Bench) -> Functions:
 
 
 def hardware(devices: Mapping[str, Device]) -> str:
-    """Return the model of the devices, as jax names it; all models if they differ."""
+    """Return the model of the devices as jax names it, or all models if they differ."""
     kinds = {
         processor() if device.platform == "cpu" else device.device_kind
         for device in devices.values()
@@ -99,7 +99,7 @@ def hardware(devices: Mapping[str, Device]) -> str:
 
 
 def present(bench: Bench) -> Measured:
-    """Count the devices, which must be of one model."""
+    """Return the number and model of the devices; they must be of one model."""
     kinds = collections.Counter(d.device_kind for d in bench.devices.values())
     note = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     outcome: Outcome = "right" if len(kinds) == 1 else "wrong"

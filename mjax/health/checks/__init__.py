@@ -1,1 +1,1 @@
-"""The checks, by what they look at. Each module has a tuple `CHECKS`."""
+"""The checks, one module per subject. Each module defines a tuple `CHECKS`."""

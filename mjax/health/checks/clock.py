@@ -1,4 +1,4 @@
-"""Checks of the clock: it follows a server and is close to it.
+"""Checks of the clock: it is synchronised with a server.
 
 A clock that is wrong by minutes breaks HTTPS and package managers; one that is wrong by
 seconds puts log lines of a run in the wrong order.
@@ -29,7 +29,7 @@ from mjax.health.sources import Command
 _TRACKING = Command(("chronyc", "-c", "tracking"))
 _TIMEDATECTL = Command(("timedatectl", "show"))
 _NUM_FIELDS = 14
-_LOCAL_REFERENCE = "7F7F0101"  # chronyc(1): the clock follows itself
+_LOCAL_REFERENCE = "7F7F0101"  # chronyc(1): the clock is not synchronised
 _LEAPS = ("Normal", "Insert second", "Delete second")
 _NUMBER = re.compile(r"^-?[0-9]{1,12}(?:\.[0-9]{1,12})?$")
 _NAME = re.compile(r"^([A-Za-z]{1,40})=(.*)$")
@@ -37,7 +37,7 @@ _NAME = re.compile(r"^([A-Za-z]{1,40})=(.*)$")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tracking:
-    """How the clock follows its server."""
+    """State of the synchronisation with a server."""
 
     reference: str
     server: str
@@ -49,7 +49,7 @@ class Tracking:
 
     @property
     def error_s(self) -> float:
-        """Bound of the error: chronyc(1), under Root dispersion."""
+        """Upper bound of the error; chronyc(1), under Root dispersion."""
         return abs(self.offset_s) + self.dispersion_s + 0.5 * self.delay_s
 
 
@@ -58,7 +58,7 @@ def tracking(text: str) -> Tracking:
     """Return the tracking state of chronyd.
 
     Raises:
-      UnreadableError: it is no line of `chronyc -c tracking`.
+      UnreadableError: it is not a line of `chronyc -c tracking`.
     """
     fields = text.removesuffix("\n").split(",")
     if "\n" in fields[-1] or len(fields) != _NUM_FIELDS or not text.endswith("\n"):
@@ -90,7 +90,7 @@ def followed(text: str, settings: Settings) -> Verdict:
 
 
 def stratum(text: str, settings: Settings) -> Verdict:
-    """The server is not many hops away from a clock."""
+    """The server is only a few hops away from a reference clock."""
     found, most = tracking(text), settings.limit("clock.stratum", "max_stratum")
     limit = f"1 to {most}"
     if not 1 <= found.stratum <= most:
@@ -99,7 +99,7 @@ def stratum(text: str, settings: Settings) -> Verdict:
 
 
 def offset(text: str, settings: Settings) -> Verdict:
-    """The clock is near that of its server."""
+    """The clock is close to its server's."""
     found, most_s = tracking(text), settings.limit("clock.offset", "max_s")
     value, limit = f"{found.offset_s:.6f} s", f"at most {most_s:g} s"
     if abs(found.offset_s) > most_s:
@@ -121,13 +121,13 @@ def properties(text: str) -> Mapping[str, str]:
     """Return the properties of `timedatectl show`.
 
     Raises:
-      UnreadableError: it is no such output.
+      UnreadableError: it is not such an output.
     """
     found = {}
     for line in text.split("\n")[:-1]:
         match = _NAME.match(line)
         if match is None:
-            raise UnreadableError(f"no property: {quoted(line)}")
+            raise UnreadableError(f"expected a property, got {quoted(line)}")
         found[match[1]] = match[2]
     if not text.endswith("\n"):
         raise UnreadableError("it is empty, or ends early")
@@ -142,7 +142,7 @@ def _flag(text: str, name: str) -> str:
 
 
 def synchronised(text: str, settings: Settings) -> Verdict:
-    """The system says that its clock follows a server, whichever daemon does it."""
+    """The system says that its clock is synchronised, whichever daemon does it."""
     del settings
     has = _flag(text, "NTPSynchronized")
     if has == "no":
@@ -165,7 +165,7 @@ CHECKS = (
         what="The clock follows a server.",
         source=_TIMEDATECTL,
         judge=synchronised,
-        action="`timedatectl set-ntp true`; look at chronyd and its server.",
+        action="`timedatectl set-ntp true`; check chronyd and its server.",
     ),
     Check(
         name="clock.hardware_clock",
@@ -179,27 +179,27 @@ CHECKS = (
         what="Chrony follows a server.",
         source=_TRACKING,
         judge=followed,
-        action="`chronyc sources`; restart chronyd; look at the way to its server.",
+        action="`chronyc sources`; restart chronyd; check the path to its server.",
     ),
     Check(
         name="clock.stratum",
-        what="The server of the clock is not many hops away from a clock.",
+        what="The time server is only a few hops away from a reference clock.",
         source=_TRACKING,
         judge=stratum,
-        action="Give chrony a server of the data centre.",
+        action="Configure chrony with a server in the data centre.",
     ),
     Check(
         name="clock.offset",
-        what="The clock is near that of its server.",
+        what="The clock is close to its server's.",
         source=_TRACKING,
         judge=offset,
-        action="`chronyc makestep` while nothing runs.",
+        action="`chronyc makestep` while no job runs.",
     ),
     Check(
         name="clock.error",
         what="The clock cannot be far from the true time.",
         source=_TRACKING,
         judge=error,
-        action="`chronyc sourcestats`; give chrony a server that is nearer.",
+        action="`chronyc sourcestats`; configure chrony with a closer server.",
     ),
 )

@@ -1,8 +1,9 @@
-"""Checks of the Data Center GPU Manager's findings.
+"""Checks of the findings of NVIDIA's Data Center GPU Manager (DCGM).
 
-Enters: the output of `dcgmi health -c -j` and `dcgmi discovery -l`, which load no GPU
-(`dcgmi diag` would). Leaves: verdicts. If no health watch is set or no host engine
-runs, dcgmi ends with an error and the check is unknown. Sources:
+Enters: the output of `dcgmi health -c -j` and `dcgmi discovery -l`, which put no load
+on the GPUs (`dcgmi diag` would). Leaves: verdicts. If no health watch is set or no host
+engine runs, dcgmi ends with an error and the check is unknown.
+Sources:
 https://docs.nvidia.com/datacenter/dcgm/latest/reference/command-line-reference/dcgmi/dcgmi-health.html,
 https://github.com/NVIDIA/DCGM (dcgmi/Health.cpp and DcgmiOutput.cpp write the JSON).
 """
@@ -31,7 +32,7 @@ _BUS_ID = re.compile(r"\| +\| PCI Bus ID: ([0-9A-Fa-f:.]{1,20}) *\|", re.ASCII)
 
 def _mapping(value: Any, what: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
-        raise UnreadableError(f"{what} is no object of JSON")
+        raise UnreadableError(f"{what} is not a JSON object")
     return value
 
 
@@ -51,7 +52,7 @@ def _body(text: str) -> Mapping[str, Any]:
 
 
 def health(text: str, settings: Settings) -> Verdict:
-    """No watch of DCGM has found anything."""
+    """No health watch of DCGM has reported a problem."""
     allowed = settings.limit("dcgm.health", "allowed")
     body = _body(text)
     overall = _result(body.get(_OVERALL), _OVERALL)
@@ -100,10 +101,10 @@ def discovery(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="dcgm.health",
-        what="No health watch of DCGM has found anything.",
+        what="No health watch of DCGM has reported a problem.",
         source=HEALTH,
         judge=health,
-        action="Do what DCGM says; run `dcgmi diag -r 3` on the drained host.",
+        action="Follow DCGM's advice; run `dcgmi diag -r 3` on the drained host.",
     ),
     Check(
         name="dcgm.gpus",

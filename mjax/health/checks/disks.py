@@ -1,7 +1,7 @@
-"""Checks of disks and file systems: capacity, room, inodes, mounts.
+"""Checks of disks and file systems: capacity, free space, inodes, mounts.
 
-`df` queries each mounted file system: if a server is gone, `df` waits until its time
-limit, and the host is not used.
+`df` queries each mounted file system: if a file server is gone, `df` hangs until its
+time limit, and the host is not used.
 
 Sources of the formats: lsblk(8), `df -P` of POSIX, and proc_pid_mounts(5),
 https://man7.org/linux/man-pages/man5/proc_pid_mounts.5.html
@@ -42,7 +42,7 @@ _BYTES_PER_TB = 10**12
 
 @dataclasses.dataclass(frozen=True)
 class BlockDevice:
-    """A line of lsblk; old versions write numbers and booleans as text."""
+    """A device in lsblk's output; old versions write numbers and booleans as text."""
 
     name: str
     type: str
@@ -54,7 +54,7 @@ class BlockDevice:
     def num_bytes(self) -> int:
         """Its size."""
         if not re.fullmatch("[0-9]{1,20}", str(self.size)):
-            raise UnreadableError(f"{self.name}: no size: {self.size!r}")
+            raise UnreadableError(f"{self.name}: expected a size, got {self.size!r}")
         return int(str(self.size))
 
 
@@ -70,7 +70,7 @@ def nvme_disks(text: str) -> Sequence[BlockDevice]:
     """Return the NVMe disks.
 
     Raises:
-      UnreadableError: it is no JSON of lsblk.
+      UnreadableError: it is not JSON of lsblk.
     """
     try:
         found: _Devices = checked_json.read(text, _Devices)
@@ -95,7 +95,7 @@ def nvme_count(text: str, settings: Settings) -> Verdict:
 
 
 def capacity(text: str, settings: Settings) -> Verdict:
-    """The NVMe disks have the capacity that is expected."""
+    """The NVMe disks have the expected capacity."""
     has = sum(disk.num_bytes for disk in nvme_disks(text)) / _BYTES_PER_TB
     wanted = settings.expect.get("nodes_tb")
     if wanted is None:
@@ -106,7 +106,7 @@ def capacity(text: str, settings: Settings) -> Verdict:
 
 
 def write_protected(text: str, settings: Settings) -> Verdict:
-    """No NVMe disk is read-only: at the end of its life it makes itself so."""
+    """No NVMe disk is read-only, which it becomes at the end of its life."""
     del settings
     disks = nvme_disks(text)
     if not disks:
@@ -120,7 +120,7 @@ def write_protected(text: str, settings: Settings) -> Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSystem:
-    """A line of df: bytes, or inodes."""
+    """A file system in the output of df: bytes, or inodes."""
 
     device: str
     size: int
@@ -142,7 +142,7 @@ def file_systems(text: str, unit: str) -> Mapping[str, FileSystem]:
       unit: header of its second column: `BYTES` or `INODES`.
 
     Raises:
-      UnreadableError: it is no such output, or one in another unit.
+      UnreadableError: it is not such an output, or is in another unit.
     """
     lines = text.split("\n")
     if lines[0].split()[:2] != ["Filesystem", unit] or len(lines) < 3 or lines[-1]:
@@ -151,7 +151,7 @@ def file_systems(text: str, unit: str) -> Mapping[str, FileSystem]:
     for line in lines[1:-1]:
         match = _DF_LINE.match(line)
         if match is None:
-            raise UnreadableError(f"no file system: {quoted(line)}")
+            raise UnreadableError(f"expected a file system, got {quoted(line)}")
         found[match[6]] = FileSystem(
             device=match[1].strip(),
             size=int(match[2]),
@@ -192,7 +192,7 @@ def inodes(text: str, settings: Settings) -> Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A line of /proc/mounts."""
+    """A mount, as a line of /proc/mounts."""
 
     device: str
     where: str
@@ -202,7 +202,7 @@ class Mount:
 
 @functools.lru_cache(KEPT_TEXTS)
 def mounted(text: str) -> Sequence[Mount]:
-    """Return what is mounted.
+    """Return the mounts.
 
     Raises:
       UnreadableError: it is not /proc/mounts.
@@ -211,7 +211,7 @@ def mounted(text: str) -> Sequence[Mount]:
     for line in text.split("\n")[:-1]:
         fields = line.split(" ")
         if len(fields) != 6 or fields[4:] != ["0", "0"]:
-            raise UnreadableError(f"no mount: {quoted(line)}")
+            raise UnreadableError(f"expected a mount, got {quoted(line)}")
         device, where, kind, options = (_unescaped(field) for field in fields[:4])
         found.append(
             Mount(device=device, where=where, type=kind, options=options.split(","))
@@ -236,10 +236,10 @@ def mounts(text: str, settings: Settings) -> Verdict:
 
 
 def read_only(text: str, settings: Settings) -> Verdict:
-    """No file system of a disk is read-only; the kernel remounts damaged ones so.
+    """No disk's file system is read-only; the kernel remounts damaged ones so.
 
-    File systems that are never writable (package images) do not count, nor do mount
-    points in the limit `read_only`.
+    Ignores file systems that are never writable (package images) and the mount points
+    that the limits allow.
     """
     allowed = settings.limit("disks.read_only", "allowed")
     checked = [
@@ -261,11 +261,11 @@ CHECKS = (
         what="The host has as many NVMe disks as expected.",
         source=_LSBLK,
         judge=nvme_count,
-        action="Compare `lsblk` with `lspci`; reseat the disk that is missing.",
+        action="Compare `lsblk` with `lspci`; reseat the missing disk.",
     ),
     Check(
         name="disks.capacity",
-        what="The NVMe disks have the capacity that is expected.",
+        what="The NVMe disks have the expected capacity.",
         source=_LSBLK,
         judge=capacity,
         action="A disk is missing or of the wrong kind: `lsblk -d`.",
@@ -275,7 +275,7 @@ CHECKS = (
         what="No NVMe disk is read-only.",
         source=_LSBLK,
         judge=write_protected,
-        action="Copy what is on it, then replace the disk.",
+        action="Copy its data, then replace the disk.",
     ),
     Check(
         name="disks.space",
@@ -293,16 +293,16 @@ CHECKS = (
     ),
     Check(
         name="disks.mounts",
-        what="What must be mounted is.",
+        what="All required file systems are mounted.",
         source=_MOUNTS,
         judge=mounts,
-        action="`mount -a`; look at the server of the file system.",
+        action="`mount -a`; check the server of the file system.",
     ),
     Check(
         name="disks.read_only",
         what="No file system of a disk is read-only.",
         source=_MOUNTS,
         judge=read_only,
-        action="Look into the kernel's log, then unmount and `fsck`.",
+        action="Read the kernel log, then unmount and `fsck`.",
     ),
 )

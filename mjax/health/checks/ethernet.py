@@ -1,9 +1,9 @@
 """Checks of Ethernet interfaces: up, fast, without errors, without flaps.
 
-An interface counts if it is in the expectation `interfaces`; without that, if it is an
-Ethernet device (not a bridge, a tunnel or lo) that is set up (IFF_UP). InfiniBand has
-its own checks. Errors are compared with packets, changes of the carrier with the time
-since boot (see `sysfs`), so that an old count does not fail a host for ever.
+The checks cover the interfaces in the expectation `interfaces`; without it, all
+Ethernet devices (not bridges, tunnels or lo) that are set up (IFF_UP). InfiniBand has
+its own checks. Limits of errors are relative to packets, and limits of carrier changes
+to the time since boot (see `sysfs`), so that an old count does not fail a host forever.
 
 Sources: Documentation/ABI/testing/sysfs-class-net, sysfs-class-net-statistics and
 Documentation/networking/statistics.rst at https://github.com/torvalds/linux; link flaps
@@ -43,14 +43,14 @@ _ARPHRD_ETHER = "1"
 """include/uapi/linux/if_arp.h"""
 _UP, _FULL = "up", "full"
 _STATES = (_UP, "down", "notpresent", "lowerlayerdown", "testing", "dormant")
-"""Not "unknown", which is no information."""
+"""Values other than "unknown", which gives no information."""
 _PER_MILLION = 1_000_000
 _MBPS_PER_GBPS = 1000
 _SHOWN_CHARS = 60
 
 
 def up(text: str, settings: Settings) -> Verdict:
-    """Every interface has a link and may send."""
+    """Every interface has a link and can send."""
     missing = _missing(sysfs.tree(text), settings)
     if missing:
         return judge_each((name, "there is no such interface") for name in missing)
@@ -90,7 +90,7 @@ def duplex(text: str, settings: Settings) -> Verdict:
 
 
 def mtu(text: str, settings: Settings) -> Verdict:
-    """Every interface has the MTU that is expected."""
+    """Every interface has the expected MTU."""
     files, names = _interfaces(text, settings)
     found = {name: files.number(f"{_ROOT}/{name}/mtu") for name in names}
     wanted = settings.expect.get("mtu")
@@ -107,7 +107,7 @@ def errors(text: str, settings: Settings) -> Verdict:
 
 
 def crc(text: str, settings: Settings) -> Verdict:
-    """Hardly any packet arrives with a wrong checksum: the cable is good."""
+    """Hardly any packet arrives with a wrong checksum, a sign of a bad cable."""
     return _ratio(text, settings, "ethernet.crc", ["rx_crc_errors"])
 
 
@@ -118,12 +118,12 @@ def drops(text: str, settings: Settings) -> Verdict:
 
 
 def collisions(text: str, settings: Settings) -> Verdict:
-    """No packets collide: both ends are full duplex."""
+    """No packets collide, since both ends should be full duplex."""
     return _ratio(text, settings, "ethernet.collisions", ["collisions"])
 
 
 def flaps(text: str, settings: Settings) -> Verdict:
-    """The link does not come and go."""
+    """The link does not flap."""
     files, names = _interfaces(text, settings)
     hours = sysfs.hours_up(files)
     most = sysfs.allowed(settings, "ethernet.flaps", hours)
@@ -137,10 +137,10 @@ def flaps(text: str, settings: Settings) -> Verdict:
 
 
 def _interfaces(text: str, settings: Settings) -> tuple[Tree, Sequence[str]]:
-    """Return the files, and the interfaces that the checks are about.
+    """Return the files, and the interfaces that the checks cover.
 
     Raises:
-      UnreadableError: there is none, or an expected one is not there.
+      UnreadableError: there is no interface, or an expected one is missing.
     """
     files = sysfs.tree(text)
     missing = _missing(files, settings)
@@ -203,7 +203,7 @@ def _ratio(text: str, settings: Settings, check: str, names: Sequence[str]) -> V
     return judge_each(problems, f"{worst:.3g} per million", f"at most {most:g}")
 
 
-_CABLE = "Reseat and clean the transceiver, then exchange the cable."
+_CABLE = "Reseat and clean the transceiver, then replace the cable."
 
 CHECKS = (
     Check(
@@ -211,14 +211,14 @@ CHECKS = (
         what="Every interface has a link.",
         source=_SOURCE,
         judge=up,
-        action=f"{_CABLE} Look at the port of the switch.",
+        action=f"{_CABLE} Check the switch port.",
     ),
     Check(
         name="ethernet.speed",
         what="Every interface is at least as fast as expected.",
         source=_SOURCE,
         judge=speed,
-        action=f"{_CABLE} Compare the speed that the switch allows.",
+        action=f"{_CABLE} Check the speed limit of the switch port.",
     ),
     Check(
         name="ethernet.duplex",
@@ -229,10 +229,10 @@ CHECKS = (
     ),
     Check(
         name="ethernet.mtu",
-        what="Every interface has the MTU that is expected.",
+        what="Every interface has the expected MTU.",
         source=_SOURCE,
         judge=mtu,
-        action="Set the MTU in the configuration of the network, on the switch too.",
+        action="Set the MTU in the network configuration, on the switch too.",
     ),
     Check(
         name="ethernet.errors",
@@ -253,7 +253,7 @@ CHECKS = (
         what="Few packets are dropped.",
         source=_SOURCE,
         judge=drops,
-        action="Look at the ring sizes (`ethtool -g`) and for a busy processor.",
+        action="Check the ring sizes (`ethtool -g`), and look for a busy processor.",
     ),
     Check(
         name="ethernet.collisions",
@@ -264,9 +264,9 @@ CHECKS = (
     ),
     Check(
         name="ethernet.flaps",
-        what="The link does not come and go.",
+        what="The link does not flap.",
         source=_SOURCE,
         judge=flaps,
-        action=f"{_CABLE} Look at the port of the switch.",
+        action=f"{_CABLE} Check the switch port.",
     ),
 )

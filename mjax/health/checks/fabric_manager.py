@@ -1,9 +1,10 @@
 """Checks of the NVLink fabric: its manager, and its state on each GPU.
 
 Enters: `systemctl show nvidia-fabricmanager.service`, `nv-fabricmanager --version`, and
-`nvidia-smi -q -x`. Leaves: verdicts. Hosts without NVSwitches have no manager and no
-fabric: there these checks are unknown, or failed if the service is expected.
-Sources: https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/contents.html,
+`nvidia-smi -q -x`. Leaves: verdicts. On hosts without NVSwitches, which have no manager
+and no fabric, these checks are unknown, or failed if the service is expected.
+Sources:
+https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/contents.html,
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlFabricDefs.html (health), and
 systemctl(1), https://www.unix.com/man-page/v7/1/SYSTEMCTL (show).
 """
@@ -30,12 +31,12 @@ _GOOD: Mapping[str, str] = {
     "access_timeout_recovery": "false",
     "incorrect_configuration": "none",
 }
-"""Of the health of the fabric, in lower case; drivers before 580 have only the
+"""Fields of the fabric's health, in lower case; drivers before 580 have only the
 bandwidth."""
 
 
 def active(text: str, settings: Settings) -> Verdict:
-    """The fabric manager runs."""
+    """The fabric manager is running."""
     found = dict(re.findall(r"^([A-Za-z]+)=(.*)$", text, re.MULTILINE))
     if sorted(found) != sorted(_PROPERTIES) or len(text.splitlines()) != len(found):
         raise UnreadableError(f"it does not have {', '.join(_PROPERTIES)}")
@@ -54,7 +55,7 @@ def active(text: str, settings: Settings) -> Verdict:
 
 
 def version(text: str, settings: Settings) -> Verdict:
-    """The fabric manager has the version of the driver; it does not work otherwise."""
+    """The fabric manager has the same version as the driver, as it requires."""
     found = re.findall(
         r"^\s*Fabric Manager version is : ([0-9.]{1,40})\s*$", text, re.M
     )
@@ -96,7 +97,7 @@ def fabric_health(text: str, settings: Settings) -> Verdict:
         if not any(
             gpu.has(f"fabric/health/{name}") for name in ("summary", "bandwidth")
         ):
-            raise UnreadableError(f"{gpu.label}: there is no health of the fabric")
+            raise UnreadableError(f"{gpu.label}: it reports no fabric health")
         for name, good in _GOOD.items():
             path = f"fabric/health/{name}"
             if not gpu.has(path):
@@ -116,17 +117,17 @@ _RESTART = (
 CHECKS = (
     Check(
         name="fabric_manager.active",
-        what="The fabric manager of NVSwitches runs.",
+        what="The fabric manager of the NVSwitches is running.",
         source=SERVICE,
         judge=active,
         action=f"Read /var/log/fabricmanager.log. {_RESTART}",
     ),
     Check(
         name="fabric_manager.version",
-        what="The fabric manager has the version of the driver.",
+        what="The fabric manager has the same version as the driver.",
         source=VERSION,
         judge=version,
-        action="Install the fabric manager of the driver's version.",
+        action="Install the fabric manager in the driver's version.",
     ),
     smi_check(
         name="gpu.fabric_state",

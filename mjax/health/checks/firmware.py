@@ -1,12 +1,12 @@
 """Checks of the firmware and model of the host (DMI) and of its PCIe switches.
 
 Source: /sys/class/dmi/id, Documentation/ABI/testing/sysfs-firmware-dmi-tables of the
-kernel. A virtual machine may have none: unknown there.
+kernel. A virtual machine may have none; the checks are then unknown.
 
-Of PCIe switches, those of Microchip (Switchtec) tell their version to the kernel:
+PCIe switches of Microchip (Switchtec) report their version to the kernel:
 Documentation/ABI/testing/sysfs-class-switchtec and drivers/pci/switch/switchtec.c at
-https://github.com/torvalds/linux. Those of Broadcom (PEX) do not: lspci shows the
-revision of the chip, and only the vendor's tools and the BMC know the firmware.
+https://github.com/torvalds/linux. Switches of Broadcom (PEX) do not: lspci shows the
+revision of the chip, and only the vendor's tools and the BMC show the firmware.
 """
 
 import re
@@ -41,12 +41,12 @@ def _value(text: str, name: str) -> str:
 
 
 def bios(text: str, settings: Settings) -> Verdict:
-    """The firmware has the version that is expected."""
+    """The firmware has the expected version."""
     return compared("bios", _value(text, "bios_version"), settings)
 
 
 def product(text: str, settings: Settings) -> Verdict:
-    """The host is of the model that is expected."""
+    """The host is of the expected model."""
     has = f"{_value(text, 'sys_vendor')} {_value(text, 'product_name')}"
     wanted = settings.expect.get("product")
     if wanted is None:
@@ -57,11 +57,11 @@ def product(text: str, settings: Settings) -> Verdict:
 
 
 def pcie_switches(text: str, settings: Settings) -> Verdict:
-    """Every PCIe switch of Microchip runs the version that is expected."""
+    """Every Microchip PCIe switch runs the expected version."""
     files = sysfs.tree(text)
     versions = {path.split("/")[-2]: files.read(path) for path in files.paths}
     if not versions or not all(map(_HEX.fullmatch, versions.values())):
-        raise UnreadableError(f"no versions: {versions}")
+        raise UnreadableError(f"expected versions, got {versions}")
     shown = ", ".join(sorted({*versions.values()}))
     wanted = settings.expect.get("versions", {}).get("pcie_switch")
     if wanted is None:
@@ -73,23 +73,23 @@ def pcie_switches(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="firmware.bios",
-        what="The firmware has the version that is expected.",
+        what="The firmware has the expected version.",
         source=_SOURCE,
         judge=bios,
-        action="Update the firmware, as on the other hosts.",
+        action="Update the firmware to the version of the other hosts.",
     ),
     Check(
         name="firmware.product",
-        what="The host is of the model that is expected.",
+        what="The host is of the expected model.",
         source=_SOURCE,
         judge=product,
         action="Correct the cluster file, or the address of the host.",
     ),
     Check(
         name="firmware.pcie_switches",
-        what="The PCIe switches of Microchip run the version that is expected.",
+        what="Microchip PCIe switches run the expected version.",
         source=_SWITCHES,
         judge=pcie_switches,
-        action="`switchtec fw-update` with the image of the other hosts, and restart.",
+        action="`switchtec fw-update` with the image of the other hosts, then restart.",
     ),
 )

@@ -2,11 +2,11 @@
 
 Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts.
 
-GPUs up to Turing retire pages, later ones remap rows. nvidia-smi writes N/A for the
-scheme that a GPU does not have: such a GPU passes the checks of that scheme if it has
-the other one, and is unknown if it shows neither (with MIG it hides both).
-Volatile counters start at 0 when the driver is loaded, aggregate ones last as long as
-the GPU, so the limit of the aggregate ones is not zero.
+GPUs up to Turing retire pages, later ones remap rows. nvidia-smi writes N/A for a
+scheme that a GPU does not have: the GPU passes the checks of that scheme if it has the
+other one, and is unknown if it shows neither (with MIG, both are hidden). Volatile
+counters start at 0 when the driver is loaded. Aggregate counters last as long as the
+GPU, so their limit is not zero.
 Source: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html
 """
 
@@ -49,7 +49,7 @@ def _must_be_no(gpu: Gpu, path: str, *, bad: str) -> Seen:
 
 
 def _uncorrectable(gpu: Gpu, period: str) -> int:
-    """Return errors of SRAM and DRAM; drivers before 545 do not divide SRAM's."""
+    """Return errors of SRAM and DRAM; drivers before 545 do not subdivide SRAM's."""
     path = f"ecc_errors/{period}"
     whole = f"{path}/sram_uncorrectable"
     parts = (whole,) if whole in gpu.fields else (f"{whole}_parity", f"{whole}_secded")
@@ -61,7 +61,7 @@ def _retires_pages(gpu: Gpu) -> bool:
 
 
 def _remaps_rows(gpu: Gpu) -> bool:
-    """Return true also if neither scheme is shown: both are then unknown."""
+    """Return whether a scheme is in use, or neither is shown (both are unknown)."""
     return gpu.has(_REMAPPED) or not gpu.has(_RETIRED)
 
 
@@ -92,7 +92,7 @@ def ecc_uncorrected_volatile(text: str, settings: Settings) -> Verdict:
 
 
 def ecc_uncorrected_aggregate(text: str, settings: Settings) -> Verdict:
-    """Not too many uncorrectable errors in the life of a GPU."""
+    """A GPU has had few uncorrectable errors in its life."""
     most = limit_of(settings, "gpu.ecc_uncorrected_aggregate", "max")
 
     def read(gpu: Gpu) -> int:
@@ -102,7 +102,7 @@ def ecc_uncorrected_aggregate(text: str, settings: Settings) -> Verdict:
 
 
 def ecc_corrected(text: str, settings: Settings) -> Verdict:
-    """Not too many corrected errors since the driver was loaded."""
+    """There are few corrected errors since the driver was loaded."""
     most = limit_of(settings, "gpu.ecc_corrected", "max")
 
     def read(gpu: Gpu) -> int:
@@ -113,7 +113,7 @@ def ecc_corrected(text: str, settings: Settings) -> Verdict:
 
 
 def retired_pages(text: str, settings: Settings) -> Verdict:
-    """Not too many pages are retired."""
+    """Few pages are retired."""
     most = limit_of(settings, "gpu.retired_pages", "max")
 
     def read(gpu: Gpu) -> int:
@@ -140,7 +140,7 @@ def retirement_pending(text: str, settings: Settings) -> Verdict:
 
 
 def remap_pending(text: str, settings: Settings) -> Verdict:
-    """No row waits for a reset to be remapped; a reset heals this."""
+    """No row waits to be remapped; a reset remaps it."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -154,7 +154,7 @@ def remap_pending(text: str, settings: Settings) -> Verdict:
 
 
 def remap_failed(text: str, settings: Settings) -> Verdict:
-    """No row could not be remapped; nothing heals this."""
+    """Remapping a row has never failed; such a failure is permanent."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -168,7 +168,7 @@ def remap_failed(text: str, settings: Settings) -> Verdict:
 
 
 def remapped_uncorrectable(text: str, settings: Settings) -> Verdict:
-    """Not too many rows are remapped after uncorrectable errors."""
+    """Few rows are remapped after uncorrectable errors."""
     most = limit_of(settings, "gpu.remapped_uncorrectable", "max")
 
     def read(gpu: Gpu) -> int:
@@ -194,7 +194,7 @@ def remap_banks(text: str, settings: Settings) -> Verdict:
 
 
 def sram_threshold(text: str, settings: Settings) -> Verdict:
-    """The driver has not counted too many uncorrectable errors of SRAM."""
+    """The driver does not report too many uncorrectable SRAM errors."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -208,7 +208,7 @@ def sram_threshold(text: str, settings: Settings) -> Verdict:
 
 
 def repair_pending(text: str, settings: Settings) -> Verdict:
-    """No channel of memory or cluster of processors waits for a repair."""
+    """No memory channel and no cluster of processors (TPC) waits for a repair."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -231,7 +231,7 @@ _RMA = "Drain the host, run NVIDIA's field diagnostic, replace the GPU (RMA)."
 CHECKS = (
     smi_check(
         name="gpu.ecc_mode",
-        what="ECC is on, and stays on.",
+        what="ECC is on, also after the next reset.",
         judge=ecc_mode,
         action="Run `nvidia-smi -e 1`, then reset the GPU.",
     ),
@@ -243,45 +243,45 @@ CHECKS = (
     ),
     smi_check(
         name="gpu.ecc_uncorrected_aggregate",
-        what="Not too many uncorrectable memory errors in the life of a GPU.",
+        what="Few uncorrectable memory errors in the life of a GPU.",
         judge=ecc_uncorrected_aggregate,
-        action="Run a long burn; replace the GPU if the number still grows.",
+        action="Run a long burn; replace the GPU if the count still grows.",
     ),
     smi_check(
         name="gpu.ecc_corrected",
-        what="Not too many corrected memory errors since the driver was loaded.",
+        what="Few corrected memory errors since the driver was loaded.",
         judge=ecc_corrected,
-        action="Run a long burn; replace the GPU if the number grows fast.",
+        action="Run a long burn; replace the GPU if the count grows fast.",
     ),
     smi_check(
         name="gpu.retired_pages",
-        what="Not too many pages of memory are retired (GPUs up to Turing).",
+        what="Few pages of memory are retired (GPUs up to Turing).",
         judge=retired_pages,
         action=_RMA,
     ),
     smi_check(
         name="gpu.retirement_pending",
-        what="No page waits for a reset to be retired (GPUs up to Turing).",
+        what="No page waits to be retired (GPUs up to Turing).",
         judge=retirement_pending,
-        action=f"{_RESET}: that retires the page.",
+        action=f"{_RESET}, which retires the page.",
     ),
     smi_check(
         name="gpu.remap_pending",
-        what="No row of memory waits for a reset to be remapped.",
+        what="No row of memory waits to be remapped.",
         judge=remap_pending,
-        action=f"{_RESET}: that remaps the row and heals the GPU.",
+        action=f"{_RESET}, which remaps the row.",
     ),
     smi_check(
         name="gpu.remap_failed",
-        what="Every bad row of memory could be remapped.",
+        what="Every bad row of memory has been remapped.",
         judge=remap_failed,
-        action=f"A reset does not heal this. {_RMA}",
+        action=f"A reset does not fix this. {_RMA}",
     ),
     smi_check(
         name="gpu.remapped_uncorrectable",
-        what="Not too many rows are remapped after uncorrectable errors.",
+        what="Few rows are remapped after uncorrectable errors.",
         judge=remapped_uncorrectable,
-        action="Run a long burn; replace the GPU if the number still grows.",
+        action="Run a long burn; replace the GPU if the count still grows.",
     ),
     smi_check(
         name="gpu.remap_banks",
@@ -299,6 +299,6 @@ CHECKS = (
         name="gpu.repair_pending",
         what="No memory channel or TPC waits for a repair.",
         judge=repair_pending,
-        action=f"{_RESET}: that repairs it.",
+        action=f"{_RESET}, which repairs it.",
     ),
 )

@@ -1,7 +1,7 @@
-"""Checks of the modes of GPUs, and that nobody uses them.
+"""Checks that GPUs are in the right modes, and that no process uses them.
 
-Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts on modes, requests of the
-GPU for a reset, processes, used memory, and the memory that others can map.
+Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts on modes, reset requests of
+GPUs, processes, used memory, and the memory that other devices can map.
 Source: nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/index.html
 """
 
@@ -26,9 +26,9 @@ def _must(gpu: Gpu, wanted: str, others: Sequence[str], path: str) -> Seen:
 
 
 def recovery(text: str, settings: Settings) -> Verdict:
-    """No GPU asks for a reset, a drain or a reboot.
+    """No GPU requests a reset, a drain or a reboot.
 
-    Drivers before 560 say it in `gpu_reset_status`, later ones in
+    Drivers before 560 report it in `gpu_reset_status`, later ones in
     `gpu_recovery_action`.
     """
     del settings
@@ -50,7 +50,7 @@ def recovery(text: str, settings: Settings) -> Verdict:
 
 
 def persistence(text: str, settings: Settings) -> Verdict:
-    """Persistence mode is on: the driver stays loaded, and with it its settings."""
+    """Persistence mode is on, so the driver stays loaded and keeps its settings."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -60,7 +60,7 @@ def persistence(text: str, settings: Settings) -> Verdict:
 
 
 def mig(text: str, settings: Settings) -> Verdict:
-    """No GPU is divided, now or after its next reset."""
+    """No GPU is divided by MIG, now or after its next reset."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -85,7 +85,8 @@ def compute_mode(text: str, settings: Settings) -> Verdict:
 def foreign_processes(text: str, settings: Settings) -> Verdict:
     """Before a run no process uses a GPU.
 
-    In a container nvidia-smi does not see processes of others: gpu.memory_used does.
+    In a container, nvidia-smi does not see processes outside it; gpu.memory_used sees
+    their memory.
     """
     allowed = settings.limit("gpu.foreign_processes", "allowed")
 
@@ -118,7 +119,7 @@ def memory_used(text: str, settings: Settings) -> Verdict:
 
 
 def bar1(text: str, settings: Settings) -> Verdict:
-    """The whole memory of each GPU can be mapped by other devices."""
+    """Other devices can map the whole memory of each GPU."""
     least = limit_of(settings, "gpu.bar1", "min_fraction")
 
     def look(gpu: Gpu) -> Seen:
@@ -135,9 +136,9 @@ def bar1(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     smi_check(
         name="gpu.recovery",
-        what="No GPU asks for a reset, a drain or a reboot.",
+        what="No GPU requests a reset, a drain or a reboot.",
         judge=recovery,
-        action="Drain the host and do what the GPU asks for.",
+        action="Drain the host and carry out the requested action.",
     ),
     smi_check(
         name="gpu.persistence",
@@ -173,7 +174,7 @@ CHECKS = (
     ),
     smi_check(
         name="gpu.bar1",
-        what="The whole memory of each GPU can be mapped by other devices.",
+        what="Other devices can map the whole memory of each GPU.",
         judge=bar1,
         action="Turn on Above 4G Decoding and Resizable BAR in the BIOS.",
     ),

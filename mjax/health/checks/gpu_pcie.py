@@ -1,8 +1,8 @@
 """Checks of the PCIe links of GPUs: lanes, generation, replays.
 
-Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts. "max" is what GPU and slot
-can do together, so a GPU in a slower slot is found only with the expectations
-gpu_pcie_gen and gpu_pcie_width. Counters start at 0 when the GPU is reset.
+Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts. "max" is the maximum of GPU
+and slot together, so only the expectations gpu_pcie_gen and gpu_pcie_width reveal a GPU
+in a slower slot. Counters start at 0 when the GPU is reset.
 Source: https://docs.nvidia.com/deploy/nvidia-smi/index.html
 """
 
@@ -48,7 +48,7 @@ def generation(text: str, settings: Settings) -> Verdict:
     """The link of each GPU runs at its full speed.
 
     It may be slower while the GPU saves power. Data-centre GPUs stay in P0, where it
-    should not be; in another state a slow link says nothing.
+    should not be; in any other state a slow link gives no information.
     """
     expected = settings.expect.get("gpu_pcie_gen")
 
@@ -74,7 +74,7 @@ def generation(text: str, settings: Settings) -> Verdict:
 
 
 def replays(text: str, settings: Settings) -> Verdict:
-    """Few packets had to be sent again since the last reset."""
+    """Few packets were resent since the last reset."""
     most = limit_of(settings, "pcie.gpu_replays", "max_replays")
     most_rollovers = limit_of(settings, "pcie.gpu_replays", "max_rollovers")
 
@@ -104,7 +104,7 @@ CHECKS = (
     ),
     smi_check(
         name="pcie.gpu_replays",
-        what="Few PCIe packets of GPUs had to be sent again.",
+        what="Few PCIe packets of GPUs were resent.",
         judge=replays,
         action="Look for AER errors in dmesg; reseat the GPU, its riser and cables.",
     ),

@@ -4,9 +4,9 @@ Enters: the output of `nvidia-smi -q -x` of an idle host. Leaves: verdicts.
 
 Temperatures come in two forms. Drivers for Ada and later give the distance to the
 temperature at which the GPU slows down (T.Limit); earlier ones give temperatures. Both
-become a margin here: degrees that are left to the maximum of normal operation.
-A clock that was locked by `nvidia-smi -lgc` has no field of its own, and an idle SM
-clock is low in any case: `python -m mjax.health burn` finds such a lock.
+are converted to a margin: degrees below the maximum of normal operation. No field shows
+a clock locked by `nvidia-smi -lgc`, and an idle SM clock is always low; `python -m
+mjax.health burn` finds such a lock.
 Sources: https://docs.nvidia.com/deploy/nvidia-smi/index.html; for throttle reasons
 https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksThrottleReasons.html
 """
@@ -28,8 +28,8 @@ _GONE = "Requested functionality has been deprecated"
 def clocks(text: str, settings: Settings) -> Verdict:
     """No GPU's maximum clock is lowered, and its memory runs at full clock.
 
-    The memory clock is judged in P0, where data-centre GPUs stay; in another state it
-    is lowered to save power, and says nothing.
+    The memory clock is judged only in P0, where data-centre GPUs stay; in other states
+    it is lowered to save power.
     """
     most = limit_of(settings, "gpu.clocks", "max_below_mhz")
 
@@ -55,7 +55,7 @@ def clocks(text: str, settings: Settings) -> Verdict:
 def applications_clocks(text: str, settings: Settings) -> Verdict:
     """Application clocks are at their default.
 
-    Drivers of CUDA 13 have no application clocks and say so: nothing can be lowered.
+    Drivers of CUDA 13 report that they have no application clocks, so the check passes.
     """
     del settings
 
@@ -97,7 +97,7 @@ def throttle_hw_slowdown(text: str, settings: Settings) -> Verdict:
 
 
 def throttle_hw_thermal(text: str, settings: Settings) -> Verdict:
-    """No GPU is slowed down by its hardware because it is hot."""
+    """No GPU is slowed down by its hardware because of heat."""
     del settings
     return _throttle(text, "hw_thermal_slowdown")
 
@@ -109,19 +109,19 @@ def throttle_hw_power_brake(text: str, settings: Settings) -> Verdict:
 
 
 def throttle_sw_thermal(text: str, settings: Settings) -> Verdict:
-    """No GPU is slowed down by the driver because it is hot."""
+    """No GPU is slowed down by the driver because of heat."""
     del settings
     return _throttle(text, "sw_thermal_slowdown")
 
 
 def _watts(gpu: Gpu, *names: str) -> float:
-    """Return a reading of power, wherever this driver has it."""
+    """Return a power reading from the field that this driver uses."""
     groups = ("gpu_power_readings", "power_readings")
     return gpu.number("W", *(f"{group}/{name}" for group in groups for name in names))
 
 
 def power_limit(text: str, settings: Settings) -> Verdict:
-    """The power limit of each GPU is its default."""
+    """The power limit of each GPU is at its default."""
     most = limit_of(settings, "gpu.power_limit", "max_difference_w")
 
     def look(gpu: Gpu) -> Seen:
@@ -136,7 +136,7 @@ def power_limit(text: str, settings: Settings) -> Verdict:
 
 
 def power_draw(text: str, settings: Settings) -> Verdict:
-    """An idle GPU draws some power, and not much."""
+    """An idle GPU draws some power, but not much."""
     least = limit_of(settings, "gpu.power_draw", "min_w")
     most = limit_of(settings, "gpu.power_draw", "max_fraction")
 
@@ -155,7 +155,7 @@ def power_draw(text: str, settings: Settings) -> Verdict:
 
 
 def _margin(gpu: Gpu) -> float:
-    """Return degrees left to the maximum of normal operation."""
+    """Return the margin in degrees below the maximum of normal operation."""
     if gpu.has("temperature/gpu_temp_tlimit"):
         return gpu.number("C", "temperature/gpu_temp_tlimit")
     maximum = gpu.number(
@@ -167,7 +167,7 @@ def _margin(gpu: Gpu) -> float:
 
 
 def temperature(text: str, settings: Settings) -> Verdict:
-    """An idle GPU is far from the temperature at which it slows down."""
+    """An idle GPU is far below the temperature at which it slows down."""
     coldest = limit_of(settings, "gpu.temperature", "min_c")
     least = limit_of(settings, "gpu.temperature", "min_margin_c")
 
@@ -220,11 +220,11 @@ CHECKS = (
         name="gpu.throttle_hw_slowdown",
         what="No GPU is slowed down by its hardware.",
         judge=throttle_hw_slowdown,
-        action=f"See whether heat or the power brake is the cause. {_COOL}",
+        action=f"Find out whether heat or the power brake is the cause. {_COOL}",
     ),
     smi_check(
         name="gpu.throttle_hw_thermal",
-        what="No GPU is slowed down by its hardware because it is hot.",
+        what="No GPU is slowed down by its hardware because of heat.",
         judge=throttle_hw_thermal,
         action=_COOL,
     ),
@@ -236,27 +236,27 @@ CHECKS = (
     ),
     smi_check(
         name="gpu.throttle_sw_thermal",
-        what="No GPU is slowed down by the driver because it is hot.",
+        what="No GPU is slowed down by the driver because of heat.",
         judge=throttle_sw_thermal,
         action=_COOL,
     ),
     smi_check(
         name="gpu.power_limit",
-        what="The power limit of each GPU is its default.",
+        what="The power limit of each GPU is at its default.",
         judge=power_limit,
-        action="Run `nvidia-smi -pl DEFAULT`; find out who has changed it.",
+        action="Run `nvidia-smi -pl DEFAULT`; find out what changed it.",
     ),
     smi_check(
         name="gpu.power_draw",
         needs_idle=True,
-        what="An idle GPU draws some power, and not much.",
+        what="An idle GPU draws some power, but not much.",
         judge=power_draw,
-        action="End what runs on it. If nothing runs, reset the GPU.",
+        action="Stop the processes on it. If there are none, reset the GPU.",
     ),
     smi_check(
         name="gpu.temperature",
         needs_idle=True,
-        what="An idle GPU is far from the temperature at which it slows down.",
+        what="An idle GPU is far below the temperature at which it slows down.",
         judge=temperature,
         action=_COOL,
     ),

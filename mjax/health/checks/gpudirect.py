@@ -1,4 +1,4 @@
-"""Checks of what GPUs need to exchange data with network cards directly.
+"""Checks of GPUDirect: GPUs can exchange data with network cards directly.
 
 Enters: /proc/modules, and the IOMMU group of each GPU in /sys. Leaves: verdicts.
 Peer memory needs nvidia_peermem, or a kernel with DMA-BUF and NCCL that uses it: a host
@@ -36,13 +36,13 @@ def modules(text: str) -> Mapping[str, str]:
     """Return the state of each module.
 
     Raises:
-      UnreadableError: a line is no module.
+      UnreadableError: a line is not a module.
     """
     found = {}
     for line in text.splitlines():
         match = _MODULE.fullmatch(line)
         if match is None or match[1] in found:
-            raise UnreadableError(f"no module: {line!r:.60}")
+            raise UnreadableError(f"expected a module, got {line!r:.60}")
         found[match[1]] = match[2]
     if not found or not text.endswith("\n"):
         raise UnreadableError("it lists no module, or ends early")
@@ -82,7 +82,7 @@ def iommu(text: str, settings: Settings) -> Verdict:
         found = _FILE.fullmatch(line)
         known = vendors if found and found[2] == "vendor" else types
         if found is None or found[1] in known:
-            raise UnreadableError(f"no file of a GPU: {line!r:.80}")
+            raise UnreadableError(f"expected a file of a GPU, got {line!r:.80}")
         known[found[1]] = found[3]
     if not vendors or set(vendors.values()) != {_NVIDIA}:
         raise UnreadableError("it lists no GPU, or another device")

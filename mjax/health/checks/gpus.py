@@ -1,8 +1,7 @@
-"""Checks of which GPUs a host has: number, model, versions.
+"""Checks of the GPUs of a host: number, model, versions.
 
-Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts. A GPU that differs from the
-others is found by comparing it with what most of them have; if no value has a majority,
-all are named.
+Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts. Each GPU is compared with
+the value of the majority; if no value has a majority, all GPUs are named.
 Sources: nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/index.html, for
 fields and exit statuses.
 """
@@ -35,8 +34,8 @@ _FAILING: Mapping[int, str] = MappingProxyType(
         255: "an internal error of the driver",
     }
 )
-"""The manual has 6 to 15 and 255; 16 and 18 are nvmlReturn_t of NVML,
-https://docs.nvidia.com/deploy/nvml-api/index.html."""
+"""Meanings of exit statuses: 6 to 15 and 255 as in the manual, 16 and 18 as
+nvmlReturn_t of NVML, https://docs.nvidia.com/deploy/nvml-api/index.html."""
 
 
 def _expected_version(settings: Settings, name: str) -> str | None:
@@ -45,13 +44,13 @@ def _expected_version(settings: Settings, name: str) -> str | None:
 
 
 def _odd(values: Sequence[str]) -> str | None:
-    """Return the value that more than half have; None without a majority."""
+    """Return the value that more than half of them have; None without a majority."""
     value, number = collections.Counter(values).most_common()[0]
     return value if 2 * number > len(values) else None
 
 
 def answers(text: str, settings: Settings) -> Verdict:
-    """Every GPU that the driver has attached answers."""
+    """Every GPU that is attached to the driver responds."""
     del settings
     smi = parse(text)
     listed, attached = len(smi.gpus), smi.num_attached
@@ -131,7 +130,7 @@ def driver(text: str, settings: Settings) -> Verdict:
 
 
 def vbios(text: str, settings: Settings) -> Verdict:
-    """All GPUs have the same VBIOS, the expected one if one is expected."""
+    """All GPUs have the same VBIOS version: the expected one if it is given."""
     values = [gpu.text("vbios_version") for gpu in gpus(text)]
     wanted = _expected_version(settings, "vbios") or _odd(values)
 
@@ -144,7 +143,7 @@ def vbios(text: str, settings: Settings) -> Verdict:
 
 
 def inforom(text: str, settings: Settings) -> Verdict:
-    """No GPU's infoROM is corrupted: no warning, and its versions can be read."""
+    """No GPU's infoROM is corrupted: no warning, and its versions are readable."""
     del settings
     corrupted = parse(text).corrupted
     if corrupted:
@@ -158,12 +157,12 @@ def inforom(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look)
 
 
-_REPLACE = "Drain the host; power it off and on; if it stays, replace the GPU."
+_REPLACE = "Drain the host; power it off and on; if the problem stays, replace the GPU."
 
 CHECKS = (
     smi_check(
         name="gpu.answers",
-        what="Every GPU that the driver has attached answers.",
+        what="Every GPU that is attached to the driver responds.",
         judge=answers,
         action=f"Look for Xid 79 in dmesg. {_REPLACE}",
         failing=_FAILING,
@@ -172,13 +171,13 @@ CHECKS = (
         name="gpu.count",
         what="The host has as many GPUs as expected.",
         judge=count,
-        action="Compare bus ids with `lspci -d 10de:`; reseat or replace what is gone.",
+        action="Compare bus ids with `lspci -d 10de:`; reseat or replace the GPU.",
     ),
     smi_check(
         name="gpu.name",
         what="Each GPU is of the expected model.",
         judge=model,
-        action="Correct gpu_name, or take the host out of this pool.",
+        action="Correct gpu_name, or remove the host from this pool.",
     ),
     smi_check(
         name="gpu.same",
@@ -190,7 +189,7 @@ CHECKS = (
         name="gpu.driver",
         what="The driver has the expected version, and GPUs run its firmware.",
         judge=driver,
-        action="Install the expected driver; reboot so that the old one is unloaded.",
+        action="Install the expected driver; reboot to unload the old one.",
     ),
     smi_check(
         name="gpu.vbios",
@@ -202,7 +201,7 @@ CHECKS = (
         name="gpu.inforom",
         what="No GPU's infoROM is corrupted.",
         judge=inforom,
-        action="Reboot; if it stays, replace the GPU (RMA).",
+        action="Reboot; if the problem stays, replace the GPU (RMA).",
         failing={CORRUPTED_INFOROM: "the infoROM of a GPU is corrupted"},
     ),
 )

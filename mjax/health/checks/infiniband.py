@@ -1,13 +1,13 @@
-"""Checks of InfiniBand and RoCE ports: present, active, fast, all alike.
+"""Checks of InfiniBand and RoCE ports: present, active, fast and identical.
 
-A port counts when its device is in the expectation `hcas`, or when there is no such
-expectation; see `ports`. Without `hcas` a port whose cable is out fails the host:
-nothing here can tell an unused port from a dead one.
+The checks cover the ports of the devices in the expectation `hcas`, or all ports
+without it; see `ports`. Without `hcas`, an unplugged port fails the host: an unused
+port cannot be distinguished from a dead one.
 
-Sources: see `ports`; that all devices must be active, at one rate, with one firmware:
-imbue-ai/cluster-health, health_checks/config.json (`infiniband_status`, `ib_hcas`,
-`infiniband_error`) at https://github.com/imbue-ai/cluster-health; that a damaged cable
-runs with fewer lanes or slower:
+Sources: see `ports`; for the rule that all devices must be active, with one rate and
+firmware: imbue-ai/cluster-health, health_checks/config.json (`infiniband_status`,
+`ib_hcas`, `infiniband_error`) at https://github.com/imbue-ai/cluster-health; for
+damaged cables, which run with fewer lanes or slower:
 https://docs.nvidia.com/dgx-superpod/design-guide-cabling-data-centers/latest/widths-rates.html
 """
 
@@ -49,12 +49,13 @@ _VERBS = Called(
 )
 _LID = re.compile(r"0x[0-9a-f]{1,8}")
 _NO_LIDS = (0, 0xFFFF)
-"""Not assigned: 0 before a subnet manager has come; 0xffff is the permissive LID."""
+"""LIDs that mean "not assigned": 0 until a subnet manager assigns one; 0xffff is the
+permissive LID."""
 _SHOWN_CHARS = 60
 
 
 def devices(text: str, settings: Settings) -> Verdict:
-    """Every device that is expected by name is there and has an active port."""
+    """Every device in `hcas` is present and has an active port."""
     wanted = settings.expect.get("hcas")
     found = ports.all_ports(sysfs.tree(text))
     names = dict.fromkeys(port.device for port in found)
@@ -108,7 +109,7 @@ def physical_state(text: str, settings: Settings) -> Verdict:
 
 
 def rate(text: str, settings: Settings) -> Verdict:
-    """Every active port has the rate that is expected."""
+    """Every active port has the expected rate."""
     rates = [(port.name, port.rate.gbps) for port in _active(text, settings)]
     worst = min(gbps for _, gbps in rates)
     wanted = settings.expect.get("port_rate_gbps")
@@ -119,7 +120,7 @@ def rate(text: str, settings: Settings) -> Verdict:
 
 
 def same_rate(text: str, settings: Settings) -> Verdict:
-    """Active ports of one link layer have one rate: no port trained slower."""
+    """Active ports of the same link layer have the same rate: none trained slower."""
     found = _active(text, settings)
     fastest: dict[str, float] = {}
     for port in found:
@@ -159,17 +160,17 @@ def link_layer(text: str, settings: Settings) -> Verdict:
 
 
 def firmware(text: str, settings: Settings) -> Verdict:
-    """Every device has the firmware that is expected."""
+    """Every device has the expected firmware."""
     return _as_expected(text, settings, "fw_ver", "infiniband_firmware")
 
 
 def board(text: str, settings: Settings) -> Verdict:
-    """Every device is the board that is expected."""
+    """Every device is the expected board."""
     return _as_expected(text, settings, "board_id", "infiniband_board")
 
 
 def same_firmware(text: str, settings: Settings) -> Verdict:
-    """Devices of one board have one firmware."""
+    """Devices of the same board have the same firmware."""
     versions, boards = _of_devices(text, settings), _boards(text, settings)
     kinds: dict[str, list[str]] = {}
     for name, kind in boards.items():
@@ -202,7 +203,7 @@ def subnet_manager(text: str, settings: Settings) -> Verdict:
 
 
 def verbs(text: str, settings: Settings) -> Verdict:
-    """User programs can open every device: it has a verbs device."""
+    """User programs can open every device, because it has a verbs device."""
     files = sysfs.tree(text)
     opened = {value for path, value in files.values.items() if path.endswith("/ibdev")}
     names = ports.devices(files, settings)
@@ -258,12 +259,12 @@ def _as_expected(text: str, settings: Settings, name: str, key: str) -> Verdict:
     return judge_each(problems, shown, wanted)
 
 
-_CABLE = "Reseat and clean the transceiver, then exchange the cable."
+_CABLE = "Reseat and clean the transceiver, then replace the cable."
 
 CHECKS = (
     Check(
         name="infiniband.devices",
-        what="Every device that is expected by name is there and active.",
+        what="Every device in `hcas` is present and active.",
         source=_SOURCE,
         judge=devices,
         action="Look for the device in `lspci`; power-cycle, then reseat the card.",
@@ -280,7 +281,7 @@ CHECKS = (
         what="Every port is active.",
         source=_SOURCE,
         judge=state,
-        action=f"If it is INIT, look at the subnet manager. {_CABLE}",
+        action=f"If it is INIT, check the subnet manager. {_CABLE}",
     ),
     Check(
         name="infiniband.physical_state",
@@ -291,7 +292,7 @@ CHECKS = (
     ),
     Check(
         name="infiniband.rate",
-        what="Every active port has the rate that is expected.",
+        what="Every active port has the expected rate.",
         source=_SOURCE,
         judge=rate,
         action=_CABLE,
@@ -319,7 +320,7 @@ CHECKS = (
     ),
     Check(
         name="infiniband.firmware",
-        what="Every device has the firmware that is expected.",
+        what="Every device has the expected firmware.",
         source=_SOURCE,
         judge=firmware,
         action="Burn the expected firmware with `flint`; power-cycle the host.",
@@ -333,21 +334,21 @@ CHECKS = (
     ),
     Check(
         name="infiniband.board",
-        what="Every device is the board that is expected.",
+        what="Every device is the expected board.",
         source=_SOURCE,
         judge=board,
-        action="Compare the card with the order; exchange it.",
+        action="Compare the card with the order; replace it.",
     ),
     Check(
         name="infiniband.subnet_manager",
         what="Every InfiniBand port with a link has a LID and a subnet manager.",
         source=_SOURCE,
         judge=subnet_manager,
-        action="Look at the subnet manager (UFM or opensm) and its log.",
+        action="Check the subnet manager (UFM or opensm) and its log.",
     ),
     Check(
         name="infiniband.verbs",
-        what="Every device can be opened by user programs.",
+        what="User programs can open every device.",
         source=_VERBS,
         judge=verbs,
         action="Load ib_uverbs (`modprobe ib_uverbs`); look at dmesg.",

@@ -1,7 +1,7 @@
 """Checks of the InfiniBand tools' output: `ibstat`, `ibv_devinfo`, `perfquery -x`.
 
-/sys has the same facts (see `infiniband`, `port_counters`); these ask through the
-libraries that a run uses, and the performance agent of the port.
+/sys has the same facts (see `infiniband`, `port_counters`); these tools use the
+libraries of a run, and query the performance agent of the port.
 
 Source of the formats: infiniband-diags/ibstat.c (`ca_dump`, `port_dump`),
 libibverbs/examples/devinfo.c (`print_hca_cap`), libibmad/fields.c and dump.c
@@ -65,7 +65,7 @@ def devinfo(text: str) -> Mapping[str, Fields]:
 def _cut(
     text: str, device: re.Pattern[str], port: re.Pattern[str], field: re.Pattern[str]
 ) -> Mapping[str, Fields]:
-    """Cut a text into devices, ports, and their fields; devices have fields too."""
+    """Split a text into devices and ports, both with their fields."""
     found: dict[str, dict[str, str]] = {}
     name = key = ""
     for line in text.splitlines():
@@ -76,7 +76,7 @@ def _cut(
         elif name and (is_new := port.fullmatch(line)):
             key = f"{name} port {is_new[1]}"
             if key in found:
-                raise UnreadableError(f"{key} is there twice")
+                raise UnreadableError(f"{key} appears twice")
             found[key] = {}
         elif name and (is_new := field.fullmatch(line)):
             if key and is_new[1] in found[key]:
@@ -84,7 +84,9 @@ def _cut(
             if key:
                 found[key][is_new[1]] = is_new[2].strip()
         else:
-            raise UnreadableError(f"no device, port or field: {line[:_SHOWN_CHARS]!r}")
+            raise UnreadableError(
+                f"expected a device, port or field, got {line[:_SHOWN_CHARS]!r}"
+            )
     if not found:
         raise UnreadableError("it has no port")
     return found
@@ -131,7 +133,7 @@ def _is_up(state: str, physical: str) -> bool:
 
 
 def rate(text: str, settings: Settings) -> Verdict:
-    """`ibstat` shows the rate that is expected on every active port."""
+    """`ibstat` shows the expected rate on every active port."""
     found = _expected(ibstat(text), settings)
     active_ports = [p for p in found if _of(found, p, "State") == "Active"]
     rates = {port: _gbps(_of(found, port, "Rate")) for port in active_ports}
@@ -149,12 +151,12 @@ def rate(text: str, settings: Settings) -> Verdict:
 def _gbps(text: str) -> float:
     found = _GBPS.fullmatch(text)
     if found is None:
-        raise UnreadableError(f"no rate: {text[:_SHOWN_CHARS]!r}")
+        raise UnreadableError(f"expected a rate, got {text[:_SHOWN_CHARS]!r}")
     return float(found[1])
 
 
 def mtu(text: str, settings: Settings) -> Verdict:
-    """Every active port uses the largest MTU that it can."""
+    """Every active port uses its largest possible MTU."""
     found = _expected(devinfo(text), settings)
     used = [p for p in found if _of(found, p, "state") == "PORT_ACTIVE (4)"]
     if not used:
@@ -185,26 +187,28 @@ def perfquery(text: str) -> Mapping[str, int]:
     """
     head, *lines = text.splitlines() or [""]
     if not head.startswith("# Port extended counters: "):
-        raise UnreadableError(f"no extended counters: {head[:_SHOWN_CHARS]!r}")
+        raise UnreadableError(
+            f"expected extended counters, got {head[:_SHOWN_CHARS]!r}"
+        )
     found: dict[str, int] = {}
     for line in lines:
         field = _COUNTER.fullmatch(line)
         if field is None or field[1] in found:
             raise UnreadableError(
-                f"no counter, or there twice: {line[:_SHOWN_CHARS]!r}"
+                f"invalid or repeated counter: {line[:_SHOWN_CHARS]!r}"
             )
         found[field[1]] = int(field[2], base=0 if field[2].startswith("0x") else 10)
     return found
 
 
 def received(text: str, settings: Settings) -> Verdict:
-    """Few of the packets that arrived at the first port have an error."""
+    """Few of the packets received by the first port had an error."""
     names = ["PortRcvErrors", "PortRcvRemotePhysicalErrors"]
     return _ratio(text, settings, "perfquery.received", names, "PortRcvPkts")
 
 
 def sent(text: str, settings: Settings) -> Verdict:
-    """Few of the packets of the first port were thrown away before they were sent."""
+    """Few packets of the first port were discarded before they were sent."""
     names = ["PortXmitDiscards", "PortXmitConstraintErrors"]
     return _ratio(text, settings, "perfquery.sent", names, "PortXmitPkts")
 
@@ -225,7 +229,7 @@ def _ratio(
     return ok(value, limit)
 
 
-_CABLE = "Reseat and clean the transceiver, then exchange the cable."
+_CABLE = "Reseat and clean the transceiver, then replace the cable."
 
 CHECKS = (
     Check(
@@ -244,23 +248,23 @@ CHECKS = (
     ),
     Check(
         name="verbs.mtu",
-        what="Every active port uses the largest MTU that it can.",
+        what="Every active port uses its largest possible MTU.",
         source=_DEVINFO,
         judge=mtu,
         action="InfiniBand: set the MTU of the partition; RoCE: that of the interface.",
     ),
     Check(
         name="perfquery.received",
-        what="Few packets arrived with an error at the first port.",
+        what="Few of the packets received by the first port had an error.",
         source=_PERFQUERY,
         judge=received,
         action=f"{_CABLE} Then reset the counters with `perfquery -R`.",
     ),
     Check(
         name="perfquery.sent",
-        what="Few packets of the first port were thrown away unsent.",
+        what="Few packets of the first port were discarded before they were sent.",
         source=_PERFQUERY,
         judge=sent,
-        action="Compare with other hosts: many means the fabric, one this link.",
+        action="If many hosts have it, suspect the fabric, otherwise this link.",
     ),
 )

@@ -1,10 +1,10 @@
-"""Checks of the BMC's sensors: power, fans, temperature, its event log.
+"""Checks of the BMC's sensors (power, fans, temperature) and of its event log.
 
-`ipmitool sdr elist` has a sensor a line: name, number, status, entity, reading. The
-status of a sensor with limits is ok, or one of lnc, lcr, lnr, unc, ucr, unr (lower or
-upper; not critical, critical, not recoverable); ns means that it cannot be read, for
-instance because the part is absent. Of other sensors, the reading names the states that
-are set.
+`ipmitool sdr elist` prints one sensor per line: name, number, status, entity, reading.
+The status of a sensor with limits is ok, or one of lnc, lcr, lnr, unc, ucr, unr (lower
+or upper; not critical, critical, not recoverable); ns means that it cannot be read, for
+instance because the part is absent. For other sensors, the reading lists the states
+that are set.
 
 Source of the formats: ipmi_sdr_print_sensor_fc and ipmi_sel_print_std_entry of
 https://github.com/ipmitool/ipmitool/blob/master/lib/ipmi_sdr.c
@@ -52,7 +52,7 @@ _SERIOUS = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sensor:
-    """A line of `sdr elist`."""
+    """A sensor, as a line of `sdr elist`."""
 
     name: str
     status: str
@@ -72,13 +72,13 @@ def sensors(text: str) -> Sequence[Sensor]:
     """Return the sensors.
 
     Raises:
-      UnreadableError: it is no output of `ipmitool sdr elist`.
+      UnreadableError: it is not an output of `ipmitool sdr elist`.
     """
     found = []
     for line in text.split("\n")[:-1]:
         match = _SENSOR.match(line)
         if match is None or match[3] not in _STATUSES:
-            raise UnreadableError(f"no sensor: {quoted(line)}")
+            raise UnreadableError(f"expected a sensor, got {quoted(line)}")
         found.append(
             Sensor(
                 name=match[1],
@@ -106,7 +106,7 @@ def limits(text: str, settings: Settings) -> Verdict:
 
 
 def power_supplies(text: str, settings: Settings) -> Verdict:
-    """Each power supply is there and works."""
+    """Each power supply is present and works."""
     wanted = settings.expect.get("power_supplies")
     status = [
         sensor
@@ -114,7 +114,7 @@ def power_supplies(text: str, settings: Settings) -> Verdict:
         if sensor.entity == _POWER_SUPPLY and "Presence detected" in sensor.reading
     ]
     if not status and wanted is None:
-        return unknown("no sensor of a power supply tells that it is there")
+        return unknown("no sensor shows that a power supply is present")
     each = [
         (sensor.name, sensor.reading)
         for sensor in status
@@ -144,7 +144,7 @@ def fans(text: str, settings: Settings) -> Verdict:
 
 
 def inlet(text: str, settings: Settings) -> Verdict:
-    """The air that comes in is not too warm."""
+    """The inlet air is not too warm."""
     most = settings.limit("ipmi.inlet", "max_c")
     words = settings.limit("ipmi.inlet", "words")
     found = [
@@ -153,18 +153,18 @@ def inlet(text: str, settings: Settings) -> Verdict:
         if any(word in name.lower() for word in words)
     ]
     if not found:
-        return unknown("no sensor measures the air that comes in")
+        return unknown("no sensor measures the inlet air")
     each = [(name, f"{celsius:.1f} C") for name, celsius in found if celsius > most]
     warmest = max(celsius for _, celsius in found)
     return judge_each(each, f"{warmest:.1f} C", f"at most {most:g} C")
 
 
 def event_log(text: str, settings: Settings) -> Verdict:
-    """The board's log has no serious event that is not over.
+    """The BMC's log has no serious event that is still open.
 
-    An event is over when the same sensor later reports its end. An event that cannot
-    end (an uncorrectable error) is over when the log is cleared, after the repair. An
-    empty log gives no output.
+    An event is closed when the same sensor later reports its end. An event without an
+    end (an uncorrectable error) stays open until the log is cleared, after the repair.
+    An empty log gives no output.
     """
     del settings
     if text and not text.endswith("\n"):
@@ -175,8 +175,8 @@ def event_log(text: str, settings: Settings) -> Verdict:
         match = _EVENT.match(line)
         if match is None:
             if _RECORD.match(line) is None:
-                raise UnreadableError(f"no event: {quoted(line)}")
-            continue  # a record of the maker, or a time without date
+                raise UnreadableError(f"expected an event, got {quoted(line)}")
+            continue  # a vendor-specific record, or a time without date
         num_events += 1
         key = (match[4].strip(), match[5].strip())
         if match[6] == "Deasserted":
@@ -190,17 +190,17 @@ def event_log(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="ipmi.limits",
-        what="No sensor of the board is outside its own limits.",
+        what="No sensor of the BMC is outside its own limits.",
         source=_SDR,
         judge=limits,
-        action="Look at the part that the sensor names; compare with its neighbours.",
+        action="Check the part named by the sensor; compare it with its neighbours.",
     ),
     Check(
         name="ipmi.power_supplies",
-        what="Each power supply is there and works.",
+        what="Each power supply is present and works.",
         source=_SDR,
         judge=power_supplies,
-        action="Look at its cable and its lamp; replace it.",
+        action="Check its cable and its status light; replace it.",
     ),
     Check(
         name="ipmi.fans",
@@ -211,16 +211,16 @@ CHECKS = (
     ),
     Check(
         name="ipmi.inlet",
-        what="The air that comes in is not too warm.",
+        what="The inlet air is not too warm.",
         source=_SDR,
         judge=inlet,
-        action="Call the data centre; look at the neighbours in the rack.",
+        action="Call the data centre; check the neighbours in the rack.",
     ),
     Check(
         name="ipmi.event_log",
-        what="The board's log has no serious event that is not over.",
+        what="The BMC's log has no serious event that is still open.",
         source=_SEL,
         judge=event_log,
-        action="Repair what it names, keep the log, then `ipmitool sel clear`.",
+        action="Repair the named part, save the log, then `ipmitool sel clear`.",
     ),
 )

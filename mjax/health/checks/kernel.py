@@ -1,10 +1,10 @@
-"""Checks of the kernel's log: Xids, PCIe, machine checks, memory, storage, network.
+"""Checks of the kernel log: Xids, PCIe, machine checks, memory, storage, network.
 
 The source gives a `Digest` (JSON) of the matches of the rules of `kernel_log.toml`,
-which cites the source for the format and meaning of each line. This module decides what
-fails a host. A fault that only a reboot or a repair ends counts since boot; a fault
-that a reset ends, or that ends itself, counts for `window_h` hours. So a repaired fault
-of last week does not fail the host for ever.
+which cites the source for the format and meaning of each line. This module decides
+which faults fail a host. A fault that only a reboot or a repair ends counts since boot;
+a fault that a reset ends, or that ends by itself, counts for `window_h` hours. So a
+fault that was repaired last week does not fail the host forever.
 """
 
 import dataclasses
@@ -54,7 +54,7 @@ def _verdict(
 
 
 def _fatal(name: str, found: Digest, settings: Settings) -> list[str]:
-    """Return the faults for which a single occurrence is too many."""
+    """Return the faults that fail the host at a single occurrence."""
     rules, problems = kernel_rules.shipped().rules, []
     for match in _mine(name, found):
         rule = rules[match.rule]
@@ -109,10 +109,10 @@ def _judge_counted(name: str, text: str, settings: Settings) -> Verdict:
 
 
 def xid(text: str, settings: Settings) -> Verdict:
-    """No GPU had a fault that a program does not cause.
+    """No GPU had an Xid whose cause is not a program.
 
-    The Xid's number decides, by the lists of `kernel_log.toml`. Xid 154 gives the
-    action that the driver asks for; only the last such line of a GPU counts.
+    The number of the Xid decides, by the lists of `kernel_log.toml`. Xid 154 gives the
+    action that the driver requests; only the last such line of a GPU counts.
     """
     found = digest(text)
     window_h = settings.limit("kernel.xid", "window_h")
@@ -127,11 +127,11 @@ def xid(text: str, settings: Settings) -> Verdict:
 
 
 def _xid(match: Match, last: Match | None, window_h: int) -> str:
-    """Return the problem that an Xid shows.
+    """Return the problem that an Xid indicates.
 
     Args:
       match: the Xid.
-      last: the last action that the driver asked for on this GPU.
+      last: the last action that the driver requested for this GPU.
       window_h: hours for which an Xid that a reset clears counts.
     """
     rules = kernel_rules.shipped()
@@ -150,7 +150,7 @@ def _xid(match: Match, last: Match | None, window_h: int) -> str:
 
 
 def _last_action(device: str, found: Digest) -> Match | None:
-    """Return the last action that the driver asked for on a GPU."""
+    """Return the last action that the driver requested for a GPU."""
     said = [
         m for m in found.matches if m.rule == "recovery_action" and m.device == device
     ]
@@ -158,7 +158,7 @@ def _last_action(device: str, found: Digest) -> Match | None:
 
 
 def sxid(text: str, settings: Settings) -> Verdict:
-    """No NVSwitch had a fatal fault, or many others."""
+    """No NVSwitch had a fatal fault, or many non-fatal ones."""
     return _judge_counted("kernel.sxid", text, settings)
 
 
@@ -183,12 +183,12 @@ def memory_errors(text: str, settings: Settings) -> Verdict:
 
 
 def thermal(text: str, settings: Settings) -> Verdict:
-    """The processors were not throttled for their temperature."""
+    """The processors were not throttled because of their temperature."""
     return _judge_counted("kernel.thermal", text, settings)
 
 
 def out_of_memory(text: str, settings: Settings) -> Verdict:
-    """No service of the host was killed for want of memory."""
+    """No service of the host was killed because memory ran out."""
     return _judge("kernel.out_of_memory", digest(text), settings)
 
 
@@ -203,17 +203,17 @@ def hung_task(text: str, settings: Settings) -> Verdict:
 
 
 def oops(text: str, settings: Settings) -> Verdict:
-    """The kernel found no fault of its own."""
+    """The kernel reported no bug of its own."""
     return _judge("kernel.oops", digest(text), settings)
 
 
 def storage(text: str, settings: Settings) -> Verdict:
-    """No disk failed to answer."""
+    """No disk failed to respond."""
     return _judge_counted("kernel.storage", text, settings)
 
 
 def file_system(text: str, settings: Settings) -> Verdict:
-    """No file system is damaged, and each NFS server that was silent answers again."""
+    """No file system is damaged, and each NFS server that was silent responds again."""
     found, rules = digest(text), kernel_rules.shipped().rules
     ends = {(m.rule, m.device): m.last_index for m in found.matches}
     lasting = [
@@ -226,12 +226,12 @@ def file_system(text: str, settings: Settings) -> Verdict:
 
 
 def network(text: str, settings: Settings) -> Verdict:
-    """No network adapter failed, and no link went down again and again."""
+    """No network adapter failed, and no link went down repeatedly."""
     return _judge_counted("kernel.network", text, settings)
 
 
 def unlisted(text: str, settings: Settings) -> Verdict:
-    """Each severe line is one that the rules know."""
+    """A rule matches each line of a severe level."""
     found = digest(text)
     window_h = settings.limit("kernel.unlisted", "window_h")
     mine = [m for m in found.matches if m.rule == UNLISTED]
@@ -247,10 +247,10 @@ def unlisted(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="kernel.xid",
-        what="No GPU has had an Xid that a program does not cause.",
+        what="No GPU has had an Xid whose cause is not a program.",
         source=_LOG,
         judge=xid,
-        action="Do what the reason says: reset the GPU, reboot, or open a ticket.",
+        action="Follow the reason: reset the GPU, reboot, or open a ticket.",
     ),
     Check(
         name="kernel.sxid",
@@ -264,14 +264,14 @@ CHECKS = (
         what="The NVIDIA driver started and lost no GPU.",
         source=_LOG,
         judge=gpu_driver,
-        action="Reboot; if it happens again, take the GPU that is named out.",
+        action="Reboot; if it happens again, remove the named GPU.",
     ),
     Check(
         name="kernel.aer",
         what="No PCIe device has uncorrectable errors or many corrected ones.",
         source=_LOG,
         judge=aer,
-        action="Reseat the card that is named, then its riser; then replace it.",
+        action="Reseat the named card, then its riser; then replace it.",
     ),
     Check(
         name="kernel.machine_check",
@@ -285,18 +285,18 @@ CHECKS = (
         what="No memory module has uncorrectable errors or many corrected ones.",
         source=_LOG,
         judge=memory_errors,
-        action="Replace the module that is named.",
+        action="Replace the named module.",
     ),
     Check(
         name="kernel.thermal",
-        what="The processors are not throttled for their temperature.",
+        what="The processors are not throttled because of their temperature.",
         source=_LOG,
         judge=thermal,
-        action="Look at fans and air; compare with the neighbours in the rack.",
+        action="Check fans and air flow; compare with the neighbours in the rack.",
     ),
     Check(
         name="kernel.out_of_memory",
-        what="No service of the host was killed for want of memory.",
+        what="No service of the host was killed because memory ran out.",
         source=_LOG,
         judge=out_of_memory,
         action="Reboot; limit the memory of jobs with a cgroup.",
@@ -313,41 +313,41 @@ CHECKS = (
         what="No process was stuck in the kernel.",
         source=_LOG,
         judge=hung_task,
-        action="Find the file system or driver that it waits for; reboot.",
+        action="Find the file system or driver that it is waiting for; reboot.",
     ),
     Check(
         name="kernel.oops",
-        what="The kernel found no fault of its own.",
+        what="The kernel reported no bug of its own.",
         source=_LOG,
         judge=oops,
         action="Save the log for the kernel's maintainers, then reboot.",
     ),
     Check(
         name="kernel.storage",
-        what="No disk failed to answer.",
+        what="No disk failed to respond.",
         source=_LOG,
         judge=storage,
-        action="Read the SMART log of the disk that is named; replace it.",
+        action="Read the SMART log of the named disk; replace the disk.",
     ),
     Check(
         name="kernel.file_system",
-        what="No file system is damaged, read-only or without its server.",
+        what="No file system is damaged, read-only or cut off from its server.",
         source=_LOG,
         judge=file_system,
-        action="Unmount and check the file system; look at its disk or server.",
+        action="Unmount and check the file system; check its disk or server.",
     ),
     Check(
         name="kernel.network",
         what="No network adapter failed, and no link flaps.",
         source=_LOG,
         judge=network,
-        action="Reseat or replace the cable of the port that is named.",
+        action="Reseat or replace the cable of the named port.",
     ),
     Check(
         name="kernel.unlisted",
-        what="Each line of the levels emerg to crit is one that the rules know.",
+        what="A rule matches each line of the levels emerg to crit.",
         source=_SEVERE,
         judge=unlisted,
-        action="Read the line; write a rule or an allowance into kernel_log.toml.",
+        action="Read the line; add a rule or an allowance to kernel_log.toml.",
     ),
 )

@@ -1,6 +1,6 @@
 """Checks of the capabilities in `lspci`: ACS, payload, lost devices.
 
-Needs root: for others lspci shows "Capabilities: <access denied>", and the answer is
+Needs root: without it, lspci shows "Capabilities: <access denied>", and the checks are
 unknown.
 
 Sources: ACS on PCI bridges sends traffic between devices through the root complex:
@@ -26,11 +26,12 @@ _HEADER = re.compile(
 )
 _BRIDGE, _NETWORK = "0604", "02"
 _VIRTUAL = "Virtual Function"
-"""Its sizes are those of the physical function; its own fields are 0."""
+"""Part of the title of a virtual function, whose size fields are 0: the sizes of the
+physical function apply."""
 _DENIED = "<access denied>"
 _FLAG = re.compile(r"([A-Za-z]+)([+-])")
 _REDIRECTS = ("SrcValid", "ReqRedir", "CmpltRedir")
-"""ACS controls that keep packets between two devices from the direct path."""
+"""ACS controls that prevent packets between two devices from taking the direct path."""
 _CONTROL = re.compile(
     r"\s+(?:DevCtl:.*)?MaxPayload ([0-9]{2,4}) bytes, MaxReadReq ([0-9]{2,4}) bytes"
 )
@@ -44,12 +45,12 @@ class Device:
 
     address: str
     number: str
-    """Code of its class, four hexadecimal digits."""
+    """Class code, four hexadecimal digits."""
     title: str
     lines: Sequence[str]
 
     def is_readable(self) -> bool:
-        """Return whether its capabilities are shown."""
+        """Return whether the capabilities are shown."""
         found = [line for line in self.lines if line.startswith("\tCapabilities: ")]
         return bool(found) and not any(_DENIED in line for line in found)
 
@@ -71,7 +72,7 @@ def devices(text: str) -> Sequence[Device]:
         elif heads and (not line.strip() or line.startswith("\t")):
             bodies[-1].append(line)
         else:
-            raise UnreadableError(f"no device: {line[:_SHOWN_CHARS]!r}")
+            raise UnreadableError(f"expected a device, got {line[:_SHOWN_CHARS]!r}")
     if not heads:
         raise UnreadableError("it has no device")
     return [
@@ -81,7 +82,7 @@ def devices(text: str) -> Sequence[Device]:
 
 
 def _of_class(text: str, begin: str) -> list[Device]:
-    """Return the devices of a class, all of which must show their capabilities."""
+    """Return the devices of a class; all must show their capabilities."""
     found = [d for d in devices(text) if d.number.startswith(begin)]
     if not found:
         raise UnreadableError(f"no device has a class that begins with {begin}")
@@ -92,7 +93,7 @@ def _of_class(text: str, begin: str) -> list[Device]:
 
 
 def lost(text: str, settings: Settings) -> Verdict:
-    """Every device answers: none has fallen off the bus."""
+    """Every device responds: none has fallen off the bus."""
     del settings
     found = devices(text)
     problems = []
@@ -126,13 +127,13 @@ def acs(text: str, settings: Settings) -> Verdict:
 
 
 def payload(text: str, settings: Settings) -> Verdict:
-    """Adapters send packets of a good size."""
+    """The maximum payload of adapters is large enough."""
     least = settings.limit("pcie.payload", "min_bytes")
     return _control(text, 0, "MaxPayload", least)
 
 
 def read_request(text: str, settings: Settings) -> Verdict:
-    """Adapters ask for enough memory at a time."""
+    """The maximum read request of adapters is large enough."""
     least = settings.limit("pcie.read_request", "min_bytes")
     return _control(text, 1, "MaxReadReq", least)
 
@@ -161,10 +162,10 @@ def _sizes(device: Device) -> tuple[int, int]:
 CHECKS = (
     Check(
         name="pcie.lost",
-        what="Every PCI device answers.",
+        what="Every PCI device responds.",
         source=_SOURCE,
         judge=lost,
-        action="Power-cycle the host; reseat or exchange the card.",
+        action="Power-cycle the host; reseat or replace the card.",
     ),
     Check(
         name="pcie.acs",
@@ -176,14 +177,14 @@ CHECKS = (
     ),
     Check(
         name="pcie.payload",
-        what="Adapters use PCIe packets of a good size.",
+        what="The maximum PCIe payload of adapters is large enough.",
         source=_SOURCE,
         judge=payload,
         action="Set the maximum payload in the BIOS; boot with pci=pcie_bus_perf.",
     ),
     Check(
         name="pcie.read_request",
-        what="Adapters ask for enough memory at a time.",
+        what="The maximum PCIe read request of adapters is large enough.",
         source=_SOURCE,
         judge=read_request,
         action="Set the maximum read request in the BIOS, or with setpci.",

@@ -1,11 +1,11 @@
-"""Checks of the driver of NVIDIA (Mellanox) adapters against what is expected.
+"""Checks of the driver of NVIDIA (Mellanox) adapters against the expectations.
 
-The firmware is in `infiniband`. Drivers of the kernel itself have no version file since
-they have the kernel's version; then the answer is unknown.
+`infiniband` checks the firmware. Drivers that belong to the kernel have its version and
+no version file; the check is then unknown.
 
 Sources: Documentation/ABI/stable/sysfs-module at https://github.com/torvalds/linux;
-/proc/modules, which leaves out what is built into the kernel: proc_modules(5);
-`ofed_info -s` and its form: "Host Driver Version" in health_checks/config.json at
+/proc/modules, which omits built-in drivers: proc_modules(5); `ofed_info -s` and its
+form: "Host Driver Version" in health_checks/config.json at
 https://github.com/imbue-ai/cluster-health
 """
 
@@ -33,18 +33,18 @@ _SHOWN_CHARS = 60
 
 
 def driver(text: str, settings: Settings) -> Verdict:
-    """The driver mlx5_core has the version that is expected."""
+    """The driver mlx5_core has the expected version."""
     version = text.strip()
     if not _VERSION.fullmatch(version):
-        raise UnreadableError(f"no version: {text[:_SHOWN_CHARS]!r}")
+        raise UnreadableError(f"expected a version, got {text[:_SHOWN_CHARS]!r}")
     return _compared(version, settings, "mlx5_core")
 
 
 def ofed(text: str, settings: Settings) -> Verdict:
-    """The installed OFED has the version that is expected."""
+    """The installed OFED has the expected version."""
     found = _OFED_VERSION.fullmatch(text.strip())
     if found is None:
-        raise UnreadableError(f"no version: {text[:_SHOWN_CHARS]!r}")
+        raise UnreadableError(f"expected a version, got {text[:_SHOWN_CHARS]!r}")
     return _compared(found[1], settings, "ofed")
 
 
@@ -58,7 +58,7 @@ def _compared(version: str, settings: Settings, key: str) -> Verdict:
 
 
 def loaded(text: str, settings: Settings) -> Verdict:
-    """The modules that InfiniBand needs are loaded."""
+    """The kernel modules of InfiniBand are loaded."""
     states = gpudirect.modules(text)
     needed = [str(name) for name in settings.limit("mellanox.modules", "needed")]
     problems = [
@@ -89,7 +89,7 @@ CHECKS = (
     ),
     Check(
         name="mellanox.modules",
-        what="The modules that InfiniBand needs are loaded.",
+        what="The kernel modules of InfiniBand are loaded.",
         source=gpudirect.MODULES,
         judge=loaded,
         action="Load the module with `modprobe`; look at dmesg.",

@@ -28,7 +28,7 @@ def meminfo(text: str) -> Mapping[str, int]:
     for line in text.splitlines():
         found = _LINE.match(line)
         if found is None:
-            raise UnreadableError(f"no field of meminfo: {line[:60]!r}")
+            raise UnreadableError(f"expected a field of meminfo, got {line[:60]!r}")
         fields[found[1]] = int(found[2])
     if not text.endswith("\n") or "MemTotal" not in fields:
         raise UnreadableError("it ends early, or has no MemTotal")
@@ -43,7 +43,7 @@ def _field(text: str, name: str) -> int:
 
 
 def total(text: str, settings: Settings) -> Verdict:
-    """The host has the memory that it is expected to have."""
+    """The host has the expected amount of memory."""
     has_gib = _field(text, "MemTotal") / _KIB_PER_GIB
     wanted_gib = settings.expect.get("memory_gib")
     if wanted_gib is None:
@@ -57,7 +57,7 @@ def total(text: str, settings: Settings) -> Verdict:
 
 
 def available(text: str, settings: Settings) -> Verdict:
-    """Nothing else uses the memory that a run needs."""
+    """Enough memory is available for a run."""
     percent = 100 * _field(text, "MemAvailable") / max(1, _field(text, "MemTotal"))
     least = settings.limit("memory.available", "min_percent")
     value, limit = f"{percent:.2f}%", f"at least {least:g}%"
@@ -67,7 +67,7 @@ def available(text: str, settings: Settings) -> Verdict:
 
 
 def swap(text: str, settings: Settings) -> Verdict:
-    """Swap is not used: a rank that swaps slows down all others."""
+    """Swap is not in use: a rank that swaps slows down all others."""
     used_gib = (_field(text, "SwapTotal") - _field(text, "SwapFree")) / _KIB_PER_GIB
     most = settings.limit("memory.swap", "max_used_gib")
     value, limit = f"{used_gib:.2f} GiB", f"at most {most:g} GiB"
@@ -90,15 +90,15 @@ def hugepages(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="memory.total",
-        what="The host has the memory that it is expected to have.",
+        what="The host has the expected amount of memory.",
         source=_MEMINFO,
         judge=total,
-        action="Reseat or replace the module that `dmidecode -t memory` misses.",
+        action="Reseat or replace the module missing in `dmidecode -t memory`.",
     ),
     Check(
         name="memory.available",
         needs_idle=True,
-        what="Nothing else uses the memory that a run needs.",
+        what="Enough memory is available for a run.",
         source=_MEMINFO,
         judge=available,
         action="Find the process (`ps --sort -rss`); empty /dev/shm; reboot.",
@@ -108,7 +108,7 @@ CHECKS = (
         what="Swap is not in use.",
         source=_MEMINFO,
         judge=swap,
-        action="`swapoff -a`; find out what used the memory.",
+        action="`swapoff -a`; find the process that used the memory.",
         for_training=True,
     ),
     Check(

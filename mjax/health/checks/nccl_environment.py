@@ -1,11 +1,11 @@
-"""Checks of the NCCL variables in the environment that a run would have.
+"""Checks of the NCCL variables in the environment that a run would inherit.
 
 NCCL waits `4.096 us * 2^NCCL_IB_TIMEOUT` for an acknowledgement, NCCL_IB_RETRY_CNT
-times; then the run fails. A flapping link is down for seconds, so the product must be
-longer than that, but not too long for a dead link. The defaults have changed with the
-version of NCCL (14, 18, 20), so an unset timeout is unknown.
+times; then the run fails. A flapping link is down for seconds, so the total wait must
+be longer than that, but not so long that a dead link goes unnoticed. The default
+depends on the version of NCCL (14, 18, 20), so an unset timeout is unknown.
 
-NCCL silently ignores a misspelt variable, so names that are close to a known one fail.
+NCCL silently ignores a misspelt variable, so a name that is close to a known one fails.
 /etc/nccl.conf is not read here.
 
 Sources: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html; how lists
@@ -46,7 +46,7 @@ _NET_PATH = re.compile(r"/sys/class/net/([^/]+)/operstate")
 _TIMEOUT, _RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
 _TICK_S = 4.096e-6
 _NEVER = 0
-"""With this value, and from 32 on, NCCL waits for ever."""
+"""With this value, and from 32 on, NCCL waits forever."""
 _MAX_TIMEOUT = 31
 _DEFAULT_RETRIES, _MAX_RETRIES = 7, 7
 _TRANSPORTS = (
@@ -66,7 +66,7 @@ _KNOWN = (
     "NCCL_DEBUG",
 )
 _ALSO = ("NCCL_NVB_DISABLE", "NCCL_PXN_DISABLE", "NCCL_RMA_DISABLE")
-"""Other NCCL variables whose names are close to one of those."""
+"""Real NCCL variables whose names are close to one of the names above."""
 _SHOWN_CHARS = 60
 
 
@@ -82,7 +82,7 @@ def variables(text: str) -> Mapping[str, str]:
         match = _LINE.fullmatch(line)
         if match is None or match[1] in found:
             raise UnreadableError(
-                f"no variable, or there twice: {line[:_SHOWN_CHARS]!r}"
+                f"invalid or repeated variable: {line[:_SHOWN_CHARS]!r}"
             )
         found[match[1]] = match[2]
     return found
@@ -93,12 +93,12 @@ def _number(found: Mapping[str, str], name: str, default: int | None) -> int | N
     if text is None:
         return default
     if not _NUMBER.fullmatch(text):
-        raise UnreadableError(f"{name} is no number: {text[:_SHOWN_CHARS]!r}")
+        raise UnreadableError(f"{name} is not a number: {text[:_SHOWN_CHARS]!r}")
     return int(text)
 
 
 def timeout(text: str, settings: Settings) -> Verdict:
-    """NCCL waits longer for a link than a flap lasts, and not for ever."""
+    """NCCL waits longer for a link than a flap lasts, but not forever."""
     found = variables(text)
     exponent = _number(found, _TIMEOUT, None)
     tries = _number(found, _RETRIES, _DEFAULT_RETRIES) or 0
@@ -110,7 +110,7 @@ def timeout(text: str, settings: Settings) -> Verdict:
         )
     limit = f"{least_s:g} s to {most_s:g} s"
     if exponent == _NEVER or exponent > _MAX_TIMEOUT:
-        return failed(f"{_TIMEOUT}={exponent}: NCCL waits for ever", "no end", limit)
+        return failed(f"{_TIMEOUT}={exponent}: NCCL waits forever", "no end", limit)
     waits_s = _TICK_S * 2**exponent * tries
     value = f"{waits_s:.1f} s"
     if not least_s <= waits_s <= most_s:
@@ -120,7 +120,7 @@ def timeout(text: str, settings: Settings) -> Verdict:
 
 
 def retries(text: str, settings: Settings) -> Verdict:
-    """NCCL tries often enough to send again."""
+    """NCCL retries a transmission often enough."""
     count = _number(variables(text), _RETRIES, _DEFAULT_RETRIES) or 0
     least = settings.limit("nccl.retries", "min")
     if count > _MAX_RETRIES:
@@ -131,18 +131,20 @@ def retries(text: str, settings: Settings) -> Verdict:
 
 
 def debug(text: str, settings: Settings) -> Verdict:
-    """NCCL does not write more than a run can bear."""
+    """NCCL does not log so much that it slows down a run."""
     level = variables(text).get("NCCL_DEBUG", "").upper()
     noisy = settings.limit("nccl.debug", "noisy")
     if level not in _LEVELS:
-        return failed(f"NCCL_DEBUG={level} is no level", level, "VERSION, WARN or INFO")
+        return failed(
+            f"NCCL_DEBUG={level} is not a valid level", level, "VERSION, WARN or INFO"
+        )
     if level in noisy:
         return failed(f"NCCL_DEBUG={level} slows down every call", level)
     return ok(level or "not set")
 
 
 def transports(text: str, settings: Settings) -> Verdict:
-    """No way of sending is turned off."""
+    """No transport is disabled."""
     del settings
     found = variables(text)
     switches = {n: _number(found, n, 0) for n in _TRANSPORTS}
@@ -151,7 +153,7 @@ def transports(text: str, settings: Settings) -> Verdict:
 
 
 def expected(text: str, settings: Settings) -> Verdict:
-    """Variables have the values that are expected."""
+    """Variables have the expected values."""
     found, wanted = variables(text), settings.expect.get("nccl")
     if not wanted:
         return unknown(f"{len(found)} are set; nccl is not in the expectations")
@@ -183,10 +185,10 @@ class Choice:
     is_exclusion: bool
     is_exact: bool
     items: Sequence[tuple[str, str]]
-    """(name or its beginning, port or empty)"""
+    """Items as (name or its beginning, port or empty)."""
 
     def matches(self, item: tuple[str, str], name: str, port: str = "") -> bool:
-        """Say whether one of the items names a device and port."""
+        """Return whether an item of the list selects a device and port."""
         begin, number = item
         fits = name == begin if self.is_exact else name.startswith(begin)
         return fits and number in ("", "-1", port)
@@ -212,7 +214,7 @@ def choice(text: str) -> Choice:
 
 
 def hca(text: str, settings: Settings) -> Verdict:
-    """NCCL_IB_HCA names devices that are there, and just those that are meant."""
+    """NCCL_IB_HCA names existing devices, and only the expected ones."""
     found, files, absent = _with_files(text)
     if "NCCL_IB_HCA" not in found:
         return unknown("NCCL_IB_HCA is not set: NCCL uses all devices")
@@ -242,7 +244,7 @@ def _is_used(listed: Choice, port: tuple[str, str]) -> bool:
 
 
 def _unexpected(used: set[str], settings: Settings) -> list[tuple[str, str]]:
-    """Compare the devices that NCCL would use with `hcas` of the expectations."""
+    """Compare the devices that NCCL would use with the expectation `hcas`."""
     if "hcas" not in settings.expect:
         return []
     wanted = set(map(str, settings.expect["hcas"]))
@@ -252,11 +254,13 @@ def _unexpected(used: set[str], settings: Settings) -> list[tuple[str, str]]:
 
 
 def socket_interface(text: str, settings: Settings) -> Verdict:
-    """NCCL_SOCKET_IFNAME names interfaces that are there and up."""
+    """NCCL_SOCKET_IFNAME names existing interfaces that are up."""
     del settings
     found, files, absent = _with_files(text)
     if "NCCL_SOCKET_IFNAME" not in found:
-        return unknown("NCCL_SOCKET_IFNAME is not set: NCCL takes what it finds first")
+        return unknown(
+            "NCCL_SOCKET_IFNAME is not set: NCCL uses the first one that it finds"
+        )
     listed = choice(found["NCCL_SOCKET_IFNAME"])
     if absent:
         raise UnreadableError(absent)
@@ -274,7 +278,7 @@ def socket_interface(text: str, settings: Settings) -> Verdict:
 
 
 def _with_files(text: str) -> tuple[Mapping[str, str], sysfs.Tree, str]:
-    """Return the variables, the other files, and why there are none."""
+    """Return the variables, the other files, and why these are missing."""
     environment, files = several.parts(text, 2)
     return variables(environment.text), sysfs.tree(files.text), files.absent
 
@@ -282,49 +286,49 @@ def _with_files(text: str) -> tuple[Mapping[str, str], sysfs.Tree, str]:
 CHECKS = (
     Check(
         name="nccl.timeout",
-        what="NCCL waits longer for a link than a flap lasts, and not for ever.",
+        what="NCCL waits longer for a link than a flap lasts, but not forever.",
         source=_ENVIRONMENT,
         judge=timeout,
         action="Set NCCL_IB_TIMEOUT (22 is 2 minutes with 7 retries).",
     ),
     Check(
         name="nccl.retries",
-        what="NCCL tries often enough to send again.",
+        what="NCCL retries a transmission often enough.",
         source=_ENVIRONMENT,
         judge=retries,
         action="Unset NCCL_IB_RETRY_CNT, or set it to 7.",
     ),
     Check(
         name="nccl.debug",
-        what="NCCL does not write more than a run can bear.",
+        what="NCCL does not log so much that it slows down a run.",
         source=_ENVIRONMENT,
         judge=debug,
         action="Set NCCL_DEBUG to WARN.",
     ),
     Check(
         name="nccl.transports",
-        what="No transport of NCCL is turned off.",
+        what="No transport of NCCL is disabled.",
         source=_ENVIRONMENT,
         judge=transports,
         action="Unset the variable: it is meant for debugging.",
     ),
     Check(
         name="nccl.expected",
-        what="NCCL variables have the values that are expected.",
+        what="NCCL variables have the expected values.",
         source=_ENVIRONMENT,
         judge=expected,
-        action="Set the variables where the run is started.",
+        action="Set the variables in the launch environment.",
     ),
     Check(
         name="nccl.names",
         what="No NCCL variable is misspelt.",
         source=_ENVIRONMENT,
         judge=names,
-        action="Correct the name where the run is started.",
+        action="Correct the name in the launch environment.",
     ),
     Check(
         name="nccl.hca",
-        what="NCCL_IB_HCA names the devices that are meant.",
+        what="NCCL_IB_HCA names the expected devices.",
         source=_DEVICES,
         judge=hca,
         action="Write it as =mlx5_0,mlx5_1, with the names of `ibstat -l`.",

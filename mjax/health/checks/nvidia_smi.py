@@ -1,11 +1,12 @@
-"""The output of `nvidia-smi -q -x` for each GPU; most GPU checks share this reading.
+"""Parse the output of `nvidia-smi -q -x`, which most GPU checks share.
 
-Enters: the XML. Leaves: frozen facts of each GPU, with readers that reject unknown
+Enters: the XML. Leaves: frozen facts of each GPU, with accessors that reject unknown
 values. The layout is that of nvsmi_device_v11.dtd, v12 and v13, which differ in names
 (`clocks_throttle_reasons` became `clocks_event_reasons`, `power_readings` became
-`gpu_power_readings`): a reader takes both. Sources: the manual,
-https://docs.nvidia.com/deploy/nvidia-smi/index.html, and outputs that users have
-published, https://github.com/influxdata/telegraf (plugins/inputs/nvidia_smi/testdata).
+`gpu_power_readings`): an accessor accepts both.
+Sources: the manual, https://docs.nvidia.com/deploy/nvidia-smi/index.html, and outputs
+that users have published, https://github.com/influxdata/telegraf
+(plugins/inputs/nvidia_smi/testdata).
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ from mjax.health.sources import Command
 
 SMI = Command(("nvidia-smi", "-q", "-x"))
 CORRUPTED_INFOROM = 14
-"""An exit status with a valid output: nvidia-smi manual, RETURN VALUE."""
+"""Exit status whose output is valid: nvidia-smi manual, RETURN VALUE."""
 
 _BUS_ID = re.compile(r"[0-9A-F]{4,8}:[0-9A-F]{2}:[0-9A-F]{2}\.[0-7]")
 _WARNING = re.compile(r"WARNING: infoROM is corrupted at gpu (\S+)")
@@ -33,7 +34,7 @@ _NO_VALUES = frozenset(
 _SKIPPED = frozenset({"supported_clocks", "mig_devices", "processes"})
 _SHOWN_CHARS = 60
 _MAX_DEPTH = 8
-"""Of elements; the DTD has five below a GPU."""
+"""Maximum depth of elements; the DTD has five levels below a GPU."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,16 +51,16 @@ class Gpu:
     """The facts of one GPU."""
 
     index: int
-    """Its place in the output, as in `nvidia-smi -i`."""
+    """Position in the output, as for `nvidia-smi -i`."""
     bus_id: str
     fields: Mapping[str, str | None]
     """Maps a path below <gpu> to its text; None if the path occurs more than once."""
     processes: Sequence[Process] | None
-    """None if it does not say."""
+    """None if the output does not list processes."""
 
     @property
     def label(self) -> str:
-        """Names the GPU for nvidia-smi (index), logs (bus id) and repair (serial)."""
+        """Name of the GPU for nvidia-smi (index), logs (bus id) and repair (serial)."""
         serial = self.fields.get("serial")
         shown = f", serial {serial}" if serial and serial not in _NO_VALUES else ""
         return f"GPU {self.index} ({self.bus_id}{shown})"
@@ -73,13 +74,13 @@ class Gpu:
         path = self._path(paths)
         value = self.fields[path]
         if value is None:
-            raise UnreadableError(f"{self.label}: {path} is there twice")
+            raise UnreadableError(f"{self.label}: {path} appears twice")
         if value in _NO_VALUES:
             raise self._refused(path, "no value")
         return value
 
     def word(self, words: Collection[str], *paths: str) -> str:
-        """Return the text, one of these words."""
+        """Return the text, which must be one of these words."""
         value = self.text(*paths)
         if value not in words:
             raise self._refused(self._path(paths), f"none of {', '.join(words)}")
@@ -94,7 +95,7 @@ class Gpu:
         return float(found[1])
 
     def count(self, *paths: str) -> int:
-        """Return the number without a unit, which is whole and not below 0."""
+        """Return the number, a non-negative integer without a unit."""
         value = self.text(*paths)
         if re.fullmatch(r"[0-9]{1,18}", value) is None:
             raise self._refused(self._path(paths), "no count")
@@ -131,16 +132,16 @@ def parse(text: str) -> Smi:
     """Parse the output of nvidia-smi.
 
     Raises:
-      UnreadableError: it is not the XML of nvidia-smi, or not all of it.
+      UnreadableError: it is not the complete XML of nvidia-smi.
     """
     body, end, rest = text.partition("</nvidia_smi_log>")
     if not end or "<!ENTITY" in body:
-        raise UnreadableError("it is no <nvidia_smi_log>, or ends early")
+        raise UnreadableError("it is not <nvidia_smi_log>, or ends early")
     warnings = [_WARNING.fullmatch(line.strip()) for line in rest.splitlines() if line]
     try:
         root = ET.fromstring(body + end)
     except (ET.ParseError, ValueError, LookupError) as error:
-        raise UnreadableError(f"it is no XML: {error}") from error
+        raise UnreadableError(f"it is not XML: {error}") from error
     attached = _top(root, "attached_gpus")
     if re.fullmatch(r"[0-9]{1,4}", attached) is None:
         raise UnreadableError(f"attached_gpus is {attached!r}")
@@ -195,7 +196,7 @@ def _process(node: ET.Element) -> Process:
         return (node.findtext(name) or "").strip()
 
     if node.tag != "process_info" or not re.fullmatch(r"[0-9]{1,10}", text("pid")):
-        raise UnreadableError(f"<{node.tag:.40}> is no process with a pid")
+        raise UnreadableError(f"<{node.tag:.40}> is not a process with a pid")
     return Process(
         pid=text("pid"), name=text("process_name"), memory=text("used_memory")
     )
@@ -218,7 +219,7 @@ def gpus(text: str) -> Sequence[Gpu]:
     """Return all GPUs.
 
     Raises:
-      UnreadableError: there is none, or not as many as are attached.
+      UnreadableError: there is none, or their number differs from the attached ones.
     """
     smi = parse(text)
     if not smi.gpus or len(smi.gpus) != smi.num_attached:
@@ -234,9 +235,9 @@ class Seen:
 
     value: str
     bad: str = ""
-    """What is wrong with it."""
+    """The problem of the GPU, or why it is unknown."""
     rank: int | float = 0
-    """Severity; the value of the GPU with the highest is shown."""
+    """Severity; the value of the GPU with the highest severity is shown."""
 
 
 def judge_gpus(text: str, look: Callable[[Gpu], Seen], limit: object = "") -> Verdict:

@@ -3,11 +3,11 @@
 Enters: the output of `nvidia-smi nvlink -s` and `-e`. Leaves: verdicts.
 
 Error counters start at 0 when a GPU is reset. NVLink 4 and older has replay, recovery
-and CRC errors, NVLink 5 other names; both are put into four groups here, each with its
-limit. Counters before error correction (FEC, BER, raw errors) also count on healthy
-links and are left out. Sources of the formats: https://github.com/stas00/ml-engineering
-(compute/accelerator/nvidia/debug.md, H100), and for `<inactive>` and NVLink 5 outputs
-that users have published.
+and CRC errors; NVLink 5 has other names. Both are sorted into four groups, each with a
+limit. Counters before error correction (FEC, BER, raw errors) also grow on healthy
+links and are ignored. Sources of the formats: https://github.com/stas00/ml-engineering
+(compute/accelerator/nvidia/debug.md, H100), and outputs published by users for
+`<inactive>` and NVLink 5.
 """
 
 import dataclasses
@@ -63,11 +63,11 @@ class Links:
     name: str
     uuid: str
     lines: Mapping[int, Sequence[str]]
-    """Maps the number of a link to its texts; empty if all are inactive."""
+    """Maps the number of a link to its lines; empty if all are inactive."""
 
     @property
     def label(self) -> str:
-        """Which GPU it is."""
+        """Name of the GPU, for a person."""
         return f"GPU {self.index} ({self.uuid})"
 
 
@@ -94,19 +94,19 @@ def parse(text: str) -> Sequence[Links]:
         elif _ALL_INACTIVE.fullmatch(line) and gpus and not lines:
             is_silent = True
         else:
-            raise UnreadableError(f"no link: {line!r:.60}")
+            raise UnreadableError(f"expected a link, got {line!r:.60}")
     _check_links(gpus, is_silent)
     if not gpus or not text.endswith("\n"):
         raise UnreadableError("it lists no GPU, or ends early")
     if len({gpu.index for gpu in gpus}) != len(gpus) or len(
         {gpu.uuid for gpu in gpus}
     ) != len(gpus):
-        raise UnreadableError("a GPU is there twice")
+        raise UnreadableError("a GPU appears twice")
     return gpus
 
 
 def _check_links(gpus: Sequence[Links], is_silent: bool) -> None:
-    """Raise if links of a GPU are missing or not numbered from 0."""
+    """Raise if links of the last GPU are missing or not numbered from 0."""
     if not gpus or is_silent:
         return
     if not gpus[-1].lines or list(gpus[-1].lines) != [*range(len(gpus[-1].lines))]:
@@ -137,7 +137,8 @@ def active_links(text: str, settings: Settings) -> Verdict:
     """Each GPU has all its NVLinks.
 
     Without the expectation `nvlinks`, inactive links fail the host only if their number
-    differs between GPUs. If all GPUs have the same number, the host may be built so.
+    differs between GPUs. If all GPUs have the same number, that may be the design of
+    the host.
     """
     gpus, wanted = parse(text), settings.expect.get("nvlinks")
     active = {gpu.label: len(_rates(gpu)) for gpu in gpus}
@@ -162,7 +163,7 @@ def _down(gpu: Links) -> str:
 
 
 def rate(text: str, settings: Settings) -> Verdict:
-    """Each active link has the rate of its GPU's model."""
+    """Each active link has the full rate of its GPU model."""
     known = settings.limit("nvlink.rate", "gb_per_s")
     bad = [_missing(parse(text), settings)]
     slowest = float("inf")
@@ -186,7 +187,7 @@ def rate(text: str, settings: Settings) -> Verdict:
 
 
 def _counters(gpu: Links) -> Mapping[int, Mapping[str, int]]:
-    """Return errors of each link by counter; all links must have the same counters."""
+    """Return each link's errors by counter; all links must have the same counters."""
     links = {}
     for link, lines in gpu.lines.items():
         counters: dict[str, int] = {}
@@ -225,8 +226,8 @@ def errors(text: str, settings: Settings) -> Verdict:
 
 
 _LINK_ACTION = (
-    "Drain the host and reset all GPUs; restart nvidia-fabricmanager; if it stays, "
-    "replace the GPU or the baseboard."
+    "Drain the host and reset all GPUs; restart nvidia-fabricmanager; if the problem "
+    "stays, replace the GPU or the baseboard."
 )
 
 CHECKS = (

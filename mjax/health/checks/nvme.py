@@ -1,8 +1,8 @@
 """Checks of NVMe disks: their own warnings, spare blocks, wear, errors, temperature.
 
-The output of `nvme smart-log -o json` of each controller, after a line that names it.
-Temperatures are kelvins. Counters are of the whole life of a disk, so a limit above
-zero is needed where a single event is normal.
+Enters: the output of `nvme smart-log -o json` for each controller, after a line that
+names it. Temperatures are in kelvins. Counters cover the whole life of a disk, so the
+limit is above zero where a single event is normal.
 
 Source of the format: json_smart_log of nvme-cli,
 https://github.com/linux-nvme/nvme-cli/blob/master/src/nvme-print-json.c; meaning of the
@@ -56,7 +56,7 @@ def smart_logs(text: str) -> Mapping[str, Smart]:
     """Return the log of each disk.
 
     Raises:
-      UnreadableError: a log is missing, or is no JSON of nvme-cli.
+      UnreadableError: a log is missing, or is not JSON of nvme-cli.
     """
     found = {device: _smart(device, said) for device, said in outputs(text)}
     if not found:
@@ -93,7 +93,7 @@ def _number(device: str, fields: Mapping[str, Any], name: str) -> int:
 
 
 def warnings(text: str, settings: Settings) -> Verdict:
-    """No disk warns of itself."""
+    """No disk sets a bit of its critical warning."""
     del settings
     logs = smart_logs(text)
     each = [
@@ -110,7 +110,7 @@ def _bits(warning: int) -> list[str]:
 
 
 def spare(text: str, settings: Settings) -> Verdict:
-    """Each disk has more spare blocks than the least that its maker wants."""
+    """Each disk has more spare blocks than the manufacturer's minimum."""
     del settings
     logs = smart_logs(text)
     each = [
@@ -123,7 +123,7 @@ def spare(text: str, settings: Settings) -> Verdict:
 
 
 def wear(text: str, settings: Settings) -> Verdict:
-    """No disk is at the end of the writes that its maker promises."""
+    """No disk has used up its rated endurance."""
     most = settings.limit("nvme.wear", "max_percent")
     logs = smart_logs(text)
     each = [
@@ -136,7 +136,7 @@ def wear(text: str, settings: Settings) -> Verdict:
 
 
 def media_errors(text: str, settings: Settings) -> Verdict:
-    """No disk has lost data often."""
+    """Few errors of a disk could not be corrected."""
     most = settings.limit("nvme.media_errors", "max_count")
     logs = smart_logs(text)
     each = [
@@ -149,7 +149,7 @@ def media_errors(text: str, settings: Settings) -> Verdict:
 
 
 def temperature(text: str, settings: Settings) -> Verdict:
-    """No disk is so hot that it slows itself down."""
+    """No disk is so hot that it throttles."""
     most = settings.limit("nvme.temperature", "max_c")
     logs = smart_logs(text)
     each = [
@@ -167,7 +167,7 @@ CHECKS = (
         what="No disk sets a bit of its critical warning.",
         source=_SMART,
         judge=warnings,
-        action="Copy what is on the disk, then replace it; if it is hot, look at fans.",
+        action="Copy its data, then replace the disk; if it is hot, check the fans.",
     ),
     Check(
         name="nvme.spare",
@@ -178,7 +178,7 @@ CHECKS = (
     ),
     Check(
         name="nvme.wear",
-        what="No disk has used up the life that its maker promises.",
+        what="No disk has used up its rated endurance.",
         source=_SMART,
         judge=wear,
         action="Plan to replace the disk.",
@@ -195,6 +195,6 @@ CHECKS = (
         what="No disk is too hot.",
         source=_SMART,
         judge=temperature,
-        action="Look at the fans and the air of the host.",
+        action="Check the fans and the air flow of the host.",
     ),
 )

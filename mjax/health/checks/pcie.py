@@ -1,21 +1,21 @@
 """Checks of PCI Express: width and speed of links, error counters, IOMMU.
 
 The checks judge the upstream links of network adapters, NVMe disks and PCIe switches.
-(GPUs lower the speed of an idle link on purpose; the GPU checks judge them.) The folder
-of a device in /sys/devices lies in the folder of the port above it, so a link is
-compared with the capabilities of both ends. Counted from the root port, every second
+(GPUs lower the speed of an idle link on purpose; `gpu_pcie` judges them.) The folder of
+a device in /sys/devices is inside the folder of the port above it, so a link is
+compared with the capabilities of both ends. Counting from the root port, every second
 folder is an upstream port.
 
-A link may be narrower than the device by design of the board's slot: the addresses in
-the expectation `pcie_allowed` are not judged.
+A slot may be narrower than its device by design: the addresses in the expectation
+`pcie_allowed` are not judged.
 
 Sources: the files of links: drivers/pci/pci-sysfs.c; AER counters, which begin at boot:
 Documentation/ABI/testing/sysfs-bus-pci-devices-aer_stats; types of IOMMU groups:
 Documentation/ABI/testing/sysfs-kernel-iommu_groups, all at
-https://github.com/torvalds/linux; that limited links of adapters fail a host:
-health_checks.py at https://github.com/imbue-ai/cluster-health; that an IOMMU sends
-traffic between devices through the root complex: section ACS of the NCCL user guide,
-docs/userguide/source/troubleshooting at https://github.com/NVIDIA/nccl
+https://github.com/torvalds/linux; for failing a host with limited links of adapters:
+health_checks.py at https://github.com/imbue-ai/cluster-health; for traffic between
+devices that an IOMMU sends through the root complex: section ACS of the NCCL user
+guide, docs/userguide/source/troubleshooting at https://github.com/NVIDIA/nccl
 """
 
 import dataclasses
@@ -82,11 +82,11 @@ _AER_PATH = re.compile(rf"{_BUS}/([^/]+)/aer_dev_(?:correctable|nonfatal|fatal)"
 _GROUP_PATH = re.compile(rf"{_GROUPS}/([0-9]{{1,6}})/devices/([^/]+)/class")
 _CLASS = re.compile(r"0x[0-9a-f]{6}")
 _KINDS = {"0x02": "network", "0x0108": "NVMe", "0x0604": "switch"}
-"""Kinds by the prefix of the class; include/linux/pci_ids.h."""
+"""Maps the prefix of a class to a kind; include/linux/pci_ids.h."""
 _NETWORK = "0x02"
 _SPEED = re.compile(r"([0-9]{1,3}(?:\.[0-9])?) GT/s(?: PCIe)?")
 _WIDTHS = (1, 2, 4, 8, 12, 16, 32)
-"""Widths in the specification. A device that has fallen off the bus shows 63."""
+"""Widths in the specification; a device that has fallen off the bus shows 63."""
 _COUNT = re.compile(r"([A-Za-z][A-Za-z0-9_ -]*) ([0-9]{1,20})")
 _SHOWN_CHARS = 60
 
@@ -106,7 +106,7 @@ class Link:
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """Name for a person."""
         return f"{self.address} ({self.kind})"
 
 
@@ -158,7 +158,7 @@ def width(text: str, settings: Settings) -> Verdict:
 
 
 def speed(text: str, settings: Settings) -> Verdict:
-    """Every link is as fast as its two ends allow."""
+    """Every link is as fast as both ends allow."""
     found = links(sysfs.tree(text), settings)
     problems = []
     for link in found:
@@ -221,7 +221,7 @@ def _counts(files: Tree, path: str, total: str) -> dict[str, int]:
         field = _COUNT.fullmatch(line)
         if field is None or field[1] in found:
             raise UnreadableError(
-                f"{path}: no counter, or there twice: {line[:_SHOWN_CHARS]!r}"
+                f"{path}: invalid or repeated counter: {line[:_SHOWN_CHARS]!r}"
             )
         found[field[1]] = int(field[2])
     if total not in found:
@@ -232,11 +232,11 @@ def _counts(files: Tree, path: str, total: str) -> dict[str, int]:
 def iommu(text: str, settings: Settings) -> Verdict:
     """No IOMMU translates addresses between adapters and other devices.
 
-    `gpudirect.iommu` asks the same of GPUs.
+    `gpudirect.iommu` checks the same for GPUs.
     """
     files = sysfs.tree(text)
     options = files.read("/proc/cmdline").split()
-    files.number("/sys/kernel/uevent_seqnum")  # /sys/kernel is there, not hidden.
+    files.number("/sys/kernel/uevent_seqnum")  # /sys/kernel exists and is not hidden.
     matches = [m for path in files.paths if (m := _GROUP_PATH.fullmatch(path))]
     if not matches:
         if {"intel_iommu=on", "amd_iommu=on", "iommu.passthrough=0"} & {*options}:
@@ -258,7 +258,7 @@ def _listed(words: Sequence[str]) -> str:
     return " or ".join(map(str, words))
 
 
-_SEAT = "Power-cycle; reseat the card or riser; exchange it."
+_SEAT = "Power-cycle the host; reseat the card or riser; replace it."
 
 CHECKS = (
     Check(
@@ -273,7 +273,7 @@ CHECKS = (
         what="Links of adapters, disks and switches have full speed.",
         source=_LINKS,
         judge=speed,
-        action=f"{_SEAT} Compare the link speed that the BIOS allows.",
+        action=f"{_SEAT} Check the link speed set in the BIOS.",
     ),
     Check(
         name="pcie.aer_correctable",

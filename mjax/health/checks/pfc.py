@@ -1,21 +1,21 @@
 """Checks of priority flow control (PFC) on RoCE ports: on, rarely used, without loss.
 
 A switch with full buffers sends pause packets to the ports that fill them, and an
-adapter with full buffers sends them to its switch. Some are normal. A port that is
-paused for a large part of the time is behind a congested switch. A port that often
-pauses its switch has a slow PCIe link, a slow NUMA node or a stuck process behind it,
-and slows down the hosts that send to it. Only adapters of mlx5 are read, and of them
-the interfaces of their RDMA devices (those in the expectation `hcas`, or all).
-InfiniBand has flow control of its own.
+adapter with full buffers sends them to its switch. A few pauses are normal. A port that
+is often paused is connected to a congested switch. A port that often pauses its switch
+has a slow PCIe link, a slow NUMA node or a stuck process behind it, and slows down the
+hosts that send to it. Only mlx5 adapters are read, through the interfaces of their RDMA
+devices (those in the expectation `hcas`, or all). InfiniBand has flow control of its
+own.
 
 The counters begin when the driver is loaded, which is assumed to be at boot:
 after a reload of the driver the shares are too small until the host restarts.
 
-Source of the names, of their meaning, and that the pause counters of a priority are
-there only if PFC is on for it:
+Source of the names and their meaning, and of the fact that the pause counters of a
+priority exist only if PFC is on for it:
 Documentation/networking/device_drivers/ethernet/mellanox/mlx5/counters.rst and
 drivers/net/ethernet/mellanox/mlx5/core/en_stats.c at https://github.com/torvalds/linux;
-of the form: ethtool(8).
+of the format: ethtool(8).
 """
 
 import functools
@@ -63,16 +63,16 @@ Counters = Mapping[str, int]
 
 @functools.lru_cache(KEPT_TEXTS)
 def _all_counters(text: str) -> Mapping[str, Counters]:
-    """Return the counters of each interface that ethtool was asked for."""
+    """Return the counters of each interface in the output of ethtool."""
     found = {}
     for path, output in outputs(text):
         name, lines = path.removeprefix("/"), output.splitlines()
         if not lines or lines[0] != _TITLE or len(lines) == 1:
-            raise UnreadableError(f"{name}: no statistics: {quoted(output)}")
+            raise UnreadableError(f"{name}: expected statistics, got {quoted(output)}")
         matches = [_COUNTER.fullmatch(line) for line in lines[1:]]
         counters = {m[1]: int(m[2]) for m in matches if m is not None}
         if len(counters) != len(lines) - 1:
-            raise UnreadableError(f"{name}: a line is no counter, or is there twice")
+            raise UnreadableError(f"{name}: a line is not a counter, or is repeated")
         found[name] = counters
     return found
 
@@ -117,23 +117,23 @@ def enabled(text: str, settings: Settings) -> Verdict:
 
 
 def _paused(counters: Counters) -> list[str]:
-    """Return where flow control is on: prio3, global; or empty."""
+    """Return the priorities with flow control, such as prio3 or global."""
     matches = [m for name in counters if (m := _DURATION.fullmatch(name))]
     return [*dict.fromkeys(match[2] for match in matches)] or ["nothing"]
 
 
 def received(text: str, settings: Settings) -> Verdict:
-    """The switch seldom makes the port wait."""
+    """The switch rarely pauses the port."""
     return _share(text, settings, "pfc.received", "rx")
 
 
 def sent(text: str, settings: Settings) -> Verdict:
-    """The port seldom makes its switch wait."""
+    """The port rarely pauses its switch."""
     return _share(text, settings, "pfc.sent", "tx")
 
 
 def _share(text: str, settings: Settings, check: str, direction: str) -> Verdict:
-    """Compare the time of pauses, of each priority, with the time since boot."""
+    """Compare the pause time of each priority with the time since boot."""
     found, hours = _interfaces(text, settings)
     most = settings.limit(check, "max_percent")
     problems, shares = [], []
@@ -152,7 +152,7 @@ def _share(text: str, settings: Settings, check: str, direction: str) -> Verdict
 
 
 def storms(text: str, settings: Settings) -> Verdict:
-    """No adapter sent pauses for so long that its firmware ended them."""
+    """No adapter paused its switch for so long that its firmware stopped the pauses."""
     found, hours = _interfaces(text, settings)
     most = sysfs.allowed(settings, "pfc.storms", hours)
     if any(_STORMS not in counters for counters in found.values()):
@@ -168,7 +168,7 @@ def storms(text: str, settings: Settings) -> Verdict:
 
 
 def discards(text: str, settings: Settings) -> Verdict:
-    """Hardly any packet is lost for want of a buffer in the adapter."""
+    """Hardly any packet is dropped because the adapter has no buffer left."""
     found, _ = _interfaces(text, settings)
     most = settings.limit("pfc.discards", "max_per_million")
     problems, worst = [], 0.0
@@ -184,8 +184,8 @@ def discards(text: str, settings: Settings) -> Verdict:
 
 
 _RECEIVER = (
-    "Look at the PCIe link of the adapter, its NUMA node and stuck processes; compare "
-    "with the other hosts of the rack."
+    "Check the PCIe link of the adapter and its NUMA node, and look for stuck "
+    "processes; compare with the other hosts of the rack."
 )
 
 CHECKS = (
@@ -198,30 +198,30 @@ CHECKS = (
     ),
     Check(
         name="pfc.received",
-        what="The switch seldom makes a RoCE port wait.",
+        what="The switch rarely pauses a RoCE port.",
         source=_SOURCE,
         judge=received,
         action="Look for a slow receiver behind the same switches, and at their ECN.",
     ),
     Check(
         name="pfc.sent",
-        what="A RoCE port seldom makes its switch wait.",
+        what="A RoCE port rarely pauses its switch.",
         source=_SOURCE,
         judge=sent,
         action=_RECEIVER,
     ),
     Check(
         name="pfc.storms",
-        what="No adapter sent pauses until its firmware ended them.",
+        what="No adapter paused its switch until its firmware stopped the pauses.",
         source=_SOURCE,
         judge=storms,
         action=_RECEIVER,
     ),
     Check(
         name="pfc.discards",
-        what="Hardly any packet is lost for want of a buffer in the adapter.",
+        what="Hardly any packet is dropped because the adapter has no buffer left.",
         source=_SOURCE,
         judge=discards,
-        action=f"Look whether PFC is on at both ends. {_RECEIVER}",
+        action=f"Check that PFC is on at both ends. {_RECEIVER}",
     ),
 )

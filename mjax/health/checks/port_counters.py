@@ -1,11 +1,11 @@
 """Checks of the error counters of InfiniBand and RoCE ports.
 
-The counters count since the driver was loaded, or since `perfquery -R`. They are
-compared with limits that grow with the time since boot (see `sysfs`), and symbol errors
-with the bits that the link carried in that time: so a recently booted host does not
-pass because of low counts, and an old one does not fail for ever. Counters of the
-InfiniBand specification stop at their largest value (4, 8 or 16 bits). A counter at
-that value gives no information, and fails the host until it is reset.
+The counters count since the driver was loaded, or since `perfquery -R`. Their limits
+grow with the time since boot (see `sysfs`), and the limit of symbol errors with the
+bits that the link can carry in that time, so that a recently booted host does not pass
+because of low counts, and an old one does not fail forever. Counters of the InfiniBand
+specification stop at their largest value (4, 8 or 16 bits). A counter at that value
+gives no information, and fails the host until it is reset.
 
 Sources: names and meaning: Documentation/ABI/stable/sysfs-class-infiniband; width of
 the counters: drivers/infiniband/core/sysfs.c (PORT_PMA_ATTR); hw_counters of mlx5:
@@ -52,7 +52,7 @@ _LARGEST: Mapping[str, int] = MappingProxyType(
         "counters/VL15_dropped": 0xFFFF,
     }
 )
-"""Where a counter of the specification stops."""
+"""Value at which a counter of the specification stops."""
 _BITS_PER_GBIT = 1e9
 _S_PER_HOUR = 3600
 
@@ -73,12 +73,12 @@ def symbol_errors(text: str, settings: Settings) -> Verdict:
 
 
 def link_downed(text: str, settings: Settings) -> Verdict:
-    """No link goes down again and again."""
+    """No link goes down repeatedly."""
     return _within(text, settings, "counters.link_downed", ["counters/link_downed"])
 
 
 def link_error_recovery(text: str, settings: Settings) -> Verdict:
-    """No link has to recover from errors again and again."""
+    """No link recovers from errors repeatedly."""
     names = ["counters/link_error_recovery"]
     return _within(text, settings, "counters.link_error_recovery", names)
 
@@ -90,19 +90,19 @@ def receive_errors(text: str, settings: Settings) -> Verdict:
 
 
 def remote_physical(text: str, settings: Settings) -> Verdict:
-    """No packet was marked bad on an earlier link of its way."""
+    """No packet was marked bad on an earlier link of its path."""
     names = ["counters/port_rcv_remote_physical_errors"]
     return _within(text, settings, "counters.remote_physical", names)
 
 
 def transmit_discards(text: str, settings: Settings) -> Verdict:
-    """No packets are thrown away before they are sent."""
+    """No packets are discarded before they are sent."""
     names = ["counters/port_xmit_discards"]
     return _within(text, settings, "counters.transmit_discards", names)
 
 
 def constraint_errors(text: str, settings: Settings) -> Verdict:
-    """No packets are refused for their partition."""
+    """No packets are refused because of their partition."""
     names = [
         "counters/port_xmit_constraint_errors",
         "counters/port_rcv_constraint_errors",
@@ -117,7 +117,7 @@ def link_integrity(text: str, settings: Settings) -> Verdict:
 
 
 def buffer_overruns(text: str, settings: Settings) -> Verdict:
-    """Flow control holds: no input buffer overruns."""
+    """Flow control works: no input buffer overruns."""
     names = ["counters/excessive_buffer_overrun_errors"]
     return _within(text, settings, "counters.buffer_overruns", names)
 
@@ -128,7 +128,7 @@ def vl15_dropped(text: str, settings: Settings) -> Verdict:
 
 
 def out_of_sequence(text: str, settings: Settings) -> Verdict:
-    """Packets arrive in their order: none is lost on the way."""
+    """Packets arrive in order: none is lost on the way."""
     names = ["hw_counters/out_of_sequence", "hw_counters/packet_seq_err"]
     return _within(text, settings, "counters.out_of_sequence", names)
 
@@ -146,7 +146,7 @@ def receiver_not_ready(text: str, settings: Settings) -> Verdict:
 
 
 def retransmissions(text: str, settings: Settings) -> Verdict:
-    """RoCE: few packets are sent again by adaptive retransmission."""
+    """RoCE: adaptive retransmission resends few packets."""
     names = ["hw_counters/roce_adp_retrans", "hw_counters/roce_adp_retrans_to"]
     return _within(text, settings, "counters.retransmissions", names, is_roce=True)
 
@@ -158,7 +158,7 @@ def icrc(text: str, settings: Settings) -> Verdict:
 
 
 def congestion(text: str, settings: Settings) -> Verdict:
-    """RoCE: few of the packets that arrive were marked as congested."""
+    """RoCE: few received packets were marked as congested."""
     files = sysfs.tree(text)
     most = settings.limit("counters.congestion", "max_percent")
     problems, worst = [], 0.0
@@ -183,7 +183,7 @@ def _within(
     *,
     is_roce: bool = False,
 ) -> Verdict:
-    """Compare counters of every port with what is allowed since boot."""
+    """Compare counters of every port with the number allowed since boot."""
     files = sysfs.tree(text)
     hours = sysfs.hours_up(files)
     most = sysfs.allowed(settings, check, hours)
@@ -201,10 +201,11 @@ def _within(
     return judge_each(problems, worst, f"at most {most:.4g} in {hours:.1f} h")
 
 
-_CABLE = "Reseat and clean the transceiver, then exchange the cable."
+_CABLE = "Reseat and clean the transceiver, then replace the cable."
 _RESET = "After a repair, reset the counters with `perfquery -R`."
 _FABRIC = (
-    "Look at the same counters of other hosts: many means the fabric, one the cable."
+    "Compare with other hosts: if many have it, suspect the fabric, otherwise the "
+    "cable."
 )
 
 CHECKS = (
@@ -217,14 +218,14 @@ CHECKS = (
     ),
     Check(
         name="counters.link_downed",
-        what="No link goes down again and again.",
+        what="No link goes down repeatedly.",
         source=_SOURCE,
         judge=link_downed,
         action=f"{_CABLE} {_RESET}",
     ),
     Check(
         name="counters.link_error_recovery",
-        what="No link recovers from errors again and again.",
+        what="No link recovers from errors repeatedly.",
         source=_SOURCE,
         judge=link_error_recovery,
         action=f"{_CABLE} {_RESET}",
@@ -245,14 +246,14 @@ CHECKS = (
     ),
     Check(
         name="counters.transmit_discards",
-        what="No packets are thrown away before they are sent.",
+        what="No packets are discarded before they are sent.",
         source=_SOURCE,
         judge=transmit_discards,
         action=_FABRIC,
     ),
     Check(
         name="counters.constraint_errors",
-        what="No packets are refused for their partition.",
+        what="No packets are refused because of their partition.",
         source=_SOURCE,
         judge=constraint_errors,
         action="Compare the partition keys of this port with the subnet manager's.",
@@ -276,11 +277,11 @@ CHECKS = (
         what="Packets of the subnet manager are not dropped.",
         source=_SOURCE,
         judge=vl15_dropped,
-        action="Look at the log of the subnet manager.",
+        action="Read the log of the subnet manager.",
     ),
     Check(
         name="counters.out_of_sequence",
-        what="Packets arrive in their order.",
+        what="Packets arrive in order.",
         source=_SOURCE,
         judge=out_of_sequence,
         action=f"{_FABRIC} Adaptive routing reorders too: raise the limit there.",
@@ -301,7 +302,7 @@ CHECKS = (
     ),
     Check(
         name="counters.retransmissions",
-        what="RoCE sends few packets again.",
+        what="RoCE resends few packets.",
         source=_SOURCE,
         judge=retransmissions,
         action=_FABRIC,
@@ -318,6 +319,6 @@ CHECKS = (
         what="Few RoCE packets were marked as congested.",
         source=_SOURCE,
         judge=congestion,
-        action="Compare PFC and ECN of the switches; look for routes that collide.",
+        action="Compare PFC and ECN of the switches; look for colliding routes.",
     ),
 )

@@ -1,8 +1,8 @@
-"""Ports of InfiniBand and RoCE devices, as /sys/class/infiniband has them.
+"""Read the ports of InfiniBand and RoCE devices from /sys/class/infiniband.
 
-Enters: the files of that folder. Leaves: the ports that a check is about: those of the
-devices in the expectation `hcas`, or all. A host often has devices that no training
-uses (management, storage), whose cables may be out; `hcas` leaves them out.
+Enters: the files of that folder. Leaves: the ports that the checks cover: those of the
+devices in the expectation `hcas`, or all. A host often has devices that training does
+not use (management, storage) and that may be unplugged; list the others in `hcas`.
 
 Source: Documentation/ABI/stable/sysfs-class-infiniband, and for the words in the files
 drivers/infiniband/core/sysfs.c, both at https://github.com/torvalds/linux
@@ -39,7 +39,7 @@ _SHOWN_CHARS = 60
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rate:
-    """How fast a link is."""
+    """Speed of a link."""
 
     gbps: float
     lanes: int
@@ -55,11 +55,11 @@ class Port:
 
     @property
     def name(self) -> str:
-        """For a person."""
+        """Name for a person."""
         return f"{self.device} port {self.number}"
 
     def path(self, name: str) -> str:
-        """Return where a file of the port is."""
+        """Return the path of a file of the port."""
         return f"{ROOT}/{self.device}/ports/{self.number}/{name}"
 
     def read(self, name: str) -> str:
@@ -84,7 +84,7 @@ class Port:
 
     @property
     def rate(self) -> Rate:
-        """How fast its link is."""
+        """Speed of its link."""
         text = self.read("rate")
         found = _RATE.fullmatch(text)
         if found is None:
@@ -106,7 +106,7 @@ def all_ports(files: Tree) -> list[Port]:
 
 
 def devices(files: Tree, settings: Settings) -> list[str]:
-    """Return the devices that a check is about: those expected, or all.
+    """Return the devices that the checks cover: the expected ones, or all.
 
     Raises:
       UnreadableError: there is none, or an expected one is not there.
@@ -116,7 +116,7 @@ def devices(files: Tree, settings: Settings) -> list[str]:
 
 
 def ports(files: Tree, settings: Settings) -> list[Port]:
-    """Return the ports that a check is about: those of expected devices, or all.
+    """Return the ports that the checks cover: those of expected devices, or all.
 
     Raises:
       UnreadableError: there is none, or an expected device is not there.

@@ -1,6 +1,6 @@
-"""Checks of a host's processes: which use its processors before a run starts.
+"""Checks of the processes that use a host before a run starts.
 
-The text is that of `mjax.health.processes`: a header, then a line a process.
+Enters: the text of `mjax.health.processes`, a header and one line per process.
 `processes.training` finds programs left over from another run; `processes.busy` finds
 every process that uses a processor.
 """
@@ -33,19 +33,19 @@ _MIB_PER_GIB = 1024
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Process:
-    """A line."""
+    """A process, as a line of the text."""
 
     pid: int
     user: str
     state: str
     percent: float
-    """Of one processor."""
+    """Use in percent of one processor."""
     rss_mib: int
     command: str
 
     @property
     def shown(self) -> str:
-        """For a person."""
+        """Name for a person."""
         return f"{self.command} ({self.pid}, {self.user})"
 
 
@@ -54,7 +54,7 @@ def processes(text: str) -> Sequence[Process]:
     """Return the processes.
 
     Raises:
-      UnreadableError: it is no such text, or has none.
+      UnreadableError: it is not such a text, or lists no process.
     """
     lines = text.split("\n")
     if lines[0] != HEADER or lines[-1] != "" or len(lines) < 3:
@@ -63,7 +63,7 @@ def processes(text: str) -> Sequence[Process]:
     for line in lines[1:-1]:
         match = _LINE.match(line)
         if match is None:
-            raise UnreadableError(f"no process: {quoted(line)}")
+            raise UnreadableError(f"expected a process, got {quoted(line)}")
         pid, user, state, percent, rss_mib, command = match.groups()
         found.append(
             Process(
@@ -79,7 +79,7 @@ def processes(text: str) -> Sequence[Process]:
 
 
 def busy(text: str, settings: Settings) -> Verdict:
-    """No process uses a processor that a run needs."""
+    """No process keeps a processor busy that a run needs."""
     most = settings.limit("processes.busy", "max_percent")
     found = sorted(processes(text), key=_percent, reverse=True)
     each = [(p.shown, f"{p.percent:.1f}%") for p in found if p.percent > most]
@@ -93,7 +93,7 @@ def _percent(process: Process) -> float:
 
 
 def training(text: str, settings: Settings) -> Verdict:
-    """No program of another run is left."""
+    """No process of another run is left over."""
     names = settings.limit("processes.training", "names")
     least_gib = settings.limit("processes.training", "min_gib")
     each = [
@@ -108,7 +108,7 @@ def training(text: str, settings: Settings) -> Verdict:
 
 
 def zombies(text: str, settings: Settings) -> Verdict:
-    """Processes that have ended are taken away by those that started them."""
+    """Few processes are zombies: ended, but not reaped by their parents."""
     most = settings.limit("processes.zombies", "max_count")
     found = [p for p in processes(text) if p.state == "Z"]
     each = [(p.shown, "it has ended") for p in found]
@@ -121,22 +121,22 @@ CHECKS = (
     Check(
         name="processes.busy",
         needs_idle=True,
-        what="No process uses a processor that a run needs.",
+        what="No process keeps a processor busy that a run needs.",
         source=_SOURCE,
         judge=busy,
-        action="Find out what it does; end it, or move it to another host.",
+        action="Find out what it does; stop it, or move it to another host.",
     ),
     Check(
         name="processes.training",
         needs_idle=True,
-        what="No program of another run is left.",
+        what="No process of another run is left over.",
         source=_SOURCE,
         judge=training,
-        action="Ask its user; `kill PID`, then look at the memory of the GPUs.",
+        action="Ask its user; `kill PID`, then check the memory of the GPUs.",
     ),
     Check(
         name="processes.zombies",
-        what="There are few processes that have ended and are still listed.",
+        what="There are few zombie processes.",
         source=_SOURCE,
         judge=zombies,
         action="Restart the parent (`ps -o ppid= -p PID`); reboot.",

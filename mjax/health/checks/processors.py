@@ -2,7 +2,7 @@
 
 Sources of the formats: /sys/devices/system/cpu and /sys/devices/system/node after the
 kernel's Documentation/ABI, /proc/cpuinfo and /proc/loadavg after proc_cpuinfo(5) and
-proc_loadavg(5). A virtual machine has no cpufreq: unknown there.
+proc_loadavg(5). A virtual machine has no cpufreq; those checks are then unknown.
 """
 
 import functools
@@ -53,13 +53,13 @@ def cpu_list(text: str) -> set[int]:
     """Return the numbers of a list such as 0-3,8; an empty list has none.
 
     Raises:
-      UnreadableError: it is no such list.
+      UnreadableError: it is not such a list.
     """
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         match = _RANGE.match(part)
         if match is None or int(match[2] or match[1]) < int(match[1]):
-            raise UnreadableError(f"no list of processors: {quoted(part)}")
+            raise UnreadableError(f"expected a list of processors, got {quoted(part)}")
         found |= {*range(int(match[1]), int(match[2] or match[1]) + 1)}
     return found
 
@@ -72,7 +72,7 @@ def _list(text: str, name: str) -> set[int]:
 
 
 def count(text: str, settings: Settings) -> Verdict:
-    """The host has the processors that it is expected to have."""
+    """The host has the expected number of processors."""
     has, wanted = len(_list(text, "online")), settings.expect.get("cpus")
     if wanted is None:
         return unknown(f"{has}; cpus is not in the expectations")
@@ -82,7 +82,7 @@ def count(text: str, settings: Settings) -> Verdict:
 
 
 def offline(text: str, settings: Settings) -> Verdict:
-    """Each processor that is there is in use."""
+    """Each processor that is present is online."""
     del settings
     present, online = _list(text, "present"), _list(text, "online")
     if not online:
@@ -112,7 +112,7 @@ def _frequencies(text: str) -> Mapping[str, Mapping[str, str]]:
     for path, value in values(text).items():
         match = _OF_CPU.search(path)
         if match is None:
-            raise UnreadableError(f"no file of a processor: {quoted(path)}")
+            raise UnreadableError(f"expected a file of a processor, got {quoted(path)}")
         found.setdefault(match[1], {})[match[2]] = value
     return found
 
@@ -125,7 +125,7 @@ def _khz(cpu: str, files: Mapping[str, str], name: str) -> int:
 
 
 def governor(text: str, settings: Settings) -> Verdict:
-    """Each processor runs at the speed that work needs, not at one that saves power."""
+    """The governor of each processor favours performance over saving power."""
     wanted = settings.limit("processors.governor", "governor")
     found = {
         cpu: files.get("scaling_governor", "")
@@ -136,12 +136,12 @@ def governor(text: str, settings: Settings) -> Verdict:
 
 
 def _few(each: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the first of many alike, and how many there are."""
+    """Return the first of many problems, with their number."""
     return [*each[:MOST_NAMED], *[("", f"{len(each)} in all")][: len(each)]]
 
 
 def frequency(text: str, settings: Settings) -> Verdict:
-    """No processor is kept below the clock that it can have."""
+    """No processor is limited to less than its maximum clock."""
     least = settings.limit("processors.frequency", "min_fraction")
     each, lowest = [], []
     for cpu, files in _frequencies(text).items():
@@ -161,13 +161,13 @@ def frequency(text: str, settings: Settings) -> Verdict:
 def _nodes(text: str) -> Mapping[str, float]:
     """Return the memory in GiB of each NUMA node that has processors.
 
-    Nodes without any are the memory of a GPU (Grace) or of a CXL card.
+    Nodes without processors are the memory of a GPU (Grace) or of a CXL card.
     """
     lists: dict[str, dict[str, str]] = {}
     for path, lines in lines_of(text).items():
         match = _OF_NODE.search(path)
         if match is None:
-            raise UnreadableError(f"no file of a node: {quoted(path)}")
+            raise UnreadableError(f"expected a file of a node, got {quoted(path)}")
         lists.setdefault(match[1], {})[match[2]] = "\n".join(lines)
     found = {}
     for node, files in lists.items():
@@ -194,7 +194,7 @@ def nodes(text: str, settings: Settings) -> Verdict:
 
 
 def node_memory(text: str, settings: Settings) -> Verdict:
-    """The NUMA nodes have the same memory: none misses a module."""
+    """The NUMA nodes have the same amount of memory: no module is missing."""
     gib = _nodes(text)
     least = settings.limit("processors.node_memory", "min_fraction") * max(gib.values())
     each = [
@@ -232,21 +232,21 @@ def load(text: str, settings: Settings) -> Verdict:
     has, most = float(found[1]), settings.limit("processors.load", "max_load")
     value, limit = f"{has:.2f}", f"at most {most:g}"
     if has > most:
-        return failed(f"{has:.2f} processes want to run", value, limit)
+        return failed(f"{has:.2f} processes are ready to run", value, limit)
     return ok(value, limit)
 
 
 CHECKS = (
     Check(
         name="processors.count",
-        what="The host has the processors that it is expected to have.",
+        what="The host has the expected number of processors.",
         source=_LISTS,
         judge=count,
-        action="Look for maxcpus= in /proc/cmdline and for a missing processor.",
+        action="Look for maxcpus= in /proc/cmdline, and for a missing processor.",
     ),
     Check(
         name="processors.offline",
-        what="Each processor that is there is in use.",
+        what="Each processor that is present is online.",
         source=_LISTS,
         judge=offline,
         action="`echo 1 > /sys/devices/system/cpu/cpuN/online`; reboot.",
@@ -256,11 +256,11 @@ CHECKS = (
         what="Two threads per core are on or off, as expected.",
         source=_SMT,
         judge=smt,
-        action="Change it in the firmware, so that all hosts are alike.",
+        action="Change it in the firmware to match the other hosts.",
     ),
     Check(
         name="processors.governor",
-        what="The governor of each processor is the one for performance.",
+        what="The governor of each processor is set to performance.",
         source=_FREQUENCY,
         judge=governor,
         action="`cpupower frequency-set -g performance`, and at boot.",
@@ -268,10 +268,10 @@ CHECKS = (
     ),
     Check(
         name="processors.frequency",
-        what="No processor is kept below the clock that it can have.",
+        what="No processor is limited to less than its maximum clock.",
         source=_FREQUENCY,
         judge=frequency,
-        action="Look at the power profile in the firmware and at `cpupower`.",
+        action="Check the power profile in the firmware and `cpupower`.",
         for_training=True,
     ),
     Check(
@@ -283,10 +283,10 @@ CHECKS = (
     ),
     Check(
         name="processors.node_memory",
-        what="The NUMA nodes have the same memory.",
+        what="The NUMA nodes have the same amount of memory.",
         source=_NODES,
         judge=node_memory,
-        action="Reseat the modules of the node that has less.",
+        action="Reseat the memory modules of the node that has less.",
     ),
     Check(
         name="processors.same",
@@ -301,6 +301,6 @@ CHECKS = (
         what="Nothing else runs on the host.",
         source=_LOADAVG,
         judge=load,
-        action="Find who works (`top`) and end it.",
+        action="Find the process (`top`) and stop it.",
     ),
 )

@@ -33,14 +33,14 @@ _REBUILD = re.compile(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Array:
-    """An array."""
+    """An array of disks."""
 
     is_active: bool
     members: str
     slots: str
     """U for a working member, _ for a failed one; empty without redundancy."""
     rebuild: str
-    """The running operation and its progress."""
+    """The current operation and its progress."""
 
 
 @functools.lru_cache(KEPT_TEXTS)
@@ -67,7 +67,7 @@ def arrays(text: str) -> Mapping[str, Array]:
 def _array(head: str, details: str) -> tuple[str, Array]:
     match = _ARRAY.match(head)
     if match is None:
-        raise UnreadableError(f"no array: {quoted(head)}")
+        raise UnreadableError(f"expected an array, got {quoted(head)}")
     slots, work = _SLOTS.search(details), _REBUILD.search(details)
     return match[1], Array(
         is_active=match[2] == "active",
@@ -95,7 +95,7 @@ def state(text: str, settings: Settings) -> Verdict:
 
 
 def rebuild(text: str, settings: Settings) -> Verdict:
-    """No array is being rebuilt, which makes its disks slow."""
+    """No array is being rebuilt, which slows down its disks."""
     del settings
     found = arrays(text)
     if not found:
@@ -117,6 +117,6 @@ CHECKS = (
         what="No software RAID is being rebuilt.",
         source=_MDSTAT,
         judge=rebuild,
-        action="Wait for its end; it is in /proc/mdstat.",
+        action="Wait until it ends; /proc/mdstat shows the progress.",
     ),
 )

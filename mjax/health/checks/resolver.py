@@ -1,4 +1,4 @@
-"""Checks of names: the host knows itself by an address that others can reach.
+"""Checks of name resolution: the host resolves its own name to a reachable address.
 
 Processes of a run find each other by host name. A name that resolves to 127.0.0.1 on
 its own host works only there.
@@ -36,11 +36,13 @@ def _address(text: str) -> Address:
     try:
         return ipaddress.ip_address(text)
     except ValueError as error:
-        raise UnreadableError(f"no address: {text[:_SHOWN_CHARS]!r}") from error
+        raise UnreadableError(
+            f"expected an address, got {text[:_SHOWN_CHARS]!r}"
+        ) from error
 
 
 def own_name(text: str, settings: Settings) -> Verdict:
-    """The name of the host leads to an address that others can reach."""
+    """The host's name resolves to an address that others can reach."""
     del settings
     found = [_address(word) for word in text.split()]
     if not found:
@@ -49,9 +51,14 @@ def own_name(text: str, settings: Settings) -> Verdict:
     for address in found:
         if address.is_loopback:
             # Not a fault of a host that trains alone; a cluster requires this check.
-            return unknown(f"the name of this host leads to itself: {shown}")
+            return unknown(
+                f"the name of this host resolves to a loopback address: {shown}"
+            )
         if address.is_unspecified:
-            return failed(f"the name of this host leads nowhere: {shown}", shown)
+            return failed(
+                f"the name of this host resolves to an unspecified address: {shown}",
+                shown,
+            )
     return ok(shown)
 
 
@@ -81,9 +88,9 @@ def hosts_file(text: str, settings: Settings) -> Verdict:
 
 
 def servers(text: str, settings: Settings) -> Verdict:
-    """There is a server to ask for names.
+    """A name server is configured.
 
-    Lines that begin with ; are comments, too: their first word is no `nameserver`.
+    Lines that begin with ; are comments too: their first word is not `nameserver`.
     """
     del settings
     found = [words for words in _lines(text) if words[0] == "nameserver"]
@@ -98,10 +105,10 @@ def servers(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="resolver.own_name",
-        what="The name of the host leads to an address that others can reach.",
+        what="The host's name resolves to an address that others can reach.",
         source=_HOSTNAME,
         judge=own_name,
-        action="Correct the line of this host in /etc/hosts (127.0.1.1 is no good).",
+        action="Correct the line of this host in /etc/hosts (127.0.1.1 does not work).",
         statuses=(0, _NOT_FOUND),
     ),
     Check(
@@ -109,11 +116,11 @@ CHECKS = (
         what="No name in /etc/hosts has two addresses.",
         source=_HOSTS,
         judge=hosts_file,
-        action="Remove the line that is wrong from /etc/hosts.",
+        action="Remove the wrong line from /etc/hosts.",
     ),
     Check(
         name="resolver.servers",
-        what="There is a server to ask for names.",
+        what="A name server is configured.",
         source=_RESOLV,
         judge=servers,
         action="Compare /etc/resolv.conf with a healthy host's.",

@@ -1,4 +1,4 @@
-"""Checks of RoCE: the GIDs that it sends from, congestion control, traffic class.
+"""Checks of RoCE: source GIDs, congestion control, traffic class.
 
 Lossless Ethernet needs the same priority everywhere: in the traffic class of sent
 packets, and for ECN at both the notification point and the reaction point. The
@@ -8,8 +8,8 @@ Sources: gid_attrs: Documentation/ABI/stable/sysfs-class-infiniband at
 https://github.com/torvalds/linux; ECN:
 https://docs.nvidia.com/networking/display/mlnxofedv24103250lts/explicit+congestion+notification+(ecn);
 NCCL_IB_GID_INDEX: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
-That `tc/N/traffic_class` says `Global tclass=N` is seen in scripts that read it; NVIDIA
-has no page about it.
+The form `Global tclass=N` of `tc/N/traffic_class` is known from scripts that read it;
+NVIDIA does not document it.
 """
 
 import re
@@ -55,7 +55,7 @@ _SHOWN_CHARS = 60
 
 
 def _gids(port: Port) -> Mapping[int, str]:
-    """Return, by index, what each GID of a port is: "RoCE v2 over IPv4", ...
+    """Return the type of each GID of a port by its index: "RoCE v2 over IPv4", ...
 
     An index without a GID cannot be read, and is not in the result.
     """
@@ -88,14 +88,14 @@ def has_gid(text: str, settings: Settings) -> Verdict:
 
 
 def gid_index(text: str, settings: Settings) -> Verdict:
-    """NCCL_IB_GID_INDEX, if it is set, is RoCE v2 over IPv4 on every port."""
+    """NCCL_IB_GID_INDEX, if set, selects RoCE v2 over IPv4 on every port."""
     environment, gids = map(several.present, several.parts(text, 2))
     found = ports.of_layer(sysfs.tree(gids), settings, ports.ETHERNET)
     name, _, index = environment.strip().partition("=")
     if not environment or (name, index) == (_INDEX, "-1"):
         return ok(f"{_INDEX} leaves it to NCCL")
     if name != _INDEX or not _NUMBER.fullmatch(index):
-        raise UnreadableError(f"no index: {environment[:_SHOWN_CHARS]!r}")
+        raise UnreadableError(f"expected an index, got {environment[:_SHOWN_CHARS]!r}")
     problems = []
     for port in found:
         kind = _gids(port).get(int(index), "no GID")
@@ -130,7 +130,7 @@ def _is_on(files: Tree, path: str) -> bool:
 
 
 def traffic_class(text: str, settings: Settings) -> Verdict:
-    """Every device sends RoCE with the traffic class that is expected."""
+    """Every device sends RoCE with the expected traffic class."""
     files = sysfs.tree(text)
     names = ports.devices(files, settings)
     wanted = settings.expect.get("roce_traffic_class")
@@ -163,7 +163,7 @@ CHECKS = (
     ),
     Check(
         name="roce.gid_index",
-        what="NCCL_IB_GID_INDEX is RoCE v2 over IPv4 on every port.",
+        what="NCCL_IB_GID_INDEX selects RoCE v2 over IPv4 on every port.",
         source=_INDEXED,
         judge=gid_index,
         action="Unset it (NCCL 2.21 and newer choose), or correct it with `show_gids`.",
@@ -173,13 +173,13 @@ CHECKS = (
         what="Congestion control is on for the priority of RoCE.",
         source=_ECN,
         judge=ecn,
-        action="Write 1 to the files of that priority, and keep it over reboots.",
+        action="Write 1 to the files of that priority, at each boot too.",
     ),
     Check(
         name="roce.traffic_class",
         what="Every device sends RoCE with the expected traffic class.",
         source=_CLASSES,
         judge=traffic_class,
-        action="Write the class to tc/PORT/traffic_class, and keep it over reboots.",
+        action="Write the class to tc/PORT/traffic_class, at each boot too.",
     ),
 )

@@ -1,9 +1,9 @@
-"""Checks of IPv4 routes: a host with several interfaces answers where it was asked.
+"""Checks of IPv4 routes: a host with several interfaces replies on the right one.
 
 With two interfaces in one subnet, Linux sends all packets of that subnet through one of
-them, answers ARP for any address on any of them, and may drop what arrives on the
-"wrong" one. Transfers between hosts then use one interface of several, or fail. Every
-address that shares a subnet needs a rule and a routing table of its own, and the
+them, answers ARP for any address on any of them, and may drop packets that arrive on
+the "wrong" one. Transfers between hosts then use one interface of several, or fail.
+Every address that shares a subnet needs a rule and a routing table of its own, and the
 sysctls that keep ARP to the interface that has the address.
 
 Sources: https://www.systemfabricworks.com/double-double-packet-trouble-too-many-nics-too-many-problems-in-three-acts/,
@@ -40,7 +40,8 @@ _FILTERS = Called(_CONF, Files(tuple(f"{_CONF}/*/{name}" for name in _SYSCTLS)))
 _ARP = Several((_ADDRESSES, _FILTERS))
 _MODE = re.compile(r"[0-9]{1,3}")
 _STRICT = 1
-"""rp_filter: drop packets whose answer would leave through another interface."""
+"""Value of rp_filter that drops packets whose reply would leave through another
+interface."""
 _PLAIN_RULE = {"priority", "src", "srclen", "table", "protocol"}
 _HOST_BITS = 32
 
@@ -55,7 +56,7 @@ class Address:
     interface: str
     network: ipaddress.IPv4Interface | ipaddress.IPv6Interface
     has_failed: bool
-    """Another host has the same address."""
+    """Whether another host has the same address."""
 
     @property
     def text(self) -> str:
@@ -65,7 +66,7 @@ class Address:
 
 @functools.lru_cache(8)
 def objects(text: str) -> Sequence[Object]:
-    """Return the objects that `ip -j` has printed.
+    """Return the objects printed by `ip -j`.
 
     Raises:
       UnreadableError: it is not a list of objects.
@@ -74,7 +75,7 @@ def objects(text: str) -> Sequence[Object]:
         found: list[Object] = checked_json.read(text, list[dict[str, Any]])
     except ValueError as error:
         raise UnreadableError(f"ip: {error}") from error
-    # With a filter, iproute2 prints {} for what it leaves out.
+    # With a filter, iproute2 prints {} for each object that it leaves out.
     return [each for each in found if each]
 
 
@@ -134,7 +135,7 @@ def sharing(found: Sequence[Address]) -> list[Address]:
 
 
 def default(text: str, settings: Settings) -> Verdict:
-    """There is one default route, or the metrics say which one is used."""
+    """There is one default route, or metrics decide which one is used."""
     del settings
     found = [
         (_field(route, "metric", int | None) or 0, _field(route, "dev", str | None))
@@ -184,7 +185,7 @@ def duplicates(text: str, settings: Settings) -> Verdict:
 
 
 def asymmetric(text: str, settings: Settings) -> Verdict:
-    """Interfaces that share a subnet answer through the one that was asked."""
+    """Interfaces that share a subnet reply through the receiving interface."""
     del settings
     shown, routes_text, rules_text = map(several.present, several.parts(text, 3))
     routes, rules = objects(routes_text), objects(rules_text)
@@ -207,7 +208,7 @@ def asymmetric(text: str, settings: Settings) -> Verdict:
 
 
 def _own_table(each: Address, rules: Sequence[Object], before: int) -> str | None:
-    """Return the table for packets from an address, of a rule before that of main."""
+    """Return the table for packets from an address, by a rule before that of main."""
     for rule in rules:
         is_own = (
             rule.keys() <= _PLAIN_RULE
@@ -221,7 +222,7 @@ def _own_table(each: Address, rules: Sequence[Object], before: int) -> str | Non
 
 
 def arp(text: str, settings: Settings) -> Verdict:
-    """Interfaces that share a subnet answer ARP for their own address only."""
+    """Interfaces that share a subnet answer ARP only for their own address."""
     found, files = _arp_parts(text)
     limits = {
         name: settings.limit("routes.arp", name)
@@ -238,7 +239,7 @@ def arp(text: str, settings: Settings) -> Verdict:
 
 
 def rp_filter(text: str, settings: Settings) -> Verdict:
-    """Interfaces that share a subnet do not drop what another would answer."""
+    """Interfaces that share a subnet do not drop packets for each other."""
     del settings
     found, files = _arp_parts(text)
     modes = {interface: _mode(files, interface, "rp_filter") for interface in found}
@@ -274,7 +275,7 @@ def _table(route: Object) -> str:
 CHECKS = (
     Check(
         name="routes.default",
-        what="There is a default route, and no doubt which is used.",
+        what="There is one default route, or metrics decide which one is used.",
         source=_ROUTES,
         judge=default,
         action="Compare the configuration of the network with a healthy host's.",
@@ -284,7 +285,7 @@ CHECKS = (
         what="No route goes through a link that is down.",
         source=_ROUTES,
         judge=link_down,
-        action="Look at the interface (`ip link`) and its cable.",
+        action="Check the interface (`ip link`) and its cable.",
     ),
     Check(
         name="routes.duplicates",
@@ -295,7 +296,7 @@ CHECKS = (
     ),
     Check(
         name="routes.asymmetric",
-        what="Interfaces that share a subnet answer where they were asked.",
+        what="Interfaces that share a subnet reply on the addressed interface.",
         source=_POLICY,
         judge=asymmetric,
         action="Give each address a rule and a table (`ip rule add from ...`).",
@@ -303,7 +304,7 @@ CHECKS = (
     ),
     Check(
         name="routes.arp",
-        what="Interfaces that share a subnet answer ARP for themselves only.",
+        what="Interfaces that share a subnet answer ARP only for their own address.",
         source=_ARP,
         judge=arp,
         action="Set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2.",
@@ -311,7 +312,7 @@ CHECKS = (
     ),
     Check(
         name="routes.rp_filter",
-        what="Interfaces that share a subnet do not filter strictly.",
+        what="Interfaces that share a subnet do not use strict rp_filter.",
         source=_ARP,
         judge=rp_filter,
         action="Set net.ipv4.conf.all.rp_filter=2.",

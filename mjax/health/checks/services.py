@@ -37,16 +37,16 @@ _UNIT = re.compile(
 
 @functools.lru_cache(KEPT_TEXTS)
 def units(text: str) -> Mapping[str, tuple[str, str]]:
-    """Return of each unit whether it is active, and its sub-state.
+    """Return whether each unit is active, and its sub-state.
 
     Raises:
-      UnreadableError: it is no output of `systemctl list-units`.
+      UnreadableError: it is not an output of `systemctl list-units`.
     """
     found = {}
     for line in text.split("\n")[:-1]:
         match = _UNIT.match(line.rstrip())
         if match is None:
-            raise UnreadableError(f"no unit: {quoted(line)}")
+            raise UnreadableError(f"expected a unit, got {quoted(line)}")
         found[match[1]] = (match[3], match[4])
     if not text.endswith("\n"):
         raise UnreadableError("it is empty, or ends early")
@@ -65,7 +65,7 @@ def failed_units(text: str, settings: Settings) -> Verdict:
 
 
 def expected(text: str, settings: Settings) -> Verdict:
-    """All required services run."""
+    """All required services are running."""
     wanted = settings.expect.get("services")
     if not wanted:
         return unknown("services is not in the expectations")
@@ -85,12 +85,12 @@ def _docker(text: str) -> Mapping[str, Any]:
     except ValueError as error:
         raise UnreadableError(str(error)) from error
     if not isinstance(found.get("ServerVersion", ""), str):
-        raise UnreadableError("ServerVersion is no text")
+        raise UnreadableError("ServerVersion is not text")
     return found
 
 
 def docker(text: str, settings: Settings) -> Verdict:
-    """Docker's daemon answers, and has the version that is expected, if one is."""
+    """Docker's daemon responds, and has the expected version if one is given."""
     found = _docker(text)
     said, version = found.get("ServerErrors") or [], found.get("ServerVersion")
     wanted = settings.expect.get("versions", {}).get("docker", "")
@@ -102,7 +102,7 @@ def docker(text: str, settings: Settings) -> Verdict:
 
 
 def docker_runtime(text: str, settings: Settings) -> Verdict:
-    """Docker can give containers the GPUs."""
+    """Docker can pass GPUs to containers."""
     wanted = settings.limit("services.docker_runtime", "runtime")
     runtimes = _docker(text).get("Runtimes")
     if not isinstance(runtimes, dict) or not runtimes:
@@ -134,21 +134,21 @@ CHECKS = (
     ),
     Check(
         name="services.expected",
-        what="The services that must run do.",
+        what="All required services are running.",
         source=_UNITS,
         judge=expected,
         action="`systemctl restart UNIT`; read `journalctl -u UNIT`.",
     ),
     Check(
         name="services.docker",
-        what="Docker's daemon answers, and is of the expected version.",
+        what="Docker's daemon responds, and has the expected version.",
         source=_DOCKER,
         judge=docker,
-        action="Install that version of docker; restart its daemon.",
+        action="Install the expected version of docker; restart its daemon.",
     ),
     Check(
         name="services.docker_runtime",
-        what="Docker can give containers the GPUs.",
+        what="Docker can pass GPUs to containers.",
         source=_DOCKER,
         judge=docker_runtime,
         action="`nvidia-ctk runtime configure --runtime=docker`; restart docker.",

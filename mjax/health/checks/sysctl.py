@@ -1,4 +1,4 @@
-"""Checks of the kernel's parameters: those that are expected, and some for all hosts.
+"""Checks of kernel parameters: the expected ones, and some for all hosts.
 
 Sources: sysctl(8); /sys/kernel/mm/transparent_hugepage/enabled has the mode in use in
 brackets (Documentation/admin-guide/mm/transhuge.rst of the kernel).
@@ -33,7 +33,7 @@ def parameters(text: str) -> Mapping[str, str]:
     """Return the parameters; several numbers are separated by one space.
 
     Raises:
-      UnreadableError: it is no output of `sysctl -a`.
+      UnreadableError: it is not an output of `sysctl -a`.
     """
     found: dict[str, str] = {}
     for line in text.split("\n")[:-1]:
@@ -41,14 +41,14 @@ def parameters(text: str) -> Mapping[str, str]:
         if match is not None:
             found[match[1]] = " ".join(match[2].split())
         elif not found:
-            raise UnreadableError(f"no parameter: {quoted(line)}")
+            raise UnreadableError(f"expected a parameter, got {quoted(line)}")
     if "kernel.ostype" not in found or not text.endswith("\n"):
         raise UnreadableError("it has no kernel.ostype, or ends early")
     return found
 
 
 def expected(text: str, settings: Settings) -> Verdict:
-    """The parameters have the values that are expected."""
+    """The parameters have the expected values."""
     wanted = settings.expect.get("sysctl")
     if not wanted:
         return unknown("sysctl is not in the expectations")
@@ -69,7 +69,7 @@ def _whole(text: str, name: str) -> int:
 
 
 def numa_balancing(text: str, settings: Settings) -> Verdict:
-    """The kernel does not move pages between NUMA nodes while a run works."""
+    """The kernel does not migrate pages between NUMA nodes during a run."""
     del settings
     has = _whole(text, "kernel.numa_balancing")
     if has != 0:
@@ -78,7 +78,7 @@ def numa_balancing(text: str, settings: Settings) -> Verdict:
 
 
 def pid_max(text: str, settings: Settings) -> Verdict:
-    """There are numbers enough for the threads of all ranks."""
+    """There are enough process IDs for the threads of all ranks."""
     has = _whole(text, "kernel.pid_max")
     least = settings.limit("sysctl.pid_max", "min_count")
     limit = f"at least {least}"
@@ -91,7 +91,7 @@ def huge_pages(text: str, settings: Settings) -> Verdict:
     """Programs may use transparent huge pages."""
     found = _MODE.search(text)
     if found is None:
-        raise UnreadableError(f"no mode in brackets: {quoted(text)}")
+        raise UnreadableError(f"expected a mode in brackets, got {quoted(text)}")
     modes = settings.limit("sysctl.huge_pages", "modes")
     limit = " or ".join(modes)
     if found[1] not in modes:
@@ -102,14 +102,14 @@ def huge_pages(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="sysctl.expected",
-        what="The kernel's parameters have the values that are expected.",
+        what="Kernel parameters have the expected values.",
         source=_SYSCTL,
         judge=expected,
         action="Write them into /etc/sysctl.d and run `sysctl --system`.",
     ),
     Check(
         name="sysctl.numa_balancing",
-        what="The kernel does not move pages between NUMA nodes.",
+        what="The kernel does not migrate pages between NUMA nodes.",
         source=_SYSCTL,
         judge=numa_balancing,
         action="`sysctl -w kernel.numa_balancing=0`, and in /etc/sysctl.d.",
@@ -117,7 +117,7 @@ CHECKS = (
     ),
     Check(
         name="sysctl.pid_max",
-        what="There are numbers enough for the threads of all ranks.",
+        what="There are enough process IDs for the threads of all ranks.",
         source=_SYSCTL,
         judge=pid_max,
         action="`sysctl -w kernel.pid_max=4194304`, and in /etc/sysctl.d.",

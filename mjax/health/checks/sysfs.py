@@ -1,11 +1,11 @@
-"""Small files of /sys and /proc, and counters that count since boot.
+"""Small files of /sys and /proc, and limits for counters since boot.
 
 Enters: the text of `sources.Files`, lines `path<tab>content`. Leaves: a `Tree`.
 
-Counters of the kernel begin at boot, or when a driver is loaded, and are not cleared. A
-fixed limit would fail a host for ever after one bad day, so the limits of such counters
-grow with the time since boot: `at_start + max_per_hour * hours`. What happens while
-links train and drivers load is `at_start`.
+Kernel counters start at boot, or when a driver is loaded, and are not cleared. A fixed
+limit would fail a host forever after one bad day, so the limits of such counters grow
+with the time since boot: `at_start + max_per_hour * hours`. `at_start` allows for
+events while links train and drivers load.
 
 Source of the format of /proc/uptime: proc_uptime(5).
 """
@@ -27,38 +27,40 @@ _SHOWN_CHARS = 60
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tree:
-    """Files by path: their content, or why they cannot be read."""
+    """Files by path: their content, or why it cannot be read."""
 
     values: Mapping[str, str]
     errors: Mapping[str, str]
     paths: Sequence[str]
-    """All paths, also of unreadable files, in numerical order."""
+    """All paths, including those of unreadable files, in numerical order."""
 
     def has(self, path: str) -> bool:
-        """Return whether such a file exists, readable or not."""
+        """Return whether a file exists, readable or not."""
         return path in self.values or path in self.errors
 
     def read(self, path: str) -> str:
         """Return the content of a file, its lines joined by newlines.
 
         Raises:
-          UnreadableError: it is not there, or cannot be read.
+          UnreadableError: it does not exist, or cannot be read.
         """
         if path in self.values:
             return self.values[path]
         raise UnreadableError(f"{path}: {self.errors.get(path, 'it is not there')}")
 
     def number(self, path: str) -> int:
-        """Return the whole number that a file has; raises as `read`."""
+        """Return the integer in a file; raises as `read`."""
         text = self.read(path)
         if not _NUMBER.fullmatch(text):
-            raise UnreadableError(f"{path}: no number: {text[:_SHOWN_CHARS]!r}")
+            raise UnreadableError(
+                f"{path}: expected a number, got {text[:_SHOWN_CHARS]!r}"
+            )
         return int(text)
 
 
 @functools.lru_cache(16)
 def tree(text: str) -> Tree:
-    """Return the files that `sources.Files` has read.
+    """Parse the text of `sources.Files`.
 
     Raises:
       UnreadableError: a line has no path.
@@ -68,7 +70,7 @@ def tree(text: str) -> Tree:
     for line in text.splitlines():
         path, tab, content = line.partition("\t")
         if not tab or not path.startswith("/"):
-            raise UnreadableError(f"no path: {line[:_SHOWN_CHARS]!r}")
+            raise UnreadableError(f"expected a path, got {line[:_SHOWN_CHARS]!r}")
         if content.startswith("!"):
             errors[path] = content[1:]
             continue
@@ -85,10 +87,10 @@ def natural(text: str) -> list[tuple[int, str]]:
 
 
 def hours_up(files: Tree) -> float:
-    """Return the hours since boot, of /proc/uptime.
+    """Return the hours since boot, from /proc/uptime.
 
     Raises:
-      UnreadableError: it is not there, or is in another format.
+      UnreadableError: it does not exist, or is in another format.
     """
     text = files.read(UPTIME)
     found = _UPTIME.fullmatch(text)
@@ -98,6 +100,6 @@ def hours_up(files: Tree) -> float:
 
 
 def allowed(settings: Settings, check: str, hours: float) -> float:
-    """Return how many events since boot the limits of a check allow."""
+    """Return the number of events since boot that the limits of a check allow."""
     at_start = settings.limit(check, "at_start")
     return at_start + settings.limit(check, "max_per_hour") * hours

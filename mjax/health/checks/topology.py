@@ -1,12 +1,11 @@
-"""Checks of the paths between the GPUs of a host and to its network cards.
+"""Checks of the paths between the GPUs of a host, and from GPUs to network cards.
 
 Enters: the matrices of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`. Leaves:
 verdicts. The header of a matrix names its columns and is underlined by escape codes.
-The paths, from the legend of the output: NV# is a bond of # NVLinks, PIX at most one
-PCIe bridge, PXB several without a host bridge, PHB a host bridge, NODE several of one
-NUMA node, SYS from one NUMA node to another.
-Source of the format: https://github.com/stas00/ml-engineering
-(compute/accelerator/nvidia/debug.md).
+The paths, from the legend of the output: NV# is a bond of # NVLinks; PIX crosses at
+most one PCIe bridge, PXB several but no host bridge, PHB a host bridge, NODE several
+host bridges of one NUMA node, SYS two NUMA nodes. Source of the format:
+https://github.com/stas00/ml-engineering (compute/accelerator/nvidia/debug.md).
 """
 
 import dataclasses
@@ -34,12 +33,12 @@ _STATUSES: Mapping[str, str] = {
     "NS": "it is not supported",
     "U": "unknown",
 }
-"""From the legend of the output."""
+"""Meanings from the legend of the output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """The path between each two devices."""
+    """The path between every two devices."""
 
     names: Sequence[str]
     cells: Mapping[tuple[str, str], str]
@@ -68,7 +67,7 @@ def parse(text: str) -> Matrix:
         or len(set(names)) != len(names)
         or not all(map(_NAME.fullmatch, names))
     ):
-        raise UnreadableError(f"no header of a matrix: {' '.join(header)!r:.60}")
+        raise UnreadableError(f"expected a matrix header, got {' '.join(header)!r:.60}")
     if [line[:1] for line in rows] != [[name] for name in names]:
         raise UnreadableError("its rows are not those of its header")
     if ["Legend:"] not in rest:
@@ -86,7 +85,7 @@ def parse(text: str) -> Matrix:
 
 
 def _paths(text: str) -> Matrix:
-    """Return a matrix of paths, which are the same both ways."""
+    """Return a matrix of paths, which must be symmetric."""
     matrix = parse(text)
     for (one, other), path in matrix.cells.items():
         if not _PATH.fullmatch(path) or matrix.cells[other, one] != path:
@@ -104,7 +103,7 @@ def _missing(matrix: Matrix, settings: Settings) -> Sequence[str]:
 
 
 def peer_access(text: str, settings: Settings) -> Verdict:
-    """Each GPU can read the memory of each other one."""
+    """Each GPU can read the memory of every other GPU."""
     matrix = parse(text)
     bad, silent = list(_missing(matrix, settings)), []
     for (one, other), status in matrix.cells.items():
@@ -139,7 +138,7 @@ def nic_affinity(text: str, settings: Settings) -> Verdict:
 
 
 def nvlink_pairs(text: str, settings: Settings) -> Verdict:
-    """Each GPU reaches as many others by NVLink as any GPU does.
+    """All GPUs reach the same number of others by NVLink.
 
     A GPU that has lost its links reaches no other, and the others reach one fewer: the
     GPUs with the fewest NVLinks to peers are named.
@@ -173,17 +172,17 @@ def nvlink_pairs(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="topology.peer_access",
-        what="Each GPU can read the memory of each other one.",
+        what="Each GPU can read the memory of every other GPU.",
         source=PEERS,
         judge=peer_access,
-        action="Turn off ACS and the translation of the IOMMU in BIOS and kernel.",
+        action="Turn off ACS and IOMMU translation in BIOS and kernel.",
     ),
     Check(
         name="topology.nvlink_pairs",
-        what="Each GPU reaches as many others by NVLink as any GPU does.",
+        what="All GPUs reach the same number of others by NVLink.",
         source=MATRIX,
         judge=nvlink_pairs,
-        action="Reset all GPUs; restart nvidia-fabricmanager; if it stays, replace.",
+        action="Reset all GPUs; restart nvidia-fabricmanager; then replace the GPU.",
     ),
     Check(
         name="topology.nic_affinity",

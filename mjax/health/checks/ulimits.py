@@ -47,7 +47,7 @@ def soft_limits(text: str) -> Mapping[str, float]:
     for line in lines[1:-1]:
         match = _LINE.match(line)
         if match is None:
-            raise UnreadableError(f"no limit: {quoted(line)}")
+            raise UnreadableError(f"expected a limit, got {quoted(line)}")
         found[match[1]] = float("inf") if match[2] == "unlimited" else float(match[2])
     return found
 
@@ -68,7 +68,7 @@ def _shown(number: float, unit: str, before: str = "") -> str:
 
 
 def locked_memory(text: str, settings: Settings) -> Verdict:
-    """Memory can be locked without limit, as RDMA needs."""
+    """Memory can be locked without limit, as RDMA requires."""
     del settings
     return _at_least(text, "Max locked memory", float("inf"), " B")
 
@@ -86,7 +86,7 @@ def processes(text: str, settings: Settings) -> Verdict:
 
 
 def shared_memory(text: str, settings: Settings) -> Verdict:
-    """/dev/shm is large enough, and not full of what old runs have left."""
+    """/dev/shm has enough free space, not used up by files of old runs."""
     found = file_systems(text, BYTES)
     if "/dev/shm" not in found:
         raise UnreadableError("there is no line of /dev/shm")
@@ -127,7 +127,7 @@ CHECKS = (
     ),
     Check(
         name="ulimits.shared_memory",
-        what="/dev/shm has enough room.",
+        what="/dev/shm has enough free space.",
         source=_SHM,
         judge=shared_memory,
         action="Remove files of old runs there; mount it with a larger size.",

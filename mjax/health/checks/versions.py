@@ -1,7 +1,7 @@
-"""Checks of versions against those that are expected: hosts of a run must be alike.
+"""Checks of versions against the expected ones: the hosts of a run must match.
 
-An expected version fits if it is the whole version or its beginning up to a separator:
-6.8 fits 6.8.0-45-generic, and does not fit 6.80.
+An expected version matches if it is the whole version or its beginning up to a
+separator: 6.8 matches 6.8.0-45-generic, but not 6.80.
 
 Sources of the formats: /proc/version (proc_version(5)), os-release(5), `nvcc --version`
 and `nvidia-ctk --version` of NVIDIA, `getconf GNU_LIBC_VERSION` of glibc.
@@ -35,14 +35,14 @@ _PACKAGE = re.compile(r"^([a-z0-9](?:[a-z0-9-]{0,80}[a-z0-9])?)==(\S{1,60})$")
 
 
 def fits(has: str, wanted: str) -> bool:
-    """Return whether a version is the expected one, or a more exact one."""
+    """Return whether a version is the expected one or refines it."""
     return has == wanted or (
         has.startswith(wanted) and has[len(wanted)] in ".-+_~ " and wanted != ""
     )
 
 
 def compared(name: str, has: str, settings: Settings) -> Verdict:
-    """Compare a version with the one of that name in the expectations."""
+    """Compare a version with the expectation of the same name."""
     wanted = settings.expect.get("versions", {}).get(name)
     if wanted is None:
         return unknown(f"{has}; versions has no {name} in the expectations")
@@ -54,17 +54,17 @@ def compared(name: str, has: str, settings: Settings) -> Verdict:
 def _only(pattern: re.Pattern[str], text: str) -> str:
     found = pattern.search(text)
     if found is None:
-        raise UnreadableError(f"no version: {quoted(text)}")
+        raise UnreadableError(f"expected a version, got {quoted(text)}")
     return found[1]
 
 
 def kernel(text: str, settings: Settings) -> Verdict:
-    """The kernel has the version that is expected."""
+    """The kernel has the expected version."""
     return compared("kernel", _only(_KERNEL, text), settings)
 
 
 def distribution(text: str, settings: Settings) -> Verdict:
-    """The distribution is the one that is expected: its ID and version."""
+    """The distribution has the expected ID and version."""
     fields = dict(_OS.findall(text))
     if fields.keys() != {"ID", "VERSION_ID"}:
         raise UnreadableError("it has no ID, or no VERSION_ID")
@@ -72,17 +72,17 @@ def distribution(text: str, settings: Settings) -> Verdict:
 
 
 def cuda(text: str, settings: Settings) -> Verdict:
-    """The CUDA toolkit has the version that is expected."""
+    """The CUDA toolkit has the expected version."""
     return compared("cuda", _only(_CUDA, text), settings)
 
 
 def glibc(text: str, settings: Settings) -> Verdict:
-    """The C library has the version that is expected."""
+    """The C library has the expected version."""
     return compared("glibc", _only(_GLIBC, text), settings)
 
 
 def container_toolkit(text: str, settings: Settings) -> Verdict:
-    """NVIDIA's container toolkit has the version that is expected."""
+    """NVIDIA's container toolkit has the expected version."""
     return compared("container_toolkit", _only(_TOOLKIT, text), settings)
 
 
@@ -92,7 +92,7 @@ class Packages:
 
     @property
     def shown(self) -> str:
-        """What is read."""
+        """Name of the source, for a person."""
         return "packages of Python"
 
     def read(self, limit_s: float) -> Reading:
@@ -108,7 +108,7 @@ class Packages:
 
 
 def packages(text: str, settings: Settings) -> Verdict:
-    """The Python packages have the versions that are expected: jax, NCCL, cuDNN."""
+    """The Python packages have the expected versions: jax, NCCL, cuDNN."""
     wanted = settings.expect.get("packages")
     if not wanted:
         return unknown("packages is not in the expectations")
@@ -116,7 +116,7 @@ def packages(text: str, settings: Settings) -> Verdict:
     for line in text.split("\n")[:-1]:
         found = _PACKAGE.match(line)
         if found is None:
-            raise UnreadableError(f"no package: {quoted(line)}")
+            raise UnreadableError(f"expected a package, got {quoted(line)}")
         has[found[1]] = found[2]
     each = []
     for name, version in wanted.items():
@@ -131,44 +131,44 @@ def packages(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="versions.kernel",
-        what="The kernel has the version that is expected.",
+        what="The kernel has the expected version.",
         source=File("/proc/version"),
         judge=kernel,
-        action="Install that kernel and boot it, as on the other hosts.",
+        action="Install the kernel of the other hosts and boot it.",
     ),
     Check(
         name="versions.os",
-        what="The distribution is the one that is expected.",
+        what="The distribution is the expected one.",
         source=File("/etc/os-release"),
         judge=distribution,
-        action="Install the host anew from the image of the cluster.",
+        action="Reinstall the host from the image of the cluster.",
     ),
     Check(
         name="versions.cuda",
-        what="The CUDA toolkit has the version that is expected.",
+        what="The CUDA toolkit has the expected version.",
         source=Command(("nvcc", "--version")),
         judge=cuda,
-        action="Install it; look whether PATH names another one.",
+        action="Install it; check whether PATH contains another one.",
     ),
     Check(
         name="versions.glibc",
-        what="The C library has the version that is expected.",
+        what="The C library has the expected version.",
         source=Command(("getconf", "GNU_LIBC_VERSION")),
         judge=glibc,
-        action="Install the host anew from the image of the cluster.",
+        action="Reinstall the host from the image of the cluster.",
     ),
     Check(
         name="versions.container_toolkit",
-        what="NVIDIA's container toolkit has the version that is expected.",
+        what="NVIDIA's container toolkit has the expected version.",
         source=Command(("nvidia-ctk", "--version")),
         judge=container_toolkit,
-        action="Install that version of nvidia-container-toolkit.",
+        action="Install the expected version of nvidia-container-toolkit.",
     ),
     Check(
         name="versions.packages",
-        what="The Python packages have the versions that are expected.",
+        what="The Python packages have the expected versions.",
         source=Packages(),
         judge=packages,
-        action="Make the environment anew from the list of versions.",
+        action="Recreate the environment from the list of versions.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Checks of ZFS pools: state, errors of their devices, room.
+"""Checks of ZFS pools: state, errors of their devices, free space.
 
 Sources of the formats: zpool-list(8) and zpool-status(8),
 https://github.com/openzfs/zfs/blob/master/man/man8/zpool-status.8
@@ -32,11 +32,11 @@ _NO_ERRORS = "No known data errors"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pool:
-    """A line of `zpool list`."""
+    """A pool, as a line of `zpool list`."""
 
     name: str
     percent: str
-    """In use; "-" for a pool that cannot be read."""
+    """Capacity in use; "-" for a pool that cannot be read."""
     health: str
 
 
@@ -45,13 +45,13 @@ def pools(text: str) -> Sequence[Pool]:
     """Return the pools.
 
     Raises:
-      UnreadableError: it is no output of `zpool list -H`.
+      UnreadableError: it is not an output of `zpool list -H`.
     """
     found = []
     for line in text.split("\n")[:-1]:
         fields = line.split("\t")
         if len(fields) != 4 or not re.fullmatch("[0-9]{1,3}|-", fields[2]):
-            raise UnreadableError(f"no pool: {quoted(line)}")
+            raise UnreadableError(f"expected a pool, got {quoted(line)}")
         name, _, percent, health = fields
         found.append(Pool(name=name, percent=percent, health=health))
     if not text.endswith("\n") and text:
@@ -60,7 +60,7 @@ def pools(text: str) -> Sequence[Pool]:
 
 
 def state(text: str, settings: Settings) -> Verdict:
-    """Each pool is online, and those that must be there are."""
+    """Each pool is online, and all required pools exist."""
     wanted = settings.expect.get("zpools", [])
     found = pools(text)
     if not found and not wanted:
@@ -72,7 +72,7 @@ def state(text: str, settings: Settings) -> Verdict:
 
 
 def capacity(text: str, settings: Settings) -> Verdict:
-    """No pool is full: ZFS becomes slow long before."""
+    """No pool is nearly full: ZFS becomes slow long before it is full."""
     most = settings.limit("zpool.capacity", "max_percent")
     found = [pool for pool in pools(text) if pool.percent != "-"]
     if not found:
@@ -88,10 +88,10 @@ def capacity(text: str, settings: Settings) -> Verdict:
 
 @functools.lru_cache(KEPT_TEXTS)
 def statuses(text: str) -> Mapping[str, Sequence[str]]:
-    """Return the lines of each pool.
+    """Return the lines of each pool of `zpool status`.
 
     Raises:
-      UnreadableError: it is no output of `zpool status`.
+      UnreadableError: it is not an output of `zpool status`.
     """
     found: dict[str, list[str]] = {}
     pool = ""
@@ -107,7 +107,7 @@ def statuses(text: str) -> Mapping[str, Sequence[str]]:
 
 
 def errors(text: str, settings: Settings) -> Verdict:
-    """No device of a pool has failed to read, write or check its data."""
+    """No device of a pool has had read, write or checksum errors."""
     most = settings.limit("zpool.errors", "max_count")
     each, num_devices = [], 0
     for pool, lines in statuses(text).items():
@@ -133,14 +133,14 @@ def errors(text: str, settings: Settings) -> Verdict:
 CHECKS = (
     Check(
         name="zpool.state",
-        what="Each ZFS pool is online, and those that must be there are.",
+        what="Each ZFS pool is online, and all required pools exist.",
         source=_LIST,
         judge=state,
-        action="`zpool status`; `zpool import` it, or replace the device that failed.",
+        action="`zpool status`; `zpool import` it, or replace the failed device.",
     ),
     Check(
         name="zpool.capacity",
-        what="No ZFS pool is full.",
+        what="No ZFS pool is nearly full.",
         source=_LIST,
         judge=capacity,
         action="Remove old data and snapshots.",

@@ -1,8 +1,8 @@
-"""From the tables of a cluster file to hosts, switches, racks, cables and GUIDs.
+"""Build hosts, switches, racks, cables and GUIDs from the tables of a cluster file.
 
 Enters: tables whose values have the right types. Leaves: a `Cluster`, and problems:
-patterns that are malformed, names that are taken or unknown, numbers that do not fit.
-`contradictions` checks the cables against each other.
+malformed patterns, duplicate or unknown names, inconsistent numbers. `contradictions`
+checks the cables against each other.
 """
 
 import fnmatch
@@ -34,7 +34,7 @@ _GUID = re.compile(r"(0x)?[0-9a-f]{1,16}|[0-9a-f]{4}(:[0-9a-f]{4}){3}", re.IGNOR
 
 
 class Builder:
-    """Makes the parts of a cluster from tables, and collects problems."""
+    """Builds the parts of a cluster from tables, and collects problems."""
 
     def __init__(
         self,
@@ -49,24 +49,25 @@ class Builder:
         Args:
           tables: of the file.
           problems: collects problems.
-          is_whole: no table was left out, so an absent name is unknown.
-          known_checks: names of checks; None: any may be required.
+          is_whole: no table had to be skipped, so a name that is not defined is an
+            error.
+          known_checks: names of checks that may be required; None: any.
         """
         self._tables, self._problems, self._is_whole = tables, problems, is_whole
         self._known_checks = known_checks
         self.has_all_cables = True
-        """Whether no entry of cables was left out."""
+        """Whether no cable entry was skipped."""
         self._hosts: dict[str, Host] = {}
         self._switches: dict[str, Switch] = {}
         self._racks: dict[str, tuple[str, ...]] = {}
 
     @property
     def is_whole(self) -> bool:
-        """Whether all tables and patterns of the file could be used."""
+        """Whether all tables and patterns of the file were usable."""
         return self._is_whole
 
     def cluster(self) -> Cluster:
-        """Make all parts; the order matters: later ones name earlier ones."""
+        """Build all parts, in this order: later parts refer to earlier ones."""
         tables = self._tables
         if tables.islands < 1:
             self._add("islands", "size", f"must be at least 1, got {tables.islands}")
@@ -104,7 +105,7 @@ class Builder:
             return []
 
     def _make_racks(self) -> dict[str, str]:
-        """Return the rack of each host and switch; the first one counts."""
+        """Return the rack of each host and switch; if there are two, the first one."""
         rack_of: dict[str, str] = {}
         for rack in self._tables.racks:
             if rack.name in self._racks:
@@ -146,7 +147,7 @@ class Builder:
                 self._add(f"require[{index}]", "unknown", text)
 
     def _is_free(self, name: str, path: str) -> bool:
-        """Return whether a node may have this name."""
+        """Return whether a name is valid and free for a node."""
         text = ""
         if ":" in name:
             text = f"{name!r} has a colon, which separates node and port in cables"
@@ -195,7 +196,7 @@ class Builder:
             self._add(path, "gpus", f"{text}; give one for each GPU, or none")
         for index, address in enumerate(addresses):
             if not _PCI.fullmatch(address):
-                text = f"{address!r} is no PCI address; write it as 0000:1b:00.0"
+                text = f"{address!r} is not a PCI address; write it as 0000:1b:00.0"
                 self._add(f"{path}[{index}]", "gpus", text)
             if address.lower() in {one.lower() for one in addresses[:index]}:
                 self._add(f"{path}[{index}]", "gpus", f"{address} is named twice")
@@ -241,7 +242,7 @@ class Builder:
                 self._add(path, "unknown", text)
                 continue
             if not _GUID.fullmatch(text):
-                said = f"{text!r} is no GUID; write it as 0x946dae03005a3c10"
+                said = f"{text!r} is not a GUID; write it as 0x946dae03005a3c10"
                 self._add(path, "guid", said)
                 continue
             guid = int(text.replace(":", ""), 16)
@@ -343,13 +344,13 @@ class Builder:
 
 
 def _stretched(ports: list[Port], num: int) -> list[Port]:
-    """Repeat an end that names only its switch."""
+    """Repeat an end that names only a switch."""
     is_open = len(ports) == 1 and ports[0].name == ANY_PORT
     return ports * num if is_open else ports
 
 
 def _quietly(pattern: str) -> list[str]:
-    """Return the names of a pattern whose mistakes are known already."""
+    """Return the names of a pattern whose errors have already been reported."""
     try:
         return expand(pattern)
     except ValueError:
@@ -357,7 +358,7 @@ def _quietly(pattern: str) -> list[str]:
 
 
 def _near(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
-    """Name the nearest known one, if there are not too many to compare."""
+    """Return a hint with the nearest known name; empty if there are too many."""
     if not known or len(known) > 10_000:
         return ""
     return f"; the nearest is {nearest(name, known)}"

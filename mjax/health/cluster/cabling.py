@@ -1,10 +1,10 @@
 """Compare the cables of a cluster with those of its file.
 
-Enters: a `Cluster`, and what its nodes report of their links. Leaves: a report: cables
-that are missing, exchanged or on a wrong rail, links that the file does not name, slow
-links, nodes that are silent. The verdict is `ok` only if every cable was seen with the
-rate in the file, no other link was seen, and no source was truncated. If a source is
-incomplete, the verdict is `incomplete`, whatever else was found.
+Enters: a `Cluster`, and the links that its nodes report. Leaves: a report of missing
+cables, swapped cables, cables on a wrong rail, links that are not in the file, slow
+links, and silent nodes. The verdict is `ok` only if every cable was seen at its rate in
+the file, no other link was seen, and no source was truncated. If a source is
+incomplete, the verdict is `incomplete`, whatever the findings.
 """
 
 import dataclasses
@@ -20,8 +20,8 @@ from mjax.health.cluster.seen_links import SeenLinks
 
 Verdict = Literal["ok", "failed", "incomplete"]
 _MAX_PROBLEMS = 20
-"""Problems shown of an incomplete comparison. Chosen: two dumps of different fabrics
-would give one for each of 10,000 ports."""
+"""Maximum number of problems shown of an incomplete comparison. Chosen: two dumps of
+different fabrics would give one for each of 10,000 ports."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class CablingReport:
     problems: tuple[str, ...]
     """Why the comparison is incomplete."""
     num_cables: int
-    """Number of cables that were looked for."""
+    """Number of cables to find."""
     num_matched: int
-    """Number of cables in their places."""
+    """Number of cables found in their places."""
 
 
 def verdict(findings: Sequence[Finding], problems: Sequence[str]) -> Verdict:
@@ -59,12 +59,12 @@ def compare(
       cluster: the specification.
       observations: the links that were seen.
       fabrics: fabrics whose cables are checked.
-      rates: rates of ports in Gb/s, if the sources of links lack them.
+      rates: rates of ports in Gb/s, for links whose source gives none.
     """
     wanted = [cable for cable in cluster.cables if cable.fabric in fabrics]
     seen = SeenLinks(cluster, observations, rates or {})
     silent = _silent_fabrics(seen, wanted)
-    # Their state is unknown, so their cables are not reported as missing.
+    # The state of these fabrics is unknown: their cables are not reported as missing.
     cables = [cable for cable in wanted if cable.fabric not in silent]
     matched = {cable for cable in cables if seen.has(cable)}
     search = Search(cluster, seen, [c for c in cables if c not in matched], cables)
@@ -92,7 +92,7 @@ def compare(
 def _extra(
     seen: SeenLinks, cables: Iterable[Cable], explained: Collection[Port]
 ) -> Iterator[Finding]:
-    """Yield links without a cable in the file."""
+    """Yield the links that have no cable in the file."""
     known = {cable.low for cable in cables} | {cable.high for cable in cables}
     known |= {
         peer
@@ -105,7 +105,7 @@ def _extra(
         if port in known or port in told or peer in known:
             continue
         told |= {port} | ({peer} if isinstance(peer, Port) else set())
-        text = f"{port} is joined with {peer}, and the file names no such cable"
+        text = f"{port} is joined with {peer}, but the file has no such cable"
         yield Finding(kind="extra", text=text, nodes=(port.node,))
     if seen.foreign:
         first = seen.foreign[0]
@@ -117,11 +117,11 @@ def _extra(
 
 
 def _slow(seen: SeenLinks, matched: Iterable[Cable]) -> Iterator[Finding]:
-    """Yield cables whose link is slower than the file says."""
+    """Yield the cables whose link is slower than in the file."""
     for cable in sorted(matched, key=lambda one: (one.low, one.high)):
         found = seen.rate_gbps(cable)
         if found is not None and cable.rate_gbps and found < cable.rate_gbps:
-            text = f"{cable} runs at {found:g} Gb/s, and the file says"
+            text = f"{cable} runs at {found:g} Gb/s, but the file says"
             yield finding("slow", f"{text} {cable.rate_gbps}", cable)
         for end in (cable.low, cable.high):
             state = seen.states.get(end)
@@ -132,7 +132,7 @@ def _slow(seen: SeenLinks, matched: Iterable[Cable]) -> Iterator[Finding]:
 def _silent(
     seen: SeenLinks, cables: Iterable[Cable], cluster: Cluster
 ) -> Iterator[Finding]:
-    """Yield hosts without any NIC seen from either side."""
+    """Yield the hosts with no NIC seen from either side."""
     heard = {port.node for port in seen.peers} | seen.nodes
     hosts = {c.low.node for c in cables if c.low.node in cluster.hosts}
     silent = [name for name in cluster.hosts if name in hosts and name not in heard]
@@ -144,7 +144,7 @@ def _silent(
 def _islands(
     seen: SeenLinks, cluster: Cluster, fabrics: Collection[str]
 ) -> Iterator[Finding]:
-    """Yield fabrics whose switches form more separate parts than in the file."""
+    """Yield the fabrics whose switches form more separate parts than in the file."""
     links = [
         (port.node, peer.node)
         for port, peer in seen.peers.items()
@@ -159,13 +159,13 @@ def _islands(
         parts = switch_groups(heard, links)
         if len(parts) > cluster.islands:
             shown = "; ".join(f"{len(part)} with {few(part)}" for part in parts[:8])
-            text = f"the switches on {fabric} make {len(parts)} parts, and the file"
+            text = f"the switches on {fabric} make {len(parts)} parts, but the file"
             text = f"{text} says {cluster.islands}: {shown}"
             yield Finding(kind="islands", text=text)
 
 
 def _silent_fabrics(seen: SeenLinks, cables: Sequence[Cable]) -> list[str]:
-    """Return the fabrics without a port in any source."""
+    """Return the fabrics with no port in any source."""
     found = []
     for fabric in sorted({cable.fabric for cable in cables}):
         ends = {end for c in cables if c.fabric == fabric for end in (c.low, c.high)}
@@ -177,7 +177,7 @@ def _silent_fabrics(seen: SeenLinks, cables: Sequence[Cable]) -> list[str]:
 def _unjudged(
     seen: SeenLinks, matched: Collection[Cable], search: Search, silent: Sequence[str]
 ) -> Iterator[str]:
-    """Yield why cables cannot be judged.
+    """Yield the reasons why cables cannot be judged.
 
     Args:
       seen: the links that were seen.
@@ -204,7 +204,7 @@ def _unjudged(
 
 
 def _limited(problems: Sequence[str]) -> list[str]:
-    """Return the first problems, and how many more there are."""
+    """Return the first problems, and the number of the others."""
     num_more = len(problems) - _MAX_PROBLEMS
     more = [f"and {num_more} more"] if num_more > 0 else []
     return [*problems[:_MAX_PROBLEMS], *more]

@@ -1,12 +1,12 @@
-"""`python -m mjax.health cluster`: what a cluster should be, and whether it is.
+"""`python -m mjax.health cluster`: compare a cluster with its specification.
 
     cluster check  --cluster FILE [--fabric-dump FILE] [--lldp DIR] [--reports DIR]
     cluster place  --cluster FILE --pp 4 --dp 96 [--hosts gpu[001-048]]
     cluster expect --cluster FILE --host gpu001
     cluster show   --cluster FILE
 
-Exit codes: 0 all is as the file says, 1 it is not or could not be seen whole, 2 bad
-input.
+Exit codes: 0 the cluster matches the file, 1 it differs or a source is incomplete, 2
+bad input.
 """
 
 import argparse
@@ -40,8 +40,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code.
 
     Raises:
-      SystemExit: argparse has shown the help (code 0) or a mistake in the writing of
-        flags (code 2).
+      SystemExit: argparse has printed the help (code 0) or a syntax error in the flags
+        (code 2).
     """
     args = _parser().parse_args([*argv])
     run: Callable[[argparse.Namespace, Cluster], int] = args.run
@@ -59,31 +59,45 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True)
-    check = _command(commands, "check", _check, "compare the file with what is there")
+    check = _command(
+        commands, "check", _check, "compare the file with the real cluster"
+    )
     add = check.add_argument
-    add("--fabric-dump", type=Path, help="of iblinkinfo --line or ibnetdiscover")
+    add("--fabric-dump", type=Path, help="output of iblinkinfo --line or ibnetdiscover")
     add("--switches-only", action="store_true", help="the dump is of switches only")
-    add("--lldp", type=Path, help="folder of HOST.json of lldpcli show neighbors")
-    add("--reports", type=Path, help="folder of HOST.json of health check --json")
+    add(
+        "--lldp",
+        type=Path,
+        help="folder with HOST.json, the output of lldpcli show neighbors",
+    )
+    add(
+        "--reports",
+        type=Path,
+        help="folder with HOST.json, the output of health check --json",
+    )
     add(
         "--fabrics",
         nargs="+",
         choices=["infiniband", "ethernet"],
         default=["infiniband", "ethernet"],
-        help="whose cables to look for",
+        help="fabrics whose cables to check",
     )
     place = _command(commands, "place", _place, "order hosts for a mesh")
     add = place.add_argument
     add("--pp", type=int, default=1, help="pipeline stages")
     add("--dp", type=int, default=1, help="data-parallel size")
-    add("--dp-shard", type=int, help="devices over which state is sharded; absent: dp")
+    add(
+        "--dp-shard",
+        type=int,
+        help="number of devices over which state is sharded; absent: dp",
+    )
     add("--tp", type=int, default=1, help="tensor-parallel size, inside a host")
     add("--pipeline-wraps", action="store_true", help="as with --pipeline.chunks > 1")
-    add("--hosts", default="", help="those that can be used; absent: all")
-    add("--seed", type=int, default=0, help="of the random orders")
+    add("--hosts", default="", help="usable hosts; absent: all")
+    add("--seed", type=int, default=0, help="seed of the random orders")
     expect = _command(commands, "expect", _expect, "write --expect of health check")
-    expect.add_argument("--host", required=True, help="its name in the file")
-    _command(commands, "show", _show, "say what is in the file")
+    expect.add_argument("--host", required=True, help="name of the host in the file")
+    _command(commands, "show", _show, "summarise the file")
     return parser
 
 
@@ -121,14 +135,17 @@ def _check(args: argparse.Namespace, cluster: Cluster) -> int:
     else:
         print("\n".join(_lines(cluster, verdict, findings, problems, cables)))
         if not observations and args.reports is None:
-            print("only the file was checked; give --fabric-dump, --lldp or --reports")
+            print(
+                "checked only the file; give --fabric-dump, --lldp or --reports to "
+                "compare"
+            )
     return 0 if verdict == "ok" else 1
 
 
 def _observations(args: argparse.Namespace) -> Iterator[Observation]:
     """Read the given sources of links."""
     if args.switches_only and args.fabric_dump is None:
-        raise ValueError("--switches-only says something of --fabric-dump; give that")
+        raise ValueError("--switches-only describes --fabric-dump; give both")
     if args.fabric_dump is not None:
         path: Path = args.fabric_dump
         try:
@@ -147,20 +164,20 @@ def _observations(args: argparse.Namespace) -> Iterator[Observation]:
 
 
 def _reports(folder: Path | None) -> tuple[list[HostReport], list[str]]:
-    """Read the reports of hosts; one that cannot be read is a problem."""
+    """Read the reports of hosts; an unreadable report is a problem."""
     reports: list[HostReport] = []
     problems: list[str] = []
     for path in [] if folder is None else _files(folder, "--reports"):
         try:
             reports.append(host_reports.read(_bytes(path, host_reports.MAX_BYTES)))
         except ValueError as error:
-            problems.append(f"{path} is no report of health check --json: {error}")
+            problems.append(f"{path} is not a report of health check --json: {error}")
     return reports, problems
 
 
 def _files(folder: Path, flag: str) -> list[Path]:
     if not os.path.isdir(folder):
-        raise ValueError(f"{flag} {folder} is no folder")
+        raise ValueError(f"{flag} {folder} is not a folder")
     found = sorted(folder.glob("*.json"))
     if not found:
         raise ValueError(f"{flag} {folder} has no file HOST.json")
@@ -201,7 +218,7 @@ def _lines(
     problems: Sequence[str],
     cables: CablingReport | None,
 ) -> Iterator[str]:
-    """Yield lines for people."""
+    """Yield lines for a person."""
     for one in findings[:_SHOWN]:
         yield f"{one.kind:>20}  {_printable(one.text)}"
     if len(findings) > _SHOWN:
@@ -215,7 +232,7 @@ def _lines(
 
 
 def _printable(text: str) -> str:
-    """Return a text without control characters: nodes set their own descriptions."""
+    """Remove control characters, since nodes set their own descriptions."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -245,7 +262,7 @@ def _place(args: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def expectations(cluster: Cluster, host: str) -> dict[str, Any]:
-    """Return what `health check --expect` takes, for one host.
+    """Return the expectations of a host in the format of `health check --expect`.
 
     Raises:
       ValueError: the file has no such host.
@@ -255,7 +272,7 @@ def expectations(cluster: Cluster, host: str) -> dict[str, Any]:
     one = cluster.hosts[host]
     found: dict[str, Any] = {"gpus": one.num_gpus, "require": [*cluster.require]}
     cabled = [nic for nic in one.nics if nic.name in cluster.leaves[host]]
-    # Beside InfiniBand, Ethernet is for login and storage; no run uses it.
+    # Next to InfiniBand, Ethernet is only for login and storage; no run uses it.
     cabled = [nic for nic in cabled if nic.fabric == "infiniband"] or cabled
     rates = {nic.rate_gbps for nic in cabled}
     if cabled:

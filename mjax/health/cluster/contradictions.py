@@ -1,8 +1,8 @@
-"""Contradictions among the cables of a cluster file.
+"""Find contradictions among the cables of a cluster file.
 
 Enters: the parts of a cluster, each of which is valid by itself. Leaves: problems with
-their paths in the file: ports with two cables, rails across leaves, switches that no
-host reaches, more cables than ports.
+their paths in the file: ports with two cables, rails spread over several leaves,
+switches that no host reaches, more cables than ports.
 
 Source of the rule for rails: NVIDIA DGX SuperPOD reference architecture, "Network
 Fabrics": the NICs of one rail of a scalable unit are one switch away from each other.
@@ -23,8 +23,9 @@ from mjax.health.cluster.parts import (
 from mjax.health.cluster.toml_tables import Problem
 
 _SHOWN = 3
-"""Number shown of the problems of a kind at one path, and of names in a message.
-Chosen: one entry of a cluster file covers hundreds of ports, mostly wrong together."""
+"""Maximum number of problems of a kind shown for one path, and of names in a message.
+Chosen: one entry of a cluster file covers hundreds of ports, which are mostly wrong
+together."""
 _FABRICS: tuple[Fabric, ...] = ("infiniband", "ethernet")
 
 
@@ -39,7 +40,7 @@ class Problems:
         self.found.append(Problem(path=path, kind=kind, text=text))
 
     def limited(self) -> list[Problem]:
-        """Return all problems; of each kind at one path the first few, and a count."""
+        """Return the first problems of each kind at a path, and count the others."""
         counts: Counter[tuple[str, str]] = Counter()
         kept: list[Problem] = []
         for one in self.found:
@@ -54,12 +55,13 @@ class Problems:
 
 
 def check(cluster: Cluster, problems: Problems, *, has_all_cables: bool = True) -> None:
-    """Add the contradictions of a cluster.
+    """Add the contradictions of a cluster to the problems.
 
     Args:
-      cluster: its parts are valid; its cables name ports that exist.
+      cluster: has valid parts; its cables name existing ports.
       problems: collects problems.
-      has_all_cables: no entry was left out; otherwise absent cables are not reported.
+      has_all_cables: no cable entry was skipped; otherwise absent cables are not
+        reported.
     """
     for cable in cluster.cables:
         _check_cable(cable, cluster, problems)
@@ -73,7 +75,7 @@ def check(cluster: Cluster, problems: Problems, *, has_all_cables: bool = True) 
 
 
 def few(names: Iterable[str]) -> str:
-    """Write the first names, and the number of the others."""
+    """Format the first names, and the number of the others."""
     words = list(names)
     shown = ", ".join(words[:_SHOWN])
     return shown if len(words) <= _SHOWN else f"{shown} and {len(words) - _SHOWN} more"
@@ -136,7 +138,7 @@ def _check_ports(cluster: Cluster, problems: Problems) -> None:
 
 
 def _check_nics(cluster: Cluster, problems: Problems) -> None:
-    """Find NICs without a cable although others of their fabric have one."""
+    """Find NICs without a cable although other NICs of their fabric have one."""
     joined = {end for cable in cluster.cables for end in (cable.low, cable.high)}
     cabled = {
         cable.fabric for cable in cluster.cables if cable.low.node in cluster.hosts
@@ -180,7 +182,7 @@ def _check_wiring(
 
 
 def _check_reach(fabric: Fabric, cluster: Cluster, problems: Problems) -> None:
-    """Find switches that no host reaches, and parts that no cable joins."""
+    """Find switches that no host reaches, and separate parts of a fabric."""
     cables = [cable for cable in cluster.cables if cable.fabric == fabric]
     switches = [s for s in cluster.switches.values() if s.fabric == fabric]
     if not cables or not switches:
@@ -200,5 +202,5 @@ def _check_reach(fabric: Fabric, cluster: Cluster, problems: Problems) -> None:
         shown = "; ".join(f"{len(part)} with {few(part)}" for part in parts[:_SHOWN])
         text = f"the switches on {fabric} make {len(parts)} parts ({shown})"
         text = f"{text}, and islands = {cluster.islands}"
-        text = f"{text}; add the cables between them, or say islands = {len(parts)}"
+        text = f"{text}; add the cables between them, or set islands = {len(parts)}"
         problems.add("islands", "islands", text)

@@ -10,7 +10,7 @@ from mjax.health.cluster.parts import Cluster
 
 
 class Levels:
-    """Distance of two hosts: 0 a leaf, 1 a spine, 2 more."""
+    """Distance of two hosts: 0 same leaf, 1 one spine, 2 farther."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self.spines: dict[str, set[str]] = defaultdict(set)
@@ -27,7 +27,8 @@ class Levels:
 
     @staticmethod
     def _key(cluster: Cluster, name: str) -> tuple[tuple[str, str], ...]:
-        """Return rails and leaves of a host; NICs without a rail count by name."""
+        """Return rails and leaves of a host; the name of a NIC replaces a missing
+        rail."""
         host = cluster.hosts[name]
         return tuple(
             sorted(
@@ -39,7 +40,7 @@ class Levels:
     def _level(
         self, one: tuple[tuple[str, str], ...], other: tuple[tuple[str, str], ...]
     ) -> int:
-        """Return the largest distance of all rails; other rails count as far apart."""
+        """Return the largest distance over all rails; 2 if the rails differ."""
         if [rail for rail, _ in one] != [rail for rail, _ in other]:
             return 2
         level = 0

@@ -1,14 +1,14 @@
 """Links of an InfiniBand fabric from the output of iblinkinfo or ibnetdiscover.
 
 Enters: lines of `iblinkinfo --line` or of `ibnetdiscover`, as bytes with their line
-ends. Leaves: one `Sighting` a port, one at a time, and signs of an incomplete text:
-lines that do not parse, an unterminated last line. Neither format has a trailer;
-`cabling` checks that all nodes are present: both nodes of a link list it.
+ends. Leaves: one `Sighting` per port, one at a time, and signs of an incomplete text:
+lines that do not parse, an unterminated last line. Neither format has a trailer, so
+`seen_links` checks that both nodes of a link list it.
 
 Source of the formats: linux-rdma/rdma-core, infiniband-diags/iblinkinfo.c
 (`print_port`, also for ports that are down) and ibnetdiscover.c (`out_switch_port`,
-`out_ca_port`, which do not say the state of a port), and the man page ibnetdiscover(8),
-"Topology file format". Of speeds: libibmad/dump.c.
+`out_ca_port`, which do not give the state of a port), and the man page
+ibnetdiscover(8), "Topology file format"; of speeds: libibmad/dump.c.
 """
 
 import dataclasses
@@ -19,14 +19,14 @@ from typing import BinaryIO
 from mjax.health.cluster.links import End, Observation, Sighting
 
 MAX_LINE_BYTES = 4096
-"""Chosen: the longest line of either format has about 300."""
+"""Maximum length of a line. Chosen: the longest line of either format has about 300."""
 _SHOWN_CHARS = 80
 _MAX_BROKEN = 5
-"""Number of unparsed lines shown. Chosen: enough to see another format."""
+"""Number of unparsed lines shown. Chosen: enough to recognise another format."""
 
 _LANE_GBPS = {2.5: 2.5, 5.0: 5.0, 10.0: 10.0, 14.0625: 14.0}
 _LANE_GBPS |= {25.78125: 25.0, 53.125: 50.0, 106.25: 100.0, 212.5: 200.0}
-"""Maps the signalling rate of a lane, as dump.c writes it, to the nominal rate of its
+"""Maps the signalling rate of a lane, as in dump.c, to the nominal rate of its
 generation: 4 lanes of 106.25 are NDR, 400 Gb/s. iblinkinfo of OFED rounds 25.78125."""
 _LANE_GBPS |= {14.06: 14.0, 25.78: 25.0, 53.12: 50.0, 53.13: 50.0}
 _GENERATION_GBPS = {"SDR": 2.5, "DDR": 5.0, "QDR": 10.0, "FDR10": 10.0, "FDR": 14.0}
@@ -74,7 +74,7 @@ class Broken:
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, with their ends, each at most `MAX_LINE_BYTES`."""
+    """Yield the lines of a file with their ends, each at most `MAX_LINE_BYTES`."""
     while line := file.readline(MAX_LINE_BYTES):
         yield line
 
@@ -87,7 +87,7 @@ def read(
     Args:
       lines: with their line ends.
       source: name of the text in messages.
-      switches_only: it is from `iblinkinfo --line --switches-only`. The text itself
+      switches_only: the dump is from `iblinkinfo --line --switches-only`, whose text
         looks like a dump of all nodes that was truncated before the first host.
     """
     parser = _Parser(source)
@@ -103,7 +103,7 @@ def read(
 
 
 class _Parser:
-    """Parses one line after the other; each line shows its format."""
+    """Parses line by line; each line shows its format."""
 
     def __init__(self, source: str) -> None:
         self.counts: dict[int, int] = {}
@@ -113,7 +113,7 @@ class _Parser:
         self._switch_guid: int | None = None
 
     def feed(self, line: bytes) -> Iterator[Sighting]:
-        """Yield the ports of a line: none or one."""
+        """Yield the port of a line, if it has one."""
         self._number += 1
         self._is_cut = not line.endswith(b"\n")
         text = line.decode("utf-8", errors="replace").rstrip("\r\n")
@@ -129,9 +129,10 @@ class _Parser:
                 self._broken.append(Broken(place=self._place, text=shown))
 
     def problems(self, has_links: bool) -> tuple[str, ...]:
-        """Return why the text may be incomplete."""
+        """Return the reasons why the text may be incomplete."""
         found = [
-            f"{one.place}: no line of iblinkinfo --line or ibnetdiscover: {one.text!r}"
+            f"{one.place}: not a line of iblinkinfo --line or ibnetdiscover: "
+            f"{one.text!r}"
             for one in self._broken
         ]
         if self._num_broken > len(self._broken):

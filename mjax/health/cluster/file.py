@@ -1,4 +1,4 @@
-"""The cluster file: one TOML text that specifies a cluster.
+"""The cluster file: a TOML file that specifies a cluster.
 
 Enters: the text, as in `deploy/cluster.example.toml`:
 
@@ -26,7 +26,7 @@ Enters: the text, as in `deploy/cluster.example.toml`:
     name = "r1"
     hosts = "gpu[001-004]"
 
-    [[cables]]                     # both ends stand for equally many ports
+    [[cables]]                     # both ends stand for the same number of ports
     ends = ["gpu[001-032]:mlx5_0", "leaf1:[1-32]"]
 
     [guids]                        # optional: port GUIDs of NICs, GUIDs of switches
@@ -95,7 +95,7 @@ def parse(
 
     Args:
       text: TOML.
-      source: what messages call it.
+      source: name of the text in messages.
       known_checks: as for `read`.
     """
     try:
@@ -106,11 +106,11 @@ def parse(
     tables: ClusterTable | None = build(ClusterTable, table, "", wrong)
     problems = Problems()
     problems.found += wrong
-    if tables is None:  # its name is wrong; the rest can still be checked
+    if tables is None:  # only its name is wrong; the rest can still be checked
         table["name"] = "?"
         tables = build(ClusterTable, table, "", [])
     assert tables is not None
-    # If a table was left out, all references to its hosts would look wrong.
+    # If a table was skipped, all references to its hosts would look wrong.
     is_whole = all(one.kind == UNKNOWN_KEY for one in wrong)
     builder = Builder(tables, problems, is_whole=is_whole, known_checks=known_checks)
     cluster = builder.cluster()

@@ -1,6 +1,6 @@
 """Compare the reports of hosts with a cluster file.
 
-Enters: one JSON text a host, as `health check --json` prints it:
+Enters: one JSON text per host, as `health check --json` prints it:
 
     {"host": "gpu001",
      "checks": [{"name": "gpu.count", "state": "ok", "reason": ""}],
@@ -10,8 +10,8 @@ Enters: one JSON text a host, as `health check --json` prints it:
 
 Other keys are ignored, and the inventory may be absent: the number of GPUs is then the
 value of `gpu.count`. Leaves: findings. A value that a host does not report never
-matches: a required check that is absent has not passed, and a number, an address, a
-GUID or a version that only the file names is unknown.
+matches: an absent required check has not passed, and a number, address, GUID or version
+that only the file gives is unknown.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from mjax.health.cluster.parts import Cluster, Host, Port
 
 _OK, _COUNT = "ok", "gpu.count"
 MAX_BYTES = 16 * 2**20
-"""Maximum size of a report. Chosen: 60 checks with their evidence have 100 kB."""
+"""Maximum size of a report. Chosen: 60 checks with their evidence take 100 kB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def read(text: str | bytes) -> HostReport:
 
 
 def _rows(value: Any, kind: Any, name: str) -> Iterator[Any]:
-    """Yield the rows of a list as dataclasses, without the keys of others."""
+    """Yield the rows of a list as dataclasses, ignoring other keys."""
     known = {field.name for field in dataclasses.fields(kind)}
     for index, row in enumerate(checked_json.check(value, list[dict[str, Any]], name)):
         kept = {key: item for key, item in row.items() if key in known}
@@ -107,10 +107,10 @@ def _rows(value: Any, kind: Any, name: str) -> Iterator[Any]:
 def compare(
     cluster: Cluster, reports: Sequence[HostReport]
 ) -> tuple[list[Finding], list[str]]:
-    """Compare the hosts of a file with what they report.
+    """Compare the hosts of a file with their reports.
 
     Returns:
-      the differences, and why the comparison is incomplete.
+      the differences, and the reasons why the comparison is incomplete.
     """
     findings: list[Finding] = []
     problems: list[str] = []
@@ -120,7 +120,7 @@ def compare(
             problems.append(f"there are two reports of {report.host}; keep the newer")
         by_host[report.host] = report
     for name in by_host.keys() - cluster.hosts.keys():
-        text = f"{name} reports, and the file has no such host"
+        text = f"{name} sent a report, but the file has no such host"
         findings.append(Finding(kind="unknown host", text=text, nodes=(name,)))
     silent = [name for name in cluster.hosts if name not in by_host]
     if silent:
@@ -137,7 +137,7 @@ def compare(
 
 
 def rates(reports: Sequence[HostReport]) -> dict[Port, float]:
-    """Return the rates of links that hosts report."""
+    """Return the link rates that hosts report."""
     return {
         Port(node=report.host, name=nic.name): nic.rate_gbps
         for report in reports
@@ -149,13 +149,13 @@ def rates(reports: Sequence[HostReport]) -> dict[Port, float]:
 def _of_host(
     host: Host, report: HostReport, cluster: Cluster, problems: list[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield kind and text of the differences."""
+    """Yield the kind and text of each difference."""
     yield from _checks(report, cluster.require)
     num_gpus = _num_gpus(report)
     if num_gpus is None:
         problems.append(f"the report of {host.name} does not say how many GPUs it has")
     elif num_gpus != host.num_gpus:
-        yield "gpu count", f"{num_gpus} GPUs, and the file says {host.num_gpus}"
+        yield "gpu count", f"{num_gpus} GPUs, but the file says {host.num_gpus}"
     if report.gpus is not None:
         yield from _addresses(host, report.gpus)
     elif host.gpu_pci:
@@ -168,11 +168,11 @@ def _of_host(
     for name, expected in cluster.versions.items():
         found = versions.get(name, "unknown")
         if found != expected:
-            yield "version", f"{name} is {found}, and the file says {expected}"
+            yield "version", f"{name} is {found}, but the file says {expected}"
 
 
 def _num_gpus(report: HostReport) -> int | None:
-    """Return the number of GPUs that a host reports; None without one."""
+    """Return the number of GPUs that a host reports; None if it reports none."""
     if report.gpus is not None:
         return len(report.gpus)
     for check in report.checks:
@@ -227,7 +227,7 @@ def _nics(
         if said is None:
             yield "guid", f"the GUID of {nic.name} is unknown"
         elif _guid(said) != expected:
-            yield "guid", f"{nic.name} has {said}, and the file 0x{expected:016x}"
+            yield "guid", f"{nic.name} has {said}, but the file 0x{expected:016x}"
 
 
 def _guid(text: str) -> int | None:

@@ -1,7 +1,7 @@
 """Links as hosts and switches report them.
 
-Enters: nothing; `fabric_dump` and `lldp` make these. Leaves: one form for all sources.
-A node is identified by its GUIDs, if the source has them, and by its description.
+`fabric_dump` and `lldp` produce these types, the common form of all sources. A node is
+identified by its GUIDs, if the source has them, and by its description.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ class End:
     guids: tuple[int, ...] = ()
     """GUIDs of the port, then of the node."""
     ports: tuple[str, ...]
-    """Possible names of the port; the first that the switch has counts."""
+    """Possible names of the port; the first one that the switch has applies."""
 
     def __str__(self) -> str:
         name = self.description or ", ".join(f"0x{guid:016x}" for guid in self.guids)
@@ -27,15 +27,15 @@ class End:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sighting:
-    """A port, seen from its own side."""
+    """A port, as its own node reports it."""
 
     end: End
     peer: End | None
     """The port at the other end; None: there is no link."""
     rate_gbps: float | None = None
-    """None: not in the source."""
+    """Rate of the link in Gb/s; None: not in the source."""
     state: str = ""
-    """State as the source writes it: Active, Down."""
+    """State as written in the source: Active, Down."""
     place: str
     """Where this was read, for messages."""
 
@@ -55,4 +55,5 @@ class Observation:
     """Maps the GUID of a node to the number of its listed ports; only if the source
     also lists ports without a link."""
     problems: tuple[str, ...] = ()
-    """Why it may be incomplete; it then never counts as a match."""
+    """Reasons why it may be incomplete; if there are any, it never counts as a
+    match."""

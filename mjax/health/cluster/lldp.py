@@ -1,4 +1,4 @@
-"""Links of Ethernet ports from LLDP, as lldpd of each host knows them.
+"""Links of Ethernet ports from LLDP, as reported by lldpd on each host.
 
 Enters: the output of `lldpcli show neighbors -f json` (or json0) of one host, or of one
 switch that runs lldpd. Leaves: an `Observation` with one side of each link. A truncated
@@ -15,7 +15,7 @@ from mjax import checked_json
 from mjax.health.cluster.links import End, Observation, Sighting
 
 MAX_BYTES = 16 * 2**20
-"""Maximum size of a host's output. Chosen: 64 interfaces with details have 200 kB."""
+"""Maximum size of a host's output. Chosen: 64 interfaces with details take 200 kB."""
 
 
 def read(text: bytes, node: str, source: str) -> Observation:
@@ -33,7 +33,9 @@ def read(text: bytes, node: str, source: str) -> Observation:
             _sighting(name, fields, node, source) for name, fields in interfaces
         )
     except ValueError as error:
-        problem = f"{source} is no output of lldpcli show neighbors -f json: {error}"
+        problem = (
+            f"{source} is not an output of lldpcli show neighbors -f json: {error}"
+        )
         return Observation(
             source=source,
             fabric="ethernet",
@@ -90,7 +92,7 @@ def _first(fields: dict[str, Any], key: str, name: str) -> dict[str, Any]:
 
 
 def _items(value: Any) -> list[dict[str, Any]]:
-    """Return a list of objects; one object is a list of one."""
+    """Return a list of objects; a single object becomes a list of one."""
     return [_object(item) for item in (value if isinstance(value, list) else [value])]
 
 

@@ -1,8 +1,8 @@
 """Explain cables that are not where the cluster file places them.
 
 Enters: cables of the file that were not seen in their places, and the links that were
-seen. Leaves: findings: exchanged cables as one exchange, cables at a leaf of another
-rail, cables that are missing.
+seen. Leaves: findings: swapped cables, grouped into one swap each, cables on a leaf of
+another rail, and missing cables.
 """
 
 from collections import Counter, defaultdict
@@ -15,7 +15,7 @@ from mjax.health.cluster.seen_links import SeenLinks
 
 
 class Search:
-    """Explains cables that are not where they should be."""
+    """Explains cables that are not in their places."""
 
     def __init__(
         self,
@@ -30,12 +30,12 @@ class Search:
           cluster: the specification.
           seen: the links that were seen.
           wrong: cables that are not in their places.
-          cables: all cables that were looked for.
+          cables: all cables to find.
         """
         self._cluster, self._seen, self._wrong = cluster, seen, wrong
         self._num_of = Counter(cable.low.node for cable in cables)
         self.unseen: list[Cable] = []
-        """Cables without an end in any source; only known after `find`."""
+        """Cables with no end in any source; set by `find`."""
         self._rails: dict[str, set[int | None]] = defaultdict(set)
         for cable in cluster.cables:
             host = cluster.hosts.get(cable.low.node)
@@ -45,7 +45,7 @@ class Search:
         """Ports whose links the findings cover."""
 
     def find(self) -> Iterator[Finding]:
-        """Yield a finding for each cable, or for each exchange of several."""
+        """Yield a finding for each cable, or for each swap of several."""
         following = self._following()
         rings = list(_rings(following))
         in_ring = {cable for ring in rings for cable in ring}
@@ -58,7 +58,7 @@ class Search:
                 yield self._alone(cable)
 
     def _is_unseen(self, cable: Cable) -> bool:
-        """Return whether no source could have seen a cable."""
+        """Return whether no source can have seen a cable."""
         if cable.fabric in self._seen.whole_fabrics:
             return False
         ends = (cable.low, cable.high)
@@ -67,7 +67,7 @@ class Search:
         )
 
     def _following(self) -> dict[Cable, Cable]:
-        """Return, for a cable, the one in whose place its low end is."""
+        """Map each cable to the cable in whose place its low end is."""
         by_high = {cable.high: cable for cable in self._wrong}
         open_ends: dict[str, list[Cable]] = defaultdict(list)
         for cable in self._wrong:
@@ -85,7 +85,8 @@ class Search:
         return found
 
     def _exchanges(self, rings: list[list[Cable]]) -> Iterator[Finding]:
-        """Yield rings; hosts all of whose cables are exchanged become one finding."""
+        """Yield a finding for each ring, and one for two hosts with all cables
+        swapped."""
         pairs: dict[tuple[str, str], list[list[Cable]]] = defaultdict(list)
         for ring in rings:
             hosts = sorted({cable.low.node for cable in ring})
@@ -103,7 +104,7 @@ class Search:
                 yield from map(_ring_finding, found)
 
     def _alone(self, cable: Cable) -> Finding:
-        """Return the finding for a cable that is in no ring."""
+        """Return the finding for a cable outside all rings."""
         low, high = cable.low, cable.high
         peer, other = self._seen.peers.get(low), self._seen.peers.get(high)
         if peer is not None:
@@ -141,7 +142,7 @@ class Search:
 
 
 def _rings(following: Mapping[Cable, Cable]) -> Iterator[list[Cable]]:
-    """Yield the rings of a map: cables that are each in the place of the next."""
+    """Yield the rings of a map: cables that are each in the place of the next one."""
     done: set[Cable] = set()
     for start in following:
         path: dict[Cable, None] = {}

@@ -1,9 +1,9 @@
-"""The hosts of a mesh that exchange data: neighbours over its axes.
+"""Pairs of hosts that exchange data, because their devices are neighbours in the mesh.
 
-Enters: the sizes of the mesh and the GPUs of a host. Leaves: pairs of places in the
-order of hosts, with how many pairs of devices are neighbours there. Devices are laid
-out as in `mjax.mesh.build`: host after host, the axes pp, dp_replicate, dp_shard and tp
-over them, outermost first.
+Enters: the sizes of the mesh and the GPUs of a host. Leaves: pairs of slots (positions
+in the order of hosts), with the number of neighbouring pairs of devices. Devices are
+laid out as in `mjax.mesh.build`: host by host, with the axes pp, dp_replicate, dp_shard
+and tp, outermost first.
 """
 
 import dataclasses
@@ -20,11 +20,11 @@ class MeshSizes:
     dp: int = 1
     """Data-parallel size, replicas times shards."""
     dp_shard: int | None = None
-    """Devices over which state is sharded; None is all of dp."""
+    """Number of devices over which state is sharded; None: all of dp."""
     tp: int = 1
     """Tensor-parallel size; it stays inside a host."""
     pipeline_wraps: bool = False
-    """The last stage sends to the first, as with --pipeline.chunks above 1."""
+    """Whether the last stage sends to the first, as with --pipeline.chunks above 1."""
 
     def __post_init__(self) -> None:
         for name in ("pp", "dp", "tp"):
@@ -39,16 +39,16 @@ class MeshSizes:
 
     @property
     def num_devices(self) -> int:
-        """Devices in the mesh."""
+        """Number of devices in the mesh."""
         return self.pp * self.dp * self.tp
 
 
 Edges = list[tuple[int, int, int, int]]
-"""Pairs of slots with how many neighbours they have over dp, and over pp."""
+"""Pairs of slots, with the number of neighbours over dp and over pp."""
 
 
 def edges_of(sizes: MeshSizes, num_gpus: int) -> Edges:
-    """Count the neighbours between each pair of slots: places in the order of hosts."""
+    """Count the neighbours between each pair of slots."""
     dp: Counter[tuple[int, int]] = Counter()
     pp: Counter[tuple[int, int]] = Counter()
     for device in range(sizes.num_devices):

@@ -1,8 +1,8 @@
 """The parts of a cluster: hosts, GPUs, NICs, rails, switches, racks and cables.
 
-Enters: nothing; `file` makes these of a TOML file. Leaves: frozen types that
-the checker of cables, the placement and the commands share. A port is named by its node
-and its name there: `gpu001:mlx5_0`, `leaf1:17`.
+`file` builds these frozen types from a TOML file; cable checks, placement and commands
+share them. A port is named by its node and its name on that node: `gpu001:mlx5_0`,
+`leaf1:17`.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ Wiring = Literal["rail", "host", "free"]
 TIERS: tuple[str, ...] = ("leaf", "spine", "core")
 """Tiers, from the hosts upwards."""
 ANY_PORT = "*"
-"""In a cable: the switch is known, but not its port."""
+"""Port of a cable whose switch is known, but not the port on it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
@@ -37,13 +37,13 @@ class Nic:
     """A network card of a host, with one port."""
 
     name: str
-    """As the system calls it: mlx5_0, or eth0 where LLDP reports the links."""
+    """Name in the system: mlx5_0, or eth0 where LLDP reports the links."""
     rail: int | None = None
     fabric: Fabric = "infiniband"
     rate_gbps: int | None = None
-    """Rate of its link."""
+    """Rate of its link in Gb/s."""
     node_description: str | None = None
-    """What follows the host's name in its InfiniBand node description, as HCA-1;
+    """The part of its InfiniBand node description after the host's name, such as HCA-1;
     absent: its name."""
 
 
@@ -57,13 +57,13 @@ class Host:
     wiring: Wiring
     num_gpus: int
     gpu_pci: tuple[str, ...] = ()
-    """PCI addresses of its GPUs; empty if the file does not say."""
+    """PCI addresses of its GPUs; empty if not in the file."""
     nics: tuple[Nic, ...] = ()
     rack: str | None = None
 
     @functools.cached_property
     def by_nic(self) -> Mapping[str, Nic]:
-        """NICs by their names."""
+        """NICs by name."""
         return {nic.name: nic for nic in self.nics}
 
 
@@ -76,13 +76,13 @@ class Switch:
     ports: tuple[str, ...]
     """Names of its ports; the first has number 1."""
     rail: int | None = None
-    """Rail of all NICs on it."""
+    """Rail of all its NICs."""
     fabric: Fabric = "infiniband"
     rack: str | None = None
 
     @functools.cached_property
     def port_set(self) -> frozenset[str]:
-        """Names of its ports, to look in."""
+        """Names of its ports, as a set."""
         return frozenset(self.ports)
 
 
@@ -91,7 +91,7 @@ class Cable:
     """A cable between two ports."""
 
     low: Port
-    """The end nearer to hosts."""
+    """The end that is closer to hosts."""
     high: Port
     fabric: Fabric
     rate_gbps: int | None = None
@@ -104,7 +104,7 @@ class Cable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """The content of one file, free of contradictions."""
+    """The content of a cluster file, free of contradictions."""
 
     name: str
     hosts: Mapping[str, Host]
@@ -118,14 +118,15 @@ class Cluster:
     versions: Mapping[str, str]
     require: tuple[str, ...]
     islands: int = 1
-    """Number of separate parts of each fabric, not joined by cables between
-    switches."""
+    """Number of separate parts of each fabric, which no cable between switches
+    joins."""
     ignore: tuple[str, ...] = ()
     """Node descriptions of links that the file ignores."""
 
     @functools.cached_property
     def leaves(self) -> Mapping[str, Mapping[str, str]]:
-        """Maps a host to its cabled NICs, and these to the switch at the other end."""
+        """Maps a host to its cabled NICs, each mapped to the switch at its other
+        end."""
         return leaves_of(self.cables, self.hosts)
 
 
@@ -147,7 +148,7 @@ def switch_groups(
 
     Args:
       names: of all nodes.
-      links: pairs of them; others are ignored.
+      links: pairs of nodes; pairs with an unknown node are ignored.
     """
     neighbours: dict[str, set[str]] = {name: set() for name in names}
     for one, other in links:

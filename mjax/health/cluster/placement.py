@@ -1,19 +1,19 @@
-"""An order of hosts that keeps neighbours of the mesh under one leaf switch.
+"""Order hosts so that neighbours in the mesh share a leaf switch.
 
 Enters: a `Cluster`, the sizes of the mesh, and the hosts that can be used. Leaves: the
-hosts in the order of their ranks, and the number of neighbours that cross a leaf or a
-spine, with the same counts for the file's order and for random orders.
+hosts in rank order, and the number of neighbours that cross a leaf or a spine, with the
+same counts for the file's order and for random orders.
 
-Devices are laid out as in `mjax.mesh.build`: host after host, the axes pp,
-dp_replicate, dp_shard and tp over them, outermost first. Neighbours are devices that
-follow each other in a ring over dp_shard or dp_replicate, or in the chain of pipeline
-stages. Tensor-parallel groups stay inside a host.
+Devices are laid out as in `mjax.mesh.build`: host by host, with the axes pp,
+dp_replicate, dp_shard and tp, outermost first. Neighbours are successive devices in a
+ring over dp_shard or dp_replicate, or in the chain of pipeline stages. Tensor-parallel
+groups stay inside a host.
 
-Two hosts are under one leaf if on each rail their NICs are on the same leaf; they cross
-a spine if on some rail no spine has cables to both leaves. The order is found by trying
-rectangles of stages and data-parallel places, one after the other, on hosts sorted by
-leaf, and exchanging pairs of hosts of each candidate while that helps. The order of the
-file is among the candidates, so that the result is never worse than it.
+Two hosts share a leaf if on each rail their NICs are on the same leaf; they cross a
+spine if on some rail no spine has cables to both leaves. The search tries rectangles of
+stages and data-parallel positions on hosts sorted by leaf, and swaps pairs of hosts of
+each candidate while that helps. The order of the file is one of the candidates, so the
+result is never worse.
 """
 
 import dataclasses
@@ -29,20 +29,20 @@ from mjax.health.cluster.neighbours import Edges, MeshSizes, edges_of
 from mjax.health.cluster.parts import Cluster
 
 NUM_RANDOM = 100
-"""Number of random orders. Chosen: their mean is then known to a tenth of their
+"""Number of random orders. Chosen: gives their mean to a tenth of their standard
 deviation."""
 MAX_TRIES = 1_000_000
-"""Number of exchanges tried over all candidates. Chosen: a few seconds of Python."""
+"""Number of swaps tried over all candidates. Chosen: a few seconds of Python."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Crossings:
-    """Pairs of neighbours on different hosts, by distance."""
+    """Numbers of pairs of neighbours on different hosts, by distance."""
 
     total: int
     """Sum of leaf and spine crossings; the search minimises it."""
     spine: int
-    """Pairs that cross a spine; each of them crosses a leaf too."""
+    """Pairs that cross a spine; each of them also crosses a leaf."""
     leaf: int
     dp_leaf: int
     dp_spine: int
@@ -54,10 +54,10 @@ class Crossings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placement:
-    """An order of hosts, and the orders that it is compared with."""
+    """An order of hosts, and the crossings of the orders it is compared with."""
 
     hosts: tuple[str, ...]
-    """Hosts in the order of their ranks."""
+    """Hosts in rank order."""
     spares: tuple[str, ...]
     """The remaining hosts, in the given order."""
     score: Crossings
@@ -97,14 +97,13 @@ def place(
     """Order hosts for a mesh.
 
     Args:
-      cluster: with the cables of all hosts that can be used.
+      cluster: contains the cables of all usable hosts.
       sizes: of the mesh.
-      hosts: those that can be used, of each leaf the best first; None: all, as in the
-        file.
+      hosts: usable hosts, the best of each leaf first; None: all, as in the file.
       seed: of the random orders.
     Raises:
-      ValueError: the mesh does not fit on the hosts, or the file does not say on which
-        leaves they are.
+      ValueError: the mesh does not fit on the hosts, or the file does not give their
+        leaves.
     """
     names = [*cluster.hosts] if hosts is None else [*hosts]
     num_gpus = _check_hosts(cluster, names)
@@ -133,7 +132,7 @@ def place(
 def _best(
     sizes: MeshSizes, num_gpus: int, num_slots: int, edges: Edges, levels: Levels
 ) -> "_Order":
-    """Return the best order found; among equal ones, that of the file."""
+    """Return the best order found; if several are equal, prefer that of the file."""
     given = [*range(len(levels.group_of))]
     orders = [given, *_candidates(sizes, num_gpus, num_slots, levels)]
     candidates = [_Order([*order], num_slots, edges, levels) for order in orders]
@@ -194,9 +193,10 @@ def _candidates(
 ) -> Iterator[list[int]]:
     """Yield orders of all hosts: slots in rectangles, on hosts sorted by leaf.
 
-    A stage has a run of slots. Rectangles of some stages and all places are cut in
-    strips; in a strip slots follow column by column, so that neighbours over both axes
-    are near each other. A strip of one stage keeps the order of slots.
+    A stage has a run of slots. The grid of stages and data-parallel positions is cut
+    into strips of several stages; in a strip, slots are ordered column by column, so
+    that neighbours over both axes are near each other. A strip of one stage keeps the
+    order of slots.
     """
     hosts = _by_leaf(levels, num_slots)
     spares = [h for h in range(len(levels.group_of)) if h not in set(hosts)]
@@ -220,9 +220,9 @@ def _candidates(
 
 
 def _by_leaf(levels: Levels, num: int) -> list[int]:
-    """Return so many hosts, from as few leaves as possible, leaf by leaf.
+    """Return this number of hosts, from as few leaves as possible, leaf by leaf.
 
-    Leaves that share spines follow each other; among them the largest come first.
+    Leaves that share spines are consecutive, the largest first.
     """
     members: dict[int, list[int]] = defaultdict(list)
     for host, group in enumerate(levels.group_of):
@@ -244,7 +244,7 @@ def _by_leaf(levels: Levels, num: int) -> list[int]:
 
 
 class _Order:
-    """An order of hosts, its cost, and exchanges that make it smaller."""
+    """An order of hosts, its cost, and swaps that reduce the cost."""
 
     def __init__(
         self, hosts: list[int], num_slots: int, edges: Edges, levels: Levels
@@ -255,8 +255,8 @@ class _Order:
         self._near: dict[int, list[tuple[int, int]]] = defaultdict(list)
         self._scale = 1 + 2 * sum(dp for _, _, dp, _ in edges)
         self.cost = 0
-        """Crossings times the scale, and those over dp once more: of two orders with as
-        many crossings the one with fewer over dp is better, which sends most."""
+        """Crossings times a scale, plus the crossings over dp: of two orders with equal
+        crossings, the one with fewer over dp is better, because dp sends the most."""
         for a, b, dp, pp in edges:
             weight = self._scale * (dp + pp) + dp
             self._near[a].append((b, weight))
@@ -265,14 +265,14 @@ class _Order:
 
     @property
     def total(self) -> int:
-        """Leaf and spine crossings."""
+        """The leaf and spine crossings."""
         return self.cost // self._scale
 
     def improve(self, tries: int) -> int:
-        """Go once over all pairs and exchange those that help.
+        """Go once over all pairs, and swap those that reduce the cost.
 
         Returns:
-          number of pairs tried; 0 if none helped.
+          number of pairs tried; 0 if no swap helped.
         """
         num, has_changed = 0, False
         for a in range(self._num_slots):
@@ -297,13 +297,14 @@ class _Order:
         return sum(w * between[groups[other]] for other, w in self._near[slot])
 
     def _gain(self, a: int, b: int) -> int:
-        """Return the reduction of the cost by an exchange."""
+        """Return the reduction of the cost by a swap."""
         groups = self._groups
         before = self._at(a, groups[a]) + self._at(b, groups[b])
         groups[a], groups[b] = groups[b], groups[a]
         after = self._at(a, groups[a]) + self._at(b, groups[b])
         groups[a], groups[b] = groups[b], groups[a]
-        # A pair between the two counts twice in both sums, and stays what it is.
+        # A pair between the two slots is counted twice in both sums; its cost stays
+        # equal.
         return before - after
 
     def _exchange(self, a: int, b: int) -> None:
@@ -312,7 +313,7 @@ class _Order:
 
 
 def _crossings(hosts: Sequence[int], edges: Edges, levels: Levels) -> Crossings:
-    """Count the crossings between neighbours of an order."""
+    """Count the crossings between neighbours in an order."""
     counts: Counter[str] = Counter()
     for a, b, dp, pp in edges:
         level = levels.level(hosts[a], hosts[b])

@@ -1,9 +1,9 @@
 """Names written as ranges: `gpu[001-048]` stands for 48 names.
 
 Enters: a pattern of a cluster file or a command line. Leaves: its names, in order. The
-form is that of host lists in Slurm and pdsh: brackets hold numbers and ranges with
-commas between them, zeros in front are kept, and commas outside brackets separate
-patterns. Several brackets in one pattern vary like digits, the last one fastest.
+form is that of host lists in Slurm and pdsh: brackets contain numbers and ranges
+separated by commas, leading zeros are kept, and commas outside brackets separate
+patterns. If a pattern has several brackets, the last one varies fastest.
 """
 
 import itertools
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 
 MAX_NAMES = 1_000_000
-"""Of one pattern. Chosen: far above any cluster, and a typing mistake such as
-`gpu[1-99999999999]` is refused before it fills the memory."""
+"""Maximum number of names of a pattern. Chosen: far above any cluster, but a typing
+error such as `gpu[1-99999999999]` is refused before it fills the memory."""
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _PLAIN = re.compile(r"[^\s\[\],]*")
@@ -56,7 +56,7 @@ def _split(pattern: str) -> Iterator[str]:
 
 
 def _parts(one: str, whole: str) -> Iterator[list[str]]:
-    """Yield the choices of each piece of a pattern: text has one choice."""
+    """Yield the choices of each piece of a pattern; a piece of text has one choice."""
     place = 0
     for match in _PART.finditer(one):
         yield [_plain(one[place : match.start()], whole)]

@@ -1,12 +1,12 @@
 """Map the nodes of a dump to those of a cluster file.
 
 Enters: a node's description and GUIDs. Leaves: a port of the file, or why there is
-none. A GUID that the file names counts more than a description, which anyone can set;
-if the two disagree, that is reported.
+none. A GUID in the file takes precedence over a description, which anyone can set; a
+conflict between the two is reported.
 
-Source of descriptions: rdma-ndd(8), linux-rdma/rdma-core: "%h %d", the host's name and
-that of the device; OFED writes `HCA-1` for the device, which `node_description` of a
-NIC can say. Switches that are managed write `MF0;NAME:MODEL/U1`.
+Source of descriptions: rdma-ndd(8), linux-rdma/rdma-core: "%h %d", the names of host
+and device; OFED writes `HCA-1` for the device, for which a NIC has the key
+`node_description`. Managed switches write `MF0;NAME:MODEL/U1`.
 """
 
 import re
@@ -18,7 +18,7 @@ _MANAGED = re.compile(r"MF0;([^:;]+):.*")
 
 
 class Resolver:
-    """Finds ports of one cluster."""
+    """Finds the ports of a cluster."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -33,11 +33,11 @@ class Resolver:
         """Maps a node of the file to the conflict between its GUID and its name."""
 
     def port(self, end: End, *, is_own: bool = False) -> Port | None:
-        """Return the port of the file that an end is; None if it names none.
+        """Return the port of the file for an end of a link; None if there is none.
 
         Args:
           end: of a link.
-          is_own: the node itself reports this, with all of its GUIDs.
+          is_own: the node itself reports the end, with all its GUIDs.
         """
         key = end, is_own
         if key not in self._found:
@@ -56,7 +56,7 @@ class Resolver:
         return Port(node=name, name=nic if is_first else f"{nic}/{number}")
 
     def _node(self, end: End, is_own: bool) -> str | None:
-        """Return `host:nic` or a switch of the file; None if it is neither."""
+        """Return the `host:nic` or switch of the file; None if it is neither."""
         by_name = self._by_name(end)
         named = [self._by_guid[guid] for guid in end.guids if guid in self._by_guid]
         shown = ", ".join(f"0x{guid:016x}" for guid in end.guids)
@@ -84,7 +84,7 @@ class Resolver:
             if name in self._cluster.switches:
                 return name
         host, _, device = text.rpartition(" ")
-        if not host:  # LLDP names the interface in its place
+        if not host:  # LLDP names the interface instead
             host, device = text, end.ports[0]
         for name in (host.strip(), host.strip().partition(".")[0]):
             nic = self._nics.get((name, device))
@@ -93,7 +93,7 @@ class Resolver:
         return None
 
     def _switch_port(self, name: str, said: tuple[str, ...]) -> str:
-        """Return the name in the file of a port; a number counts from 1."""
+        """Return the name of a port in the file; a port number counts from 1."""
         ports = self._cluster.switches[name].ports
         for text in said:
             if text in self._cluster.switches[name].port_set:

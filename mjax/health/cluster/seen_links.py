@@ -1,9 +1,9 @@
-"""Links that were seen, by the ports of a cluster file.
+"""Links that were seen, indexed by the ports of a cluster file.
 
-Enters: what nodes report of their links. Leaves: for each port of the file what is at
-the other end, its rate and state; links of nodes that the file does not name; and
-problems: reports that disagree, and sources that were cut off. If a source should list
-each link from both nodes, it is complete only if it does.
+Enters: the links that nodes report. Leaves: the other end, rate and state of each port
+of the file; links of nodes that are not in the file; and problems: contradictory
+reports and truncated sources. A source that should list each link from both nodes is
+complete only if it does.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +14,7 @@ from mjax.health.cluster.resolving import Resolver
 
 
 class SeenLinks:
-    """Links that were seen, by the ports of the file."""
+    """Links that were seen, indexed by the ports of the file."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class SeenLinks:
         self.peers: dict[Port, Port | End] = {}
         """Maps a port of the file to the port at the other end."""
         self.states: dict[Port, str] = {}
-        """States of ports that report themselves."""
+        """States of the ports that are reported by their own node."""
         self.rates: dict[Port, float] = {}
         self.foreign: list[Sighting] = []
-        """Links between nodes that the file does not name."""
+        """Links between nodes that are not in the file."""
         self.nodes: set[str] = set()
-        """Hosts and switches that report themselves."""
+        """Hosts and switches that report their own ports."""
         self.whole_fabrics: set[str] = set()
-        """Fabrics of which a source lists all nodes."""
+        """Fabrics for which a source lists all nodes."""
         self.problems: list[str] = []
         for one in observations:
             self.problems += one.problems
@@ -94,7 +94,7 @@ class SeenLinks:
             self.problems.append(text)
 
     def _check_sides(self, one: Observation) -> None:
-        """Find links that only one node lists: the text was truncated."""
+        """Find links that only one node lists, a sign of a truncated text."""
         own = {self._key(sighting.end) for sighting in one.sightings}
         nodes = {guid for s in one.sightings for guid in s.end.guids}
         num, first = 0, ""
@@ -108,14 +108,15 @@ class SeenLinks:
                 num, first = num + 1, first or f"{sighting.end} with {peer}"
         if num:
             text = f"{one.source} lists {num} links from one side only, first {first}"
-            self.problems.append(f"{text}; it is not whole, write it again")
+            self.problems.append(f"{text}; it is truncated, write it again")
 
     def _key(self, end: End) -> tuple[str, str]:
-        """Return the fields of an end that agree in both of its lines."""
+        """Return the fields of an end that are the same in both of its lines."""
         port = self.resolver.port(end)
         if port is not None:
             return port.node, port.name
-        # Not the GUIDs: a switch has one in lines of other nodes, and two in its own.
+        # Without the GUIDs: a switch has one in lines of other nodes, and two in its
+        # own.
         return end.description, end.ports[0]
 
     def _check_counts(self, one: Observation) -> None:
@@ -126,4 +127,4 @@ class SeenLinks:
             switch = port and self.cluster.switches.get(port.node)
             if switch and num < len(switch.ports):
                 text = f"{one.source} lists {num} of {len(switch.ports)} ports of"
-                self.problems.append(f"{text} {switch.name}; it is not whole")
+                self.problems.append(f"{text} {switch.name}; it is truncated")

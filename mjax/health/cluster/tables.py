@@ -1,7 +1,7 @@
-"""The tables of a cluster file, as a person writes them.
+"""The tables of a cluster file, as written by a person.
 
-Enters: nothing. Leaves: frozen dataclasses whose fields are the keys of the file.
-`file` expands their patterns into the parts of a `Cluster`.
+Frozen dataclasses whose fields are the keys of the file. `file` expands their patterns
+into the parts of a `Cluster`.
 """
 
 import dataclasses
@@ -9,8 +9,8 @@ import dataclasses
 from mjax.health.cluster.parts import Fabric, Nic, Tier, Wiring
 
 AGGREGATION_NODE = "Mellanox Technologies Aggregation Node"
-"""Node description of the SHARP engine inside a switch, on a port above those outside
-(NVIDIA Quantum: port 41 of 40). It has no cable, so no file needs to name it."""
+"""Node description of the SHARP engine inside a switch, on the port after the external
+ones (NVIDIA Quantum: port 41 of 40). It has no cable, so no file needs to name it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -21,8 +21,8 @@ class HostsTable:
     gpus: int
     gpu_pci: tuple[str, ...] = ()
     wiring: Wiring = "rail"
-    """What shares a leaf: `rail`, the group's NICs of one rail (rail-optimised);
-    `host`, all NICs of a host (top of rack); `free`, nothing is said."""
+    """NICs that share a leaf: `rail`, the group's NICs of one rail (rail-optimised);
+    `host`, all NICs of a host (top of rack); `free`, no rule."""
     nics: tuple[Nic, ...] = ()
     path: str = ""
 
@@ -35,7 +35,7 @@ class SwitchesTable:
     tier: Tier
     ports: int
     port_names: str | None = None
-    """Pattern, as swp[1-64]; absent: numbers from 1 on."""
+    """Pattern of names, such as swp[1-64]; absent: numbers from 1."""
     rail: int | None = None
     fabric: Fabric = "infiniband"
     path: str = ""
@@ -53,11 +53,11 @@ class RackTable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CablesTable:
-    """Cables between two lists of equally many ports."""
+    """Cables between two lists of ports of equal length."""
 
     ends: tuple[str, str]
     rate_gbps: int | None = None
-    """Absent: as the NIC at one end says."""
+    """Rate in Gb/s; absent: that of the NIC at one end."""
     path: str = ""
 
 

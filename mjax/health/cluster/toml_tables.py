@@ -1,10 +1,10 @@
-"""Convert TOML to frozen dataclasses, and report all mistakes of the text at once.
+"""Convert TOML to frozen dataclasses, and report all errors of the text at once.
 
 Enters: tables as tomllib returns them, and a dataclass whose fields are the keys.
-Leaves: an instance of it, and problems: unknown keys with the nearest known one, keys
-that are absent, values of another type. Each has its path in the file, as
-`hosts[0].nics[1].rail`. `mjax.checked_json` does the same for JSON of programs, and
-stops at the first mistake; a person who writes a file wants all of them.
+Leaves: an instance of it, and problems: unknown keys with the nearest known one,
+missing keys, values of another type. Each has its path in the file, such as
+`hosts[0].nics[1].rail`. `mjax.checked_json` does the same for JSON from programs, but
+stops at the first error; a person who writes a file needs all of them.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from mjax.flags import nearest
 
 UNKNOWN_KEY = "unknown key"
-"""Kind of the problems that leave all tables usable."""
+"""Kind of problem that leaves all tables usable."""
 _SHOWN_CHARS = 60
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
@@ -29,32 +29,33 @@ class Problem:
     kind: str
     """A few words, the same for all problems of a kind."""
     text: str
-    """The problem, with the values, and the fix."""
+    """The problem with its values, and the fix."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}" if self.path else self.text
 
 
 class _Absent:
-    """Stands for a value that was not of its type; its problem is known."""
+    """Stands for a value of the wrong type; its problem has been reported."""
 
 
 _ABSENT = _Absent()
 
 
 def build(cls: Any, table: Any, path: str, problems: list[Problem]) -> Any:
-    """Make a dataclass of a table.
+    """Convert a table to a dataclass.
 
     Args:
       cls: dataclass of str, int, bool, Literal, dataclasses, optional ones of these,
-        tuples and dicts of them. A field named `path` is no key: it takes the path of
-        the table, for later messages.
+        tuples and dicts of them. A field named `path` is not a key: it is set to the
+        path of the table, for later messages.
       table: as tomllib returns it.
       path: of the table in its file.
       problems: collects problems.
     Returns:
-      An instance; None if a key without a default is absent or wrong. A wrong value of
-      a key with a default becomes the default, so that the rest can be checked too.
+      An instance; None if a key without a default is missing or wrong. If a key with a
+      default has a wrong value, the default is used, so that the rest can be checked
+      too.
     """
     if not isinstance(table, dict):
         problems.append(_mismatch(path, "a table", table))
@@ -99,7 +100,7 @@ def _below(path: str, key: str) -> str:
 
 
 def _value(value: Any, hint: Any, path: str, problems: list[Problem]) -> Any:
-    """Return a value as its type, or `_ABSENT`."""
+    """Return a value converted to its type, or `_ABSENT`."""
     if dataclasses.is_dataclass(hint):
         made = build(hint, value, path, problems)
         return _ABSENT if made is None else made
@@ -122,7 +123,7 @@ def _value(value: Any, hint: Any, path: str, problems: list[Problem]) -> Any:
 
 
 def _list(value: Any, inner: Any, path: str, problems: list[Problem]) -> Any:
-    """Check a list; wrong items are left out of one of any length."""
+    """Check a list; wrong items are dropped if it may have any length."""
     if not isinstance(value, list):
         problems.append(_mismatch(path, "a list", value))
         return _ABSENT

@@ -1,1 +1,1 @@
-"""Rules over logs: the lines that make an event, its action, and its record."""
+"""Rules over logs: which lines are an event, which action follows, what is recorded."""

@@ -1,13 +1,13 @@
-"""Actions after an event: take a device out of use, test it, bring it back.
+"""Actions after an event: disable a device, test it, and enable it again.
 
-Enters: detections, and the time of the log. Leaves: records of the actions done, or of
-those that a person has to do. A command runs only if its rule has the policy `run`, or
-the policy `confirm` and the caller was given --yes. Commands get argument lists, never
-a shell, and a time limit. A value from a log is put into an argument list only if it is
-a plain name.
+Enters: detections, and the time of the log. Leaves: records of completed actions, or of
+those that are left to a person. A command runs only if its rule has the policy `run`,
+or the policy `confirm` and the caller was given --yes. Commands are argument lists
+without a shell, and have a time limit. A value from a log enters an argument list only
+if it is a plain name.
 
 Life cycle: disabling -> disabled -> testing -> enabling -> enabled; a failed test leads
-back to disabled, and `max_tests` failed ones, or a failed command, to kept.
+back to disabled, and `max_tests` failed tests or a failed command lead to kept.
 """
 
 import contextlib
@@ -28,14 +28,14 @@ from mjax.health.events.state import Device, FullError, State
 
 _NS = 10**9
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./:-]{0,126}[A-Za-z0-9_])?")
-"""Values that a log may put into an argument. Chosen: no option, blank or shell
+"""Values of a log that may enter an argument. Chosen: no option, blank or shell
 character, because a program may pass its arguments to a shell on another machine."""
 _KILLED = -signal.SIGKILL
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """An event, as events.jsonl has it, without source and host."""
+    """An event as in events.jsonl, without source and host."""
 
     time_ns: int
     kind: str
@@ -45,11 +45,11 @@ class Record:
 
 
 Run = Callable[[Sequence[str], float], int]
-"""Runs an argument list in seconds at most; returns the exit status."""
+"""Runs an argument list with a time limit in seconds; returns the exit status."""
 
 
 def run(argv: Sequence[str], limit_s: float) -> int:
-    """Run a command; 127 if it cannot be started, -9 if its time was over."""
+    """Run a command; return 127 if it cannot start, -9 after its time limit."""
     try:
         process = subprocess.Popen(
             argv,
@@ -75,7 +75,7 @@ def argvs_of(detection: Detection) -> dict[str, list[str]]:
     """Fill the argument lists of a rule.
 
     Raises:
-      ValueError: a value of the log is not a plain name.
+      ValueError: a value from the log is not a plain name.
     """
     rule = detection.rule
     return {
@@ -105,8 +105,8 @@ class Actions:
 
         Args:
           state: of this and earlier runs.
-          limits: how many devices may be out of use.
-          may: whether the commands of a rule may be run.
+          limits: number of devices that may be disabled.
+          may: returns whether the commands of a rule may be run.
           run: runs a command.
         """
         self._state, self._limits, self._may, self._run = state, limits, may, run
@@ -114,13 +114,14 @@ class Actions:
         self._plan()
 
     def resume(self, now_ns: int) -> list[Record]:
-        """Finish interrupted steps; call this once, when the time is known."""
+        """Finish interrupted steps; call it once, as soon as the log time is known."""
         records = []
         for device in self._state.all():
             if device.step == "disabling":
                 records += self._disable(device, now_ns)
             elif device.step in ("testing", "enabling"):
-                # The test may be old, so it is run again before anything is enabled.
+                # The test may be out of date, so it runs again before the device is
+                # enabled.
                 self._put(device, step="disabled", due_ns=now_ns)
         self._plan()
         return records
@@ -153,7 +154,7 @@ class Actions:
         return [first, *after]
 
     def advance(self, now_ns: int) -> list[Record]:
-        """Test the devices that are due; bring back those that pass."""
+        """Test the devices that are due; enable those that pass."""
         records: list[Record] = []
         if self._due_ns is None or now_ns < self._due_ns:
             return records  # the usual case, for each line
@@ -164,7 +165,7 @@ class Actions:
         return records
 
     def _waiting(self) -> list[Device]:
-        """Return the devices that wait for a test, the oldest first."""
+        """Return the devices that are due for a test, oldest first."""
         found = [
             one
             for one in self._state.all()
@@ -176,25 +177,25 @@ class Actions:
         self._due_ns = min((one.due_ns for one in self._waiting()), default=None)
 
     def release(self, name: str, now_ns: int) -> Record:
-        """Forget a device that a person has brought back.
+        """Forget a device that a person has enabled again.
 
         Raises:
-          ValueError: it is not out of use.
+          ValueError: it is not disabled.
         """
         known = {one.device: one for one in self._state.out_of_use()}
         if name not in known:
             shown = ", ".join(known) or "none"
-            raise ValueError(f"--release {name}: not out of use; out of use: {shown}")
+            raise ValueError(f"--release {name}: not disabled; disabled: {shown}")
         self._put(known[name], step="enabled")
         return _record(known[name], now_ns, "released", "info", "released by a person")
 
     def _act(self, detection: Detection, data: dict[str, Any]) -> list[Record]:
-        """Take a device out of use, or put the command for a person into data."""
+        """Disable a device, or record the command for a person."""
         rule, name = detection.rule, _device_name(detection)
         try:
             argvs = argvs_of(detection)
         except ValueError as error:
-            data["status"] = f"refused: {error}, which is no plain name"
+            data["status"] = f"refused: {error}, which is not a plain name"
             return []
         data["commands"] = {step: shlex.join(argv) for step, argv in argvs.items()}
         if not self._may(rule):
@@ -218,12 +219,12 @@ class Actions:
             known = self._state.begin(device, self._limits.most)
         except FullError:
             data["status"] = (
-                f"refused: {self._limits.most} devices may be out of use at a time, "
-                "and they are; look for a common cause, then --release what is back"
+                f"refused: {self._limits.most} devices are disabled, the most allowed "
+                "at a time; look for a common cause, then --release those that work"
             )
             return []
         if known is not None:
-            data["status"] = f"out of use already, by rule {known.rule}: {known.step}"
+            data["status"] = f"already disabled by rule {known.rule}: {known.step}"
             return []
         data["status"] = "run"
         return self._disable(device, detection.time_ns)
@@ -231,7 +232,8 @@ class Actions:
     def _disable(self, device: Device, now_ns: int) -> list[Record]:
         status = self._run(device.argvs["action"], device.limit_s)
         if status != 0:
-            # It may have partly worked: the device counts as out of use until checked.
+            # It may have partly worked: the device counts as disabled until it is
+            # checked.
             self._put(device, step="kept")
             text = "could not be disabled; a person must look, then --release it"
             return [_record(device, now_ns, "disable", "error", text, status)]
@@ -297,12 +299,12 @@ def _record(
 
 
 def _device_name(detection: Detection) -> str:
-    """Return a device's name, the same for every rule."""
+    """Return the identifier of a device, which is the same for every rule."""
     return " ".join(f"{k}={v}" for k, v in sorted(detection.device.items()))
 
 
 def _mark(detection: Detection) -> str:
-    """Return an event's name, the same when its log is read again."""
+    """Return the identifier of an event, the same when its log is read again."""
     line = detection.line
     text = zlib.crc32(line.text.encode(errors="replace"))
     name, device = detection.rule.name, _device_name(detection)

@@ -1,12 +1,12 @@
-"""`health watch`: apply rules to a log, print the events, act on them.
+"""`health watch`: apply rules to a log, print the events, and act on them.
 
     health watch FILE|- --rules FILE [--state FILE] [--follow] [--replay-speed X]
         [--json] [--yes | --dry-run] [--events FILE] [--host NAME] [--year YEAR]
         [--time-zone NAME]
     health watch --release DEVICE --state FILE
 
-Exit codes: 0 no event; 1 events, or something that was not read or not done; 2 bad
-input. Events have the fields of the launcher's events.jsonl.
+Exit codes: 0 no event; 1 events, or lines or actions that failed; 2 bad input. Events
+have the fields of the launcher's events.jsonl.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from mjax.health.events.state import State
 
 _CHUNK_BYTES = 2**16
 _POLL_S = 0.5
-"""Seconds between two reads of a followed log. Chosen: not noticeable."""
+"""Seconds between two reads of a followed log. Chosen: too short to notice."""
 _NS = 10**9
 _BAD_INPUT = 2
 
@@ -68,22 +68,26 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("log", nargs="?", help="file, or - for stdin")
     add("--rules", type=Path, help="TOML file of rules")
-    add("--state", type=Path, help="SQLite file of what was taken out of use")
+    add("--state", type=Path, help="SQLite file of the disabled devices")
     add("--follow", action="store_true", help="wait for more lines, as tail -F does")
     add("--replay-speed", type=float, help="log seconds per second; absent: no wait")
     add("--json", action="store_true", help="print events as JSON lines")
-    add("--yes", action="store_true", help="run the actions of the policy confirm")
-    add("--dry-run", action="store_true", help="run nothing, whatever the policy")
-    add("--events", type=Path, help="append events there, as JSON lines")
-    add("--host", help="of the log, where its lines name none")
-    add("--year", type=int, help="of the first line, where the log has none")
-    add("--time-zone", default="UTC", help="of times without one, such as Europe/Paris")
-    add("--release", metavar="DEVICE", help="forget a device that is back in use")
+    add("--yes", action="store_true", help="run actions with the policy confirm")
+    add("--dry-run", action="store_true", help="run no action, whatever its policy")
+    add("--events", type=Path, help="append events to this file as JSON lines")
+    add("--host", help="host of the log, for lines that name none")
+    add("--year", type=int, help="year of the first line, if the log has none")
+    add(
+        "--time-zone",
+        default="UTC",
+        help="zone of times without one, such as Europe/Paris",
+    )
+    add("--release", metavar="DEVICE", help="forget a device that is enabled again")
     return parser
 
 
 def _check(args: argparse.Namespace) -> None:
-    """Raise for flags that contradict each other."""
+    """Raise if flags contradict each other."""
     if args.release is not None:
         if args.state is None or args.log is not None:
             raise ValueError("--release needs --state FILE, and no log")
@@ -119,7 +123,7 @@ def _watch(args: argparse.Namespace) -> int:
     if args.state is None and any(may(rule) for rule in rule_set.rules):
         raise ValueError(
             "--state FILE is missing: rules may run commands, and a restart must know "
-            "what they took out of use; give it, or --dry-run"
+            "which devices they disabled; give it, or --dry-run"
         )
     year = args.year or datetime.datetime.now(datetime.UTC).year
     reader = Reader(year=year, zone=_zone(args.time_zone))
@@ -144,12 +148,12 @@ def _permission(args: argparse.Namespace) -> Callable[[Rule], bool]:
 
 
 class Watch:
-    """Applies rules to lines; reports and counts the events."""
+    """Applies rules to lines, and reports and counts the events."""
 
     def __init__(
         self, rule_set: RuleSet, acting: Actions, tell: Callable[[Record, Line], None]
     ) -> None:
-        """Begin with no line."""
+        """Start before the first line."""
         self.engine = Engine(rule_set.rules)
         self._acting, self._tell = acting, tell
         self._newest_ns: int | None = None
@@ -164,7 +168,7 @@ class Watch:
             self.advance(line.time_ns, line)
 
     def advance(self, time_ns: int, line: Line | None = None) -> None:
-        """Do the actions due at a time of the log; the time never goes back."""
+        """Run the actions due at a log time; the time never goes back."""
         line = line or self._line
         if line is None:
             return
@@ -176,7 +180,7 @@ class Watch:
 
     @property
     def newest_ns(self) -> int | None:
-        """The latest time of the log."""
+        """The latest log time."""
         return self._newest_ns
 
     def _record(self, records: Sequence[Record], line: Line) -> None:
@@ -202,7 +206,7 @@ def _feed(
 def _chunks(
     args: argparse.Namespace, log: BinaryIO, watch: Watch
 ) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes of a log; for a followed log, without end."""
+    """Yield the bytes of a log, without end if it is followed."""
     while data := _read(log):
         yield data, False
     if not args.follow:
@@ -212,7 +216,9 @@ def _chunks(
     while True:
         data = log.read(_CHUNK_BYTES)
         if not data and _is_replaced(path, log):
-            while data := log.read(_CHUNK_BYTES):  # written before it was replaced
+            while data := log.read(
+                _CHUNK_BYTES
+            ):  # the rest of the file that was replaced
                 yield data, False
             yield b"", True
             log.close()
@@ -225,7 +231,7 @@ def _chunks(
             time.sleep(_POLL_S)
             passed_s = time.monotonic() - waited_s
             waited_s = time.monotonic()
-            if watch.newest_ns is not None:  # time passes without new lines
+            if watch.newest_ns is not None:  # time passes even without new lines
                 watch.advance(watch.newest_ns + int(passed_s * _NS))
 
 
@@ -250,7 +256,7 @@ def _is_replaced(path: Path, log: BinaryIO) -> bool:
 def _teller(
     args: argparse.Namespace, events: TextIO | None
 ) -> Callable[[Record, Line], None]:
-    """Return what prints a record and appends it to --events."""
+    """Return a function that prints a record and appends it to --events."""
 
     def tell(record: Record, line: Line) -> None:
         fields: dict[str, Any] = {"time_ns": record.time_ns, "source": "health.watch"}
@@ -342,7 +348,7 @@ def _appended(path: Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGINT into an end with a summary."""
+    """On SIGTERM and SIGINT, end with a summary."""
 
     def stop(*_: object) -> None:
         raise _StopError

@@ -1,9 +1,9 @@
 """Detect events in lines: sliding windows over log time, in bounded memory.
 
-Enters: rules and lines. Leaves: `Detection`s. Pure: no clock, no file. The times are
-those of the log, so the result does not depend on how fast the lines come. Each rule
-keeps, for each device, at most a small multiple of `count` times. A late line counts
-at its own time, and a line that comes twice counts once.
+Enters: rules and lines. Leaves: `Detection`s. Pure: no clock, no file. Times come from
+the log, so the result does not depend on the speed of arrival. Each rule keeps at most
+a small multiple of `count` times per device. A late line counts at its own time, and a
+repeated line counts once.
 """
 
 import bisect
@@ -15,42 +15,44 @@ from mjax.health.events.logs import Line
 from mjax.health.events.rules import Rule, filled
 
 MAX_KEYS = 10_000
-"""Pairs of a rule and a device. Chosen: ten rules over a fabric of 1,000 ports."""
+"""Maximum number of pairs of a rule and a device. Chosen: ten rules over a fabric of
+1,000 ports."""
 _KEPT = 4
-"""Times kept, as a multiple of `count`. Before a rule fires, each stretch of `within_s`
-has less than `count` of them, so this covers three such stretches: a line may be late
-by that much. Chosen."""
+"""Number of times kept, as a multiple of `count`. Before a rule fires, each period of
+`within_s` has fewer than `count` times, so this covers three such periods, by which a
+line may be late. Chosen."""
 _NS = 10**9
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Detection:
-    """A rule has fired."""
+    """A rule that fired."""
 
     rule: Rule
     time_ns: int
-    """Time of the last line that made it fire."""
+    """Time of the latest line that made it fire."""
     first_ns: int
     count: int
     device: Mapping[str, str]
-    """The groups of `by`, with `host` where the log names it."""
+    """The groups of `by`, with `host` if the log names it."""
     values: Mapping[str, str]
-    """For templates."""
+    """Values for templates."""
     line: Line
 
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """Lines that matched, and why some of them did not count."""
+    """Numbers of lines that matched, and of those that did not count."""
 
     matched: int = 0
     duplicates: int = 0
     cooling: int = 0
-    """Within the cool-down of an event."""
+    """Matches within the cool-down of an event."""
     untimed: int = 0
-    """Not counted, because no line so far had a time, and the rule needs several."""
+    """Matches that were not counted because no line so far had a time, and the rule
+    needs several lines."""
     dropped_keys: int = 0
-    """Devices that were forgotten because there were too many."""
+    """Number of devices that were forgotten because there were too many."""
 
 
 @dataclasses.dataclass(slots=True)
@@ -58,7 +60,7 @@ class _Window:
     """State of one device for one rule."""
 
     times_ns: list[int]
-    """Sorted."""
+    """Times of matching lines, sorted."""
     seen: collections.deque[int]
     """Hashes of the latest lines."""
     fired_ns: int | None = None
@@ -71,7 +73,7 @@ class Engine:
     """Applies rules to the lines of one log."""
 
     def __init__(self, rules: Sequence[Rule], *, max_keys: int = MAX_KEYS) -> None:
-        """Begin with no line."""
+        """Start before the first line."""
         self._rules = [(i, rule, rule.regex) for i, rule in enumerate(rules)]
         self._max_keys = max_keys
         self._windows: collections.OrderedDict[_Key, _Window] = (
@@ -81,7 +83,7 @@ class Engine:
 
     @property
     def num_keys(self) -> int:
-        """Pairs of a rule and a device that are remembered."""
+        """Number of pairs of a rule and a device that are remembered."""
         return len(self._windows)
 
     def feed(self, line: Line) -> list[Detection]:
@@ -107,7 +109,7 @@ class Engine:
             self.counts.untimed += 1
             return None
         time_ns = line.time_ns or 0
-        # UFM is one of two machines that take over from each other: its name is no part
+        # UFM runs on two machines that take over from each other: its name is not part
         # of a port's identity.
         host = "" if line.kind == "ufm" else line.host or ""
         device = {name: groups[name] for name in rule.by}
@@ -166,7 +168,7 @@ class Engine:
 
 
 def _completed(times_ns: list[int], time_ns: int, rule: Rule) -> tuple[int, int] | None:
-    """Add a time; return the first and last of `count` times that are close enough."""
+    """Add a time; return the first and last of `count` times in `within_s`, if any."""
     at = bisect.bisect_right(times_ns, time_ns)
     times_ns.insert(at, time_ns)
     for last in range(max(at, rule.count - 1), min(at + rule.count, len(times_ns))):
@@ -179,5 +181,5 @@ def _completed(times_ns: list[int], time_ns: int, rule: Rule) -> tuple[int, int]
 
 
 def text_of(detection: Detection, template: str) -> str:
-    """Fill a template of the rule that has fired."""
+    """Fill in a template of the rule that fired."""
     return filled(template, detection.values)

@@ -1,8 +1,8 @@
 """Lines of logs with their times: dmesg, syslog, and the event log of UFM.
 
-Enters: bytes in any pieces. Leaves: `Line`s, each of at most `MAX_LINE_BYTES`, with the
-time that the log gives it. No clock is read here. Times without a zone are in the zone
-that the caller names.
+Enters: bytes in pieces of any size. Leaves: `Line`s, each of at most `MAX_LINE_BYTES`,
+with the time from the log. No clock is read here. Times without a zone are in the zone
+given by the caller.
 
 Sources of the formats:
 - dmesg(1), https://man7.org/linux/man-pages/man1/dmesg.1.html: seconds since boot in
@@ -24,15 +24,15 @@ from typing import Literal
 
 Kind = Literal["kernel", "syslog", "ufm", "other"]
 MAX_LINE_BYTES = 4096
-"""Of a line, the rest is cut. Chosen: the kernel writes at most 1024 bytes a line, UFM
-lines have 200 to 400; four times that."""
+"""Maximum length of a line; the rest is cut. Chosen: four times the maximum of the
+kernel, 1024 bytes; UFM lines have 200 to 400."""
 _SECOND_NS = 10**9
 _MAX_S = 7_258_118_400
 """Latest time of a line, the year 2200. Chosen: with the delay of a test it is below
 2^63 nanoseconds, which SQLite holds, and datetime can show it."""
 _NEW_BOOT_NS = 60 * _SECOND_NS
-"""Seconds since boot that go back by more are those of a new boot. Chosen: lines of
-several processors change places by milliseconds."""
+"""A larger backward jump of the seconds since boot means a new boot. Chosen: lines of
+several processors are out of order by milliseconds."""
 _MONTHS = (
     *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
     *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),
@@ -59,20 +59,20 @@ class Line:
     """One line of a log."""
 
     text: str
-    """Whole, as it was written, with U+FFFD for what is not UTF-8."""
+    """The whole line as written, with U+FFFD for bytes that are not UTF-8."""
     kind: Kind
     """Kind of the previous line if this one has no time, as in a multi-line message."""
     time_ns: int | None
-    """Since 1970, or since boot; None if no line so far had a time."""
+    """Time since 1970, or since boot; None if no line so far had a time."""
     is_since_boot: bool = False
     boot: int = 0
-    """How often the time since boot has begun anew in this log."""
+    """Number of reboots so far in this log."""
     host: str | None = None
-    """That syslog names."""
+    """Host named by syslog."""
     is_stamped: bool = True
-    """Whether the line itself has the time, not one before it."""
+    """Whether the line itself has the time, rather than an earlier one."""
     end: int = 0
-    """Byte after the line, counted from the first byte that was fed."""
+    """Offset of the byte after the line, counted from the first byte fed."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -89,13 +89,13 @@ class Splitter:
     """Splits bytes into lines in bounded memory."""
 
     def __init__(self) -> None:
-        """Begin with an empty line."""
+        """Start with an empty line."""
         self._rest = bytearray()
         self._skipped = 0
         self._end = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bool, int]]:
-        """Yield (line, whether it was cut, byte after it) of each that is complete."""
+        """Yield each complete line, whether it was cut, and the offset of its end."""
         pieces = data.split(b"\n")
         for piece in pieces[:-1]:
             self._add(piece)
@@ -104,7 +104,7 @@ class Splitter:
         self._add(pieces[-1])
 
     def finish(self) -> Iterator[tuple[bytes, bool, int]]:
-        """Yield the last line, if it has no end."""
+        """Yield the last line, if it is unterminated."""
         if self._rest or self._skipped:
             yield self._take()
 
@@ -122,14 +122,14 @@ class Splitter:
 
 
 class Reader:
-    """Turns bytes into lines with times."""
+    """Converts bytes to lines with times."""
 
     def __init__(self, *, year: int, zone: datetime.tzinfo = datetime.UTC) -> None:
-        """Begin a log.
+        """Start a log.
 
         Args:
-          year: of the first line, where the format has none.
-          zone: of times that name none.
+          year: of the first line, if the format has none.
+          zone: of times without one.
         """
         self._splitter, self._year, self._zone = Splitter(), year, zone
         self._month = 0
@@ -140,11 +140,11 @@ class Reader:
         self.counts = Counts()
 
     def feed(self, data: bytes, *, is_over: bool = False) -> Iterator[Line]:
-        """Yield the lines that are complete.
+        """Yield the complete lines.
 
         Args:
           data: the next bytes.
-          is_over: no data follows, so an unterminated last line counts.
+          is_over: no more data follows, so an unterminated last line is complete.
         """
         yield from map(self._line, self._splitter.feed(data))
         if is_over:
@@ -196,7 +196,9 @@ class Reader:
             if match := _ISO.match(text):
                 date, clock, part, zone = match.groups()
                 time_ns = self._utc(date, clock, part or "", zone or "")
-                if "," in match.group():  # only dmesg writes a comma, and no host
+                if (
+                    "," in match.group()
+                ):  # only dmesg writes a comma, and it writes no host
                     return "kernel", (time_ns, False), None
                 kind, host = _sender(text[match.end() :])
                 return kind, (time_ns, False), host
@@ -250,5 +252,5 @@ def _epoch() -> datetime.datetime:
 
 def _ns(seconds: int, part: str) -> int:
     if not 0 <= seconds <= _MAX_S:
-        raise ValueError(f"{seconds} s is no time of a log")
+        raise ValueError(f"{seconds} s is not a valid log time")
     return seconds * _SECOND_NS + int(part.ljust(9, "0") or "0")

@@ -1,14 +1,14 @@
 """Compile a regular expression, or say why it may take too long on a hostile line.
 
 Enters: the text of a pattern. Leaves: a compiled pattern whose cost on a line of
-`logs.MAX_LINE_BYTES` is at most quadratic. Python's `re` backtracks and has no time
-limit, and anyone who can write to a log chooses what is matched, so the shape of the
-pattern is checked: no choice inside a repeat (exponential cost), and a bounded number
-of repeats that can run into each other (polynomial cost).
+`logs.MAX_LINE_BYTES` is at most quadratic. Python's `re` backtracks without a time
+limit, and anyone who can write to a log chooses the matched text. So the form of the
+pattern is checked: no choice inside a repeat (exponential cost), and a limited number
+of repeats that can match the same text (polynomial cost).
 
-Source of the two shapes: Davis et al. 2018, "The impact of regular expression denial of
+Source of the two forms: Davis et al. 2018, "The impact of regular expression denial of
 service (ReDoS) in practice", ESEC/FSE 2018. The rules here are stricter (chosen): they
-refuse some patterns that are safe, and the message says how to write those.
+refuse some safe patterns, and the message says how to rewrite them.
 """
 
 import re
@@ -18,9 +18,10 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 _LONG = 16
-"""A repeat of more is long. Chosen: 16 positions on a line cost nothing."""
+"""Maximum count of a short repeat. Chosen: 16 positions on a line cost nothing."""
 _MAX_DEGREE = 2
-"""Degree of the polynomial. Chosen: 4096 squared is 17 million steps, about 0.1 s."""
+"""Maximum degree of the polynomial cost. Chosen: 4096 squared is 17 million steps,
+about 0.1 s."""
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 _ALPHABET = frozenset(map(chr, range(128))) | {"\xe9"}  # one letter beyond ASCII
 _ADVICE = "write a class that leaves out what follows, such as [^ ]+ or \\d+"
@@ -60,7 +61,7 @@ class _Atom(NamedTuple):
     """One step of a match."""
 
     characters: frozenset[str]
-    """Characters that it matches; the empty text means the start of the line."""
+    """Characters that it matches; empty: the start of the line."""
     is_long: bool = False
     is_optional: bool = False
 
@@ -69,7 +70,7 @@ _START = _Atom(frozenset({""}))
 
 
 def _check_degree(atoms: list[_Atom], pattern: str) -> None:
-    """Raise for a sequence of atoms in which too many long repeats share text."""
+    """Raise if too many long repeats in a sequence of atoms can match the same text."""
     is_anchored = atoms[:1] == [_START]
     longest = length = 0
     reach: frozenset[str] = frozenset()
@@ -80,7 +81,7 @@ def _check_degree(atoms: list[_Atom], pattern: str) -> None:
             reach = reach | atom.characters
             longest = max(longest, length)
         if not shares and not atom.is_optional and atom is not _START:
-            # Nothing before can run over this atom.
+            # No earlier repeat can match across this atom.
             length, reach = (1, atom.characters) if atom.is_long else (0, frozenset())
     if longest + (not is_anchored) > _MAX_DEGREE:
         raise ValueError(
@@ -93,7 +94,7 @@ _MAX_PATHS = 64  # chosen: alternatives of alternatives; a rule needs a few
 
 
 def _paths(tree: Any, pattern: str) -> list[list[_Atom]]:
-    """Return each way through a pattern as a sequence of atoms."""
+    """Return each path through a pattern as a sequence of atoms."""
     paths: list[list[_Atom]] = [[]]
     for operation, value in tree:
         if operation is codes.BRANCH:
@@ -129,7 +130,7 @@ def _repeat(least: int, most: int, body: Any, pattern: str) -> list[list[_Atom]]
 
 
 def _choices(tree: Any) -> Iterator[bool]:
-    """Yield something for each choice in a pattern."""
+    """Yield once for each choice in a pattern."""
     for operation, value in tree:
         if operation is codes.BRANCH:
             yield True

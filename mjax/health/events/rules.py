@@ -1,8 +1,8 @@
 """Rules over logs, read from TOML and checked before any line is read.
 
 Enters: a TOML file with `[[rule]]` tables and an optional `[limits]` table. Leaves: a
-`RuleSet`. A wrong rule is refused here, with its name: an error that appears only when
-the rule matches is found too late.
+`RuleSet`. A wrong rule is refused here, with its name, because an error at the first
+match would come too late.
 """
 
 import dataclasses
@@ -21,19 +21,20 @@ Policy = Literal["tell", "confirm", "run"]
 Severity = Literal["info", "warning", "error"]
 LogKind = Literal["any", "kernel", "syslog", "ufm"]
 GIVEN = ("rule", "host", "count", "within_s")
-"""Names that every template may use, beside the groups of its pattern."""
+"""Names that every template may use, in addition to the groups of its pattern."""
 _MAX_COUNT = 10_000
-"""Of `count`. Chosen: a device keeps a few times as many times, 0.5 MB."""
+"""Maximum `count`. Chosen: a device stores a few times as many times, which takes 0.5
+MB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EventText:
-    """What is recorded when a rule fires."""
+    """The record that is written when a rule fires."""
 
     kind: str
-    """One word, for programs."""
+    """One word, for a program."""
     text: str
-    """Template, for a person."""
+    """Template of the text for a person."""
     severity: Severity = "warning"
 
 
@@ -46,25 +47,26 @@ class Rule:
     """Regular expression, searched for in a line; named groups fill templates."""
     event: EventText
     log: LogKind = "any"
-    """Kind of lines that it is applied to."""
+    """Kind of lines to which the rule applies."""
     count: int = 1
     within_s: float = 0.0
-    """Between the first and the last of them, inclusive."""
+    """Maximum seconds between the first and last of the lines, inclusive."""
     by: tuple[str, ...] = ()
-    """Groups that name a device; each device is counted separately."""
+    """Groups that identify a device; lines are counted separately for each device."""
     cool_down_s: float = 3600.0
-    """Log time after an event in which its device makes no other of this rule."""
+    """Log time in seconds after an event in which its device causes no other event of
+    this rule."""
     action: tuple[str, ...] = ()
-    """Argument list that takes a device out of use; templates; no shell. It must do no
-    harm if it is run twice."""
+    """Argument list, of templates, that disables a device; no shell. Running it twice
+    must do no harm."""
     test: tuple[str, ...] = ()
-    """Argument list that must exit with 0 before `undo`."""
+    """Argument list of the test, which must exit with 0 before `undo` runs."""
     undo: tuple[str, ...] = ()
-    """Argument list that brings the device back."""
+    """Argument list that enables the device again."""
     test_after_s: float = 600.0
-    """Log time from the action to the first test, and between two tests."""
+    """Log time in seconds from the action to the first test, and between two tests."""
     max_tests: int = 3
-    """After as many failed ones only a person brings the device back."""
+    """Number of failed tests after which only a person can enable the device."""
     limit_s: float = 60.0
     """Time limit of each command, seconds of wall time."""
     policy: Policy = "confirm"
@@ -73,10 +75,10 @@ class Rule:
     ticket: str = ""
     """Template of the text of a ticket."""
     source: str = ""
-    """Where the pattern and the numbers come from."""
+    """Source of the pattern and of the numbers."""
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the other rules."""
+        """Check everything that does not depend on other rules."""
         if not re.fullmatch(r"[\w.-]{1,64}", self.name):
             raise ValueError("name must be 1 to 64 letters, digits, '_', '.' or '-'")
         groups = self.regex.groupindex
@@ -93,24 +95,24 @@ class Rule:
 
     @property
     def regex(self) -> re.Pattern[str]:
-        """The compiled pattern; `re` keeps it."""
+        """The compiled pattern, which `re` caches."""
         return patterns.compiled(self.pattern)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """How many devices may be out of use by these rules at a time.
+    """Number of devices that these rules may disable at the same time.
 
-    Chosen: 2, the two ends of one link. A fault that takes out more at once is that of
-    a switch, a power supply, the log or a rule, and taking more devices out of use does
-    not mend it. In a small fabric 5 percent are less than 2; the smaller number counts.
+    Chosen: 2, the two ends of one link. If more devices fail at once, the fault is in a
+    switch, a power supply, the log or a rule, and disabling more devices does not fix
+    it. In a small fabric 5 percent may be less than 2; the smaller number applies.
     """
 
     max_disabled: int = 2
     max_disabled_percent: float = 5.0
-    """Of num_devices."""
+    """Maximum in percent of num_devices."""
     num_devices: int | None = None
-    """How many there are; None: not known, and the percentage does not apply."""
+    """Number of all devices; None: unknown, and the percentage does not apply."""
 
     def __post_init__(self) -> None:
         """Check the numbers."""
@@ -126,7 +128,7 @@ class Limits:
 
     @property
     def most(self) -> int:
-        """Devices that may be out of use at a time."""
+        """Number of devices that may be disabled at the same time."""
         if self.num_devices is None:
             return self.max_disabled
         share = int(self.num_devices * self.max_disabled_percent / 100 + 1e-9)
@@ -157,7 +159,7 @@ def parse(text: str) -> RuleSet:
     """Return the rules of a TOML text.
 
     Raises:
-      ValueError: the text is not TOML, or a rule is wrong; the message has its name.
+      ValueError: the text is not TOML, or a rule is wrong; the message names the rule.
     """
     try:
         tables = tomllib.loads(text)
@@ -190,7 +192,7 @@ def _rule(table: Any, number: int) -> Rule:
 
 
 def _made(table: Any, cls: Any) -> Any:
-    """Make a dataclass of a table; an unknown key is told with the nearest one."""
+    """Convert a table to a dataclass; for an unknown key, suggest the nearest one."""
     if isinstance(table, dict):
         fields = {field.name for field in dataclasses.fields(cls)}
         for key in table:
@@ -242,7 +244,7 @@ def _check_actions(rule: Rule) -> None:
 
 
 def check_template(template: str, names: Collection[str], field: str) -> None:
-    """Refuse a template with an unknown name, or with more than a name.
+    """Refuse a template with an unknown name, or with anything but a plain name.
 
     Raises:
       ValueError: the message has the field and the nearest name.
@@ -260,6 +262,6 @@ def check_template(template: str, names: Collection[str], field: str) -> None:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """Fill a template that `check_template` has passed; a value is never a template."""
+    """Fill in a template checked by `check_template`; values are not templates."""
     parts = string.Formatter().parse(template)
     return "".join(t + (values[n] if n is not None else "") for t, n, _, _ in parts)

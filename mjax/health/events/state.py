@@ -1,8 +1,8 @@
-"""The devices that rules have taken out of use, in SQLite, for restarts.
+"""The devices disabled by rules, stored in SQLite to survive restarts.
 
-Enters: steps of the life cycle of devices. Leaves: a file that one watcher at a time
-may use; a second one is refused. A step is recorded before its command runs, so a kill
-at any moment leaves a record that says what may have run.
+Enters: steps of the life cycle of devices. Leaves: a file that only one watcher at a
+time may use; a second one is refused. A step is recorded before its command runs, so
+after a kill at any moment the record shows which command may have run.
 """
 
 import dataclasses
@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Literal
 
 Step = Literal["disabling", "disabled", "testing", "enabling", "enabled", "kept"]
-"""disabling and enabling: the command may have run. kept: only a person brings the
-device back. Everything but enabled counts against the limit."""
+"""disabling and enabling: the command may have run. kept: only a person can enable the
+device. Every step except enabled counts against the limit."""
 _VERSION = 1
 _KEPT_EVENTS = 10_000
-"""Events that are remembered, so that the same log read again does not repeat them.
-Chosen: the file has a few megabytes."""
+"""Number of events that are remembered, so that reading the same log again does not
+repeat them. Chosen: the file takes a few megabytes."""
 _TABLES = """
 create table if not exists devices (
   device text primary key, rule text not null, step text not null,
@@ -31,7 +31,7 @@ create table if not exists events (number integer primary key, mark text unique)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Device:
-    """A device that a rule has taken out of use."""
+    """A device that a rule has disabled."""
 
     device: str
     """Name and value of each group that identifies it."""
@@ -42,7 +42,7 @@ class Device:
     due_ns: int
     """Log time of the next test."""
     tests: int = 0
-    """That have failed."""
+    """Number of failed tests."""
     max_tests: int
     test_after_ns: int
     limit_s: float
@@ -55,7 +55,7 @@ class State:
         """Open the file; create it if absent.
 
         Raises:
-          ValueError: it is not a state of this version, or cannot be created.
+          ValueError: it is not a state file of this version, or cannot be created.
         """
         try:
             self._base = sqlite3.connect(
@@ -68,8 +68,8 @@ class State:
             tables = self._base.execute("select count(*) from sqlite_master").fetchone()
             if version not in (0, _VERSION) or (version == 0 and tables[0]):
                 raise ValueError(
-                    f"--state {path} is no state of this version (it has {version}, "
-                    f"this program writes {_VERSION}); give another file"
+                    f"--state {path} is not a state file of this version (it has "
+                    f"{version}, this program writes {_VERSION}); give another file"
                 )
             self._base.executescript(_TABLES)
             self._base.execute(f"pragma user_version = {_VERSION}")
@@ -90,13 +90,13 @@ class State:
         return done.rowcount > 0
 
     def begin(self, device: Device, most: int) -> Device | None:
-        """Record that a device is taken out of use, if the limit allows it.
+        """Record that a device is disabled, if the limit allows it.
 
         Returns:
-          None if it is recorded. The known device if it is out of use already.
+          None if it was recorded; the existing record if it is already disabled.
 
         Raises:
-          FullError: `most` devices are out of use.
+          FullError: `most` devices are already disabled.
         """
         known = self.get(device.device)
         if known is not None and known.step != "enabled":
@@ -122,7 +122,7 @@ class State:
         return found[0] if found else None
 
     def all(self) -> list[Device]:
-        """Return all records, in the order of their names."""
+        """Return all records, ordered by name."""
         names = [field.name for field in dataclasses.fields(Device)]
         rows = self._base.execute(
             f"select {', '.join(names)} from devices order by device"
@@ -140,4 +140,4 @@ class State:
 
 
 class FullError(Exception):
-    """The limit of devices out of use is reached."""
+    """The limit of disabled devices is reached."""

@@ -1,1 +1,1 @@
-"""The history of hosts: what happened to them, and which ones to trust."""
+"""The history of hosts: past events, and which hosts to trust."""

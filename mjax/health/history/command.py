@@ -1,4 +1,4 @@
-"""`python -m mjax.health history`: what happened to hosts, and which ones to trust.
+"""`python -m mjax.health history`: past events of hosts, and which hosts to trust.
 
     history show       --history FILE [--host gpu001]
     history order      --history FILE --hosts gpu[001-048]
@@ -7,8 +7,8 @@
     history record     --history FILE --host gpu001 --kind burn_passed --text "..."
     history correlate  --samples FILE
 
-Exit codes: 0 done, 1 the host may not return, lines could not be read, or the file
-could not be used for now, 2 bad input.
+Exit codes: 0 done, 1 the host may not return, lines could not be read, or the file is
+in use, 2 bad input.
 """
 
 import argparse
@@ -34,8 +34,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the command and return its exit code.
 
     Raises:
-      SystemExit: argparse has shown the help (code 0) or a mistake in the writing of
-        flags (code 2).
+      SystemExit: argparse has printed the help (code 0) or a syntax error in the flags
+        (code 2).
     """
     args = _parser().parse_args([*argv])
     run: Callable[[argparse.Namespace], int] = args.run
@@ -56,24 +56,32 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(required=True)
-    show = _command(commands, "show", _show, "hosts with their scores, or one host")
+    show = _command(
+        commands, "show", _show, "show hosts with their scores, or one host"
+    )
     show.add_argument("--host", help="show the events of this one")
-    order = _command(commands, "order", _order, "hosts, the healthiest first")
+    order = _command(commands, "order", _order, "list hosts, healthiest first")
     order.add_argument("--hosts", required=True, help="as gpu[001-048]")
-    may = _command(commands, "may-return", _may_return, "may a host be used again?")
+    may = _command(
+        commands, "may-return", _may_return, "check whether a host may be used again"
+    )
     may.add_argument("--host", required=True, help="its name")
-    add = _command(commands, "import", _import, "take the events of a run").add_argument
+    add = _command(
+        commands, "import", _import, "import the events of a run"
+    ).add_argument
     add("--events", type=Path, required=True, help="events.jsonl of its work dir")
-    add = _command(commands, "record", _record, "add an event by hand").add_argument
+    add = _command(commands, "record", _record, "add an event manually").add_argument
     add("--host", required=True, help="its name")
     add("--kind", required=True, choices=[kind.value for kind in Kind])
     add("--cause", default="", choices=["", *CAUSES], help="of a fault")
-    add("--text", default="", help="what happened, for people")
-    correlate = commands.add_parser("correlate", help="statistics against step times")
+    add("--text", default="", help="description for a person")
+    correlate = commands.add_parser(
+        "correlate", help="correlate statistics with step times"
+    )
     add = correlate.add_argument
-    add("--samples", type=Path, required=True, help="lines of JSON: host, sample, ...")
+    add("--samples", type=Path, required=True, help="JSON lines with host, sample, ...")
     rate = correlation.FALSE_DISCOVERY_RATE
-    add("--rate", type=float, default=rate, help="of false discoveries")
+    add("--rate", type=float, default=rate, help="false discovery rate")
     add("--json", action="store_true", help="print one JSON object")
     correlate.set_defaults(run=_correlate)
     return parser
@@ -84,7 +92,7 @@ def _command(
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, allow_abbrev=False)
     add = parser.add_argument
-    add("--history", type=Path, required=True, help="SQLite file; made if absent")
+    add("--history", type=Path, required=True, help="SQLite file; created if absent")
     add("--half-life-days", type=float, default=HALF_LIFE_DAYS, help="of an event")
     add("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
@@ -92,11 +100,11 @@ def _command(
 
 
 def _open(args: argparse.Namespace, *, is_made: bool = False) -> Reputation:
-    """Open the history; only what writes makes a new one."""
+    """Open the history; only commands that write create a new one."""
     if not is_made and not os.path.exists(args.history):
         raise ValueError(
-            f"--history {args.history} does not exist; `history import` and `history "
-            "record` make it"
+            f"--history {args.history} does not exist; create it with `history import` "
+            "or `history record`"
         )
     return Reputation(args.history, half_life_days=args.half_life_days)
 
@@ -138,7 +146,7 @@ def _may_return(args: argparse.Namespace) -> int:
         found = {"host": args.host, "may_return": not why_not, "why_not": why_not}
         print(json.dumps(found | {"events": num}))
     else:
-        known = "" if num else "; nothing is known of it"
+        known = "" if num else "; no event of it is known"
         print(f"{args.host} may not return: {why_not}" if why_not else f"yes{known}")
     return 1 if why_not else 0
 
@@ -153,7 +161,10 @@ def _import(args: argparse.Namespace) -> int:
     else:
         print(f"{num} new events of hosts from {counts.num_lines} lines")
         if counts.is_cut:
-            print("the last line has no end and was left out; import it again later")
+            print(
+                "the last line is incomplete and was skipped; import the file again "
+                "later"
+            )
     if counts.num_unreadable:
         print(
             f"error: {counts.num_unreadable} lines could not be read, first "
@@ -168,8 +179,8 @@ def _record(args: argparse.Namespace) -> int:
     kind = Kind(args.kind)
     if (kind is Kind.FAULT) != bool(args.cause):
         raise ValueError(
-            f"--cause belongs to --kind fault, and only to it, got --kind {kind.value} "
-            f"--cause {args.cause or 'none'}"
+            "--kind fault needs --cause, and no other kind has one, got --kind "
+            f"{kind.value} --cause {args.cause or 'none'}"
         )
     event = HostEvent(
         host=args.host,
@@ -223,6 +234,6 @@ def _when(time_ns: int) -> str:
 
 
 def _line(text: str) -> str:
-    """Return the first line of a text, without what a terminal acts on."""
+    """Return the first line of a text, without control characters."""
     first = text.splitlines()[0] if text else ""
     return "".join(letter if letter.isprintable() else "?" for letter in first)

@@ -1,23 +1,23 @@
 """Find statistics of hosts that correlate with slow steps, against a null model.
 
-Enters: for each statistic (temperature, clock, retries, ...) and for the seconds of a
-step a table of hosts by samples, in the order of time. Leaves: for each statistic the
+Enters: a table of hosts by samples, in time order, for each statistic (temperature,
+clock, retries, ...) and for the step time in seconds. Leaves: for each statistic, the
 mean over hosts of its rank correlation with the step time, the same under the null
-model, and whether it survives the number of statistics that were tried. No correlation
-is given without its null.
+model, and whether it is significant given the number of statistics tested. No
+correlation is reported without its null.
 
-Within each host both series are stripped of their slow part (a straight line and a few
-cosines) and replaced by ranks (Spearman), so that neither a hot host nor a slow week is
-an association: if two series drift over the whole time, no null model can tell chance
-from cause. The null model shifts the step times of all hosts together around the circle
-of samples: it keeps how each series follows itself in time and how hosts resemble each
-other, and breaks only which sample goes with which. All shifts are counted, so p is
-exact under it and at least one over the number of shifts (Phipson and Smyth 2010,
-"Permutation p-values should never be zero", Stat. Appl. Genet. Mol. Biol. 9, article
-39). The false discovery rate over all statistics is bounded as in Benjamini and
+Within each host, the slow part of both series (a straight line and a few cosines) is
+removed and the rest replaced by ranks (Spearman), so that neither a hot host nor a slow
+week is an association: if two series drift over the whole time, no null model can
+distinguish chance from cause. The null model shifts the step times of all hosts
+together, cyclically over the samples. This keeps the autocorrelation of each series and
+the similarity of hosts, and breaks only the pairing of samples. All shifts are counted,
+so p is exact under it and at least one over the number of shifts (Phipson and Smyth
+2010, "Permutation p-values should never be zero", Stat. Appl. Genet. Mol. Biol. 9,
+article 39). The false discovery rate over all statistics is bounded as in Benjamini and
 Hochberg 1995, J. R. Stat. Soc. B 57, 289.
 
-Correlation is not cause: a discovery says where to look.
+Correlation is not causation: a discovery is a hint where to look.
 """
 
 import dataclasses
@@ -28,57 +28,59 @@ from collections.abc import Mapping
 import numpy as np
 
 MIN_SAMPLES = 100
-"""Of each host. Chosen: so that no p is coarser than 0.01, and the slow part does not
-take most of a series."""
+"""Minimum number of samples of each host. Chosen: the resolution of p is then at least
+0.01, and the slow part is not most of a series."""
 MIN_KNOWN = 40
-"""Samples of a host that are not absent; with fewer the host is left out. Chosen: the
-slow part has 12 numbers."""
+"""Minimum number of present samples of a host; a host with fewer is ignored. Chosen:
+the slow part has 12 parameters."""
 FALSE_DISCOVERY_RATE = 0.05
-"""Chosen: one in twenty of the statistics that are named may be chance."""
+"""Chosen: one in twenty of the named statistics may be chance."""
 NUM_WAVES = 10
-"""Half periods of the slowest cosines that are taken out of a series. Chosen on series
-of 500 samples that have nothing to do with each other: with none, random walks and
-AR(0.99) gave a false discovery in 20 to 25% of the runs; with 10, in 3 to 8%."""
+"""Number of slow cosines removed from a series. Chosen on independent series of 500
+samples: with none, random walks and AR(0.99) gave a false discovery in 20 to 25% of the
+runs; with 10, in 3 to 8%."""
 _NULL_PERCENTILE = 95.0
 _EPSILON = 1e-12
-"""Chosen: bounds the difference of equal sums, which the transform adds in another
+"""Chosen: bounds the difference of equal sums that the transform adds in different
 order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Association:
-    """A statistic and the step time."""
+    """Association of a statistic with the step time."""
 
     name: str
     rho: float
-    """Mean over hosts of the rank correlation; above 0: more of it, slower steps."""
+    """Mean over hosts of the rank correlation; above 0: steps are slower when the
+    statistic is larger."""
     p: float
-    """Fraction of shifts with a correlation at least as large, up or down."""
+    """Fraction of shifts whose correlation has at least this magnitude."""
     q: float
-    """The smallest false discovery rate at which it would be named."""
+    """Smallest false discovery rate at which it is a discovery."""
     null_rho: float
-    """95th percentile of the size of the correlation under the null model."""
+    """95th percentile of the magnitude of the correlation under the null model."""
     is_discovery: bool
-    """q is at most the rate that was asked for, and the size above null_rho."""
+    """Whether q is at most the requested rate, and the magnitude of rho is above
+    null_rho."""
     num_samples: int
-    """Pairs of values that were compared, over all hosts."""
+    """Number of compared pairs of values, over all hosts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Correlations:
-    """What was found, and in how many tests."""
+    """All associations, and the number of tests."""
 
     associations: tuple[Association, ...]
-    """Discoveries first, each part with the largest size first."""
+    """Discoveries, then the others; each sorted by descending magnitude."""
     not_tested: Mapping[str, str]
     """Maps uninformative statistics to the reason."""
     num_tests: int
     num_shifts: int
-    """Of the null model: no p is below one over it."""
+    """Number of shifts of the null model; no p is below one over it."""
     rate: float
-    """False discovery rate that was asked for."""
+    """Requested false discovery rate."""
     problem: str = ""
-    """Why no discovery is possible; empty if one is."""
+    """Why no discovery is possible; empty if it is."""
 
 
 def correlate(
@@ -90,12 +92,12 @@ def correlate(
     """Rank statistics by their association with the step time.
 
     Args:
-      statistics: from names to [hosts, samples]; NaN: no sample.
+      statistics: maps names to [hosts, samples]; NaN: no sample.
       step_s: [hosts, samples], of the same samples; seconds, NaN: no sample.
-      rate: of false discoveries among the statistics that are named.
+      rate: maximum expected fraction of false discoveries among the named statistics.
     Raises:
       ValueError: shapes differ, there are too few samples, a value is infinite, or the
-        rate is no fraction.
+        rate is not a fraction.
     """
     if not 0.0 < rate < 1.0:
         raise ValueError(f"--rate must be above 0 and below 1, got {rate:g}")
@@ -136,9 +138,9 @@ def _table(name: str, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 
 
 def _ranks(table: np.ndarray) -> np.ndarray:
-    """Return ranks within each host without the slow part, mean 0 and length 1.
+    """Return ranks within each host, without the slow part, with mean 0 and norm 1.
 
-    Absent samples are 0, which is the mean; so is a host whose values are all equal.
+    Absent samples are 0, which is the mean. A host whose values are all equal is 0 too.
     """
     found = np.zeros_like(table)
     for row, values in zip(found, table, strict=True):
@@ -150,7 +152,7 @@ def _ranks(table: np.ndarray) -> np.ndarray:
             basis = np.linalg.qr(basis)[0]
         kept = values[known] - basis @ (basis.T @ values[known])
         scale = np.max(np.abs(values[known]))
-        if np.max(np.abs(kept)) <= 1e-9 * scale:  # nothing but a slow part
+        if np.max(np.abs(kept)) <= 1e-9 * scale:  # only a slow part
             continue
         ranks = _average_ranks(np.round(kept / np.max(np.abs(kept)), 9))
         ranks -= ranks.mean()
@@ -169,14 +171,14 @@ def _slow_basis(num: int) -> np.ndarray:
 
 
 def _average_ranks(values: np.ndarray) -> np.ndarray:
-    """Return ranks from 0 on; equal values share the mean of theirs."""
+    """Return ranks from 0; equal values share the mean of their ranks."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts + 1) / 2.0)[inverse]
 
 
 def _shifted(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the mean correlation of hosts for each shift; the first is none."""
+    """Return the mean correlation of hosts for each shift; the first shift is 0."""
     spectrum = np.conj(np.fft.rfft(one, axis=1)) * np.fft.rfft(other, axis=1)
     products = np.fft.irfft(spectrum, n=one.shape[1], axis=1)
     has_both = np.any(one, axis=1) & np.any(other, axis=1)
@@ -220,7 +222,7 @@ def _judge(
 
 
 def _problem(num_tests: int, num_shifts: int, rate: float) -> str:
-    """Return why no discovery is possible with so few samples; empty if one is."""
+    """Return why no discovery is possible with so few samples; empty if it is."""
     if num_tests and num_shifts < 1.0 / rate:
         return (
             f"{num_shifts} samples cannot show a p of {rate:g}: take at least "

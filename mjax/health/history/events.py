@@ -1,7 +1,7 @@
-"""Events of a host: the rows of the history of hosts.
+"""Events of a host, which are the rows of the history.
 
-Enters: nothing. Leaves: the kinds of events, and what each says about a host: its
-weight in the score, and whether the host must pass a burn before it is used again.
+Defines the kinds of events and their meaning for a host: the weight in the score, and
+whether the host must pass a burn before it is used again.
 """
 
 import dataclasses
@@ -9,7 +9,8 @@ import enum
 import hashlib
 
 MAX_TEXT_CHARS = 2000
-"""Of a text that is kept. Chosen: a failure may carry the last lines of a log."""
+"""Maximum length of a stored text. Chosen: a failure may contain the last lines of a
+log."""
 
 
 class Kind(enum.StrEnum):
@@ -29,59 +30,61 @@ class Meaning:
     """The meaning of an event for its host."""
 
     weight: float
-    """Weight in the score; 0: it does not count."""
+    """Weight in the score; 0: no effect."""
     must_burn: bool
     """Whether the host must pass a burn before it is used again."""
     reason: str
-    """Why, for people."""
+    """The reason, for a person."""
 
 
 KINDS: dict[Kind, Meaning] = {
     Kind.CHECK_OK: Meaning(
         weight=0.0,
         must_burn=False,
-        reason="a check finds only faults that it knows; the score decays with time",
+        reason="a check finds only known faults; the score decays with time",
     ),
     Kind.CHECK_FAILED: Meaning(
-        weight=4.0, must_burn=True, reason="a check of this host alone found something"
+        weight=4.0, must_burn=True, reason="a check of this host alone found a fault"
     ),
-    # Of a fault, its cause says more: see CAUSES.
+    # The meaning of a fault depends on its cause: see CAUSES.
     Kind.FAULT: Meaning(
-        weight=1.0, must_burn=True, reason="a cause that is not known here"
+        weight=1.0, must_burn=True, reason="the cause is not in CAUSES"
     ),
     Kind.EVICTED: Meaning(
-        weight=0.0, must_burn=True, reason="the fault before it is counted already"
+        weight=0.0, must_burn=True, reason="the preceding fault is already counted"
     ),
     Kind.RETURNED: Meaning(
-        weight=0.0, must_burn=False, reason="it says nothing about the hardware"
+        weight=0.0, must_burn=False, reason="no information about the hardware"
     ),
     Kind.BURN_PASSED: Meaning(
         weight=0.0,
         must_burn=False,
-        reason="it lets the host come back; the score decays with time",
+        reason="the host may be used again; the score decays with time",
     ),
     Kind.BURN_FAILED: Meaning(
-        weight=8.0, must_burn=True, reason="under load the hardware was at fault"
+        weight=8.0, must_burn=True, reason="the hardware failed under load"
     ),
 }
 
 CAUSES: dict[str, Meaning] = {
     "GPU fault": Meaning(
-        weight=8.0, must_burn=True, reason="hardware that has failed does so again"
+        weight=8.0, must_burn=True, reason="hardware that has failed will fail again"
     ),
     "host fault": Meaning(
-        weight=8.0, must_burn=True, reason="hardware that has failed does so again"
+        weight=8.0, must_burn=True, reason="hardware that has failed will fail again"
     ),
     "replicas differ, most agree": Meaning(
-        weight=8.0, must_burn=True, reason="what computes wrong once does so again"
+        weight=8.0,
+        must_burn=True,
+        reason="a host that computed wrong results will do so again",
     ),
     "host lost": Meaning(
         weight=4.0,
         must_burn=True,
-        reason="power, kernel or network: which one is not known",
+        reason="power, kernel or network; the cause is unknown",
     ),
     "evicted by a person": Meaning(
-        weight=4.0, must_burn=True, reason="a person knows more"
+        weight=4.0, must_burn=True, reason="a person had a reason"
     ),
     "network error": Meaning(
         weight=3.0, must_burn=True, reason="its port, or the switch at the other end"
@@ -93,28 +96,30 @@ CAUSES: dict[str, Meaning] = {
         weight=2.0, must_burn=False, reason="hardware or program; a check follows"
     ),
     "replicas differ": Meaning(
-        weight=2.0, must_burn=False, reason="which replica is wrong is not known"
+        weight=2.0, must_burn=False, reason="the wrong replica is unknown"
     ),
     "crashed": Meaning(
         weight=1.0, must_burn=False, reason="hardware or program; a check follows"
     ),
     "failed": Meaning(
-        weight=0.25, must_burn=False, reason="mostly an error of the program"
+        weight=0.25, must_burn=False, reason="usually a bug in the program"
     ),
     "killed": Meaning(
-        weight=0.25, must_burn=False, reason="mostly somebody, not the host"
+        weight=0.25, must_burn=False, reason="usually killed by a user, not by the host"
     ),
     "out of memory": Meaning(
-        weight=0.25, must_burn=False, reason="mostly the program, or others beside it"
+        weight=0.25,
+        must_burn=False,
+        reason="usually this program, or another on the host",
     ),
     "file system error": Meaning(
-        weight=0.25, must_burn=False, reason="mostly the store, for all hosts at once"
+        weight=0.25, must_burn=False, reason="usually the storage, for all hosts"
     ),
 }
-"""From the cause of a fault to what it says. The weights are chosen, here and in KINDS:
-8 if the hardware is named, half of that if only the host is named, 2 if host and
-program are equally likely, and little for the rest, which only decides between hosts
-that are otherwise equal. The names are those of the launcher."""
+"""Maps the cause of a fault, as named by the launcher, to its meaning. The weights are
+chosen, here and in KINDS: 8 if the hardware is named, half of that if only the host is
+named, 2 if host and program are equally likely, and small values for the rest, which
+only decide between hosts that are otherwise equal."""
 
 NOT_OF_HOSTS = frozenset({"done", "preempted", "gave up", "diverged", "bad input"})
 """Causes that are unrelated to the host."""
@@ -122,25 +127,25 @@ NOT_OF_HOSTS = frozenset({"done", "preempted", "gave up", "diverged", "bad input
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostEvent:
-    """Something that happened to a host."""
+    """An event of a host."""
 
     host: str
     kind: Kind
     time_ns: int
-    """Since the epoch; of a burn, its end."""
+    """Time since the epoch; of a burn, its end."""
     text: str = ""
     cause: str = ""
-    """Of a fault, as in CAUSES."""
+    """Cause of a fault, as in CAUSES."""
     share: float = 1.0
-    """Share of the blame: 1 / n if n hosts are blamed together."""
+    """Share of the blame: 1 / n if n hosts share it."""
     started_ns: int | None = None
-    """Of a burn: when it began; None: at `time_ns`."""
+    """Start of a burn; None: `time_ns`."""
     run: str = ""
-    """Run in which it happened; empty outside runs."""
+    """Run in which the event happened; empty outside runs."""
     generation: int = 0
-    """Of the run."""
+    """Generation of the run."""
     key: str = ""
-    """Key that identifies the event; empty: all of the above."""
+    """Key that identifies the event; empty: all fields above identify it."""
 
     def __post_init__(self) -> None:
         if not self.host or any(letter.isspace() for letter in self.host):
@@ -166,19 +171,19 @@ class HostEvent:
 
     @property
     def meaning(self) -> Meaning:
-        """What it says about its host."""
+        """Meaning of the event for its host."""
         if self.kind is Kind.FAULT and self.cause in CAUSES:
             return CAUSES[self.cause]
         return KINDS[self.kind]
 
     @property
     def weight(self) -> float:
-        """In the score, without the decay."""
+        """Weight in the score, without decay."""
         return self.meaning.weight * self.share
 
     @property
     def identity(self) -> str:
-        """The same for the same event, wherever it is read from."""
+        """Identifier of the event, the same wherever the event is read from."""
         parts = [self.run, str(self.generation), self.host, self.kind.value]
         parts += [self.key] if self.key else [str(self.time_ns), self.cause, self.text]
         # Lengths keep ("a", "bc") apart from ("ab", "c").

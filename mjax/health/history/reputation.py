@@ -1,14 +1,14 @@
 """The reputation of hosts, from their events.
 
 Enters: a history of hosts. Leaves: a score for each host, an order with the healthiest
-first, and whether a host that was bad may come back.
+host first, and whether a bad host may be used again.
 
 score(host, now) = sum over its events of weight * share * 2^(-(now - time) / half-life)
 
-The weights are those of `events`: a fault that names the hardware counts most. A score
+The weights are from `events`: a fault that names the hardware has the largest. A score
 decays with time; a passed test does not lower it. Source of the idea: Imbue, "From bare
 metal to a 70B model" (imbue.com/research/70b-infrastructure): about 3% of the hosts
-fail in a week, few of them again and again, and known good ones are kept aside.
+fail per week, a few of them repeatedly, and known good hosts are kept in reserve.
 """
 
 import dataclasses
@@ -21,8 +21,9 @@ from mjax.health.history.events import HostEvent, Kind
 from mjax.health.history.store import History
 
 HALF_LIFE_DAYS = 28.0
-"""Chosen: at 3% a week a host fails once in 33 weeks by chance. One that fails twice
-in a month stands out, and a fault of half a year ago counts a hundredth."""
+"""Chosen: at 3% a week, a host fails once in 33 weeks by chance. A host that fails
+twice in a month stands out, and a fault of half a year ago has a hundredth of its
+weight."""
 _DAY_NS = 24 * 3600 * 10**9
 
 
@@ -32,11 +33,11 @@ class Standing:
 
     host: str
     score: float
-    """0: no fault is known."""
+    """Sum of decayed weights; 0: no fault is known."""
     why_not: str
-    """Why it may not be used; empty: it may."""
+    """Why it may not be used; empty if it may."""
     has_burned: bool
-    """It passed a burn after its last fault."""
+    """Whether it passed a burn after its last fault."""
     num_faults: int
     last_fault_ns: int | None = None
 
@@ -45,11 +46,11 @@ class Reputation:
     """The history of hosts, and its scores."""
 
     def __init__(self, path: Path, *, half_life_days: float = HALF_LIFE_DAYS) -> None:
-        """Open a history, make it if absent; raises as `History`.
+        """Open a history, and create it if absent; raises as `History`.
 
         Args:
           path: of the SQLite file, on a disk of this machine.
-          half_life_days: after which an event counts half.
+          half_life_days: time after which the weight of an event is halved.
         """
         if not 0.0 < half_life_days < float("inf"):
             raise ValueError(
@@ -89,7 +90,7 @@ class Reputation:
 
         Args:
           host: its name.
-          now_ns: since the epoch; None: now. Events after it count in full.
+          now_ns: since the epoch; None: now. Later events have full weight.
         """
         now_ns = time.time_ns() if now_ns is None else now_ns
         return score_of(self.events(host), now_ns, self._half_life_ns)
@@ -99,13 +100,13 @@ class Reputation:
         return why_not(self.events(host))
 
     def may_return(self, host: str) -> bool:
-        """Say whether a host may be used: if it was bad, it has passed a burn since."""
+        """Return whether a host may be used; after a fault, it must pass a burn."""
         return not self.why_not(host)
 
     def standings(
         self, hosts: Sequence[str] | None = None, now_ns: int | None = None
     ) -> list[Standing]:
-        """Return what is known of hosts, in the order given; None: of all, by name."""
+        """Return the reputation of hosts, in the given order; None: all, by name."""
         now_ns = time.time_ns() if now_ns is None else now_ns
         names = self.hosts() if hosts is None else hosts
         return [
@@ -114,10 +115,10 @@ class Reputation:
         ]
 
     def order(self, hosts: Sequence[str], now_ns: int | None = None) -> list[str]:
-        """Return hosts with the healthiest first.
+        """Return hosts, healthiest first.
 
-        Those that may not be used come last; then the score decides, then whether the
-        host has passed a burn, then the order that was given.
+        Hosts that may not be used come last. Otherwise the score decides, then whether
+        the host has passed a burn, then the given order.
         """
         found = self.standings(hosts, now_ns)
         # sorted() is stable.
@@ -137,9 +138,9 @@ def score_of(events: Iterable[HostEvent], now_ns: int, half_life_ns: float) -> f
 
 
 def why_not(events: Sequence[HostEvent]) -> str:
-    """Say why a host may not be used; empty if it may.
+    """Return why a host may not be used; empty if it may.
 
-    A burn counts if it began after the last event that asks for one.
+    A burn counts if it began after the last event that requires one.
 
     Args:
       events: of one host, in any order.
@@ -158,7 +159,7 @@ def why_not(events: Sequence[HostEvent]) -> str:
 def standing(
     host: str, events: Sequence[HostEvent], now_ns: int, half_life_ns: float
 ) -> Standing:
-    """Return what is known of one host."""
+    """Return the reputation of one host."""
     times = [event.time_ns for event in events if event.weight > 0.0]
     last = max(times, default=None)
     return Standing(
@@ -172,7 +173,7 @@ def standing(
 
 
 def _burned_after(events: Iterable[HostEvent], time_ns: int) -> bool:
-    """Say whether a burn that was passed began after this time."""
+    """Return whether a passed burn began after a time."""
     return any(
         (event.time_ns if event.started_ns is None else event.started_ns) > time_ns
         for event in events

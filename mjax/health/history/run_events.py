@@ -2,13 +2,13 @@
 
 Enters: lines of the file, as the launcher writes them: objects with time_ns, source,
 generation, kind, severity, host, rank, text and data. Leaves: events for the history of
-hosts, and how many lines could not be read. A last line without an end is still being
-written and is left for the next import. A copy of the file gives the same events, so
+hosts, and the number of unreadable lines. An unterminated last line is still being
+written, and is left for the next import. A copy of the file gives the same events, so
 importing it again adds nothing.
 
-Which kinds count: `failure` (its hosts share the blame), `evict`, `check` of one host,
-`host` that is back, and `log` lines that name hardware. `rank_end` does not: most ranks
-end because another one did, and `failure` names that one.
+Kinds that count: `failure` (its hosts share the blame), `evict`, `check` of one host,
+`host` that is back, and `log` lines that name hardware. `rank_end` does not count: most
+ranks end because another rank ended, which `failure` names.
 """
 
 import dataclasses
@@ -21,14 +21,15 @@ from mjax import checked_json
 from mjax.health.history.events import NOT_OF_HOSTS, HostEvent, Kind
 
 MAX_LINE_BYTES = 64 * 2**20
-"""Chosen: the stacks of all ranks of a large run are in one line."""
+"""Maximum length of a line. Chosen: the stacks of all ranks of a large run are in one
+line."""
 HARDWARE_RULES = frozenset(
     {
         *("Xid", "SXid", "GPU driver", "GPU memory", "GPU is gone"),
         *("PCIe", "machine check"),
     }
 )
-"""Rules of the launcher's logs whose lines name the hardware of a host."""
+"""Log rules of the launcher whose lines name the hardware of a host."""
 _EVICTED_BY_CHECK = "sick"
 _EVICTED_FOR_GOOD = "evicted"
 _BACK = " is back as a spare"
@@ -48,15 +49,15 @@ class Line:
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """Lines of a file, and those that could not be read."""
+    """Numbers of lines of a file, and of unreadable ones."""
 
     num_lines: int = 0
     num_unreadable: int = 0
-    """Lines that are no such object."""
+    """Number of lines that are not such an object."""
     first_unreadable: str = ""
-    """Where, and why."""
+    """Place of the first unreadable line, and the reason."""
     is_cut: bool = False
-    """The last line has no end."""
+    """Whether the last line is unterminated."""
 
 
 def read(path: Path, counts: Counts) -> Iterator[HostEvent]:
@@ -64,7 +65,7 @@ def read(path: Path, counts: Counts) -> Iterator[HostEvent]:
 
     Args:
       path: of events.jsonl.
-      counts: filled while the events are taken.
+      counts: updated while the events are consumed.
     Raises:
       ValueError: the file cannot be read.
     """
@@ -77,7 +78,7 @@ def read(path: Path, counts: Counts) -> Iterator[HostEvent]:
 
 
 def parse(lines: Iterable[bytes], source: str, counts: Counts) -> Iterator[HostEvent]:
-    """Yield the events of hosts in lines, which have their ends; see `read`."""
+    """Yield the events of hosts in lines with their line ends; see `read`."""
     run, failure, is_rest = "", "", False
     for text in lines:
         is_whole = text.endswith(b"\n")
@@ -85,10 +86,10 @@ def parse(lines: Iterable[bytes], source: str, counts: Counts) -> Iterator[HostE
             counts.is_cut = True
             return
         is_part, is_rest = is_rest, not is_whole
-        if is_part:  # of a line that is too long, and counted already
+        if is_part:  # rest of a line that is too long and already counted
             continue
         counts.num_lines += 1
-        # The first line has the time in nanoseconds: no other run begins with it.
+        # The first line has a time in nanoseconds, so it identifies the run.
         run = run or hashlib.sha256(text).hexdigest()[:16]
         try:
             if not is_whole:
@@ -107,7 +108,7 @@ def _line(text: bytes) -> Line:
     names = {field.name for field in dataclasses.fields(Line)}
     kept = {key: item for key, item in value.items() if key in names}
     line: Line = checked_json.check(kept, Line)
-    # JSON can write what UTF-8 cannot hold, as half of a surrogate pair.
+    # JSON can contain text that UTF-8 cannot encode, such as half a surrogate pair.
     whole = line.text.encode(errors="backslashreplace").decode()
     return dataclasses.replace(line, text=whole)
 
@@ -117,8 +118,8 @@ def _of_line(line: Line, run: str, failure: str) -> Iterator[HostEvent]:
 
     Args:
       line: of the file.
-      run: to which it belongs.
-      failure: text of the last failure before it.
+      run: identifier of the run.
+      failure: text of the last failure before the line.
     """
     if line.kind == "failure":
         yield from _of_failure(line, run)
@@ -158,7 +159,7 @@ def _of_failure(line: Line, run: str) -> Iterator[HostEvent]:
 
 
 def _kind_of(line: Line, failure: str) -> tuple[Kind, str, str] | None:
-    """Return the kind, the cause and the key of an event of one host."""
+    """Return kind, cause and key of an event of one host."""
     if line.kind == "evict":
         state, why = line.data.get("state"), line.data.get("why")
         if state == _EVICTED_BY_CHECK:
@@ -173,6 +174,6 @@ def _kind_of(line: Line, failure: str) -> tuple[Kind, str, str] | None:
         return Kind.RETURNED, "", ""
     rule = line.data.get("rule")
     if line.kind == "log" and rule in HARDWARE_RULES:
-        # A broken host says the same many times: it counts once a generation.
+        # A broken host repeats its lines: they count once per generation.
         return Kind.FAULT, "logged", f"log/{rule}"
     return None

@@ -1,9 +1,9 @@
-"""Samples of hosts as tables: from lines of JSON to arrays.
+"""Convert samples of hosts from JSON lines to tables.
 
 Enters: lines, one object for each host and sample: `{"host": "gpu001", "sample": 12,
-"step_s": 1.93, "gpu_temperature_c": 61, ...}`. `sample` orders the samples of all hosts
-in time: the step, or a time in nanoseconds. Every other number is a statistic. Leaves:
-[hosts, samples] for each of them, NaN where a host has none.
+"step_s": 1.93, "gpu_temperature_c": 61, ...}`. `sample` is the step, or a time in
+nanoseconds, and orders the samples of all hosts. Every other number is a statistic.
+Leaves: [hosts, samples] for each statistic, NaN where a host has no sample.
 """
 
 import math
@@ -17,9 +17,10 @@ from mjax import checked_json
 STEP = "step_s"
 _KEYS = ("host", "sample")
 MAX_LINE_BYTES = 2**20
-"""Chosen: a line has tens of numbers."""
+"""Maximum length of a line. Chosen: a line has tens of numbers."""
 MAX_VALUES = 50_000_000
-"""Of all tables: 400 MB. Chosen: 500 hosts, 5,000 samples and 20 statistics."""
+"""Maximum number of values of all tables, 400 MB. Chosen: 500 hosts, 5,000 samples and
+20 statistics."""
 
 
 def read(
@@ -28,13 +29,13 @@ def read(
     """Return the statistics and the step times.
 
     Args:
-      lines: with their ends.
-      source: what messages call them.
+      lines: with their line ends.
+      source: name of the lines in messages.
     Returns:
-      from names to [hosts, samples], and step_s of the same shape.
+      a map from names to [hosts, samples], and step_s of the same shape.
     Raises:
-      ValueError: a line is no such object or has no end, a host has two of the same
-        sample, or no line has step_s.
+      ValueError: a line is not such an object or is unterminated, a host has the same
+        sample twice, or no line has step_s.
     """
     rows: dict[tuple[str, int], dict[str, float]] = {}
     for number, text in enumerate(lines, 1):
@@ -80,7 +81,7 @@ def _tables(
 
 
 def _row(text: bytes) -> tuple[str, int, dict[str, float]]:
-    """Return host, sample and numbers of a line."""
+    """Return host, sample and statistics of a line."""
     fields = checked_json.read(text, dict[str, Any])
     host = checked_json.check(fields.get("host"), str, "host")
     sample = checked_json.check(fields.get("sample"), int, "sample")

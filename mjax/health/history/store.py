@@ -1,8 +1,8 @@
 """The history of hosts in one SQLite file.
 
 Enters: events. Leaves: the same events, oldest first. Several processes of one machine
-may write at the same time. What was recorded survives the death of the process and of
-the machine. A file that is damaged, is something else or comes from a newer mjax is
+may write at the same time. Recorded events survive a crash of the process or the
+machine. A file that is damaged, has another format or comes from a newer mjax is
 refused and never written to.
 
 Source: sqlite.org: "Write-Ahead Logging" (readers and one writer at a time; all
@@ -22,18 +22,18 @@ from typing import Any
 from mjax.health.history.events import MAX_TEXT_CHARS, HostEvent, Kind
 
 VERSION = 1
-"""Of the tables. A newer mjax reads those of the version before and changes them to its
-own; an older one refuses newer ones."""
+"""Version of the tables. A newer mjax reads tables of the previous version and migrates
+them; an older one refuses newer tables."""
 MIGRATIONS: dict[int, str] = {}
-"""From a version to the SQL that makes the next one of it."""
+"""Maps a version to the SQL that migrates it to the next one."""
 APPLICATION_ID = 0x6D6A6878
-"""Tells the file from other SQLite files, such as a launcher's journal. Chosen:
+"""Distinguishes the file from other SQLite files, such as a launcher's journal. Chosen:
 "mjhx"."""
 BUSY_S = 30.0
-"""Time that a writer waits for others. Chosen: a record takes milliseconds, an import
-of a long run seconds."""
+"""Time that a writer waits for others. Chosen: recording an event takes milliseconds,
+importing a long run seconds."""
 BATCH = 1000
-"""Events written in one transaction. Chosen: the others wait for milliseconds."""
+"""Events written in one transaction. Chosen: others then wait only milliseconds."""
 _COLUMNS = "host, kind, time_ns, text, cause, share, started_ns, run, generation"
 _TABLES = f"""
 create table events (
@@ -56,7 +56,7 @@ pragma application_id = {APPLICATION_ID};
 
 
 class History:
-    """One file of events."""
+    """A file of events."""
 
     def __init__(self, path: Path) -> None:
         """Open the file; create it if absent.
@@ -79,8 +79,7 @@ class History:
             try:
                 self._check()
             except BaseException:
-                # What the log beside a damaged file holds stays there for whoever
-                # repairs it.
+                # The write-ahead log of a damaged file is kept for whoever repairs it.
                 self._base.setconfig(sqlite3.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, True)
                 self._base.close()
                 raise
@@ -90,10 +89,10 @@ class History:
         self._base.close()
 
     def add(self, events: Iterable[HostEvent]) -> int:
-        """Record events; those that are there already are not recorded again.
+        """Record events, except those that are already recorded.
 
         Returns:
-          how many are new.
+          number of new events.
         """
         num, batch = 0, list[HostEvent]()
         for event in events:
@@ -111,7 +110,9 @@ class History:
             rows = self._base.execute(f"{query} order by time_ns, number", words)
             found = rows.fetchall()
             if any(checksum != _checksum(row) for *row, checksum in found):
-                raise sqlite3.DatabaseError("an event is not as it was recorded")
+                raise sqlite3.DatabaseError(
+                    "an event has changed since it was recorded"
+                )
         try:
             return [_event(row) for *row, _ in found]
         except ValueError as error:
@@ -144,7 +145,8 @@ class History:
         """Raise if the file is not a history, is damaged, or has another version."""
         if _pragma(self._base, "application_id") != APPLICATION_ID:
             raise ValueError(
-                f"{self.path} is an SQLite file, and no history of hosts; name another"
+                f"{self.path} is an SQLite file, but not a history of hosts; "
+                "name another"
             )
         version = _pragma(self._base, "user_version")
         if not VERSION - 1 <= version <= VERSION:
@@ -159,9 +161,9 @@ class History:
             self._migrate(version)
 
     def _migrate(self, version: int) -> None:
-        """Change the tables of the version before to those of this one."""
+        """Migrate the tables of the previous version to this one."""
         with _transaction(self._base):
-            # Another process may have done it meanwhile.
+            # Another process may have done this in the meantime.
             if _pragma(self._base, "user_version") == version:
                 for statement in MIGRATIONS[version].split(";"):
                     self._base.execute(statement)
@@ -175,11 +177,11 @@ class History:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Turn errors of SQLite into messages that name the file and the fix."""
+        """Convert errors of SQLite to messages that name the file and the fix."""
         try:
             yield
         except sqlite3.OperationalError as error:
-            # Without the extended part; 0: Python could not decode a text.
+            # Without the extended error code; 0: Python could not decode a text.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise RuntimeError(
@@ -209,12 +211,12 @@ def _row(event: HostEvent) -> tuple[Any, ...]:
 
 
 def _checksum(row: Sequence[Any]) -> str:
-    """Return a checksum of columns: SQLite has none, and checks only its structure."""
+    """Return a checksum of columns: SQLite checks only the structure of its file."""
     return hashlib.sha256(repr([*row]).encode()).hexdigest()[:16]
 
 
 def _event(row: Sequence[Any]) -> HostEvent:
-    """Return the event of a row; raises ValueError."""
+    """Return the event of a row; raise ValueError if it is invalid."""
     fields: dict[str, Any] = dict(zip(_COLUMNS.split(", "), row, strict=True))
     fields["kind"] = Kind(fields["kind"])
     return HostEvent(**fields)
@@ -227,10 +229,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _make(path: Path) -> None:
-    """Create an empty history beside its place, and move it there atomically.
+    """Create an empty history next to its path, and move it there atomically.
 
-    So a file in its place is always complete. If two processes do this at once, the
-    first file stays.
+    A file at the path is therefore always complete. If two processes do this
+    concurrently, the first file stays.
     """
     new = path.with_name(f".{path.name}.{secrets.token_hex(8)}.new")
     try:

@@ -1,1 +1,1 @@
-"""How long a process group takes to start, phase by phase, and how that grows."""
+"""Time to start a process group, by phase, and its growth with the size."""

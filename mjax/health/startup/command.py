@@ -1,8 +1,8 @@
 """Time the phases of starting a process group: `python -m mjax.health init`.
 
-Enters: numbers of processes. Leaves: how long each phase takes on this host and how it
-grows, and a model of many hosts beside the figures of MegaScale; a table, or JSON. The
-processes have one CPU device each and no model; see `mjax.processes.timed_start`.
+Enters: numbers of processes. Leaves: the time of each phase on this host and its
+growth, and a model of many hosts next to MegaScale's figures, as a table or JSON. Each
+process has one CPU device and no model; see `mjax.processes.timed_start`.
 """
 
 import dataclasses
@@ -24,27 +24,28 @@ from mjax.health.startup.starts import (
 )
 
 MOST_CLIENTS = 4_096
-"""Chosen: a client takes some three threads and two open files on this host."""
+"""Maximum number of light clients. Chosen: a client takes about three threads and two
+open files on this host."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InitFlags:
-    """Time the phases of starting a process group, and say how they grow."""
+    """Time the phases of starting a process group, and show how they grow."""
 
     processes: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 24, 32)
-    """Sizes of the groups that are started, one after the other."""
+    """Sizes of the groups to start, one after the other."""
     repeats: int = 3
-    """Starts of each size; the median counts."""
+    """Starts of each size; the median is reported."""
     clients: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
-    """Numbers of light clients, for what the coordinator does with many processes."""
+    """Numbers of light clients, to measure the coordinator with many processes."""
     round_trip_us: float = 100.0
-    """Network round trip between two hosts, for the model."""
+    """Network round trip between two hosts in microseconds, for the model."""
     hosts: int = 10_000
     """Size of the group that the model is evaluated for."""
     port: int = 0
-    """Of the coordination service; 0 takes a free one."""
+    """Port of the coordination service; 0: any free one."""
     limit_s: float = 300.0
-    """Seconds that one start may take."""
+    """Time limit of one start in seconds."""
     json: bool = False
     """Print one JSON object and nothing else."""
 
@@ -117,12 +118,12 @@ def parse(argv: Sequence[str], prog: str) -> InitFlags:
     )
     add, usual = parser.add_argument, InitFlags()
     add("--processes", type=int, nargs="+", help="sizes of the groups", metavar="N")
-    add("--repeats", type=int, help="starts of each size; the median counts")
+    add("--repeats", type=int, help="starts of each size; the median is reported")
     add("--clients", type=int, nargs="*", help="numbers of light clients", metavar="N")
     add("--round-trip-us", type=float, help="network round trip, for the model")
     add("--hosts", type=int, help="size of the group that the model is for")
-    add("--port", type=int, help="of the coordination service; 0 takes a free one")
-    add("--limit-s", type=float, help="seconds that one start may take")
+    add("--port", type=int, help="port of the coordination service; 0: any free one")
+    add("--limit-s", type=float, help="time limit of one start in seconds")
     add("--json", action="store_true", help="print one JSON object")
     found = vars(parser.parse_args([*argv]))
     given = {name: value for name, value in found.items() if value is not None}
@@ -132,10 +133,10 @@ def parse(argv: Sequence[str], prog: str) -> InitFlags:
 
 
 def measure(asked: InitFlags) -> tuple[Starts, Starts]:
-    """Start groups of all sizes, in turn, so that a slow minute spoils no one size.
+    """Start groups of all sizes in turn, so that slow minutes affect all sizes.
 
     Returns:
-      of processes, and of light clients.
+      the starts of processes, and of light clients.
     Raises:
       ValueError: the port is in use.
       FailedError: a start failed; the message has its size.
@@ -169,7 +170,7 @@ def measure(asked: InitFlags) -> tuple[Starts, Starts]:
 
 
 def _available_bytes() -> int:
-    """Return the memory that programs may still take (proc_meminfo(5))."""
+    """Return the memory that is available to programs (proc_meminfo(5))."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             return 1024 * int(line.split()[1])

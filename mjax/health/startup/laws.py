@@ -1,14 +1,14 @@
-"""Find how a duration grows with the number of processes, if the data decide it.
+"""Find how a duration grows with the number of processes, if the data show it.
 
-Enters: sizes and one duration at each. Leaves: a law or none, and for any other size a
-range. Pure.
+Enters: sizes and one duration for each. Leaves: a law or none, and a range for any
+other size. Pure.
 
-A law is a curve with two numbers, the value at the largest size and the share of it
+A law is a curve with two parameters, the value at the largest size and the share of it
 that grows: y(N) = value * (1 - share + share * g(N) / g(largest)), with share from 0 to
 1 and g(N) = 1, log N, N or N squared. Share 0 is the null model, a constant. Residuals
-are those of log y: a timing is off by a factor, not by a number of seconds. One
-duration a size is taken, the median of its repeats: repeats make that exact, but how
-far the sizes stray from a curve is what decides between curves.
+are of log y, because timing errors are factors, not numbers of seconds. Each size has
+one duration, the median of its repeats: repeats make it precise, but only deviations of
+sizes from a curve distinguish between curves.
 """
 
 import dataclasses
@@ -25,25 +25,27 @@ CONSTANT, LOGARITHMIC, LINEAR, QUADRATIC = (
 )
 LAWS = (CONSTANT, LOGARITHMIC, LINEAR, QUADRATIC)
 LEAST_SIZES = 5
-"""The criterion is defined from here on, see `_aicc`."""
+"""Minimum number of sizes for which the criterion is defined, see `_aicc`."""
 LEAD = 4.0
-"""By which the criterion of a law must be below all others before it is named. Chosen:
-the data are then exp(LEAD / 2), more than 7, times likelier under it (the evidence
-ratio of Burnham, Anderson and Huyvaert 2011, doi:10.1007/s00265-010-1029-6)."""
+"""Margin by which the criterion of a law must be below all others to name that law.
+Chosen: the data are then exp(LEAD / 2), more than 7, times likelier under it (the
+evidence ratio of Burnham, Anderson and Huyvaert 2011,
+doi:10.1007/s00265-010-1029-6)."""
 FLAT = 1.25
-"""A growth from the smallest to the largest size that counts as none. Chosen: less does
-not decide how to start 10,000 processes."""
+"""Growth factor from the smallest to the largest size that counts as no growth. Chosen:
+a smaller one does not matter for starting 10,000 processes."""
 CONFIDENCE = 0.95
-"""Of the joint region of value and share. Chosen: as usual."""
+"""Confidence of the joint region of value and share. Chosen: the usual value."""
 LEAST_NOISE = 0.02
 """Standard deviation of log y below which two fits are equally good. Chosen: medians of
-a few starts on one host repeat no better."""
+a few starts on one host are not more reproducible."""
 LEAST_S = 1e-6
-"""Shorter durations count as this one. Chosen: the clocks tick in nanoseconds, and a
-microsecond is lost in reading them."""
+"""Shorter durations count as this one. Chosen: the clocks tick in nanoseconds, and
+reading them takes a microsecond."""
 _LOGITS = np.linspace(-25.0, 15.0, 4001)
 _SHARES = np.concatenate([[0.0], 1.0 / (1.0 + np.exp(-_LOGITS)), [1.0]])
-"""Steps of 1 percent in the odds, so close to 0 that no share is lost at 10,000."""
+"""Grid of shares in steps of 1 percent of the odds. It starts so close to 0 that it
+misses no share that matters at 10,000 processes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ class Range:
     """A duration at a size that was not measured."""
 
     value_s: float | None
-    """Duration by the law; None without a law."""
+    """Duration according to the law; None without a law."""
     low_s: float
     high_s: float
 
@@ -64,7 +66,7 @@ class _Curves:
     largest: int
     shares: np.ndarray
     low: np.ndarray
-    """Of the value at the largest size, for each share."""
+    """Lowest value at the largest size, for each share."""
     high: np.ndarray
 
     def at(self, size: int) -> tuple[float, float]:
@@ -83,13 +85,14 @@ class Growth:
     """How a duration grows with the number of processes."""
 
     law: str | None
-    """None: the data do not decide."""
+    """Name of the law; None: the data do not decide."""
     candidates: tuple[str, ...]
-    """The laws that are about as good as the best; all, if there are too few sizes."""
+    """The laws that fit about as well as the best; all if there are too few sizes."""
     criteria: Mapping[str, float]
-    """Of each law; the lowest is the best. Empty if there are too few sizes."""
+    """Criterion of each law; the lowest is the best. Empty if there are too few
+    sizes."""
     value_s: float
-    """Value at the largest size, by the best law."""
+    """Value at the largest size according to the best law."""
     share: float
     """Share of that value that grows."""
     largest: int
@@ -103,8 +106,8 @@ class Growth:
 
         Args:
           size: number of processes.
-          most: the steepest law that the work can follow, for reasons other than these
-            data; a law that the data name counts all the same.
+          most: the steepest law that the work can follow, known for other reasons than
+            these data; a law named by the data is used even if it is steeper.
         """
         last = max(LAWS.index(most), LAWS.index(self.law or CONSTANT))
         ranges = [c.at(size) for c in self.curves if c.law in LAWS[: last + 1]]
@@ -117,14 +120,14 @@ class Growth:
         return Range(value_s=value_s, low_s=low_s, high_s=high_s)
 
     def describe(self) -> str:
-        """Write the law, or the laws that the data do not exclude."""
+        """Describe the law, or the laws that the data do not exclude."""
         if self.law is not None:
             return self.law
         if not self.criteria:
-            return f"cannot be told (fewer than {LEAST_SIZES} sizes)"
+            return f"undetermined (fewer than {LEAST_SIZES} sizes)"
         if len(self.candidates) == len(LAWS):
-            return "cannot be told"
-        return f"cannot be told ({' or '.join(self.candidates)})"
+            return "undetermined"
+        return f"undetermined ({' or '.join(self.candidates)})"
 
 
 def growth(sizes: Sequence[int], seconds: Sequence[float]) -> Growth:
@@ -132,9 +135,9 @@ def growth(sizes: Sequence[int], seconds: Sequence[float]) -> Growth:
 
     Args:
       sizes: numbers of processes, distinct, at least 2 each.
-      seconds: a duration at each.
+      seconds: the duration at each size.
     Raises:
-      ValueError: a size is too small or given twice, or a duration is no number.
+      ValueError: a size is too small or given twice, or a duration is not a number.
     """
     _check(sizes, seconds)
     largest, count = max(sizes), len(sizes)
@@ -226,7 +229,7 @@ def _inside(
 
 
 def _aicc(squares: float, count: int, law: str) -> float:
-    """Return Akaike's criterion for few data, of least squares.
+    """Return Akaike's criterion for few data (AICc), for least squares.
 
     n ln(S / n) + 2k + 2k(k + 1) / (n - k - 1); the variance counts among the k.
     Source: Hurvich and Tsai 1989, Biometrika 76(2), pages 297-307; Burnham, Anderson
@@ -240,7 +243,7 @@ def _aicc(squares: float, count: int, law: str) -> float:
 def _decide(
     criteria: Mapping[str, float], most_growth: float
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the law, if one can be named, and the laws about as good as the best."""
+    """Return the law, if one can be named, and all laws that fit about as well."""
     growing = {law: value for law, value in criteria.items() if law != CONSTANT}
     best = min(growing.values())
     if criteria[CONSTANT] - best < LEAD:

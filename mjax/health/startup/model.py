@@ -1,21 +1,21 @@
-"""Predict a start on many hosts from starts on one; each process has its own cores.
+"""Predict the time of a start on many hosts from starts on one host.
 
-Enters: the times of starts of several sizes. Leaves: how each phase grows here, and
-what it would take at another size. Pure.
+Enters: the times of starts of several sizes. Leaves: the growth of each phase on this
+host, and its predicted duration at another size. Pure.
 
-On one host the processes share its cores, so the own work of each process takes longer
-with more processes. On a cluster every host has its own cores; there only the work of
-the coordinator grows, and the work of a process for each other process. So the model of
-a phase adds three terms:
+On one host the processes share the cores, so the work of each process takes longer with
+more processes. On a cluster every process has its own cores; only the coordinator's
+work grows, and the work that a process does per other process. So the model of a phase
+adds three terms:
 
-- *own*: CPU seconds of one process, the larger of process 0 and the median other. In
-  a phase without messages this is the value at the smallest size.
-- *coordinator*: CPU seconds of the coordinator, one after the other. Its law comes
-  from light clients (`mjax.processes.timed_clients`), of which a host has a thousand.
-- *wait*: what is left of the slowest process at the smallest size: round trips over
-  the loopback interface, files, sleeping. It counts as constant: a barrier of the
-  coordination service is one request and one answer for each process. Where process 0
-  asks for something of every other, one after the other, it waits as many round trips.
+- *own*: CPU seconds of one process, the larger of process 0 and the median of the
+  others. In a phase without messages this is the value at the smallest size.
+- *coordinator*: CPU seconds of the coordinator, not in parallel. Its law comes from
+  light clients (`mjax.processes.timed_clients`), of which one host can run a thousand.
+- *wait*: the rest of the slowest process's time at the smallest size: round trips over
+  the loopback interface, files, sleeping. It is taken as constant: a barrier of the
+  coordination service is one request and one response per process. If process 0
+  requests a value from each other process in turn, one round trip for each is added.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ LOCAL = ("spawn", "import")
 SILENT = (*LOCAL, "compile")
 """Phases without a request to the coordinator."""
 ONE_BY_ONE = ("comparison",)
-"""Phases in which process 0 reads a text of each other process, one after the other:
+"""Phases in which process 0 reads a text of each other process in turn:
 `mjax.processes.agreement`, `_collect`. (For the devices, jax reads in parallel.)"""
 CPU_ONLY = ("collective",)
-"""Phases that a run on GPUs has in another form: NCCL instead of gloo, which connects
-each process with each other (https://github.com/pytorch/gloo/issues/419)."""
+"""Phases that differ in a run on GPUs: it uses NCCL instead of gloo, which connects
+every process with every other (https://github.com/pytorch/gloo/issues/419)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,15 +42,15 @@ class PhaseTimes:
 
     name: str
     wall_s: tuple[float, ...]
-    """Wall seconds by process, from its release to its end of the phase."""
+    """Wall seconds of each process, from its release to the end of its phase."""
     cpu_s: tuple[float, ...]
-    """CPU seconds by process, all threads, user and system."""
+    """CPU seconds of each process: all threads, user and system."""
     coordinator_s: float
     """CPU seconds of the coordinator, all threads."""
 
 
 Starts = Mapping[int, Sequence[tuple[PhaseTimes, ...]]]
-"""From numbers of processes to the phases of each repeat."""
+"""Maps a number of processes to the phases of each repeat."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,34 +59,35 @@ class Phase:
 
     name: str
     slowest_s: Mapping[int, float]
-    """By size: wall seconds of the slowest process, median of the repeats."""
+    """Wall seconds of the slowest process by size, median of the repeats."""
     median_s: Mapping[int, float]
-    """By size: wall seconds of the median process, median of the repeats."""
+    """Wall seconds of the median process by size, median of the repeats."""
     wall: Growth
-    """Growth of the slowest process, on this host."""
+    """Growth of the slowest process's time on this host."""
     first: Growth
     """CPU seconds of process 0."""
     others: Growth
-    """CPU seconds of the median process without process 0."""
+    """CPU seconds of the median process, excluding process 0."""
     coordinator: Growth
-    """CPU seconds of the coordinator: with light clients, if they have this phase."""
+    """CPU seconds of the coordinator, with light clients if they have this phase."""
     coordinator_s: Mapping[int, float]
-    """The same by size, with processes."""
+    """CPU seconds of the coordinator by size, with processes."""
     clients_s: Mapping[int, float]
-    """The same by size, with light clients; empty: they do not have this phase."""
+    """CPU seconds of the coordinator by size, with light clients; empty if they do not
+    have this phase."""
     own_s: float
-    """At the smallest size: CPU seconds of one process."""
+    """CPU seconds of one process at the smallest size."""
     wait_s: float
-    """At the smallest size: time of the slowest process that is not CPU time."""
+    """Time of the slowest process at the smallest size, excluding CPU time."""
 
     @property
     def is_silent(self) -> bool:
-        """Whether it has no request to the coordinator."""
+        """Whether the phase makes no request to the coordinator."""
         return self.name in SILENT
 
     @property
     def is_cpu_only(self) -> bool:
-        """Whether runs on GPUs replace it."""
+        """Whether runs on GPUs replace the phase."""
         return self.name in CPU_ONLY
 
 
@@ -100,7 +101,7 @@ class Prediction:
 
     @property
     def total(self) -> Range:
-        """Sum of the terms; without a value if one has none."""
+        """Sum of the terms; it has no value if one term has none."""
         return add([self.own, self.coordinator, _exactly(self.wait_s)])
 
 
@@ -127,7 +128,7 @@ def read_phases(starts: Starts, clients: Starts) -> tuple[Phase, ...]:
 def _by_size(
     starts: Starts, name: str, number: Callable[[PhaseTimes], float]
 ) -> dict[int, float]:
-    """Return the median of a number of one phase by size; nothing without the phase."""
+    """Return a median over the repeats of a phase by size; empty without the phase."""
     found = {
         size: [
             number(phase) for start in repeats for phase in start if phase.name == name
@@ -170,8 +171,8 @@ def _phase(name: str, starts: Starts, clients: Starts) -> Phase:
 def predict(phase: Phase, size: int, round_trip_s: float) -> Prediction:
     """Return the duration of a phase if each process has its own cores.
 
-    A process sends and receives no more than a constant for each other process in a
-    phase, so its own work grows linearly at most.
+    In a phase, a process exchanges at most a constant amount with each other process,
+    so its own work grows at most linearly.
 
     Args:
       phase: as measured.
@@ -192,7 +193,7 @@ def predict(phase: Phase, size: int, round_trip_s: float) -> Prediction:
 
 
 def add(ranges: Sequence[Range]) -> Range:
-    """Add successive durations; no value if one of them has none.
+    """Add successive durations; the sum has no value if one of them has none.
 
     The bounds are added too, as if all were off in the same direction.
     """

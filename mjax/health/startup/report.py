@@ -1,8 +1,8 @@
-"""Show the phases of starting a process group, for people and for programs.
+"""Report the phases of starting a process group, for people and for programs.
 
-Enters: the phases at all sizes. Leaves: lines of text, or what becomes JSON, with a
-model of many hosts and the figures of MegaScale beside it. Pure, but for the number of
-cores of this host.
+Enters: the phases at all sizes. Leaves: lines of text or a JSON object, with a model of
+many hosts next to MegaScale's figures. Pure, except that it reads the number of cores
+of this host.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ class Size:
     """The case for which the model is evaluated."""
 
     hosts: int
-    """Processes, each with cores of its own."""
+    """Number of processes, each with its own cores."""
     round_trip_s: float
-    """Of the network between two of them."""
+    """Round trip in seconds of the network between two processes."""
 
 
 def table(phases: Sequence[Phase], size: Size) -> list[str]:
@@ -98,7 +98,7 @@ def coordinator_rows(phases: Sequence[Phase]) -> list[list[str]]:
 
 
 def growth_rows(phases: Sequence[Phase]) -> list[list[str]]:
-    """Return a row for each phase: how what was measured grows."""
+    """Return a row for each phase with the growth of the measured times."""
     return [
         [
             phase.name,
@@ -112,7 +112,7 @@ def growth_rows(phases: Sequence[Phase]) -> list[list[str]]:
 
 
 def model_rows(phases: Sequence[Phase], size: Size) -> list[list[str]]:
-    """Return a row for each phase, and the sum of those that runs on GPUs have."""
+    """Return a row for each phase, and the sum of those that GPU runs have too."""
     rows = []
     for phase in phases:
         found = predict(phase, size.hosts, size.round_trip_s)
@@ -142,13 +142,13 @@ def notes(phases: Sequence[Phase], size: Size) -> str:
         "seconds of one process (own), those of the coordinator, and the rest at "
         f"{min(sizes)} processes over the loopback interface (wait), with a round trip "
         f"of {1e6 * size.round_trip_s:g} us for each text that process 0 reads. 'from' "
-        "and 'to' hold every law that the measured sizes do not exclude (95%); '-': "
-        "which law it is cannot be told. Phases in brackets are gloo's and not in the "
-        "sum: GPUs use NCCL, which is not measured. MegaScale's figures are of NCCL "
-        "groups made through torch.distributed, other work than what the model adds."
+        "and 'to' contain every law that the measured sizes do not exclude (95%); '-': "
+        "the law is undetermined. Phases in brackets are gloo's and not in the sum: "
+        "GPUs use NCCL, which is not measured. MegaScale's figures are of NCCL groups "
+        "made through torch.distributed, which is other work than in the model."
     )
     if len(sizes) < LEAST_SIZES:
-        text += f" No law can be told from fewer than {LEAST_SIZES} sizes."
+        text += f" No law can be determined from fewer than {LEAST_SIZES} sizes."
     return text
 
 
@@ -209,7 +209,7 @@ def _growth_json(growth: Growth) -> dict[str, Any]:
 
 
 def _range_json(found: Range) -> dict[str, float | None]:
-    """Return a range; JSON knows no infinity, null is none."""
+    """Return a range as JSON, which has no infinity: null means no bound."""
     high_s = found.high_s if found.high_s < float("inf") else None
     return {"value_s": found.value_s, "low_s": found.low_s, "high_s": high_s}
 
@@ -223,7 +223,7 @@ def _columns(found: Range) -> list[str]:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Write rows of cells as lines with columns of one width."""
+    """Format rows of cells as lines with aligned columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()

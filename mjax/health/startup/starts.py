@@ -1,11 +1,11 @@
 """Start the processes of a group on this host, and time each phase.
 
-Enters: how many, a port, limits. Leaves: for each phase the wall and CPU seconds of
-every process, and the CPU seconds of the coordinator in that phase.
+Enters: a number of processes, a port, limits. Leaves: for each phase, the wall and CPU
+seconds of every process, and the CPU seconds of the coordinator.
 
-A phase begins in all processes when all have ended the one before: each waits for a
-byte on its standard input. The coordination service has a process of its own, as under
-`mjax.launch`, so what it computes is apart from what the processes compute.
+A phase begins when all processes have finished the previous one: each waits for a byte
+on its standard input. The coordination service runs in a separate process, as under
+`mjax.launch`, so its CPU time is separate too.
 """
 
 import contextlib
@@ -29,15 +29,16 @@ from mjax.health.startup.model import PhaseTimes
 CHILD = (sys.executable, "-m", "mjax.processes.timed_start")
 """Module of one process; it reports its phases."""
 LAST = "end"
-"""Name of the phase after which a start is complete."""
+"""Name of the last phase of a start."""
 CLIENTS = (sys.executable, "-m", "mjax.processes.timed_clients")
-"""Module of one process with all clients."""
+"""Module of a single process with all clients."""
 COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 PROCESS_BYTES = 400_000_000
-"""Memory that a process of the group may take. Chosen: with jax 0.11.2 and one CPU
+"""Memory that a process of the group may use. Chosen: with jax 0.11.2 and one CPU
 device the largest of 4 took 323 MB, shared pages included."""
 _LINES = 5
-"""Of the output of a process that failed. Chosen: the end of a Python traceback."""
+"""Number of last lines shown of the output of a failed process. Chosen: the end of a
+Python traceback."""
 _POLL_S = 0.02
 """Seconds between attempts to connect. Chosen: short against a process start."""
 
@@ -56,7 +57,7 @@ class FailedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Member:
-    """One process, how to release it, and where it reports and writes."""
+    """One process, with its pipes for releases and reports, and its output file."""
 
     name: str
     process: subprocess.Popen[bytes]
@@ -64,13 +65,13 @@ class _Member:
     log: Path
 
     def release(self) -> None:
-        """Let it begin the next phase; a dead process is detected elsewhere."""
+        """Release it into the next phase; a dead process is detected elsewhere."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(b"\n")
 
     def last_lines(self) -> str:
-        """Return the end of its output."""
+        """Return the last lines of its output."""
         lines = self.log.read_text(errors="replace").strip().splitlines()[-_LINES:]
         return "\n".join(f"  {line}" for line in lines) or "  (it has written nothing)"
 
@@ -82,20 +83,20 @@ def time_start(
     limit_s: int | float,
     is_light: bool = False,
 ) -> tuple[PhaseTimes, ...]:
-    """Start a process group once, and end it.
+    """Start a process group once, and stop it.
 
     Args:
-      num_processes: of the group, at least 2.
-      port: of the coordinator; 0 takes a free one.
-      limit_s: for the whole start.
+      num_processes: size of the group, at least 2.
+      port: of the coordinator; 0: any free one.
+      limit_s: time limit of the whole start.
       is_light: start a single process with one client for each process of the group; it
         reports the times of all clients together.
     Returns:
-      the phases in their order.
+      the phases, in order.
     Raises:
       ValueError: the port is in use.
-      FailedError: a process ended early or reported nonsense, or the limit was reached;
-        the message has the last lines of the process.
+      FailedError: a process ended early or sent an invalid report, or the limit was
+        reached; the message has the last lines of the process.
     """
     until_s = time.monotonic() + limit_s
     with contextlib.ExitStack() as stack:
@@ -164,10 +165,10 @@ def _phase(rows: Sequence[_Report], coordinator_s: float) -> PhaseTimes:
 def _reports(
     members: Sequence[_Member], until_s: float, limit_s: int | float
 ) -> list[_Report]:
-    """Return the next report of each process; nothing if all have ended well.
+    """Return the next report of each process; empty if all have exited with code 0.
 
     Raises:
-      FailedError: one has ended badly or alone, or not answered in time.
+      FailedError: a process failed, ended before the others, or did not report in time.
     """
     waiting = dict(enumerate(members))
     texts = dict.fromkeys(waiting, b"")
@@ -202,13 +203,13 @@ def _read(member: _Member, text: bytes) -> _Report:
         return msgspec.json.decode(text, type=_Report)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise FailedError(
-            f"{member.name} has reported {text!r}, which is no report of a phase "
+            f"{member.name} has reported {text!r}, which is not a phase report "
             f"({error})"
         ) from error
 
 
 def _check_end(member: _Member, until_s: float, limit_s: int | float) -> None:
-    """Raise FailedError unless a process that reports no more ends with code 0."""
+    """Raise FailedError unless a process without more reports exits with code 0."""
     try:
         code = member.process.wait(max(_POLL_S, until_s - time.monotonic()))
     except subprocess.TimeoutExpired:
@@ -234,9 +235,9 @@ def _late(waiting: Mapping[int, _Member], limit_s: int | float) -> FailedError:
 
 
 def _checked_port(port: int) -> int:
-    """Return a free port: this one, or any for 0.
+    """Return the given port if it is free, or any free port for 0.
 
-    The server of jax would share a port in use silently.
+    Without this check, jax's server would silently share a port that is in use.
 
     Raises:
       ValueError: it is in use.
@@ -288,10 +289,10 @@ def _member(name: str, words: Sequence[str], folder: Path) -> _Member:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment of a process, without what would change its times.
+    """Return a process's environment, without variables that change its times.
 
-    Every process gets one CPU device and connects only to this host, so flags of XLA
-    and proxies are removed.
+    Every process gets one CPU device and connects only to this host, so XLA flags and
+    proxies are removed.
     """
     kept = {
         name: value
@@ -302,7 +303,7 @@ def _environment() -> dict[str, str]:
 
 
 def _wait_until_it_listens(member: _Member, address: str, until_s: float) -> None:
-    """Wait for the port; a client that cannot connect retries after a whole second."""
+    """Wait until the port accepts connections: clients retry only after a second."""
     host, _, port = address.rpartition(":")
     while True:
         with contextlib.suppress(OSError):
@@ -326,10 +327,10 @@ def _coordinator_s(member: _Member) -> float:
 
 
 def _cpu_s(pid: int) -> float:
-    """Return the CPU seconds of another process, all threads, in nanoseconds' steps.
+    """Return the CPU seconds of all threads of a process, to a nanosecond.
 
-    /proc/PID/stat counts in steps of 10 ms, as long as a whole phase. The clock of a
-    process is made of its number as the C library's clock_getcpuclockid does.
+    /proc/PID/stat counts in steps of 10 ms, as long as a whole phase. The clock
+    id is derived from the process id as in the C library's clock_getcpuclockid.
     Source: Linux, include/linux/posix-timers.h, make_process_cpuclock.
     """
     return time.clock_gettime((~pid << 3) | 2)
@@ -351,14 +352,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files of this process and its children."""
+    """Raise the limit on open files for this process and its children."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 @contextlib.contextmanager
 def ended_by_signal() -> Iterator[None]:
-    """Let SIGTERM end the processes that were started, as Ctrl-C does."""
+    """Make SIGTERM stop the started processes, as Ctrl-C does."""
 
     def leave(number: int, frame: object) -> None:
         del frame

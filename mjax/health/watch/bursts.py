@@ -1,11 +1,12 @@
-"""Rate of the bursts in one window of milliseconds.
+"""Rate of the bursts in a window of millisecond samples.
 
-Enters: a `Window`. Leaves: the rate that the port reaches while it sends.
+Enters: a `Window`. Leaves: the rate of the port while it sends.
 
-A read is late by a fraction of its gap, so a single gap is unreliable. Gaps in a row in
-which the port sends form a burst; its first and last gap are cut, since the burst may
-begin and end inside them. The rate of a burst is its bytes divided by its time. Its
-size counts the first and last gap too.
+A gap is the time between two reads. A read is late by a fraction of its gap, so a
+single gap is unreliable. Successive gaps in which the port sends form a burst. Its
+first and last gap are excluded from the rate, since the burst may begin and end inside
+them: the rate is the bytes of the inner gaps over their time. The size of the burst
+includes them.
 """
 
 import dataclasses
@@ -15,18 +16,20 @@ import numpy as np
 from mjax.health.watch.samples import WORD_BYTES, Port, Window
 
 LEAST_GAPS = 2
-"""Whole gaps in a burst. Chosen: one gap is late by too large a part of itself."""
+"""Minimum number of whole gaps in a burst. Chosen: the lateness of a read is too large
+a part of one gap."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Burst:
-    """One burst of a window."""
+    """A burst of a window."""
 
     rate: float
     """Rate as a fraction of the wire rate."""
     length_s: float
     size_s: float | None
-    """Seconds that it takes with the whole wire; None if the window cuts it off."""
+    """Size of the burst, as seconds at the full wire rate; None if the window cuts it
+    off."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,18 +40,18 @@ class Bursts:
 
     @property
     def rate(self) -> float:
-        """Fraction of the wire rate, over the time of all bursts."""
+        """Rate over the time of all bursts, as a fraction of the wire rate."""
         sent = sum(each.rate * each.length_s for each in self.each)
         return sent / sum(each.length_s for each in self.each)
 
 
 def find_bursts(port: Port, window: Window, busy_part: float) -> Bursts | None:
-    """Return the rates of the bursts in a window, None if it has no whole burst.
+    """Return the rates of the bursts in a window; None if it has no whole burst.
 
     Args:
       port: of the window.
       window: reads of its byte counter.
-      busy_part: of the rate of the wire; a gap below it is quiet.
+      busy_part: fraction of the wire rate below which a gap is quiet.
     """
     words = np.diff(window.port_xmit_data.astype(np.int64))
     if port.data_counter_bits == 32:

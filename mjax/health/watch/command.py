@@ -1,10 +1,9 @@
 """`python -m mjax.health ports`: watch the network ports of this host.
 
-Enters: flags. Leaves: an event for each link flap, slow decay, load of a neighbour or
-loss of the period of the steps, as JSON lines with --json or in --events; on stderr,
-every half hour and at the end, a line for each port with the period of its traffic.
-Exit codes: 0 nothing was found, 1 something
-was, 2 bad input.
+Enters: flags. Leaves: an event for each link flap, slow decay, neighbour load or loss
+of the step period, as JSON lines with --json or in --events; on stderr, every half hour
+and at the end, a line for each port with the period of its traffic. Exit codes: 0
+nothing was found, 1 something was, 2 bad input.
 """
 
 import argparse
@@ -40,15 +39,19 @@ def main(argv: Sequence[str]) -> int:
     )
     add = parser.add_argument
     rates = Rates()
-    add("--seconds", type=float, help="end after so long; absent: at a signal")
+    add("--seconds", type=float, help="stop after this time; absent: at a signal")
     add("--sample-s", type=float, default=rates.sample_s, help="between samples")
     add("--window-every-s", type=float, default=rates.window_every_s)
     add("--window-s", type=float, default=rates.window_s, help="length of a window")
-    add("--window-hz", type=float, default=rates.window_hz, help="reads a second")
-    add("--work-dir", type=Path, help="of the run that trains here: its step times")
-    add("--root", type=Path, default=ROOT, help="where the ports are")
+    add("--window-hz", type=float, default=rates.window_hz, help="reads per second")
+    add(
+        "--work-dir",
+        type=Path,
+        help="work dir of the run on this host, for its step times",
+    )
+    add("--root", type=Path, default=ROOT, help="folder of the ports")
     add("--json", action="store_true", help="print events as JSON lines")
-    add("--events", type=Path, help="append events there, as JSON lines")
+    add("--events", type=Path, help="append events to this file as JSON lines")
     args = parser.parse_args(argv)
     try:
         return _watch(args)

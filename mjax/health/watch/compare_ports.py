@@ -1,11 +1,11 @@
-"""Compare the timing of the traffic of a host's ports.
+"""Compare the traffic timing of the ports of a host.
 
 Enters: a `StepTraffic` for each port. Leaves: the period of each, as far as known, and
-a detection for each port that differs from the others: it has no period, another one,
-or sends at another time of the step. Each port is compared with the median of the
-others, so one bad port does not make the good ones look bad; at least `least_ports`
-have to be known. Source of the idea: MegaScale, arXiv:2402.15627, on traffic of a
-training job.
+a detection for each port that differs from the others: it has no period, another
+period, or sends at another time of the step. Each port is compared with the median of
+the others, so one bad port does not make the good ones look bad; the periods of at
+least `least_ports` must be known. Source of the idea: MegaScale, arXiv:2402.15627, on
+the traffic of a training job.
 
     z_s = sum over samples of segment s of rate * exp(-2 pi i h t / step)
     phase of two ports = angle of sum over s of z_s * conj(z'_s)
@@ -31,7 +31,7 @@ class Comparison:
 
     known: Mapping[str, PortPeriod]
     unlike: Mapping[str, Detection]
-    """By port: why it is unlike the others."""
+    """Maps a port that differs from the others to a detection with the reason."""
 
 
 def compare(
@@ -40,7 +40,7 @@ def compare(
     """Compare the ports of a host.
 
     Args:
-      ports: by name.
+      ports: traffic of each port, by name.
       now_s: time of the comparison.
       limits: thresholds.
     """
@@ -88,7 +88,7 @@ def _periodic(one: PortPeriod) -> bool:
 def _reason(
     one: PortPeriod, others: Sequence[Period], limits: PeriodThresholds
 ) -> tuple[str, dict[str, float]] | None:
-    """Return why a period is unlike those of the other ports."""
+    """Return why a period differs from those of the other ports."""
     periods_s = np.array([each.period_s for each in others])
     usual_s = float(np.median(periods_s))
     strength = float(np.median([each.strength for each in others]))
@@ -120,7 +120,7 @@ def _reason(
 def _late(
     phase: tuple[float, float, float], limits: PeriodThresholds
 ) -> tuple[str, dict[str, float]] | None:
-    """Return why a port sends at another time of the step than the others."""
+    """Return why the phase of a port differs from that of the others."""
     cycles, spread, unit_s = phase
     most = max(limits.phase_cycles, limits.most_spreads * spread)
     if abs(cycles) <= most:
@@ -135,9 +135,9 @@ def _late(
 def _phases(
     blocks: Mapping[str, Block], limits: PeriodThresholds
 ) -> dict[str, tuple[float, float, float]]:
-    """Return phase against the others, its spread among them, and the unit in seconds.
+    """Return the phase relative to the others, its spread, and its unit in seconds.
 
-    Only for ports whose traffic goes together with that of most others.
+    Only for ports whose traffic is coherent with that of most others.
     """
     if len(blocks) < limits.least_ports:
         return {}
@@ -186,7 +186,7 @@ def _amplitudes(
 
 
 def _circular_median(cycles: np.ndarray) -> float:
-    """Return the angle, in cycles, with the least summed distance to the others."""
+    """Return the angle, in cycles, with the smallest sum of distances to the others."""
     away = np.abs(_wrapped(cycles[:, None] - cycles)).sum(1)
     return float(cycles[int(np.argmin(away))])
 

@@ -1,17 +1,18 @@
-"""Congestion: how much the fabric delays the traffic of a port, in time bins.
+"""Measure how much the fabric delays the traffic of a port, in time bins.
 
-Enters: increments of counters. Leaves: events of congestion and traffic of each bin.
+Enters: increments of counters. Leaves: congestion events and traffic of each bin.
 
-- InfiniBand: port_xmit_wait, ticks in which data waited for credits, by the seconds in
-  which the port sends. By the byte a port that has lost lanes would wait longer without
+- InfiniBand: port_xmit_wait, ticks in which data waited for credits, per second in
+  which the port sends. Per byte, a port that has lost lanes would wait longer without
   any congestion.
-- Ethernet: rp_cnp_handled, notifications that slow this sender down, by the byte. The
-  port itself sends np_cnp_sent, which also grows if its own receive queue is slow.
+- Ethernet: rp_cnp_handled, notifications that slow this sender down, per byte. Not
+  np_cnp_sent, which the port itself sends, and which also grows if its own receive
+  queue is slow.
 
 Source of the meanings: Linux, Documentation/ABI/stable/sysfs-class-infiniband
-(port_xmit_wait), commit e1f24a79f424 (counters of mlx5). That they rise when jobs share
-a link: CASSINI, arXiv:2308.00852. The unit does not matter, because the port is only
-compared with itself.
+(port_xmit_wait), commit e1f24a79f424 (counters of mlx5). Source of their rise when jobs
+share a link: CASSINI, arXiv:2308.00852. The unit does not matter, because a port is
+only compared with itself.
 """
 
 from collections import deque
@@ -30,14 +31,14 @@ type Array = np.ndarray
 
 
 class Congestion:
-    """Counts in bins of equal length; keeps `most_bins` of them."""
+    """Counts events in bins of equal length; keeps `most_bins` of them."""
 
     def __init__(self, port: Port, thresholds: CongestionThresholds) -> None:
-        """Start without a bin.
+        """Start with no bins.
 
         Args:
-          port: says which counter to read.
-          thresholds: length and number of bins.
+          port: determines the counter to read.
+          thresholds: give length and number of bins.
         """
         self._limits = thresholds
         self._infiniband = port.link_layer == "InfiniBand"
@@ -68,12 +69,13 @@ class Congestion:
 
     @property
     def floor(self) -> float:
-        """Events a second of traffic, below which a rate is taken for this much."""
+        """Lower bound of a rate, in events per second of traffic."""
         limits = self._limits
         return limits.least_wait_ticks if self._infiniband else limits.least_marks
 
     def bins(self) -> tuple[float, Float[Array, "B"], Float[Array, "B"]]:
-        """Return the start of the first bin, events, and seconds of traffic."""
+        """Return the start of the first bin, and each bin's events and traffic in
+        seconds."""
         if self._start_s is None:
             return 0.0, np.zeros(0), np.zeros(0)
         index, events, seconds = np.array(self._bins).T

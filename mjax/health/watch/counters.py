@@ -1,10 +1,11 @@
-"""Increments of counters: wraps, resets and missing samples do not count as events.
+"""Increments of counters, without false counts from wraps, resets or missing samples.
 
-Enters: one `Sample` after the other. Leaves: an `Increment` for each but the first.
+Enters: `Sample`s, one by one. Leaves: an `Increment` for each but the first.
 
-- A byte counter of 32 bits that goes down has wrapped, if nothing else was reset.
-- Any other counter that goes down was set to 0. What it counts since then is counted,
-  unless samples are missing: after a reboot a port counts its own way up.
+- A 32-bit byte counter that goes down has wrapped, unless another counter was reset.
+- Any other counter that goes down was reset to 0. Its count since then is the
+  increment, unless samples are missing: after a reboot the count includes the port's
+  start.
 """
 
 import dataclasses
@@ -18,18 +19,19 @@ WRAPPING = frozenset({"port_xmit_data", "port_rcv_data"})
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Increment:
-    """What was counted between two samples."""
+    """The events between two samples."""
 
     start_s: float
     end_s: float
     counts: Mapping[str, int]
-    """At least 0 each. A counter that is absent from either sample is absent."""
+    """Increments by counter, at least 0. A counter that is absent from either sample is
+    absent."""
     data_bytes: int | None
     """Bytes sent; None if unknown: the counter was reset, or may have wrapped twice."""
     reset: bool
-    """At least one counter was set to 0."""
+    """Whether at least one counter was reset to 0."""
     state: int | None
-    """State at the end."""
+    """State of the port at the end."""
 
     @property
     def duration_s(self) -> float:
@@ -38,14 +40,14 @@ class Increment:
 
 
 class Counters:
-    """Turns samples of one port into increments; keeps one sample."""
+    """Converts samples of one port to increments; keeps one sample."""
 
     def __init__(self, port: Port, longest_gap_s: float) -> None:
-        """Start without a sample.
+        """Start with no sample.
 
         Args:
-          port: says the width of the byte counters.
-          longest_gap_s: between samples; beyond it a reset is taken for a reboot.
+          port: gives the width of the byte counters.
+          longest_gap_s: time between samples above which a reset is taken for a reboot.
         """
         self._port = port
         self._longest_gap_s = longest_gap_s
@@ -55,7 +57,7 @@ class Counters:
         """Return the increment since the last sample, None for the first.
 
         Raises:
-          ValueError: the time does not grow.
+          ValueError: the time does not increase.
         """
         last, self._last = self._last, sample
         if last is None:
@@ -63,7 +65,7 @@ class Counters:
         if sample.time_s <= last.time_s:
             self._last = last
             raise ValueError(
-                f"samples must be in order of time, got {sample.time_s} s after "
+                f"samples must be in time order, got {sample.time_s} s after "
                 f"{last.time_s} s: sort them, and use a clock that does not jump"
             )
         names = last.counters.keys() & sample.counters.keys()
@@ -97,7 +99,7 @@ class Counters:
     def _data_bytes(
         self, change: int | None, elapsed_s: float, reset: bool
     ) -> int | None:
-        """Return the bytes sent, None if the counter cannot say."""
+        """Return the bytes sent; None if the counter does not determine them."""
         most_words = self._port.data_bytes_per_s / WORD_BYTES * elapsed_s
         if change is None or (change < 0 and reset):
             return None

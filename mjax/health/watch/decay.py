@@ -1,11 +1,12 @@
-"""Slow decay: bursts get slower for good, or symbol errors become frequent.
+"""Detect slow decay: bursts become permanently slower, or symbol errors frequent.
 
 Enters: bursts of windows, increments of counters. Leaves: a detection when a lasting
-fall explains the rates better than nothing and than a neighbour, or when symbol errors
-exceed the specified rate. Sources: a damaged cable comes up at a lower speed or with
-fewer lanes; NVIDIA, "Cabling Data Centers". Symbol errors: 10^-12 a bit, the bit error
-rate that InfiniBand links are specified for; a warning at 5 times, an error at 10
-times; NVIDIA, "InfiniBand Cluster Bring-up Procedure", UFM Telemetry.
+drop explains the rates better than no fault and better than a neighbour, or when symbol
+errors exceed the specified rate.
+Sources: NVIDIA, "Cabling Data Centers": a damaged cable runs at a lower speed or with
+fewer lanes. NVIDIA, "InfiniBand Cluster Bring-up Procedure", UFM Telemetry: InfiniBand
+links are specified for 10^-12 errors per bit; a warning at 5 times, an error at 10
+times this rate.
 """
 
 from collections import deque
@@ -18,16 +19,16 @@ from mjax.health.watch.samples import Detection, Port
 from mjax.health.watch.thresholds import DecayThresholds, ExplanationThresholds
 
 SPECIFIED_BIT_ERROR_RATE = 1e-12
-"""Source: see the module."""
+"""Specified rate of symbol errors per bit; for the source see the module."""
 
 
 class RateDecay:
-    """Tests explanations of the rates of windows; keeps `most_windows` of them."""
+    """Compares explanations of the window rates; keeps `most_windows` windows."""
 
     def __init__(
         self, thresholds: DecayThresholds, explanations: ExplanationThresholds
     ) -> None:
-        """Start without a window."""
+        """Start with no window."""
         self._limits = thresholds
         self._explanations = explanations
         self._windows: deque[tuple[float, tuple[Burst, ...]]] = deque(
@@ -40,10 +41,10 @@ class RateDecay:
         self._windows.append((time_s, kept))
 
     def judge(self, neighbour_gain: float) -> Detection | None:
-        """Return a decay if it explains the rates better than every alternative.
+        """Return a decay if it explains the rates better than all alternatives.
 
         Args:
-          neighbour_gain: logarithm of the likelihood ratio of a neighbour to nothing.
+          neighbour_gain: log-likelihood ratio of a neighbour to no fault.
         """
         limits = self._limits
         if len(self._windows) < limits.least_windows:
@@ -64,13 +65,13 @@ class RateDecay:
             score=best.gain / limits.over_nothing,
             evidence=f"bursts have lost {best.lost_part:.0%} of their rate and never "
             f"reach it again; log-likelihood ratio {numbers['over_nothing']:.1f} to "
-            f"nothing, {numbers['over_neighbour']:.1f} to a neighbour",
+            f"no fault, {numbers['over_neighbour']:.1f} to a neighbour",
             numbers=numbers,
         )
 
 
 class ErrorDecay:
-    """Compares symbol errors with the specification; keeps `errors_s` of samples."""
+    """Compares symbol errors with the specified rate; keeps `errors_s` of samples."""
 
     def __init__(self, port: Port, thresholds: DecayThresholds) -> None:
         self._limits = thresholds
@@ -85,7 +86,7 @@ class ErrorDecay:
 
         Args:
           increment: of the counters.
-          flap_s: time of the last flap, None without one.
+          flap_s: time of the last flap; None if there was none.
         """
         limits, now_s = self._limits, increment.end_s
         if flap_s is not None and increment.start_s - flap_s < limits.around_flap_s:

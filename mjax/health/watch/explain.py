@@ -2,12 +2,12 @@
 
 Enters: levels of windows. Leaves: the log-likelihood of each explanation at its best.
 
-- Nothing: the level stays, but for a drift of `drift_part`.
-- Decay: from one time on the level falls, at once or as a power of time, for good.
+- No fault: the level is constant, except for a drift of `drift_part`.
+- Decay: from some time on, the level drops permanently, at once or as a power of time.
 
-The third, the load of a neighbour, is in `mjax.health.watch.neighbours`. In each of
-them a single window may be slow for its own reason. Noise is Student's t with 4 degrees
-of freedom: a few windows are far off.
+The third explanation, the load of a neighbour, is in `mjax.health.watch.neighbours`. In
+all of them, a single window may be slow for its own reason. Noise is Student's t with 4
+degrees of freedom, since a few windows are far off.
 """
 
 import dataclasses
@@ -19,20 +19,23 @@ from mjax.health.watch.thresholds import ExplanationThresholds
 
 type Array = np.ndarray
 OFFSETS = np.linspace(-0.04, 0.06, 6)
-"""Of the level before the fault. Chosen: the noise of the best windows."""
+"""Offsets of the level before the fault. Chosen: the noise of the best windows."""
 POWERS = (0.0, 0.7, 1.0, 1.5, 2.0)
-"""Of a fall with time; 0 is at once. Chosen."""
+"""Powers of time with which the level drops; 0: at once. Chosen."""
 LOSSES = 1 - np.exp(-np.arange(0.08, 1.55, 0.05))
-"""Parts of the rate: from the least that counts to one lane of four, in steps of the
-level that its noise hides. Tuned: coarser steps miss the level of lost lanes."""
+"""Lost fractions of the rate to try, from the smallest that counts to three lanes of
+four, in steps of the level that are smaller than its noise. Tuned: coarser steps miss
+the level of lost lanes."""
 MOST_ONSETS = 20
-"""Tried. Chosen for time."""
+"""Maximum number of onsets tried. Chosen for run time."""
 SLOWEST = 1.6
-"""Depth of the level of a slow window; exp(-1.6) is a fifth of the rate. Chosen."""
+"""Maximum drop of the level in a slow window; exp(-1.6) is a fifth of the rate.
+Chosen."""
 
 
 LEAST_AFTER = 3
-"""Windows after the onset. Tuned: two slow windows at the end are no lasting fall."""
+"""Minimum number of windows after the onset. Tuned: two slow windows at the end are not
+a lasting drop."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,14 +43,14 @@ class Decay:
     """The best decay."""
 
     gain: float
-    """Logarithm of the likelihood ratio to nothing."""
+    """Log-likelihood ratio to no fault."""
     onset_s: float
     lost_part: float
-    """Of the rate, at the end."""
+    """Lost fraction of the rate at the end."""
 
 
 def explain(levels: Levels, limits: ExplanationThresholds) -> Decay:
-    """Fit both explanations to at least `LEAST_AFTER` + 1 levels."""
+    """Fit both explanations; needs at least `LEAST_AFTER` + 1 levels."""
     decay, onset_s, lost_part = _decay(levels, limits)
     least = nothing(levels.level, levels.std, limits)
     return Decay(gain=decay - least, onset_s=onset_s, lost_part=lost_part)
@@ -59,7 +62,7 @@ def student(away: Array, std: Array) -> Array:
 
 
 def density(away: Array, std: Array, slow_part: float) -> Array:
-    """Logarithm of the mixture of noise and windows that are slow by themselves."""
+    """Log density of the mixture of noise and windows that are slow themselves."""
     slow = np.where((away < 0.03) & (away > -SLOWEST), 1 / SLOWEST, 1e-3)
     return np.log((1 - slow_part) * student(away, std) + slow_part * slow)
 
@@ -67,7 +70,7 @@ def density(away: Array, std: Array, slow_part: float) -> Array:
 def nothing(
     level: Array, std: Array, limits: ExplanationThresholds, *, drifts: bool = True
 ) -> float:
-    """Return the log-likelihood of a level that stays, or drifts a little."""
+    """Return the log-likelihood of a constant or slightly drifting level."""
     drift = np.linspace(0, 1, len(level)) * limits.drift_part * drifts
     away = level - np.linspace(-0.06, 0.06, 13)[:, None, None]
     away = away + np.stack([0 * drift, drift])

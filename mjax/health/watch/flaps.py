@@ -1,15 +1,15 @@
-"""Link flaps: the port goes down, retrains, or a link further on stops the traffic.
+"""Detect link flaps: a port goes down or retrains, or a farther link stops traffic.
 
-Enters: increments of counters. Leaves: a detection for each flap, one for flaps that
-follow each other closely. Two rules:
+Enters: increments of counters. Leaves: one detection for each flap, or for a series of
+flaps in quick succession. Two rules:
 
-- link_downed or carrier_changes grew, or the port is not ACTIVE.
-- Retransmissions come in a burst, far above their usual rate, traffic stops, and comes
-  back within `longest_stall_s`. If it stays away, peers have ended: a restart.
+- link_downed or carrier_changes has grown, or the port is not ACTIVE.
+- A burst of retransmissions far above their usual rate; traffic stops, and returns
+  within `longest_stall_s`. If it does not return, the peers have ended: a restart.
 
-Source of the second rule: a flap loses what is sent while the link is down; MegaScale,
-arXiv:2402.15627, on network interface flapping. That retransmissions follow is chosen:
-a reliable connection sends again what is lost.
+Source of the second rule: MegaScale, arXiv:2402.15627, on network interface flapping:
+packets sent while the link is down are lost. Using retransmissions is chosen: a
+reliable connection resends lost packets.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ DOWN = ("link_downed", "carrier_changes")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Second:
-    """One increment, as far as this detector needs it."""
+    """The part of an increment that this detector needs."""
 
     start_s: float
     end_s: float
@@ -34,7 +34,7 @@ class _Second:
 
 
 class Flaps:
-    """Finds flaps; keeps `history_s` of increments."""
+    """Detects flaps; keeps `history_s` of increments."""
 
     def __init__(self, thresholds: FlapThresholds) -> None:
         self._limits = thresholds
@@ -76,7 +76,8 @@ class Flaps:
             self._history.popleft()
 
     def _stall(self, increment: Increment) -> Detection | None:
-        """Follow a burst of retransmissions until traffic comes back, or does not."""
+        """Follow a burst of retransmissions until traffic returns or the limit
+        passes."""
         limits, now_s = self._limits, increment.end_s
         burst = [s for s in self._history if s.end_s > now_s - limits.burst_s]
         before = [s for s in self._history if s.end_s <= now_s - limits.burst_s]
@@ -114,7 +115,7 @@ class Flaps:
     def _found_stall(
         self, start_s: float, now_s: float, count: int, lowest: float
     ) -> Detection | None:
-        """Return a flap that the port's own counters do not show."""
+        """Return a flap that the counters of the port itself do not show."""
         return self._found(
             start_s,
             now_s,
@@ -142,7 +143,7 @@ class Flaps:
         evidence: str,
         numbers: dict[str, float],
     ) -> Detection | None:
-        """Return a detection, unless it goes on from the last one."""
+        """Return a detection, unless the flap continues the last one."""
         last_s, self.last_s = self.last_s, end_s
         if last_s is not None and start_s - last_s < self._limits.merge_s:
             return None

@@ -1,14 +1,15 @@
-"""Rate of a port in each window, with the kind of burst taken out.
+"""Rate of a port in each window, corrected for the kinds of bursts in it.
 
-Enters: the bursts of windows. Leaves: a level for each window, the natural logarithm
-of the rate against the best of the port, and its standard deviation.
+Enters: the bursts of windows. Leaves: a level for each window, the natural logarithm of
+its rate relative to the best rate of the port, and its standard deviation.
 
-The phases of a step reach different rates, but each sends bursts of one size, step
-after step. So bursts of equal size form a class, and
+The phases of a step reach different rates, but each sends bursts of one size in every
+step. So bursts of equal size form a class, and
 
     log rate = effect of the class + level of the window + noise
 
-is solved by turns. Bursts that a window cuts off form one class with more noise.
+is solved for effects and levels in turn. Bursts that a window cuts off form one class
+with more noise.
 """
 
 import dataclasses
@@ -21,11 +22,12 @@ from mjax.health.watch.thresholds import DecayThresholds
 
 type Array = np.ndarray
 CUT = 0
-"""Class of bursts whose size is unknown."""
+"""Index of the class of bursts of unknown size."""
 TURNS = 30
-"""Of the solution. Chosen: it stands still after a few."""
+"""Number of iterations of the solution. Chosen: it converges after a few."""
 LEVEL_STD = 0.5
-"""Of a level before anything is seen. Chosen: wide, a level is seldom below a half."""
+"""Prior standard deviation of a level. Chosen: wide, since a rate is rarely below
+half."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class Levels:
     time_s: Array
     """[W], ends of the windows."""
     level: Array
-    """[W], 0 for the rate that a fifth of the windows exceeds."""
+    """[W], levels; 0 is the rate exceeded by a fifth of the windows."""
     std: Array
     """[W]."""
 
@@ -46,8 +48,8 @@ def find_levels(
     """Return the level of each window.
 
     Args:
-      windows: end and bursts, at least one burst each.
-      limits: noise of bursts.
+      windows: end time and bursts of each window, at least one burst.
+      limits: give the noise of bursts.
     """
     sizes: list[float] = []
     rows = []
@@ -77,7 +79,7 @@ def find_levels(
 def _by_class(
     bursts: tuple[Burst, ...], sizes: list[float], same: float
 ) -> dict[int, list[float]]:
-    """Sort rates by class; a new size is added to `sizes`."""
+    """Group rates by class; new sizes are added to `sizes`."""
     rates: dict[int, list[float]] = {}
     for burst in bursts:
         kind = CUT

@@ -1,14 +1,15 @@
-"""Load of a neighbour: other jobs share a link, and the steps become longer.
+"""Detect the load of a neighbour: another job shares a link, and steps become longer.
 
 Enters: increments of counters, bursts of windows, times of steps. Leaves: the span of
-time that the load of a neighbour explains best, and how much better than nothing.
+time that is best explained by the load of a neighbour, and how much better than by no
+load.
 
-Three things come together in such a span and nowhere else: congestion, slower bursts,
-and longer steps. Each alone has healthy causes: the load of a job that fits beside this
-one, pulses of contention, a slow host or a larger batch. So for every span the
-log-likelihood ratio of "a neighbour" to "a healthy cause, or chance" is added up over
-the three, and the best span is kept. A quantity that was not observed adds 0. A span
-that one of the three contradicts is not reported, however strong the others are.
+Only in such a span do three signs coincide: congestion, slower bursts, and longer
+steps. Each alone has healthy causes: a job that leaves enough bandwidth, pulses of
+contention, a slow host or a larger batch. So for every span, the log-likelihood ratios
+of "a neighbour" to "a healthy cause, or chance" are summed over the three signs, and
+the best span is kept. A sign that was not observed adds 0. A span that one of the signs
+contradicts is not reported, however strong the others are.
 Source: bursts of jobs that share a link collide, and ECN marks rise; CASSINI,
 arXiv:2308.00852.
 """
@@ -30,7 +31,7 @@ type Array = np.ndarray
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Load:
-    """The best span of a neighbour. Gains: logarithms of likelihood ratios."""
+    """The best span of a neighbour. Gains are log-likelihood ratios."""
 
     span_s: tuple[float, float]
     bursts_gain: float
@@ -41,40 +42,40 @@ class Load:
 
     @property
     def gain(self) -> float:
-        """Gain of all observations over no neighbour."""
+        """Gain of all observations, relative to no neighbour."""
         return self.bursts_gain + self.congestion_gain + self.steps_gain
 
     @property
     def weakest_gain(self) -> float:
-        """The smallest gain of the three signs."""
+        """Smallest gain of the three signs."""
         return min(self.bursts_gain, self.congestion_gain, self.steps_gain)
 
     def gain_over_decay(self, weight: float) -> float:
-        """Return the gain that a decay has to beat.
+        """Return the gain that a decay must exceed.
 
         Args:
-          weight: of congestion, which a decay explains worse than nothing does.
+          weight: of congestion, which a decay does not explain.
         """
         return self.gain + (weight - 1) * self.congestion_gain
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Spans:
-    """All spans of bins; S spans of B bins."""
+    """All spans of bins: S spans of B bins."""
 
     first: Array
     """[S], index of the first bin."""
     end: Array
-    """[S], index after the last bin."""
+    """[S], index of the bin after the last."""
     num_bins: int
 
     def inside(self, each: Array) -> Array:
-        """Sum over the bins of each span; each [B]."""
+        """Return the sum of the values of bins, [B], over each span."""
         total = np.concatenate(([0.0], np.cumsum(each)))
         return total[self.end] - total[self.first]
 
     def outside(self, each: Array, reach: int) -> Array:
-        """Sum over at most `reach` bins before and as many after; each [B]."""
+        """Return the sum over up to `reach` bins before and after each span."""
         total = np.concatenate(([0.0], np.cumsum(each)))
         begin = np.maximum(self.first - reach, 0)
         last = np.minimum(self.end + reach, self.num_bins)
@@ -82,10 +83,10 @@ class _Spans:
 
 
 class Neighbours:
-    """Keeps the observations and finds the best span; memory is bounded."""
+    """Stores the observations in bounded memory, and finds the best span."""
 
     def __init__(self, port: Port, thresholds: Thresholds) -> None:
-        """Start with nothing observed."""
+        """Start with no observations."""
         self._limits = thresholds.neighbours
         self._bin_s = thresholds.congestion.bin_s
         self._explanations: ExplanationThresholds = thresholds.explanations
@@ -108,7 +109,7 @@ class Neighbours:
         self._paces.append((time_s, float(np.log(bursts.rate))))
 
     def explain(self) -> Load | None:
-        """Return the best span, None if too little was observed."""
+        """Return the best span; None if too little was observed."""
         limits = self._limits
         start_s, events, traffic_s = self._congestion.bins()
         num = len(events)
@@ -134,7 +135,7 @@ class Neighbours:
         )
 
     def detect(self, load: Load | None) -> Detection | None:
-        """Return a detection if a load explains more than nothing does."""
+        """Return a detection if a neighbour's load is the better explanation."""
         limits = self._limits
         if load is None or load.gain < limits.over_nothing:
             return None
@@ -146,9 +147,9 @@ class Neighbours:
             until_s=load.span_s[1],
             score=load.gain / limits.over_nothing,
             evidence=f"congestion {load.congestion_ratio:.1f} times the usual, steps "
-            f"{load.slower_part:.0%} longer; log-likelihood ratio to nothing: bursts "
-            f"{load.bursts_gain:.1f}, congestion {load.congestion_gain:.1f}, steps "
-            f"{load.steps_gain:.1f}",
+            f"{load.slower_part:.0%} longer; log-likelihood ratio to no neighbour: "
+            f"bursts {load.bursts_gain:.1f}, congestion {load.congestion_gain:.1f}, "
+            f"steps {load.steps_gain:.1f}",
             numbers={
                 "congestion_ratio": load.congestion_ratio,
                 "slower_part": load.slower_part,
@@ -178,7 +179,7 @@ class Neighbours:
         return _gain(_flat(ratio, limits.congested_ratios), usual, known), ratio
 
     def _steps_gain(self, spans: _Spans, start_s: float) -> tuple[Array, Array]:
-        """Return the gain of each span, and the logarithm of how much longer."""
+        """Return the gain of each span, and its log ratio of step times."""
         limits, num = self._limits, spans.num_bins
         took_s = np.array([each.step_s for each in self._steps] or [1.0])
         middle_s = np.array([each.end_s for each in self._steps] or [-1.0]) - took_s / 2
@@ -203,7 +204,7 @@ class Neighbours:
         return _gain(_flat(slower, limits.slower_steps), usual, known), slower
 
     def _bursts_gain(self, spans: _Spans, start_s: float) -> Array:
-        """Return the gain of each span, with the level that suits it best."""
+        """Return the gain of each span at its best level."""
         explain = self._explanations
         gain = np.zeros(len(spans.first))
         if len(self._paces) < self._limits.least_windows:
@@ -224,11 +225,11 @@ class Neighbours:
 
 
 def _flat(value: Array, bounds: tuple[float, float]) -> Array:
-    """Density that is flat between bounds, and almost 0 elsewhere."""
+    """Density that is flat between bounds and almost 0 elsewhere."""
     inside = (value > bounds[0]) & (value < bounds[1])
     return np.where(inside, 1 / (bounds[1] - bounds[0]), 1e-3)
 
 
 def _gain(loaded: Array, usual: Array, known: Array) -> Array:
-    """Logarithm of a ratio of densities; 0 where nothing is known."""
+    """Logarithm of a ratio of densities; 0 where a value is unknown."""
     return np.where(known, np.log(loaded / usual), 0.0)

@@ -1,21 +1,22 @@
 """Period of the traffic of a port, and its significance.
 
-Enters: increments of the sent bytes of one stretch of time, evenly spaced or not, and
-perhaps the time of a step. Leaves: a period, the part of the variance that repeats with
-it, and the probability that noise repeats as much.
+Enters: increments of the sent bytes over stretches of time, evenly spaced or not, and
+optionally the step times. Leaves: a period, the fraction of the variance that it
+explains, and the probability that noise is this periodic.
 
     rate_i - phi * rate_(i-1) = noise                          null model: AR(1)
-    R^2 = sum over segments and harmonics of what a sine explains / sum of squares
+    R^2 = sum of squares that the sines of all segments and harmonics explain / total
     p = P(Beta(b, a) < 1 - R^2),  a = sines, b = (samples - segments - 2 a) / 2
 
-- A sine is fitted with a floating mean, so gaps and late samples do no harm: the
+- Sines are fitted with a floating mean, which tolerates gaps and late samples: the
   generalised Lomb-Scargle periodogram of Zechmeister and Kuerster 2009, A&A 496, 577.
-- Traffic of noise is red: it changes slowly. AR(1) is fitted and removed first. What is
-  left is white under the null model, and p is exact for Gaussian noise and sines that
-  are orthogonal. It is multiplied by the number of periods that were tried.
-- Steps vary, so phases do not hold for long: power of segments is added, not phases.
-- A frequency above half the sampling rate shows at another one, its alias. `fold` says
-  where. A period that was found without knowledge of the step comes with its aliases.
+- Traffic without a period is red noise: it changes slowly. So AR(1) is fitted and
+  removed first. The residual is white under the null model, and p is exact for Gaussian
+  noise and orthogonal sines. p is multiplied by the number of periods tried.
+- Steps vary, so phases drift: the power of segments is added, ignoring phases.
+- A frequency above half the sampling rate appears at another one, its alias, which
+  `fold` returns. A period that was found without knowing the step comes with its
+  aliases.
 
 Source of the idea: traffic of a training job repeats with its steps; MegaScale,
 arXiv:2402.15627, on the data that its monitoring collects.
@@ -33,47 +34,51 @@ type Array = np.ndarray
 HARMONICS = 3
 """Number of harmonics of a period. Chosen: a step has a few phases."""
 PERIODS = 24.0
-"""Number of periods of a step in a segment. Chosen: steps that vary by 3% lose their
-phase after 50."""
+"""Number of steps in a segment. Chosen: steps that vary by 3% lose their phase after 50
+steps."""
 SEGMENT_SAMPLES = (64, 256)
-"""Samples in a segment if the step is unknown. Chosen: short for phases, long for steps
-of 20 s."""
+"""Numbers of samples in a segment to try if the step is unknown. Chosen: the first is
+short enough to keep phases, the second long enough for steps of 20 s."""
 MOST_SEGMENT_SAMPLES = 256
 LEAST_SAMPLES = 16
-"""Samples in a segment. Chosen: a fit of 3 harmonics leaves 9 degrees of freedom."""
+"""Minimum number of samples in a segment. Chosen: a fit of 3 harmonics leaves 9 degrees
+of freedom."""
 TOLERANCE = 0.04
-"""Fraction of the step time within which its period is searched. Chosen: the resolution
-of `PERIODS`."""
+"""Relative distance from the step time within which a period is searched. Chosen: the
+resolution of `PERIODS`."""
 LEAST_ATTENUATION = 0.05
-"""Of a sine that a sample averages; below it only noise would be seen. Chosen."""
+"""Minimum attenuation factor of a sine by the averaging of a sample; below it, only
+noise would be visible. Chosen."""
 OVERSAMPLING = 8
-"""Of frequencies, times the resolution 1 / segment. Chosen: less than 5% of the power
-of the third harmonic falls between two."""
+"""Oversampling of frequencies, relative to the resolution 1 / segment. Chosen: less
+than 5% of the power of the third harmonic falls between two."""
 MOST_PHI = 0.98
-"""Of AR(1). Chosen: at 1 nothing would be left of a slow period."""
+"""Maximum phi of AR(1). Chosen: at 1, nothing would be left of a slow period."""
 MOST_HARMONIC = 8
-"""Of a step, that may be the strongest line. Chosen: forward, backward and gradients
-are a few pulses."""
+"""Highest harmonic of a step that may be the strongest line. Chosen: forward, backward
+and gradients are a few pulses."""
 NEARLY = 0.98
-"""Of the most explained; among such periods the one nearest to the step is taken.
-Chosen: at half the sampling rate a frequency and its mirror image look the same."""
+"""Fraction of the largest explained part; of all periods above it, the one closest to
+the step is taken. Chosen: at half the sampling rate a frequency and its mirror image
+look the same."""
 LONGEST = 1.5
-"""Multiple of the median step. Chosen."""
+"""Multiple of the median step above which a step is ignored. Chosen."""
 CHANGED = 0.06
-"""By which the steps of two halves of a segment differ, if the step has changed. Tuned:
-steps vary by 3%, a slow host or a larger batch makes them 5 to 30% longer."""
+"""Relative difference of the steps in two halves of a segment that means a changed
+step. Tuned: steps vary by 3%, a slow host or a larger batch makes them 5 to 30%
+longer."""
 JOINED_S = 1e-6
-"""Maximum gap between successive increments. Chosen: rounding of a clock."""
+"""Maximum gap in seconds between successive increments. Chosen: rounding of a clock."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Rates of one port, in order of time. N increments."""
+    """Rates of one port in N increments, in time order."""
 
     start_s: Float[np.ndarray, "N"]
     end_s: Float[np.ndarray, "N"]
     rate: Float[np.ndarray, "N"]
-    """Any unit."""
+    """[N], in any unit."""
 
     def __len__(self) -> int:
         return len(self.rate)
@@ -85,11 +90,11 @@ class Traffic:
 
     @property
     def length_s(self) -> float:
-        """From the first start to the last end."""
+        """Seconds from the first start to the last end."""
         return float(self.end_s[-1] - self.start_s[0])
 
     def cut(self, kept: Array) -> "Traffic":
-        """Return the increments of a mask or of indices."""
+        """Return the increments selected by a mask or by indices."""
         return Traffic(
             start_s=self.start_s[kept], end_s=self.end_s[kept], rate=self.rate[kept]
         )
@@ -97,7 +102,7 @@ class Traffic:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
-    """Steps as the trainer reports them, in order of time. T steps."""
+    """T steps as reported by the trainer, in time order."""
 
     end_s: Float[np.ndarray, "T"]
     step_s: Float[np.ndarray, "T"]
@@ -105,7 +110,7 @@ class Steps:
     def local(self, segment: Traffic, usual_s: float) -> float:
         """Return the mean step in a segment; usual_s if none was reported.
 
-        Steps beyond `LONGEST` times the median are left out: a save is in them.
+        Steps longer than `LONGEST` times the median are ignored: they contain a save.
         """
         edges_s = [segment.start_s[0], segment.end_s[-1]]
         first, last = np.searchsorted(self.end_s, edges_s)
@@ -121,29 +126,32 @@ class Period:
 
     period_s: float
     strength: float
-    """Part of the variance of the rate that repeats, beyond chance; 0 to 1."""
+    """Periodic part of the variance of the rate, beyond chance; 0 to 1."""
     log10_false_alarm: float
-    """Logarithm of the probability that noise repeats as much; at most 0."""
+    """Log10 of the probability that noise is this periodic; at most 0."""
     aliased: bool
-    """The period is shorter than 2 samples: it was seen at its alias."""
+    """Whether the period is shorter than 2 samples, so that it was seen at its
+    alias."""
     aliases_s: tuple[float, ...]
-    """Other periods that would look the same; empty if the step decides."""
+    """Other periods that would look the same; empty if the step identifies the
+    period."""
 
 
 def fold(frequency: Array | float, rate_hz: float) -> Array:
-    """Return the frequency, at most rate_hz / 2, at which samples show another one."""
+    """Return the alias of a frequency in samples, which is at most rate_hz / 2."""
     return np.abs(frequency - rate_hz * np.round(np.asarray(frequency) / rate_hz))
 
 
 def find_step(parts: Sequence[Traffic], steps: Steps) -> Period | None:
-    """Return how strongly traffic repeats with the steps; None if not observable.
+    """Return the period of the traffic near the step time; None if not observable.
 
-    Each segment is compared with the steps that were reported in it, so steps that
-    become longer for a while are no loss.
+    Each segment is compared with the steps reported in it, so temporarily longer steps
+    do not look like a lost period.
 
     Args:
-      parts: stretches of traffic in which steps went on; no phase joins them.
-      steps: that the trainer reports.
+      parts: stretches of traffic during which steps went on; phases do not continue
+        across stretches.
+      steps: as reported by the trainer.
     """
     samples_s = [part.sample_s for part in parts if len(part) >= 2]
     if not samples_s or not len(steps.step_s):
@@ -180,11 +188,11 @@ def find_step(parts: Sequence[Traffic], steps: Steps) -> Period | None:
 def find_period(parts: Sequence[Traffic]) -> Period | None:
     """Return the most significant period, without knowledge of the step.
 
-    The period is a candidate, never a fact: `aliases_s` names four shorter ones that
-    would look the same, and a strong harmonic may hide its fundamental.
+    The period is only a candidate: four shorter ones in `aliases_s` would look the
+    same, and a strong harmonic may hide its fundamental.
 
     Args:
-      parts: stretches of traffic; no phase joins them.
+      parts: stretches of traffic; phases do not continue across stretches.
     """
     samples_s = [part.sample_s for part in parts if len(part) >= 2]
     found: list[Period] = []
@@ -231,10 +239,10 @@ def explains(step_s: float, period: Period, rate_hz: float, length_s: float) -> 
     """Return whether a period may be a harmonic of a step, or an alias of one.
 
     Args:
-      step_s: that the trainer reports.
+      step_s: as reported by the trainer.
       period: from `find_period`.
-      rate_hz: samples a second.
-      length_s: of a segment; it bounds the resolution.
+      rate_hz: samples per second.
+      length_s: length of a segment, which limits the resolution.
     """
     at_hz = fold(np.arange(1, MOST_HARMONIC + 1) / step_s, rate_hz)
     near_hz = np.maximum(1.5 / length_s, TOLERANCE / period.period_s)
@@ -242,12 +250,12 @@ def explains(step_s: float, period: Period, rate_hz: float, length_s: float) -> 
 
 
 def _aliases(hz: float, rate_hz: float) -> tuple[float, ...]:
-    """Return the four longest other periods that samples show at a frequency."""
+    """Return the four longest other periods that appear at a frequency in samples."""
     return tuple(1 / (k * rate_hz + sign * hz) for k in (1, 2) for sign in (-1, 1))
 
 
 def _seen(step_hz: float, rate_hz: float, length_s: float) -> list[int]:
-    """Return the harmonics of a step that samples show apart from each other."""
+    """Return the harmonics of a step that samples can distinguish."""
     hz = np.arange(1, HARMONICS + 1) * step_hz
     strong = np.abs(np.sinc(hz / rate_hz)) > LEAST_ATTENUATION
     at_hz = np.where(strong, fold(hz, rate_hz), 0.0)[:, None]
@@ -255,10 +263,10 @@ def _seen(step_hz: float, rate_hz: float, length_s: float) -> list[int]:
 
 
 def _apart(table: Array, rate_hz: float, length_s: float) -> Array:
-    """Return frequencies, [H, F], with 0 for those that a segment cannot tell apart.
+    """Return frequencies, [H, F], with 0 for those that a segment cannot distinguish.
 
-    From 0, from half the sampling rate, or from a lower harmonic of the same period: a
-    sine that is fitted twice would explain more than there is.
+    They cannot be distinguished from 0, from half the sampling rate, or from a lower
+    harmonic of the same period. A sine fitted twice would be counted twice.
     """
     out = np.where(
         (table > 1.5 / length_s) & (table < rate_hz / 2 - 0.5 / length_s), table, 0.0
@@ -270,7 +278,7 @@ def _apart(table: Array, rate_hz: float, length_s: float) -> Array:
 
 
 def _segments(parts: Sequence[Traffic], most: int) -> Iterator[Traffic]:
-    """Cut stretches into equal segments of at most so many samples, without gaps."""
+    """Split stretches into equal segments without gaps, of at most `most` samples."""
     for part in parts:
         pieces = max(1, round(len(part) / most))
         for index in np.array_split(np.arange(len(part)), pieces):
@@ -279,7 +287,7 @@ def _segments(parts: Sequence[Traffic], most: int) -> Iterator[Traffic]:
 
 
 def _by_step(segment: Traffic, steps: Steps) -> list[Traffic]:
-    """Halve a segment in which the step has changed, until each has one step."""
+    """Halve a segment in which the step changed, until each part has one step time."""
     middle = len(segment) // 2
     half = [
         segment.cut(np.arange(middle)),
@@ -295,10 +303,10 @@ def _by_step(segment: Traffic, steps: Steps) -> list[Traffic]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What sines explain of segments. F periods, each with the same harmonics."""
+    """Part of segments that sines explain, for F periods with the same harmonics."""
 
     raw: Array
-    """[F], of the rates: sum of squares."""
+    """[F], explained sum of squares of the rates."""
     raw_total: float
     white: Array
     """[F], the same after AR(1) has been removed."""
@@ -317,7 +325,7 @@ class Fit:
         )
 
     def log10_chance(self, index: int) -> float:
-        """Return log10 of the probability that noise repeats as much."""
+        """Return log10 of the probability that noise is this periodic."""
         if not self.white_total > 0:
             return 0.0
         part = min(1.0, float(self.white[index]) / self.white_total)
@@ -338,8 +346,8 @@ def fit_sines(segments: Sequence[Traffic], tables: Sequence[Array]) -> Fit:
     """Fit sines to each segment.
 
     Args:
-      segments: of traffic.
-      tables: [H, F] for each segment, frequencies of H harmonics of F periods.
+      segments: segments of traffic.
+      tables: for each segment [H, F], frequencies of H harmonics of F periods.
     """
     phi = _phi(segments)
     shape = tables[0].shape
@@ -375,7 +383,7 @@ def fit_sines(segments: Sequence[Traffic], tables: Sequence[Array]) -> Fit:
 
 
 def _phi(segments: Sequence[Traffic]) -> float:
-    """Fit AR(1): the correlation of a rate with the one before."""
+    """Fit AR(1), the correlation of a rate with the previous one."""
     product = square = 0.0
     for segment in segments:
         rate = segment.rate - segment.rate.mean()
@@ -400,16 +408,16 @@ def _explained(time_s: Array, values: Array, frequencies: Array) -> Array:
 
 
 def log10_chance(part: float, sines: int, free: float) -> float:
-    """Return log10 of the probability that sines explain so much of white noise.
+    """Return log10 of the probability that sines explain this part of white noise.
 
-    The part that 2 * sines regressors explain is Beta(sines, free); as sines is a whole
-    number, its tail is a finite sum: x^b * sum over j < a of C(b + j - 1, j) (1 - x)^j
+    The part explained by 2 * sines regressors is Beta(sines, free); since sines is an
+    integer, its tail is a finite sum: x^b * sum over j < a of C(b + j - 1, j) (1 - x)^j
     with x = 1 - part. Source: NIST Digital Library of Mathematical Functions, 8.17.
 
     Args:
-      part: of the sum of squares that is explained.
-      sines: a, of all segments.
-      free: b, half of the degrees of freedom that are left.
+      part: explained fraction of the sum of squares.
+      sines: a, the number of sines over all segments.
+      free: b, half of the remaining degrees of freedom.
     """
     if free <= 0 or part <= 0:
         return 0.0

@@ -1,7 +1,7 @@
 """Observations of one network port, and detections.
 
-Enters: counters about once a second, windows of milliseconds, times of steps. Leaves:
-`Detection`. Names and units of the counters are those of the files below
+Types of observations: counters about once a second, windows sampled every few
+milliseconds, step times. Counters have the names and units of the files in
 /sys/class/infiniband/DEVICE/ports/PORT and /sys/class/net/INTERFACE; source: Linux,
 Documentation/ABI/stable/sysfs-class-infiniband.
 """
@@ -17,9 +17,9 @@ type Kind = Literal[
     "flap", "decay", "neighbour", "aperiodic", "other_period", "unlike_others"
 ]
 ACTIVE = 4
-"""The file `state` of a port that passes traffic; source as above."""
+"""Content of the file `state` of a port that passes traffic; source as above."""
 WORD_BYTES = 4
-"""Unit of port_xmit_data and port_rcv_data; source as above."""
+"""Unit of port_xmit_data and port_rcv_data in bytes; source as above."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,11 +28,11 @@ class Port:
 
     link_layer: Literal["InfiniBand", "Ethernet"]
     rate_gbit_per_s: float
-    """The file `rate`."""
+    """Content of the file `rate`."""
     data_bytes_per_s: float
-    """Payload that the wire carries in one direction."""
+    """Payload rate of the wire in one direction."""
     data_counter_bits: Literal[32, 64]
-    """Width of port_xmit_data and port_rcv_data, which wrap to 0."""
+    """Width in bits of port_xmit_data and port_rcv_data, which wrap to 0."""
 
     def __post_init__(self) -> None:
         for name in ("rate_gbit_per_s", "data_bytes_per_s"):
@@ -45,18 +45,19 @@ class Port:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """All counters of a port at one time."""
+    """All counters of a port at a time."""
 
     time_s: float
     counters: Mapping[str, int]
-    """By the name of the file. A counter that the port lacks is absent."""
+    """Counters by file name. A counter that the port does not have is absent."""
     state: int | None = None
-    """The file `state`: 1 DOWN, 2 INIT, 3 ARMED, 4 ACTIVE; None if not read."""
+    """Content of the file `state`: 1 DOWN, 2 INIT, 3 ARMED, 4 ACTIVE; None if not
+    read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """The sent bytes, read every few milliseconds for a second or more. S reads."""
+    """The sent bytes, read S times every few milliseconds, for a second or more."""
 
     time_s: Float[np.ndarray, "S"]
     port_xmit_data: UInt64[np.ndarray, "S"]
@@ -64,7 +65,7 @@ class Window:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """A training step, as the trainer reports it."""
+    """A training step as reported by the trainer."""
 
     end_s: float
     step_s: float
@@ -75,18 +76,19 @@ type Observation = Sample | Window | Step
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Detection:
-    """One fault of a port."""
+    """A fault of a port."""
 
     kind: Kind
     onset_s: float
     """First time at which the evidence shows the fault."""
     until_s: float
-    """Last time that the evidence covers: the observation that led to the detection."""
+    """Last time that the evidence covers: that of the observation that led to the
+    detection."""
     score: float
-    """The deciding number divided by its threshold; at least 1."""
+    """The decisive number divided by its threshold; at least 1."""
     evidence: str
     numbers: Mapping[str, float]
-    """Every number in the evidence, with the unit in its name."""
+    """All numbers in the evidence, with the unit in the name."""
 
 
 def seen_s(observation: Observation) -> float:

@@ -1,9 +1,9 @@
 """Sample the counters of the ports of this host, at two rates.
 
-Enters: files below /sys/class/infiniband, and the rows of a run that trains here.
-Leaves: observations by port: all counters once a second; now and then, for one port at
-a time, the sent bytes every few milliseconds; a step for each row. Reading files of
-/sys changes nothing. Source of names and units: Linux,
+Enters: files in /sys/class/infiniband, and the rows of a run on this host. Leaves:
+observations by port: all counters once a second; at intervals, for one port at a time,
+the sent bytes every few milliseconds; a step for each row. Reading /sys has no side
+effects. Source of names and units: Linux,
 Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
@@ -29,16 +29,16 @@ _MAX_ROW_BYTES = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rates:
-    """How often ports are read."""
+    """Sampling intervals of the ports."""
 
     sample_s: float = 1.0
-    """Between samples of all counters."""
+    """Seconds between samples of all counters."""
     window_every_s: float = 30.0
-    """Between windows, of all ports together."""
+    """Seconds between windows, over all ports together."""
     window_s: float = 2.0
-    """Of one window."""
+    """Length of a window in seconds."""
     window_hz: float = 100.0
-    """Reads in a second of a window. Chosen: cards refresh counters every few ms."""
+    """Reads per second of a window. Chosen: cards refresh counters every few ms."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -50,14 +50,14 @@ class Rates:
 
 @dataclasses.dataclass(frozen=True)
 class SampledPort:
-    """A port whose files exist."""
+    """A port of this host."""
 
     name: str
     path: Path
     port: Port
 
     def sample(self, time_s: float) -> Sample:
-        """Return all its counters; one that cannot be read is absent."""
+        """Return all its counters; an unreadable counter is absent."""
         counters = {}
         for folder in _FOLDERS:
             for path in sorted((self.path / folder).glob("*")):
@@ -76,7 +76,7 @@ class SampledPort:
 
 
 def find_ports(root: Path = ROOT) -> list[SampledPort]:
-    """Return the ports of this host that pass traffic, by name.
+    """Return the active ports of this host, ordered by name.
 
     Raises:
       ValueError: there is none.
@@ -107,15 +107,15 @@ def find_ports(root: Path = ROOT) -> list[SampledPort]:
 
 
 class Rows:
-    """New rows of metrics.jsonl, as steps that end when they are seen."""
+    """Steps from new rows of metrics.jsonl; a step ends when its row is seen."""
 
     def __init__(self, path: Path) -> None:
-        """Begin after the existing rows."""
+        """Start after the existing rows."""
         self._path, self._rest = path, b""
         self._place = path.stat().st_size if path.exists() else 0
 
     def steps(self, now_s: float) -> list[Step]:
-        """Return a step for each row that was added."""
+        """Return a step for each new row."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._place)
@@ -132,7 +132,7 @@ class Rows:
                 continue
             if 0 < took_s < float("inf"):
                 found.append(Step(end_s=now_s, step_s=took_s))
-        return found[-1:]  # rows read together have no separate times
+        return found[-1:]  # rows that are read together have no separate times
 
 
 def observe(
@@ -143,15 +143,15 @@ def observe(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[SampledPort, Observation]]:
-    """Yield the observations of each port, in order of time.
+    """Yield the observations of each port, in time order.
 
     Args:
-      ports: that are read.
-      rates: how often.
-      rows: of the run that trains here; its steps count for each port.
-      until_s: when to end, by the clock.
-      clock: in seconds.
-      sleep: passes time.
+      ports: ports to read.
+      rates: sampling intervals.
+      rows: of the run on this host; its steps apply to each port.
+      until_s: time on the clock at which to stop.
+      clock: returns the time in seconds.
+      sleep: waits for a number of seconds.
     """
     next_s, window_s, turn = clock(), clock() + rates.window_every_s, 0
     while (now_s := clock()) < until_s:
@@ -178,7 +178,7 @@ def _window(
     clock: Callable[[], float],
     sleep: Callable[[float], None],
 ) -> Window | None:
-    """Read the sent bytes of one port often; other ports wait meanwhile."""
+    """Read the sent bytes of one port at a high rate; other ports wait meanwhile."""
     times, sent = [], []
     until_s = clock() + rates.window_s
     while (now_s := clock()) < until_s:

@@ -1,13 +1,13 @@
-"""Detect whether the traffic of a port repeats with the steps, or no longer does.
+"""Detect when the traffic of a port stops repeating with the steps.
 
 Enters: increments, windows, steps. Leaves: a detection when traffic that repeated with
-the steps no longer does, or repeats with something else, while steps go on; and a
-`PortPeriod`, what is known at the end.
+the steps no longer does, or repeats with another period, while steps continue; and a
+`PortPeriod`, the result at the end.
 
-Only time in which steps follow each other is judged: saves, evaluations and restarts
-have other traffic. A step shorter than two samples is looked for at its alias, and in
-windows of milliseconds. Source of the idea: MegaScale, arXiv:2402.15627, on the data
-that its monitoring collects.
+Only times with successive steps are judged: saves, evaluations and restarts have other
+traffic. A step shorter than two samples is searched at its alias, and in windows of
+millisecond samples. Source of the idea: MegaScale, arXiv:2402.15627, on the data that
+its monitoring collects.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from mjax.health.watch.samples import WORD_BYTES, Detection, Port, Step, Window
 from mjax.health.watch.thresholds import PeriodThresholds
 
 LEAST_LOG10 = -300.0
-"""Printed. Chosen: what a float can hold."""
+"""Minimum printed log10 of a probability. Chosen: the smallest exponent of a float."""
 
 type Verdict = Literal[
     "with the step",
@@ -51,19 +51,19 @@ class PortPeriod:
     verdict: Verdict
     period: Period | None
     step_s: float | None
-    """Median of what the trainer reports; None without reports."""
+    """Median of the reported step times; None without reports."""
 
     @property
     def text(self) -> str:
-        """One line."""
+        """Summary in one line."""
         return _text(self)
 
 
 class StepTraffic:
-    """Follows one port; keeps `block_s` of increments and of steps."""
+    """Follows one port; keeps `block_s` of increments and steps."""
 
     def __init__(self, port: Port, thresholds: PeriodThresholds) -> None:
-        """Start with nothing seen."""
+        """Start with no observations."""
         self._port = port
         self._limits = thresholds
         self._rates: deque[tuple[float, float, float]] = deque(
@@ -97,7 +97,7 @@ class StepTraffic:
         self._windows.append(Traffic(start_s=edges[:-1], end_s=edges[1:], rate=rate))
 
     def feed(self, increment: Increment) -> Detection | None:
-        """Add an increment; return a loss of the period that it completes."""
+        """Add an increment; return the loss of the period that it completes."""
         limits, now_s = self._limits, increment.end_s
         if increment.data_bytes is not None:
             rate = increment.data_bytes / increment.duration_s
@@ -110,9 +110,9 @@ class StepTraffic:
         return self._judge(now_s)
 
     def traffic(self) -> tuple[list[Traffic], Steps] | None:
-        """Return the stretches of the block in which steps went on, and the steps.
+        """Return the stretches of the block with successive steps, and the steps.
 
-        None if they cover too little of the block, or there are too few.
+        None if they cover too little of the block, or there are too few steps.
         """
         limits = self._limits
         if len(self._steps) < limits.least_steps or not self._rates:
@@ -131,7 +131,7 @@ class StepTraffic:
         return parts, Steps(end_s=steps[:, 0], step_s=steps[:, 1])
 
     def _judge(self, now_s: float) -> Detection | None:
-        """Compare the block with those before it."""
+        """Compare the block with earlier ones."""
         limits = self._limits
         block = self.traffic()
         if block is None:
@@ -162,7 +162,7 @@ class StepTraffic:
         return _detection(first_s, now_s, step_s, found, other, usual)
 
     def summary(self) -> PortPeriod:
-        """Return the present knowledge of the period."""
+        """Return the current knowledge of the period."""
         limits = self._limits
         block = self.traffic()
         if block is None:
@@ -188,7 +188,7 @@ class StepTraffic:
         return PortPeriod(verdict="no period", period=found, step_s=step_s)
 
     def _without_steps(self) -> PortPeriod:
-        """Return the strongest period of all that is kept."""
+        """Return the strongest period in all stored traffic."""
         if len(self._rates) < self._limits.least_samples:
             return PortPeriod(verdict="too little traffic", period=None, step_s=None)
         start_s, end_s, rate = np.array(self._rates).T
@@ -198,7 +198,7 @@ class StepTraffic:
         return PortPeriod(verdict="unknown step", period=found, step_s=None)
 
     def _in_windows(self, step_s: float) -> Period | None:
-        """Return the period of the step in windows, None if it cannot be seen."""
+        """Return the period of the step in windows; None if it is not visible."""
         limits = self._limits
         kept = [
             one for one in self._windows if one.length_s >= limits.window_steps * step_s
@@ -214,11 +214,11 @@ class StepTraffic:
 
 
 def _stretches(rates: np.ndarray, end_s: np.ndarray) -> list[Traffic]:
-    """Return the traffic between steps that follow each other.
+    """Return the traffic during successive steps.
 
     Args:
       rates: [N, 3], start, end and rate of increments.
-      end_s: [T], when steps were reported; a report may be late by a sample.
+      end_s: [T], times at which steps were reported, possibly late by a sample.
     """
     start_s, stop_s, rate = rates.T
     sample_s = float(np.median(stop_s - start_s))
@@ -228,7 +228,7 @@ def _stretches(rates: np.ndarray, end_s: np.ndarray) -> list[Traffic]:
     gap = np.searchsorted(end_s, middle_s, side="left") - 1
     inside = (gap >= 0) & (gap < len(gap_s))
     inside[inside] &= go_on[gap[inside]]
-    # An increment on the edge of a pause belongs to the pause.
+    # An increment at the edge of a pause belongs to the pause.
     stretch = np.concatenate(([0], np.cumsum(~go_on)))[np.clip(gap, 0, len(gap_s))]
     traffic = Traffic(start_s=start_s, end_s=stop_s, rate=rate)
     return [
@@ -240,7 +240,7 @@ def _stretches(rates: np.ndarray, end_s: np.ndarray) -> list[Traffic]:
 def _unlike(
     parts: list[Traffic], step_s: float, limits: PeriodThresholds
 ) -> Period | None:
-    """Return a period of the traffic that the step does not explain."""
+    """Return a period of the traffic other than the step."""
     found = find_period(parts)
     if found is None or found.log10_false_alarm >= limits.log10_unlike:
         return None
@@ -259,7 +259,7 @@ def _detection(
     other: Period | None,
     usual: float,
 ) -> Detection:
-    """Describe the traffic that no longer repeats with the steps."""
+    """Describe traffic that no longer repeats with the steps."""
     numbers = {"step_s": step_s, "strength": found.strength, "usual_strength": usual}
     text = (
         f"traffic repeats with the steps of {step_s:.2f} s to {found.strength:.0%} of "
@@ -279,7 +279,7 @@ def _detection(
 
 
 def _text(known: PortPeriod) -> str:
-    """Return one line about a port."""
+    """Return the summary line of a port."""
     found, step_s = known.period, known.step_s
     step = "" if step_s is None else f"; the step takes {step_s:.3g} s"
     if found is None:

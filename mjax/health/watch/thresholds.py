@@ -1,9 +1,9 @@
-"""Thresholds of the detectors, with units and where each is from.
+"""Thresholds of the detectors, with units and sources.
 
-"Tuned" means: chosen on series of `TUNING_SEEDS` of tests/health/series.py on
-2026-11-23, never on those that are reported. "Swept" names other values that were tried
-on seeds 600 to 799 and made as many errors, within one of 11. "Severity" means the
-weakest fault and the strongest disturbance that tests/health/series_severity.py names.
+"Tuned" means: chosen on the series with `TUNING_SEEDS` of tests/health/series.py on
+2026-11-23, never on reported series. "Swept" lists other values, tried on seeds 600 to
+799, that gave the same number of errors within one of 11. "Severity" refers to the
+weakest fault and the strongest disturbance in tests/health/series_severity.py.
 """
 
 import dataclasses
@@ -14,28 +14,33 @@ class FlapThresholds:
     """See `mjax.health.watch.flaps`."""
 
     retransmissions: int = 7
-    """Of one burst. Severity: a dip has at most 3, a flap at least 8."""
+    """Minimum retransmissions of a burst. Severity: a dip has at most 3, a flap at
+    least 8."""
     background_ratio: float = 4.0
-    """Times the expected retransmissions. Tuned: rising symbol errors cost some too."""
+    """Minimum multiple of the expected retransmissions. Tuned: rising symbol errors
+    cause some too."""
     burst_s: float = 6.0
-    """Time in which a burst comes. Tuned."""
+    """Duration of a burst. Tuned."""
     lead_s: float = 2.0
-    """Traffic may stop before the first retransmission is read. Tuned."""
+    """Time by which traffic may stop before the first retransmission is read. Tuned."""
     longest_stall_s: float = 15.0
-    """Beyond it the run itself has stopped. Tuned: restarts take 20 s and more."""
+    """Duration of a stall above which the run itself has stopped. Tuned: restarts take
+    20 s and more."""
     stalled_part: float = 0.55
-    """Part of the usual rate; a stall of 1 s empties half of one sample. Severity."""
+    """Fraction of the usual rate below which traffic has stopped; a stall of 1 s
+    empties half of one sample. Severity."""
     back_part: float = 0.2
-    """Part of the usual rate at which traffic has come back. Tuned."""
+    """Fraction of the usual rate at which traffic has returned. Tuned."""
     back_samples: int = 2
-    """In a row, that show that traffic is back. Tuned: the second in which a run ends
-    is half full."""
+    """Number of successive samples that show that traffic has returned. Tuned: the
+    second in which a run ends is half full."""
     history_s: float = 120.0
-    """For the usual rates. Chosen: many steps, and little memory."""
+    """Time over which usual rates are computed. Chosen: many steps, and little
+    memory."""
     most_kept: int = 600
-    """Increments. Chosen: `history_s` at 5 samples a second."""
+    """Number of increments kept. Chosen: `history_s` at 5 samples a second."""
     merge_s: float = 15.0
-    """Between flaps that count as one. Chosen."""
+    """Maximum time between flaps that are reported as one. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,57 +48,63 @@ class CongestionThresholds:
     """See `mjax.health.watch.congestion`."""
 
     bin_s: float = 20.0
-    """Chosen: a step or more in most runs, and short against a neighbour of 150 s."""
+    """Length of a bin. Chosen: at least a step in most runs, and short compared with a
+    neighbour of 150 s."""
     most_bins: int = 180
     """Number of bins kept. Chosen: an hour, `judge_s` twice."""
     sends_part: float = 0.02
-    """Fraction of the wire rate above which the port sends. Chosen: above
-    monitoring."""
+    """Fraction of the wire rate above which the port counts as sending. Chosen: above
+    monitoring traffic."""
     least_wait_ticks: float = 500.0
-    """Floor of the ticks a second, InfiniBand. Chosen: 0.5 ms of 1 us ticks
+    """Lower bound of the ticks per second, InfiniBand. Chosen: 0.5 ms of 1 us ticks
     delay no step."""
     least_marks: float = 0.5
-    """Floor of the marks a second of traffic, Ethernet. Chosen: a few marks
-    in a bin."""
+    """Lower bound of the marks per second of traffic, Ethernet. Chosen: a few marks in
+    a bin."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NeighbourThresholds:
-    """See `mjax.health.watch.neighbours`. Ratios are natural logarithms."""
+    """See `mjax.health.watch.neighbours`. Logarithms are natural."""
 
     over_nothing: float = 4.0
-    """Logarithm of the likelihood ratio to nothing. Tuned."""
+    """Minimum log-likelihood ratio to no fault. Tuned."""
     contradiction: float = -2.0
-    """The same for one sign; below this it contradicts. Chosen: on seeds 600 to 999 no
-    sign of a reported neighbour is below -0.4."""
+    """Log-likelihood ratio below which one sign contradicts a neighbour. Chosen: on
+    seeds 600 to 999 no sign of a reported neighbour is below -0.4."""
     decay_weight: float = 3.0
-    """Weight of congestion, if a decay explains the bursts too. Tuned: a load that fits
-    seldom begins just when the port gets slower. On seeds 1400 to 1999, 600 series of
-    each kind, 8 neighbours are missed with 3 and 14 with 2, and 10 decays with both."""
+    """Weight of congestion if a decay explains the bursts too. Tuned: a harmless load
+    rarely begins just when the port becomes slower. On seeds 1400 to 1999, 600 series
+    of each kind, 8 neighbours are missed with 3 and 14 with 2, and 10 decays with
+    both."""
     least_s: float = 100.0
-    """Minimum length of a span. Severity: 150 s, of which the bins at the ends are
-    loaded in part."""
+    """Minimum length of a span. Severity: 150 s, with partly loaded bins at both
+    ends."""
     outside_s: float = 60.0
     """Minimum time outside the span. Chosen: three bins to compare with."""
     usual_s: float = 300.0
-    """Time of usual steps on each side. Chosen: a neighbour takes as long."""
+    """Time of usual steps on each side. Chosen: similar to the length of a
+    neighbour."""
     clip: float = 2.5
     """Multiple of the median step at which steps are clipped. Chosen: restarts,
     saves."""
     congested_ratios: tuple[float, float] = (0.4, 5.7)
-    """Congestion under a neighbour. Chosen: 1.5 to 300 times the usual."""
+    """Bounds of the logarithm of the congestion ratio under a neighbour. Chosen: 1.5 to
+    300 times the usual."""
     congestion_std: float = 0.25
     """Deviation of the ratio of long spans. Chosen; swept 0.15 and 0.4."""
     bin_std: float = 0.8
     """Deviation of one bin. Chosen: congestion comes in clumps; swept 0.4 and 1.2."""
     fitting_part: float = 0.15
-    """Fraction of spans with a load that fits beside this job. Chosen: it is common."""
+    """Fraction of spans with a harmless load from another job. Chosen: it is common."""
     fitting_ratios: tuple[float, float] = (-1.0, 2.3)
-    """Congestion under such a load. Chosen: up to 10 times the usual."""
+    """Bounds of the logarithm of the congestion ratio under such a load. Chosen: up to
+    10 times the usual."""
     least_traffic_s: float = 1.0
-    """Traffic inside and outside; with less, congestion is not judged. Chosen."""
+    """Minimum traffic inside and outside the span to judge congestion. Chosen."""
     slower_steps: tuple[float, float] = (0.06, 1.0)
-    """Relative increase of the step time. Severity: 0.05 is healthy, 0.10 is not."""
+    """Bounds of the relative increase of the step time. Severity: 0.05 is healthy, 0.10
+    is not."""
     steps_std: float = 0.02
     """Deviation of the ratio of many steps. Chosen; swept 0.01 and 0.03."""
     step_std: float = 0.15
@@ -102,15 +113,15 @@ class NeighbourThresholds:
     """Fraction of spans with another reason for longer or shorter steps. Chosen: slow
     hosts and new batch sizes are common."""
     other_steps: tuple[float, float] = (-0.7, 1.0)
-    """Relative change of the step time then. Chosen: a factor of two, and lost
-    connections."""
+    """Bounds of the relative change of the step time for such a reason. Chosen: a
+    factor of two, and lost connections."""
     pace_std: float = 0.05
     """Deviation of the logarithm of a window's rate: its phases differ. Tuned; swept
     0.03 to 0.08, and 0.08 misses neighbours."""
     least_windows: int = 3
-    """Number of windows; with fewer, the rate is not judged. Chosen."""
+    """Minimum number of windows to judge the rate. Chosen."""
     most_windows: int = 180
-    """Number of windows kept. Chosen: an hour at one each 20 s."""
+    """Number of windows kept. Chosen: an hour at one every 20 s."""
     most_steps: int = 4000
     """Number of steps kept. Chosen: half an hour of 0.5 s steps, an hour of longer
     ones."""
@@ -123,8 +134,8 @@ class ExplanationThresholds:
     drift_part: float = 0.03
     """Healthy drift of the rate over the windows. Severity: 0.03 is healthy."""
     slow_part: float = 0.07
-    """Fraction of windows that are slow by themselves. Chosen: saves and contention
-    meet a few windows in a hundred."""
+    """Fraction of windows that are slow for their own reason. Chosen: saves and
+    contention affect a few windows in a hundred."""
     loaded_part: float = 0.6
     """Fraction of windows that are slow under the load of a neighbour. Chosen: another
     job sends for 0.3 to 0.9 of its step."""
@@ -139,31 +150,32 @@ class DecayThresholds:
     least_windows: int = 6
     """Minimum number of windows to explain. Tuned: there are 9 to 60 in a series."""
     most_windows: int = 128
-    """Number of windows kept. Chosen: more than in `judge_s` at one each 20 s."""
+    """Number of windows kept. Chosen: more than in `judge_s` at one every 20 s."""
     judge_s: float = 1800.0
-    """Time between judgements; the end of the run is one too. Chosen: a decay is
-    slow."""
+    """Time between judgements; there is also one at the end of the run. Chosen: a decay
+    is slow."""
     burst_std: float = 0.03
-    """Deviation of the logarithm of a burst's rate. Chosen: reads are late by a few
-    percent of a burst."""
+    """Deviation of the logarithm of a burst's rate. Chosen: the lateness of reads is a
+    few percent of a burst."""
     most_bursts: int = 6
     """Number of bursts that count as independent in a window. Tuned."""
     class_std: float = 0.004
-    """Added deviation of each class in a window. Chosen: the rate of a phase is the
-    same in all steps."""
+    """Additional deviation of each class in a window. Chosen: the rate of a phase is
+    the same in all steps."""
     window_std: float = 0.008
-    """Added deviation of each window. Chosen: temperature and routes; 0.014 loses weak
-    decays."""
+    """Additional deviation of each window. Chosen: temperature and routes; 0.014 misses
+    weak decays."""
     cut_std: float = 0.06
     """Deviation of a burst that is cut off. Chosen: its phase is unknown, and the rates
     of phases differ by up to 15%."""
     same_size_part: float = 0.05
-    """Relative difference of sizes in one class. Chosen: monitoring and uploads add a
-    few percent; 0.02 makes as many errors."""
+    """Maximum relative difference of sizes in a class. Chosen: monitoring and uploads
+    add a few percent; 0.02 gives as many errors."""
     most_bursts_kept: int = 64
-    """Bursts kept of a window. Chosen: bounds the memory, few have more."""
+    """Number of bursts kept of a window. Chosen: bounds the memory; few windows have
+    more."""
     over_nothing: float = 7.0
-    """Logarithm of the likelihood ratio to nothing. Tuned."""
+    """Minimum log-likelihood ratio to no fault. Tuned."""
     errors_s: float = 90.0
     """Time over which symbol errors are counted. Tuned."""
     most_samples: int = 450
@@ -186,7 +198,8 @@ class PeriodThresholds:
     """See `mjax.health.watch.step_traffic`. "Tuned": clean series 600 to 799."""
 
     block_s: float = 240.0
-    """Time that is judged at once. Chosen: a loss is reported some minutes later."""
+    """Length of the block that is judged together. Chosen: a loss is reported some
+    minutes later."""
     block_steps: float = 24.0
     """Minimum length of the block in steps. Chosen: a segment of `period.PERIODS`."""
     judge_s: float = 60.0
@@ -202,14 +215,14 @@ class PeriodThresholds:
     most_steps: int = 1200
     """Number of steps kept. Chosen: `block_s` of steps of 0.2 s."""
     log10_periodic: float = -4.0
-    """Log10 of the probability of a false alarm below which traffic is periodic.
-    Chosen: it is evidence, not an alarm; an alarm needs `least_usual` of them, and then
-    a loss."""
+    """Log10 of the false-alarm probability below which traffic is periodic. Chosen:
+    this is evidence, not an alarm; an alarm needs `least_usual` periodic judgements,
+    and then a loss."""
     log10_lost: float = -5.0
-    """Log10 of the probability of a false alarm above which traffic may have lost its
-    period. Tuned: traffic of another job is a little like any step."""
+    """Log10 of the false-alarm probability above which traffic may have lost its
+    period. Tuned: traffic of another job resembles any step a little."""
     log10_unlike: float = -8.0
-    """Log10 of the probability of a false alarm of a period that is not the step's.
+    """Maximum log10 of the false-alarm probability of a period other than the step.
     Tuned."""
     least_strength: float = 0.1
     """Usual strength, or strength of another period, below which nothing is reported.
@@ -221,9 +234,10 @@ class PeriodThresholds:
     most_usual: int = 30
     """Number of judgements kept. Chosen: half an hour."""
     least_times: int = 2
-    """Judgements in a row that see the loss. Chosen."""
+    """Number of successive judgements that must see the loss. Chosen."""
     bin_s: float = 0.05
-    """Bin of a window. Chosen: single bursts are longer, and reads are late by less."""
+    """Length of a bin of a window. Chosen: shorter than single bursts, and longer than
+    the lateness of reads."""
     most_bins: int = 256
     """Number of bins in a window. Chosen: one segment."""
     most_windows: int = 16
@@ -231,25 +245,27 @@ class PeriodThresholds:
     least_windows: int = 4
     """Minimum number of windows to fit. Chosen."""
     window_steps: float = 2.0
-    """In a window, of a step that it can see. Chosen."""
+    """Minimum number of steps in a window for its period to be visible. Chosen."""
     compare_s: float = 1800.0
     """Time between comparisons of the ports of a host. Chosen, as `judge_s` of a
     decay."""
     least_ports: int = 3
-    """Ports with a period, including the judged one. Chosen: two do not show which
-    differs."""
+    """Minimum number of ports with a period, including the judged one. Chosen: two do
+    not show which one differs."""
     period_part: float = 0.05
-    """Relative difference of a port's period. Chosen: above `period.TOLERANCE`."""
+    """Minimum relative difference of a port's period. Chosen: above
+    `period.TOLERANCE`."""
     most_spreads: float = 4.0
-    """Difference of a port, in median deviations of the others. Chosen."""
+    """Minimum difference of a port, in median deviations of the others. Chosen."""
     phase_cycles: float = 0.1
-    """Difference of a port's phase. Chosen."""
+    """Minimum difference of a port's phase. Chosen."""
     phase_steps: float = 4.0
-    """In a segment whose phase is taken. Chosen: steps vary."""
+    """Number of steps in a segment whose phase is measured. Chosen: steps vary."""
     least_phase_segments: int = 4
-    """Chosen: fewer go together by chance."""
+    """Minimum number of segments for a phase. Chosen: fewer may agree by chance."""
     least_coherence: float = 0.5
-    """Of a port with most others; below it a phase means nothing. Chosen."""
+    """Minimum coherence of a port with most others; below it, a phase is meaningless.
+    Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -257,7 +273,7 @@ class Thresholds:
     """Thresholds of all detectors."""
 
     longest_gap_s: float = 10.0
-    """Between samples, beyond which a reset is a reboot. Chosen."""
+    """Time between samples above which a reset is taken for a reboot. Chosen."""
     flaps: FlapThresholds = FlapThresholds()
     congestion: CongestionThresholds = CongestionThresholds()
     neighbours: NeighbourThresholds = NeighbourThresholds()

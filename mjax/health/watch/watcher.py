@@ -1,10 +1,9 @@
-"""Watch one port: observations enter, detections leave.
+"""Run all detectors on the observations of one port.
 
-Enters: a `Port`, then samples, windows and steps in order of time. Leaves: detections,
+Enters: a `Port`, then samples, windows and steps in time order. Leaves: detections,
 each at the observation that completes its evidence. A loss of rate and the load of a
 neighbour look alike for a while; they are judged together every `judge_s`, and by
-`finish` when the run ends. Memory is bounded by the windows
-of the detectors, however long the run is.
+`finish` when the run ends. Memory is bounded, however long the run is.
 """
 
 from collections.abc import Iterable
@@ -30,13 +29,13 @@ DEFAULTS = Thresholds()
 
 
 class Watcher:
-    """Runs all detectors over one port."""
+    """Runs all detectors on one port."""
 
     def __init__(self, port: Port, thresholds: Thresholds = DEFAULTS) -> None:
-        """Start with nothing seen.
+        """Start with no observations.
 
         Args:
-          port: that is watched.
+          port: the port to watch.
           thresholds: of the detectors.
         """
         self._port = port
@@ -52,10 +51,10 @@ class Watcher:
         self._now_s = 0.0
 
     def feed(self, observation: Observation) -> list[Detection]:
-        """Return the faults that this observation completes.
+        """Return the faults whose evidence this observation completes.
 
         Raises:
-          ValueError: samples are not in order of time.
+          ValueError: samples are not in time order.
         """
         match observation:
             case Sample():
@@ -99,10 +98,10 @@ class Watcher:
         return self.finish()
 
     def finish(self) -> list[Detection]:
-        """Return the pending detections at the end of a run, or of `judge_s`.
+        """Return the pending detections, at the end of a run or of `judge_s`.
 
-        A decay and a neighbour both make bursts slower: only the better explanation is
-        reported. A load that ended before the last judgement was judged then.
+        Both a decay and a neighbour make bursts slower; only the better explanation is
+        reported. A load that ended before the last judgement was already judged then.
         """
         judged_s, self._judged_s = self._judged_s, self._now_s
         load = self._neighbours.explain()
@@ -121,10 +120,10 @@ def detect(
     observations: Iterable[Observation],
     thresholds: Thresholds = DEFAULTS,
 ) -> list[Detection]:
-    """Return the faults of a whole series, in order of detection.
+    """Return the faults in a whole series, in order of detection.
 
     Args:
-      port: what was observed.
+      port: the observed port.
       observations: in any order.
       thresholds: of the detectors.
     """

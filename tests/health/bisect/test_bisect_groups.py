@@ -60,7 +60,7 @@ def test_one_bad_host_of_many_is_halved():
 
 
 def test_tests_at_once_have_no_host_in_common_and_do_not_repeat_each_other():
-    """Two halves tell one bit; a half, and a quarter of the other half, tell more."""
+    """Two halves give one bit; a half, and a quarter of the other half, give more."""
     found = believed({(host,): 1 / 32 for host in range(32)}, 32)
     chosen = choose(found, SURE, FREE, 3)
     hosts = list(itertools.chain(*chosen.groups))

@@ -80,8 +80,10 @@ def test_a_search_gives_up_and_says_so():
 def test_bad_input_is_answered():
     with pytest.raises(ValueError, match="--links needs at least 4 hosts here, got 3"):
         advance_links(problem(3), [])
-    with pytest.raises(ValueError, match="--links has no use for --good"):
+    with pytest.raises(ValueError, match="--links does not use --good"):
         advance_links(Problem(hosts=named(4), good=("g",)), [])
     three = Outcome(hosts=named(3), failed=False)
-    with pytest.raises(ValueError, match="each test has 2 hosts, got an outcome of 3"):
+    with pytest.raises(
+        ValueError, match="each test must have 2 hosts, got an outcome of 3"
+    ):
         advance_links(problem(4), [three])

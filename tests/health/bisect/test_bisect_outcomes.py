@@ -171,7 +171,7 @@ def test_the_output_of_failed_tests_does_not_count():
 @pytest.mark.parametrize("outputs", [("x", "y", "z", "w"), ("x", "x", "y", "y")])
 def test_outputs_without_a_majority_are_refused(outputs: tuple[str, ...]):
     records = printed(**dict(zip("abcd", outputs, strict=True)))
-    with pytest.raises(ValueError, match="no output is that of most"):
+    with pytest.raises(ValueError, match="no output is the most frequent"):
         judge(records, Criteria(same_output=True))
 
 

@@ -30,7 +30,7 @@ def rows(num: int = 3) -> list[dict[str, Any]]:
 
 
 def test_the_hash_takes_fields_that_a_run_computes_and_no_times():
-    """Those that the trainer itself does not count as timing."""
+    """The hashed fields are those that the trainer does not count as timing."""
     assert set(COMPUTED) <= without_timing(ROW).keys()
 
 
@@ -174,7 +174,7 @@ def test_a_job_that_fails_prints_no_hash(
     [
         (("--steps", "0"), "--steps must be at least 1, got 0"),
         (("--devices", "0"), "--devices must be at least 1, got 0"),
-        (("--dir", "/absent"), "--dir /absent is no folder"),
+        (("--dir", "/absent"), "--dir /absent is not a folder"),
         (("--dir", "/proc"), "--dir /proc: "),  # where nobody can make a folder
         (("--time-limit-s", "-1"), "--time-limit-s must be positive, got -1"),
         (("--", "./job"), "has no {work_dir}"),

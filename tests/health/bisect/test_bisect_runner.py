@@ -150,7 +150,7 @@ def test_the_locale_of_a_test_is_c():
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ([], "the command of the test is missing; write it behind --"),
+        ([], "the test command is missing; write it after --"),
         (["./test", "{num}"], r"the command ./test {num} has no {hosts}"),
     ],
 )

@@ -27,7 +27,8 @@ def test_every_pair_of_16_is_found_within_three_times_the_bound():
 
 @pytest.mark.parametrize("num_bad", [0, 1, 2, 3, 4])
 def test_flaky_tests_are_repeated_until_the_answer_is_sure(num_bad: int):
-    """All exact is more than 99% confidence promises; these seeds are fixed."""
+    """A confidence of 99% does not promise that all are exact, but these seeds are
+    fixed."""
     for seed in range(2):
         random = np.random.default_rng((num_bad, seed))
         bad = {f"n{i}" for i in random.choice(96, num_bad, replace=False)}
@@ -68,7 +69,7 @@ def test_tests_that_were_chosen_by_a_person_count_too():
 
 @pytest.mark.parametrize("num_bad", [9, 11, 13])
 def test_the_change_to_single_hosts_loses_nothing(num_bad: int):
-    """Around the largest size of sets that is enumerated."""
+    """Numbers of bad hosts around the largest enumerated set size."""
     errs = {"false_negative": 0.05, "false_positive": 0.05, "confidence": 0.999}
     for rates in ({}, errs):
         random = np.random.default_rng(num_bad)
@@ -236,10 +237,10 @@ def test_an_outcome_of_another_host_is_refused():
     [
         ((), {}, "--hosts is empty"),
         (("a", "b", "a"), {}, "--hosts names a twice"),
-        (("a", "-rf"), {}, "'-rf' is no name of a host"),
-        (("a", "b c"), {}, "'b c' is no name of a host"),
+        (("a", "-rf"), {}, "'-rf' is not a valid host name"),
+        (("a", "b c"), {}, "'b c' is not a valid host name"),
         (("a", "g"), {}, "g is in --hosts and in --good"),
-        (("a",), {"min_hosts": 4}, "--min-hosts 4 needs that many hosts, got 1"),
+        (("a",), {"min_hosts": 4}, "--min-hosts 4 needs at least as many hosts, got 1"),
         (("a",), {"prior": 0.0}, "--prior must be above 0 and at most 0.5, got 0"),
         (("a",), {"link_prior": 0.7}, "--link-prior must be above 0"),
         (("a",), {"confidence": 1.0}, "--confidence must be above 0.5 and below 1"),

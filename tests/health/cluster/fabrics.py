@@ -48,7 +48,7 @@ rate_gbps = 400
 """
 
 Links = dict[Port, Port]
-"""From a port to the other end, in both directions."""
+"""Maps a port to the other end of its cable, in both directions."""
 
 
 @functools.cache
@@ -89,16 +89,16 @@ def exchange(links: Links, *ports: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """Links that are written as a tool would."""
+    """Links in the format of a tool."""
 
     cluster: Cluster
     links: Mapping[Port, Port]
     slow: Mapping[Port, str] = dataclasses.field(default_factory=dict)
-    """From a port to another speed, as 53.125 or HDR."""
+    """Maps a port to another speed, such as 53.125 or HDR."""
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """From a node to another node description."""
+    """Maps a node to another node description."""
     absent: tuple[str, ...] = ()
-    """Nodes that write nothing."""
+    """Nodes that report nothing."""
     guids: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
@@ -113,7 +113,7 @@ class Fabric:
         return self.names.get(node, node.replace(":", " "))
 
     def _nodes(self) -> list[str]:
-        """Return switches, then NICs: what InfiniBand calls nodes."""
+        """Return switches, then NICs, which InfiniBand calls nodes."""
         extra = {self.node_of(end) for end in self.links}
         nodes = [*self.cluster.switches]
         for host in self.cluster.hosts.values():

@@ -157,7 +157,7 @@ def test_a_cable_in_a_free_port_of_its_own_leaf_is_on_no_wrong_rail():
 
 
 def test_a_cable_whose_far_end_has_another_neighbour_is_named_from_there():
-    """The host is silent; its leaf sees somebody else."""
+    """The host is silent; its leaf sees another host."""
     fabric = healthy()
     cut(dict_of(fabric), port("leaf1:1"))
     join(dict_of(fabric), port("leaf1:1"), port("new:1"))
@@ -197,7 +197,7 @@ def test_a_node_that_the_file_does_not_name_is_extra_unless_ignored():
 def test_a_slow_link_is_named_with_both_rates(form: str, speed: str):
     found = report(changed(slow={port("gpu05:mlx5_0"): speed}), form)
     assert kinds(found) == ["slow"]
-    assert "runs at 200 Gb/s, and the file says 400" in found.findings[0].text
+    assert "runs at 200 Gb/s, but the file says 400" in found.findings[0].text
 
 
 def test_hosts_that_do_not_report_are_named():
@@ -299,7 +299,7 @@ def test_a_cluster_of_which_a_fabric_was_not_seen_is_incomplete():
 
 
 def test_two_fabrics_are_seen_by_their_own_sources():
-    """Each is one island; together they are no two."""
+    """Each fabric is one island; that does not make two."""
     row = {
         "chassis": {"tor1": {"id": {"type": "local", "value": "tor1"}}},
         "port": {"id": {"type": "ifname", "value": "1"}},

@@ -37,7 +37,7 @@ def run(capsys, *words: object) -> tuple[int, str, str]:
 def test_a_file_alone_is_checked_and_that_is_said(capsys, cluster_path: Path):
     code, out, _ = run(capsys, "check", "--cluster", cluster_path)
     assert code == 0
-    assert "only the file was checked" in out
+    assert "checked only the file" in out
 
 
 def test_a_fabric_as_in_the_file_ends_with_0(capsys, cluster_path: Path, tmp_path):
@@ -100,7 +100,7 @@ def test_reports_of_hosts_are_compared(capsys, cluster_path: Path, tmp_path: Pat
     (folder / "gpu03.json").write_text('{"host": "gpu03", "che')
     code, out, _ = run(capsys, *words)
     assert code == 1
-    assert "gpu03.json is no report of health check --json" in out
+    assert "gpu03.json is not a report of health check --json" in out
 
 
 def test_a_placement_is_json(capsys, cluster_path: Path):
@@ -169,9 +169,12 @@ def test_a_cluster_is_shown(capsys, cluster_path: Path):
         (["check", "--cluster", "none.toml"], "none.toml cannot be read"),
         (["check", "--cluster", "{c}", "--fabric-dump", "none"], "--fabric-dump none"),
         (["check", "--cluster", "{c}", "--fabric-dump", "/"], "--fabric-dump /"),
-        (["check", "--cluster", "{c}", "--lldp", "none"], "--lldp none is no folder"),
+        (
+            ["check", "--cluster", "{c}", "--lldp", "none"],
+            "--lldp none is not a folder",
+        ),
         (["check", "--cluster", "{c}", "--reports", "{t}"], "has no file HOST.json"),
-        (["check", "--cluster", "{c}", "--switches-only"], "give that"),
+        (["check", "--cluster", "{c}", "--switches-only"], "give both"),
         (["place", "--cluster", "{c}", "--dp", "3"], "must be a multiple of the 2 GPU"),
         (["place", "--cluster", "{c}", "--hosts", "gpu[1-"], "without its partner"),
         (["place", "--cluster", "{c}", "--pp", "0"], "--pp must be at least 1, got 0"),

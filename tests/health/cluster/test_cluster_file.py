@@ -1,4 +1,4 @@
-"""The cluster file: what it may say, and every way in which it contradicts itself."""
+"""The cluster file: valid content, and all kinds of contradictions."""
 
 from pathlib import Path
 
@@ -326,7 +326,7 @@ def test_a_fabric_that_falls_apart_is_told_with_its_parts():
     told = message(text)
     assert "islands: the switches on infiniband make 2 parts" in told
     assert "3 with leaf1, leaf2, spine1; 3 with leaf3, leaf4, spine2" in told
-    assert "say islands = 2" in told
+    assert "set islands = 2" in told
     cluster_file.parse(text.replace('"small"', '"small"\nislands = 2'))
 
 

@@ -107,7 +107,7 @@ def test_a_line_of_another_form_is_a_problem(line: str):
     good = f"{HEAD}( 4X 106.25 Gbps Active/  LinkUp){PEER}"
     found = read(good, line)
     assert len(found.sightings) == 1
-    assert found.problems[0].startswith("dump:2: no line of iblinkinfo --line or")
+    assert found.problems[0].startswith("dump:2: not a line of iblinkinfo --line or")
 
 
 # ------------------------------------------------------------------------ ibnetdiscover
@@ -158,7 +158,7 @@ def test_a_port_without_its_node_is_a_problem():
     lines = NET.splitlines()
     found = read(*lines[:-2], lines[-1])
     assert len(found.sightings) == 2
-    assert "no line of" in found.problems[0]
+    assert "not a line of" in found.problems[0]
 
 
 def test_a_port_is_never_given_to_the_node_before():
@@ -199,7 +199,7 @@ def test_an_unknown_speed_is_no_rate(speed: str):
 def test_an_unknown_width_is_a_problem():
     found = read(*NET.replace("2xHDR", "??NDR").splitlines())
     assert len(found.sightings) == 2
-    assert found.problems[0].startswith("dump:20: no line of iblinkinfo --line or")
+    assert found.problems[0].startswith("dump:20: not a line of iblinkinfo --line or")
 
 
 # ------------------------------------------------------------------------------- limits

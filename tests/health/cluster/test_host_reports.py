@@ -45,7 +45,7 @@ def report(host: str = "gpu1", **inventory: Any) -> dict[str, Any]:
 
 
 def compared(*reports: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Return what differs, as kind and text, and problems."""
+    """Return the differences, as kind and text, and the problems."""
     read = [host_reports.read(json.dumps(one)) for one in reports]
     findings, problems = host_reports.compare(cluster(FILE), read)
     return [f"{one.kind}: {one.text}" for one in findings], problems
@@ -67,7 +67,7 @@ CASES = {
     "a GPU less": (
         report(gpus=[{"pci": "00000000:1B:00.0"}]),
         [
-            "gpu count: gpu1: 1 GPUs, and the file says 2",
+            "gpu count: gpu1: 1 GPUs, but the file says 2",
             "gpu address: gpu1: no GPU at 0000:43:00.0",
         ],
     ),
@@ -81,7 +81,7 @@ CASES = {
     "no NIC": (report(nics=[]), ["nic absent: gpu1: no NIC mlx5_0"]),
     "the NIC of another host": (
         report(nics=[{"name": "mlx5_0", "guid": "0x946dae03005a3c20"}]),
-        ["guid: gpu1: mlx5_0 has 0x946dae03005a3c20, and the file 0x946dae03005a3c10"],
+        ["guid: gpu1: mlx5_0 has 0x946dae03005a3c20, but the file 0x946dae03005a3c10"],
     ),
     "a NIC without a GUID": (
         report(nics=[{"name": "mlx5_0"}]),
@@ -89,15 +89,15 @@ CASES = {
     ),
     "a GUID that is none": (
         report(nics=[{"name": "mlx5_0", "guid": "N/A"}]),
-        ["guid: gpu1: mlx5_0 has N/A, and the file 0x946dae03005a3c10"],
+        ["guid: gpu1: mlx5_0 has N/A, but the file 0x946dae03005a3c10"],
     ),
     "another version": (
         report(versions={"nvidia_driver": "570.1"}),
-        ["version: gpu1: nvidia_driver is 570.1, and the file says 580.65.06"],
+        ["version: gpu1: nvidia_driver is 570.1, but the file says 580.65.06"],
     ),
     "no version": (
         report(versions={}),
-        ["version: gpu1: nvidia_driver is unknown, and the file says 580.65.06"],
+        ["version: gpu1: nvidia_driver is unknown, but the file says 580.65.06"],
     ),
     "a required check that is unknown": (
         with_check("gpu.count", state="unknown", reason="no nvidia-smi"),
@@ -127,7 +127,7 @@ def test_a_host_without_a_report_is_named():
 
 def test_a_host_that_the_file_does_not_know_is_named():
     found, _ = compared(report("gpu1"), report("gpu2"), report("cpu1"))
-    assert found == ["unknown host: cpu1 reports, and the file has no such host"]
+    assert found == ["unknown host: cpu1 sent a report, but the file has no such host"]
 
 
 def test_two_reports_of_a_host_are_a_problem():
@@ -140,7 +140,7 @@ def test_without_an_inventory_the_check_counts_and_the_rest_is_not_known():
     del one["inventory"]
     found, problems = compared(one, report("gpu2"))
     assert found == [
-        "version: gpu1: nvidia_driver is unknown, and the file says 580.65.06"
+        "version: gpu1: nvidia_driver is unknown, but the file says 580.65.06"
     ]
     assert problems == [
         "the report of gpu1 does not say where its GPUs are",

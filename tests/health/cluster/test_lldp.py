@@ -37,7 +37,7 @@ ends = ["gpu[1-2]:eth3", "tor1:swp[3-4]"]
 
 
 def neighbour(port: str, switch: str = "tor1") -> dict[str, Any]:
-    """Return what lldpcli says of an interface, in the form json."""
+    """Return the output of lldpcli for an interface, in the form json."""
     return {
         "via": "LLDP",
         "rid": "1",

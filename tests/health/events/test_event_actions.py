@@ -1,4 +1,4 @@
-"""Actions run only when they may, in order, to their limit, and over restarts."""
+"""Actions run only if allowed, in order, up to their limit, and across restarts."""
 
 import sys
 
@@ -198,7 +198,10 @@ def test_no_more_ports_are_disabled_than_the_limit_until_one_is_back():
     for port in ("p1", "p2"):
         world.down(0, port)
     (refused,) = world.down(1, "p3")
-    assert "refused: 2 devices may be out of use at a time" in refused.data["status"]
+    assert (
+        "refused: 2 devices are disabled, the most allowed at a time"
+        in refused.data["status"]
+    )
     assert site.calls == ["off p1", "off p2"]
     world.advance(100)
     world.down(101, "p3")
@@ -210,7 +213,7 @@ def test_a_port_that_is_out_of_use_is_not_disabled_again():
     world = World(site)
     world.down(0)
     (again,) = world.down(5)
-    assert "out of use already, by rule flap" in again.data["status"]
+    assert "already disabled by rule flap" in again.data["status"]
     assert site.calls == ["off p1"]
 
 
@@ -218,9 +221,7 @@ def test_a_person_releases_a_port_and_only_one_that_is_out_of_use():
     site = Site(test=1)
     world = World(site, limits=Limits(max_disabled=1))
     world.down(0)
-    with pytest.raises(
-        ValueError, match="--release port=p2: not out of use; out of use: "
-    ):
+    with pytest.raises(ValueError, match="--release port=p2: not disabled; disabled: "):
         world.acting.release("port=p2", 0)
     world.acting.release("port=p1", 0)
     world.down(10, "p2")

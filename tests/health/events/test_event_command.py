@@ -162,7 +162,7 @@ def test_release_brings_a_device_back(site, capsys):
     state = ["--state", str(site / "state")]
     assert command.main(["--release", "port=7", *state]) == 0
     assert command.main(["--release", "port=7", *state]) == 2
-    assert "out of use: none" in capsys.readouterr().err
+    assert "disabled: none" in capsys.readouterr().err
 
 
 def test_signs_that_steer_a_terminal_are_not_printed(site, capsys):

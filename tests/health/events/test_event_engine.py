@@ -1,4 +1,4 @@
-"""Windows are exact at their limits, apart by device, and bounded."""
+"""Windows are exact at their limits, separate for each device, and bounded."""
 
 import random
 import tracemalloc
@@ -171,7 +171,7 @@ def test_many_lines_of_one_device_are_bounded():
 
 
 def brute_force(times_ns, count, within_ns, cool_ns):
-    """Fire as the definition says, over all lines seen, for lines in order."""
+    """Apply the definition of an event to all lines, for lines in order."""
     fired_at, kept = [], []
     for t in times_ns:
         if fired_at and t - fired_at[-1] < cool_ns:

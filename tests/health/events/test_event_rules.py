@@ -125,7 +125,7 @@ def test_a_pattern_that_may_take_long_is_refused(pattern):
     ["foo.*bar", "^foo.*bar.*baz", r"\d+[a-z]+x", "[^ ]+ [^ ]+ [^ ]+ x", "(?:a|bc)d"],
 )
 def test_a_pattern_that_is_allowed_ends_soon_on_hostile_lines(pattern):
-    """By CPU time: an exponential pattern would not end within the life of the test."""
+    """Measured in CPU time: an exponential pattern would not end during the test."""
     regex = patterns.compiled(pattern)
     pieces = ("foo", "foobar", "a", "1", "ab ", "bc", "x ", "foo bar ba")
     start_s = time.process_time()

@@ -1,4 +1,4 @@
-"""Statistics of hosts against step times, and the null model beside them."""
+"""Correlation of host statistics with step times, and the null model."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ SHAPE = (3, NUM_SAMPLES)
 
 
 def wandering(generator: np.random.Generator, shape=SHAPE, keep=0.9) -> np.ndarray:
-    """Return series that follow themselves, partly the same on all hosts."""
+    """Return autocorrelated series, partly the same on all hosts."""
     common = (*shape[:-2], 1, shape[-1])
     noise = generator.standard_normal(shape) + generator.standard_normal(common)
     for index in range(1, shape[-1]):
@@ -66,7 +66,7 @@ def test_what_slows_the_steps_down_is_named_with_its_sign():
 
 
 def test_a_hot_host_that_is_slow_is_no_association():
-    """Differences between hosts are not what is asked here."""
+    """Differences between hosts must have no effect."""
     generator = np.random.default_rng(19)
     hosts = np.arange(3.0)[:, None]
     step_s = 2.0 + hosts + 0.01 * generator.standard_normal(SHAPE)
@@ -90,7 +90,7 @@ def test_two_series_that_both_grow_are_no_association(power: int):
 
 
 def test_a_p_value_is_the_fraction_of_shifts_that_are_as_large():
-    """Counted again, one shift after the other, with ranks of numpy's corrcoef."""
+    """Recomputed shift by shift, with numpy's corrcoef of ranks."""
     generator = np.random.default_rng(21)
     shape = (1, MIN_SAMPLES)
     one, step_s = generator.standard_normal(shape), generator.standard_normal(shape)
@@ -113,7 +113,7 @@ def test_a_p_value_is_the_fraction_of_shifts_that_are_as_large():
 
 
 def test_no_p_is_zero():
-    """Not even of the step time itself: no shift at all is one of the shifts."""
+    """Even for the step time itself p is not 0: the shift by 0 counts as a shift."""
     step_s = np.random.default_rng(26).standard_normal(SHAPE)
     (one,) = correlate({"s": step_s}, step_s).associations
     assert one.rho == pytest.approx(1.0, abs=1e-9)  # float64, 400 terms

@@ -34,7 +34,7 @@ def test_a_host_that_failed_in_a_run_returns_after_a_burn(capsys, tmp_path: Path
     code, out, _ = run(capsys, *may, "gpu2")
     assert (code, "gpu2 may not return: fault: GPU fault" in out) == (1, True)
     code, out, _ = run(capsys, *may, "gpu1")
-    assert (code, out) == (0, "yes; nothing is known of it\n")
+    assert (code, out) == (0, "yes; no event of it is known\n")
     order = ["order", "--history", history, "--hosts", "gpu[1-3]", "--json"]
     assert json.loads(run(capsys, *order)[1])["hosts"] == ["gpu1", "gpu3", "gpu2"]
     record = ["record", "--history", history, "--host", "gpu2", "--kind"]
@@ -68,7 +68,7 @@ def test_lines_that_could_not_be_read_end_with_1(capsys, tmp_path: Path):
     code, out, err = run(capsys, *words)
     assert code == 1
     assert "1 new events" in out
-    assert "the last line has no end" in out
+    assert "the last line is incomplete" in out
     assert "1 lines could not be read, first" in err
     code, out, _ = run(capsys, *words, "--json")
     found = json.loads(out)
@@ -115,7 +115,7 @@ def test_statistics_are_correlated_with_step_times(capsys, tmp_path: Path):
         ),
         (
             ["record", "--history", "{t}/a.db", "--host", "a", "--kind", "fault"],
-            "--cause belongs to --kind fault",
+            "--kind fault needs --cause",
         ),
         (
             ["show", "--history", "{t}/notes.txt"],

@@ -244,12 +244,12 @@ with Reputation(Path({str(path)!r})) as reputation:
     last = max(told, default=39)
     with Reputation(path) as reputation:
         times = [one.time_ns for one in reputation.events("gpu1")]
-    # The last one may be there without having been told.
+    # The last one may be recorded without having been reported.
     assert times in ([*range(last + 1)], [*range(last + 2)])
 
 
 def test_an_import_that_is_killed_can_be_made_again(tmp_path: Path):
-    """Batches are whole; what is there twice is recorded once."""
+    """Batches are atomic; a repeated event is recorded once."""
 
     def failing() -> Iterator[HostEvent]:
         for number in range(store.BATCH + 10):
@@ -265,7 +265,7 @@ def test_an_import_that_is_killed_can_be_made_again(tmp_path: Path):
 
 
 def test_several_writers_lose_nothing(tmp_path: Path):
-    """Also if they all make the file."""
+    """Even if they all create the file."""
     path, errors = tmp_path / "hosts.db", list[BaseException]()
     barrier = threading.Barrier(6)
 
@@ -336,7 +336,7 @@ def test_a_file_of_damaged_structure_is_refused_and_not_changed(
 
 @pytest.mark.parametrize("new", [b"gpu2fault", b"gp\xff1fault"])
 def test_an_event_of_another_host_by_damage_is_refused(tmp_path: Path, new: bytes):
-    """The structure is whole; SQLite itself notices nothing."""
+    """The structure is intact, so SQLite itself notices nothing."""
     path = tmp_path / "hosts.db"
     text = filled(path)
     assert text.count(b"gpu1fault") == 60
@@ -376,7 +376,7 @@ def test_what_is_no_history_is_refused(tmp_path: Path):
     path = tmp_path / "journal.db"
     with contextlib.closing(sqlite3.connect(path)) as base:
         base.execute("create table events (number integer)")
-    assert "is an SQLite file, and no history of hosts" in refused(path)
+    assert "is an SQLite file, but not a history of hosts" in refused(path)
 
 
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path):
@@ -389,7 +389,7 @@ def test_a_file_of_a_newer_version_is_refused(tmp_path: Path):
 
 
 def test_a_file_of_the_version_before_is_read(tmp_path: Path, monkeypatch):
-    """The next version, with a column more, as it will be."""
+    """A future version, with one more column."""
     path = tmp_path / "hosts.db"
     filled(path)
     old = store.VERSION

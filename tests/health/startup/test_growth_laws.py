@@ -1,4 +1,4 @@
-"""Planted laws are found again, and noise is not taken for one."""
+"""Known laws are recovered, and noise is not mistaken for one."""
 
 import collections
 import math
@@ -41,7 +41,7 @@ def found(law: str, seed: int, noise: float) -> Growth:
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_planted_law_is_named(law: str):
-    """At 3 percent of noise in 36 of 40 cases, and no other law in more than one."""
+    """At 3 percent noise, in 36 of 40 cases, and another law in at most one."""
     names = collections.Counter(found(law, seed, 0.03).law for seed in SEEDS)
     assert names[law] >= 36
     assert sum(names.values()) - names[law] - names[None] <= 1
@@ -49,7 +49,8 @@ def test_a_planted_law_is_named(law: str):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_the_range_at_10000_holds_the_planted_duration(law: str):
-    """95 percent are promised, for all laws together: 36 of 40 are asked for."""
+    """The region promises 95 percent, for all laws together; the test requires 36 of
+    40."""
     ranges = [found(law, seed, 0.05).at(10_000) for seed in SEEDS]
     true_s = planted(law, 10_000)
     assert sum(r.low_s <= true_s <= r.high_s for r in ranges) >= 36
@@ -57,7 +58,7 @@ def test_the_range_at_10000_holds_the_planted_duration(law: str):
 
 @pytest.mark.parametrize("law", LAWS)
 def test_a_named_law_predicts_the_planted_duration(law: str):
-    """Without noise: within what one step of the share is."""
+    """Without noise, to within one step of the share."""
     growth = found(law, 0, 0.0)
     assert growth.law == law
     assert growth.at(10_000).value_s == pytest.approx(planted(law, 10_000), rel=0.02)
@@ -65,7 +66,7 @@ def test_a_named_law_predicts_the_planted_duration(law: str):
 
 
 def test_noise_alone_cannot_be_told():
-    """Of 100 series without a trend, all but 3 at most."""
+    """In at least 97 of 100 series without a trend."""
     names = collections.Counter()
     for seed in range(100):
         random = np.random.default_rng(seed)
@@ -82,7 +83,7 @@ def test_a_constant_with_little_noise_is_no_noise():
 
 
 def test_a_constant_says_little_of_10000_unless_the_work_is_bounded():
-    """A square too small to be seen at 32 is large there; a line is not."""
+    """A quadratic term too small to see at 32 is large there; a linear one is not."""
     growth = found(CONSTANT, 1, 0.05)
     assert growth.at(10_000).high_s > 100 * growth.at(10_000, most=LINEAR).high_s
     alone = growth.at(10_000, most=CONSTANT)
@@ -111,19 +112,19 @@ def test_durations_in_the_wrong_order_are_not_that_law():
 def test_few_sizes_cannot_be_told_and_bound_nothing():
     growth = init_laws.growth([2, 4, 8, 16], [1.0, 2.0, 4.0, 8.0])
     assert growth.law is None
-    assert growth.describe() == "cannot be told (fewer than 5 sizes)"
+    assert growth.describe() == "undetermined (fewer than 5 sizes)"
     assert growth.at(10_000) == init_laws.Range(
         value_s=None, low_s=0.0, high_s=math.inf
     )
 
 
 def test_two_laws_that_fit_are_both_named():
-    """Between two neighbouring sizes nothing tells a line from a square."""
+    """Two neighbouring sizes cannot distinguish a linear law from a quadratic one."""
     sizes = [30, 31, 32, 33, 34]
     found = growth(sizes, [n / 32 for n in sizes])
     assert found.law is None
     assert {LINEAR, QUADRATIC} <= {*found.candidates}
-    assert "cannot be told" in found.describe()
+    assert "undetermined" in found.describe()
 
 
 def test_a_clock_that_has_not_ticked_is_a_duration():

@@ -1,4 +1,4 @@
-"""Start process groups: real ones, and programs that behave badly."""
+"""Start process groups: real ones, and misbehaving programs."""
 
 import json
 import os
@@ -183,8 +183,8 @@ def test_a_process_that_ends_alone_is_no_success(monkeypatch: pytest.MonkeyPatch
         ("", "before the phase 'end'; phases done: none"),
         ("say('one')", "before the phase 'end'; phases done: one"),
         ("say(f'phase-{rank}')", "different phases: phase-0, phase-1"),
-        ("os.write(int(descriptor), b'ready\\n')", "which is no report of a phase"),
-        ("say('one', wall_s='soon')", r"no report of a phase .*`\$.wall_s`"),
+        ("os.write(int(descriptor), b'ready\\n')", "which is not a phase report"),
+        ("say('one', wall_s='soon')", r"not a phase report .*`\$.wall_s`"),
     ],
 )
 def test_a_group_that_does_not_do_all_phases_has_failed(
@@ -265,7 +265,7 @@ def test_the_cpu_clock_of_a_process_is_its_own():
 
 
 def test_a_process_ends_when_whoever_started_it_has_gone():
-    """It waits for its release after the first phase, and would wait for ever."""
+    """It waits for its release after the first phase, and would wait forever."""
     words = (sys.executable, "-m", "mjax.processes.timed_start")
     with open(os.devnull, "w") as report:
         done = subprocess.run(

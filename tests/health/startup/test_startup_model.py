@@ -1,4 +1,4 @@
-"""The model keeps what grows on a cluster apart from what grows on one host."""
+"""The model separates growth on a cluster from growth on one host."""
 
 import json
 from collections.abc import Sequence
@@ -125,7 +125,7 @@ def test_light_clients_say_how_the_coordinator_grows():
 
 
 def test_more_clients_make_the_range_narrower():
-    """A coordinator whose work does not grow, known to 5 percent."""
+    """The work of the coordinator is constant, known to 5 percent."""
 
     def noisy(sizes: Sequence[int]) -> Starts:
         return {

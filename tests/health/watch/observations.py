@@ -1,11 +1,11 @@
-"""Turn a generated series into what the detectors of mjax see of a port."""
+"""Convert a generated series to the observations of mjax's detectors."""
 
 from mjax.health.watch.samples import Observation, Port, Sample, Step, Window, seen_s
 from tests.health.series import Series
 
 
 def port_of(series: Series) -> Port:
-    """Return what is known of the port of a series."""
+    """Return the port of a series."""
     port = series.port
     return Port(
         link_layer=port.link_layer,
@@ -16,7 +16,7 @@ def port_of(series: Series) -> Port:
 
 
 def observe(series: Series) -> list[Observation]:
-    """Return all that a sampler and a trainer report, in order of time."""
+    """Return all observations of sampler and trainer, in time order."""
     readings = series.readings
     names = list(readings.counters)
     columns = [readings.counters[name].tolist() for name in names]

@@ -1,4 +1,4 @@
-"""The detectors find what is wrong with a port, and are silent where nothing is."""
+"""The detectors find the faults of a port, and report nothing on a healthy one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A lasting fall of the rate is a decay, and nothing else is."""
+"""Only a lasting drop of the rate is a decay."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ def levels(level: list[float]) -> Levels:
 
 
 def bursts(share: float, *, size: int | None = None) -> tuple[Burst, ...]:
-    """Bursts of two phases, or of one, at a part of their rate."""
+    """Bursts of one or two phases, at a fraction of their rate."""
     phases = zip(SIZES_S, (0.8, 0.68), strict=True)
     each = tuple(
         Burst(rate=rate * share, length_s=size_s / rate / share, size_s=size_s)

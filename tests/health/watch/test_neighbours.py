@@ -1,4 +1,4 @@
-"""A neighbour is told if congestion, slow bursts and long steps come together."""
+"""A neighbour is reported if congestion, slow bursts and long steps coincide."""
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ ETHERNET = Port(
 def increment(
     second: int, counts: dict[str, int], *, sent_part: float = 0.5
 ) -> Increment:
-    """One second, in which the port sends a part of what the wire carries."""
+    """One second in which the port uses a fraction of the wire rate."""
     return Increment(
         start_s=second + 0.1,
         end_s=second + 1.0,
@@ -54,7 +54,7 @@ def observe(
     share: float = 1.0,
     span_s: tuple[float, float] = SPAN_S,
 ) -> Neighbours:
-    """Half an hour of a run; what is given differs within a span."""
+    """Half an hour of a run; the given quantities differ within a span."""
     seen, rng = Neighbours(PORT, Thresholds()), np.random.default_rng(0)
     for second in range(1500):
         inside = span_s[0] <= second < span_s[1]
@@ -155,7 +155,7 @@ def test_congestion_counts_more_against_a_decay_than_against_nothing() -> None:
 
 
 def watch(until_s: int) -> list[Detection]:
-    """Run a watcher over the load of a neighbour; return what it tells."""
+    """Run a watcher over the load of a neighbour; return its detections."""
     watcher, found, sent, waited = Watcher(PORT), [], 0, 0
     for second in range(until_s):
         inside = SPAN_S[0] <= second < SPAN_S[1]

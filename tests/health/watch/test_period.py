@@ -1,4 +1,4 @@
-"""Periodic traffic is found, noise is not; a period that is lost is told."""
+"""Periodic traffic is found, noise is not; a lost period is reported."""
 
 import dataclasses
 import json

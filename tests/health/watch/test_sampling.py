@@ -1,4 +1,4 @@
-"""The sampler reads what the files say, when it should; a link that fell is told."""
+"""The sampler reads the files at the right times; a link that went down is reported."""
 
 import itertools
 import json
@@ -12,7 +12,7 @@ from mjax.health.watch.sampling import Rates, Rows, find_ports, observe
 
 
 class Host:
-    """Ports as files, and a clock that goes only when somebody waits."""
+    """Ports as files, and a clock that advances only while the sampler waits."""
 
     def __init__(self, root, *names):
         self.root, self.now_s, self.plans = root, 1000.0, []

@@ -19,7 +19,8 @@ from tests.health.series import Series, Window
 
 type Fault = Literal["shuffle", "other job"]
 ONSET_PART = (0.3, 0.5)
-"""Of the series. Chosen: there is a period before, and time to miss it."""
+"""Onset as a fraction of the series. Chosen: a period before it, and time to miss
+it."""
 
 
 def spoil(
@@ -60,13 +61,13 @@ def spoil(
 
 
 def _increments(data: np.ndarray, bits: int) -> np.ndarray:
-    """Return the words of each gap; 0 where the counter was set to 0."""
+    """Return the words of each gap; 0 where the counter was reset."""
     change = np.diff(data.astype(np.int64))
     return change % 2**32 if bits == 32 else np.maximum(change, 0)
 
 
 def _words_of(other: Series, time_s: np.ndarray, data_bytes_per_s: float) -> np.ndarray:
-    """Return what the port of another run sends between times, at this wire's rate."""
+    """Return the traffic of another run's port between times, at this wire's rate."""
     bits = other.port.data_counter_bits
     words = _increments(other.readings.counters["port_xmit_data"], bits)
     sums = np.concatenate(([0], np.cumsum(words))).astype(float)
@@ -87,9 +88,9 @@ def _shuffled(window: Window, bits: int, rng: np.random.Generator) -> Window:
 
 type HostFault = Literal["none", "shuffle", "other job", "late"]
 NOISE = 0.03
-"""Of each second of a port. Chosen: as `BURST_NOISE` of the series."""
+"""Noise of each second of a port. Chosen: as `BURST_NOISE` of the series."""
 LATE_PART = 0.25
-"""Of a step, by which a late port sends later. Chosen."""
+"""Fraction of a step by which a late port is late. Chosen."""
 
 
 def host(
