@@ -1,1 +1,2 @@
-"""What a compiled step will do on a cluster, read before there is one."""
+"""Planner: read from a compiled step what it will do on a cluster that need not
+exist."""

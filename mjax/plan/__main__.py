@@ -1,8 +1,8 @@
 """Plan a run without a GPU: `python -m mjax.plan <train's flags> --gpu h200 --nodes 4`.
 
-Enters: the flags of a run and the cluster that it is for. Leaves: one page on stdout,
-or with --json one object; progress is on stderr. Exit codes: 0 done, whether the run
-fits or not; 2 bad input, before anything is compiled; 1 anything else.
+Enters: the flags of a run and its cluster. Leaves: one page on stdout, or one object
+with --json; progress is on stderr. Exit codes: 0 done, whether the run fits or not; 2
+bad input, before anything is compiled; 1 anything else.
 """
 
 import sys
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-      argv: the flags; None takes those of the process.
+      argv: the flags; None uses those of the process.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     config, command, options = parse_with(
@@ -44,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command.print_config:
         print(to_json(config), end="")
         return 0
-    from mjax.plan import command as planner  # JAX: once the flags have been read
+    from mjax.plan import (
+        command as planner,
+    )  # imports JAX: only after the flags are read
 
     return planner.run(config, command, options, argv, is_ours)
 

@@ -1,8 +1,8 @@
 """Name the bottleneck of a planned run, and the changes most likely to help.
 
-Enters: a `Plan`. Leaves: words with the numbers of the plan, and flags. A number of the
-plan decides whether a change is considered. The gain is the ratio of two times of the
-closed form (`mjax.estimate.formulas`), with the overlap that the plan has read.
+Enters: a `Plan`. Leaves: text with the numbers of the plan, and flags. The numbers of
+the plan decide which changes are considered. The gain is the ratio of two times of the
+closed form (`mjax.estimate.formulas`), with the overlap of the plan.
 """
 
 import dataclasses
@@ -30,12 +30,12 @@ from mjax.plan.result import (
 
 MAX_ADVICE = 3
 _MAX_TRACED = 8
-"""Smaller runs to try if a run does not fit."""
+"""Number of smaller runs to try if a run does not fit."""
 _MIN_SHARE = 0.02
-"""Share of the step below which a part is no reason for a change."""
+"""A part with less than this fraction of the step is no reason for a change."""
 _MIN_GAIN = 0.005
 _BOUND = 0.08
-"""Share of the step above which a loss is called the bottleneck."""
+"""A loss above this fraction of the step is called the bottleneck."""
 
 Traced = Callable[[TrainConfig], int]
 
@@ -51,15 +51,15 @@ def advise(plan: Plan, traced_bytes: Traced) -> Plan:
 
     Args:
       plan: the plan.
-      traced_bytes: estimates the memory of a run of the same mesh from its trace; is
-        asked only where the plan does not fit.
+      traced_bytes: estimates the memory of a run of the same mesh from its trace.
+        Called only if the plan does not fit.
     """
     advice = _to_fit(plan, traced_bytes) if not plan.memory.fits else _faster(plan)
     return dataclasses.replace(plan, bottleneck=bottleneck(plan), advice=advice)
 
 
 def bottleneck(plan: Plan) -> str:
-    """Say in words what limits the run most."""
+    """Describe the main limit of the run."""
     memory, modelled = plan.memory, plan.modelled
     if not memory.fits:
         return (
@@ -116,13 +116,13 @@ def _overlap_words(plan: Plan, role: str) -> str:
 
 
 def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
-    """Find flags with which the step fits, by tracing what computes the same.
+    """Find flags with which the step fits, by tracing equivalent runs.
 
-    Moving the optimizer state to the host is advised first only if it costs less than
-    the other change.
+    Moving the optimizer state to the host comes first only if it costs less than the
+    other change.
     """
     memory = plan.memory
-    # What the compiler needs beyond the trace is taken to grow with it.
+    # Assume that the compiler's memory beyond the trace grows in proportion to it.
     factor = memory.total / traced_bytes(plan.config)
     on_host = _state_to_host(plan, traced_bytes, factor)
     found = []
@@ -151,9 +151,9 @@ def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
 def _state_to_host(
     plan: Plan, traced_bytes: Traced, factor: float
 ) -> tuple[float, Advice] | None:
-    """Return the advice to keep the moments on the host, and the seconds it costs.
+    """Return the advice to keep the moments on the host, and its cost in seconds.
 
-    None if they are there already, or if the step still does not fit.
+    None if they are already there, or if the step still does not fit.
     """
     state = plan.memory.parts.get("optimizer state", 0)
     if not state or plan.config.optim.state_memory == "host":
@@ -187,7 +187,7 @@ def _first[T](items: Iterator[T], count: int) -> Iterator[T]:
 
 
 def _faster(plan: Plan) -> tuple[Advice, ...]:
-    """Rank the changes that fit by what they save in closed form."""
+    """Rank the changes that fit by their gain in closed form."""
     constants = measured_overlap(plan)
     top = plan.topology
     now = closed_form.estimate(plan.config, plan.sizes, top, constants)
@@ -224,7 +224,7 @@ def measured_overlap(plan: Plan) -> Constants:
 
 
 def _fitted(plan: Plan, change: _Change) -> tuple[TrainConfig, AxisSizes] | None:
-    """Apply a change; None where the run does not divide over the mesh then."""
+    """Apply a change; None if the changed run does not divide over the mesh."""
     try:
         config = with_fields(plan.config, change.fields)
         sizes = resolve(config.mesh, plan.topology.num_gpus)
@@ -235,7 +235,7 @@ def _fitted(plan: Plan, change: _Change) -> tuple[TrainConfig, AxisSizes] | None
 
 
 def _changes(plan: Plan) -> Iterator[_Change]:
-    """Yield the changes that a number of the plan asks for."""
+    """Yield the changes that the numbers of the plan suggest."""
     yield from _less_remat(plan)
     yield from _inputs_to_host(plan)
     yield from _less_bubble(plan)
@@ -258,7 +258,8 @@ def _less_remat(plan: Plan) -> Iterator[_Change]:
 
 
 def _inputs_to_host(plan: Plan) -> Iterator[_Change]:
-    """Fewer microbatches, if the inputs of layers make room for them on the host."""
+    """Suggest fewer microbatches, if offloading the inputs of layers frees the
+    memory."""
     config = plan.config
     count = config.batch.microbatches
     is_pipeline = plan.sizes.pp * config.pipeline.chunks > 1
@@ -343,7 +344,7 @@ def _less_dp(plan: Plan) -> Iterator[_Change]:
 
 
 def _of_shard(plan: Plan, shard: int) -> dict[str, Any]:
-    """Shard over `shard` devices; drop two steps where they no longer apply."""
+    """Shard over `shard` devices; use one step if two no longer apply."""
     per_node = plan.config.mesh.dp_shard_per_node
     fields: dict[str, Any] = {"mesh.dp_shard": shard}
     if per_node is not None and (shard <= per_node or shard % per_node):

@@ -1,17 +1,18 @@
-"""Count how often a stage of a pipeline takes the choices in its ticks.
+"""Count how often a pipeline stage takes the heavy branch of each conditional in a
+tick.
 
-Enters: the op_name of a conditional, and the schedule. Leaves: the part of the turns of
-its loop in which the heavy branch runs.
+Enters: the op_name of a conditional, and the schedule. Leaves: the fraction of the
+iterations of its loop in which the heavy branch runs.
 
-The analysis takes the heaviest branch of every choice, in every tick. In a pipeline
-that is too often:
+The analysis assumes the heaviest branch of every conditional in every tick. In a
+pipeline this is too often:
 
-- embedding, loss, and the backward pass of the embedding: one stage takes each as often
-  as there are microbatches, and the others wait for it. So it counts in each tick in
-  which the first stage, or the last, takes it.
-- the exchange of a chunk (`pipeline.held`): each stage does it in other ticks, and all
-  equally often. It counts as often as one stage does it. This assumes that the other
-  stages do not wait: transfers beside the other slot have time to spare.
+- embedding, loss, and the backward pass of the embedding: one stage runs each of them
+once per microbatch, and the others wait for it. So it counts in each tick in which the
+first stage, or the last, runs it. - the exchange of a virtual stage (`pipeline.held`):
+the stages do it in different ticks, all equally often. It counts as often as one stage
+does it. This assumes that the other stages do not wait, because transfers overlap the
+other half-tick with time to spare.
 """
 
 import re
@@ -27,18 +28,18 @@ _CHOICE_OF_TICK = re.compile(
     r"shard_map/ticks\.(?P<start>\d+)\.1\.(?P<count>\d+)/while/body/(?:eval_jaxpr/)*"
     rf"(?P<kind>(?:phase\.(?:loss|backward)/)?(?:{scopes.EXCHANGE}/)?)cond$"
 )
-"""op_name of a choice of `mjax.pipeline.tick`; those of a layer are deeper, and that of
-a slot that is skipped has a scope of its own."""
+"""op_name of a conditional of `mjax.pipeline.tick`. Those of a layer are deeper, and
+the one that skips a half-tick has its own scope."""
 
 
 def taken_share(op_name: str, schedule: Schedule | None) -> float:
-    """Return the part of the turns in which the heavy branch of a choice is taken.
+    """Return the fraction of iterations that take the heavy branch of a conditional.
 
     Args:
       op_name: of the conditional.
       schedule: of the pipeline; None with one stage.
     Returns:
-      Between 0 and 1; 1 if it is not a choice of a tick.
+      Between 0 and 1; 1 if it is not a conditional of a tick.
     """
     found = _CHOICE_OF_TICK.search(op_name)
     if schedule is None or found is None:
@@ -48,7 +49,7 @@ def taken_share(op_name: str, schedule: Schedule | None) -> float:
 
 
 def _taken(kind: str, schedule: Schedule) -> Bool[np.ndarray, "ticks stages"]:
-    """Say in which ticks a choice is taken, for each stage that may take it."""
+    """Return the ticks in which a heavy branch runs, for each stage that may run it."""
     last_chunk = schedule.num_chunks - 1
     backward, exchange = scopes.phase("backward"), scopes.EXCHANGE
     if kind == f"{scopes.phase('loss')}/":
@@ -61,5 +62,5 @@ def _taken(kind: str, schedule: Schedule) -> Bool[np.ndarray, "ticks stages"]:
     if kind == f"{backward}/{exchange}/":
         held = held_in_backward(schedule.backward_chunk)
         return np.diff(held, axis=0, append=held[-1:]) != 0
-    # A tick embeds for the next one.
+    # A tick computes the embedding of the next one.
     return np.pad(schedule.forward_chunk[1:, :1] == 0, ((0, 1), (0, 0)))

@@ -1,4 +1,4 @@
-"""Put a run's configuration into the closed-form model of `mjax.estimate.formulas`.
+"""Apply the closed-form model of `mjax.estimate.formulas` to a run's configuration.
 
 Enters: a config, the sizes of its mesh, the cluster. Leaves: `Estimate`, the modelled
 seconds of a step and the modelled bytes of a device: in microseconds, without tracing.
@@ -21,8 +21,8 @@ from mjax.plan.host_copies import input_waits_s, state_copies_s
 from mjax.plan.options import Topology
 
 ASSUMED = Constants(stash_passes=4.0, chunk_passes=4.0)
-"""Default when nothing has been measured: no overlap. What a layer keeps is copied into
-a stack and out of it. Chunks are copied into one array, and partial sums are added."""
+"""Default when nothing has been measured: no overlap. Residuals of a layer are copied
+into a stack and out of it. Chunks are copied into one array, and partial sums added."""
 
 VISIT_BYTES = {"plain": 28.0, "pipeline": 7.0}
 """Values of `Constants.visit_bytes`. Read from compiled schedules (2026-11, jax
@@ -37,7 +37,7 @@ class Estimate:
 
     time: StepTime
     host_copies_s: float
-    """For which the step waits for copies to and from the host."""
+    """Seconds that the step waits for copies to and from the host."""
     memory: Memory
     mfu: float
 
@@ -59,8 +59,8 @@ def estimate(
       config: the run, settled.
       sizes: of the mesh axes.
       topology: the cluster.
-      constants: how much of it is reached, and what is hidden; over tp at least
-        `hidden_by_chunks` if the run crosses it in chunks. `visit_bytes` is replaced.
+      constants: efficiencies and overlap; over tp at least `hidden_by_chunks` if the
+        run communicates over it in chunks. `visit_bytes` is replaced.
     """
     device = Device.of(topology.description, gpus_per_node=topology.gpus_per_node)
     case = case_of(config, sizes)
@@ -102,7 +102,7 @@ def _host_copies_s(
 
 
 def hidden_by_chunks(num_chunks: int, tp: int) -> float:
-    """Return the share of the layers' bytes over tp that matmuls of chunks overlap.
+    """Return the fraction of the layers' bytes over tp that matmuls of chunks overlap.
 
     A device receives and sends the tp - 1 other shards in num_chunks - 1 groups. With
     one shard a group, all groups are overlapped. With more shards, the largest group of
@@ -110,7 +110,7 @@ def hidden_by_chunks(num_chunks: int, tp: int) -> float:
     chunks, 79% in 4, 100% in 8 (docs/overlap.md); other numbers follow the same rule.
 
     Args:
-      num_chunks: as `mesh.axes.tp_chunks` says; 1 is all at once, and hides nothing.
+      num_chunks: of `mesh.axes.tp_chunks`; 1 sends all at once and overlaps nothing.
       tp: size of the axis.
     """
     if num_chunks == 1:
@@ -122,7 +122,7 @@ def hidden_by_chunks(num_chunks: int, tp: int) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _counts(model: ModelConfig, seq_len: int) -> tuple[int, float]:
-    """Count visible pairs of all layers, and FLOPs per token; a search asks often."""
+    """Count visible pairs of all layers, and FLOPs per token; cached for searches."""
     pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds)
     return pairs, flops_per_token(model, seq_len)
 
@@ -132,8 +132,8 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
     model, seq_len = config.model, config.data.seq_len
     pairs = _counts(model, seq_len)[0]
     param_bytes = np.dtype(config.precision.params).itemsize
-    # What leaves its layers' inputs on the host computes as much again as full. In a
-    # pipeline only the inputs of one slot are there.
+    # Offloading the inputs of layers recomputes as much as full. In a pipeline only the
+    # inputs of one half-tick are on the host.
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     remat = "full" if model.remat == "offload" else model.remat
     return Case(
@@ -151,7 +151,8 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
         seq_len=seq_len,
         visible_keys=pairs / seq_len / model.layers,
         sizes=sizes,
-        # Chunks of one stage run one after the other: no bubble to cut.
+        # Virtual stages of one stage run one after the other: there is no bubble to
+        # shrink.
         chunks=config.pipeline.chunks if sizes.pp > 1 else 1,
         microbatches=config.batch.microbatches,
         tp_chunks=tp_chunks(config.mesh, sizes.tp),

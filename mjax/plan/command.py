@@ -1,7 +1,7 @@
-"""What `python -m mjax.plan` does once its flags are read.
+"""Run `python -m mjax.plan` after its flags are read.
 
-Enters: the config of a run, and the cluster that it is for. Leaves: one page on stdout,
-or with --json one object; progress is on stderr.
+Enters: the config of a run and its cluster. Leaves: one page on stdout, or one object
+with --json; progress is on stderr.
 """
 
 import dataclasses
@@ -46,12 +46,12 @@ def run(
 
     Args:
       config: of the run.
-      command: what else its flags ask for.
-      options: what the planner is asked.
+      command: options of the command line besides the config.
+      options: of the planner.
       argv: the flags.
-      is_ours: whether our code raised an error: bad input.
+      is_ours: returns whether our code raised an error, which means bad input.
     """
-    # Nothing is computed here, so a GPU of this machine stays unused.
+    # Nothing runs here, so a GPU of this machine stays unused.
     jax.config.update("jax_platforms", "cpu")
     for line in _without_effect(config, command):
         _say(line)
@@ -81,7 +81,7 @@ def _search(
     options: Options,
     is_ours: Callable[[Exception], bool],
 ) -> tuple[list[Row], str]:
-    """Rank the layouts that fit; compile the first, or say why none can be.
+    """Rank the layouts that fit; compile the first, or explain why none can be.
 
     Raises:
       ValueError: none fits.
@@ -114,9 +114,9 @@ def _search(
 def _best(
     recipe: str, rows: Sequence[Row], topology: Topology, no_compiler: str
 ) -> Plan:
-    """Return the plan of the best layout: a compiled one that fits, or by formulas.
+    """Return the plan of the best layout: a compiled one that fits, or one by formulas.
 
-    If all rows were compiled and none fits, return the first, which says so.
+    If all rows were compiled and none fits, return the first one.
     """
     compiled = [row.plan for row in rows if row.plan is not None]
     for plan in compiled:
@@ -135,7 +135,7 @@ def _best(
 def _plan(
     recipe: str, config: TrainConfig, sizes: AxisSizes, topology: Topology
 ) -> Plan:
-    """Compile the run and read it, or say how to get a compiler and go by formulas."""
+    """Plan a compiled run, or without a compiler a run by formulas, with a note."""
     try:
         return _compiled(recipe, config, sizes, topology)
     except NoPluginError as error:
@@ -160,7 +160,7 @@ def _by_formulas(
 
 
 def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
-    """Print what was asked for; rows are those of a search."""
+    """Print the result in the requested form; rows are those of a search."""
     if options.html is not None:
         Path(options.html).write_text(document(plan), encoding="utf-8")
         _say(f"wrote {options.html}")
@@ -178,7 +178,7 @@ def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
 
 
 def _without_effect(config: TrainConfig, command: Command) -> list[str]:
-    """Name the flags that a plan ignores."""
+    """Report the flags that a plan ignores."""
     given = {
         "--dry-run": command.dry_run,
         "--print-mesh": command.print_mesh,
@@ -190,12 +190,12 @@ def _without_effect(config: TrainConfig, command: Command) -> list[str]:
 
 
 def _overwritten(argv: Sequence[str]) -> list[str]:
-    """Name the flags that were given and that a search sets itself."""
+    """Report the given flags that a search sets itself."""
     given = {word.partition("=")[0].replace("_", "-") for word in argv}
     searched = (f"--{field.replace('_', '-')}" for field in SEARCHED)
     return [flag for flag in searched if flag in given]
 
 
 def _say(text: str) -> None:
-    """Print for people who wait; stdout is for the result."""
+    """Print progress to stderr; stdout is for the result."""
     print(text, file=sys.stderr, flush=True)

@@ -1,10 +1,10 @@
 """Compile the training step of a run for a cluster that need not exist.
 
-Enters: a config that fits the cluster. Leaves: the text of the scheduled program, the
-bytes that it takes of a device, and how long it took.
+Enters: a config that fits the cluster. Leaves: the text of the scheduled program, its
+memory on a device, and the compile time.
 
-One thing differs from what the run compiles: matmuls are calls to cuBLAS. By
-default XLA chooses between those and its own kernels by timing both, which needs a GPU.
+One thing differs from the program of the run: matmuls are calls to cuBLAS. By default
+XLA chooses between cuBLAS and its own kernels by timing both, which needs a GPU.
 """
 
 import dataclasses
@@ -26,26 +26,26 @@ from mjax.plan.options import Topology
 from mjax.step.traced import trace_step
 
 OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
-"""Beside those that a run compiles with (`hardware.xla_flags`)."""
+"""Options besides those that a run compiles with (`hardware.xla_flags`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CompiledMemory:
-    """Memory of one device that a program takes, according to the compiler."""
+    """Memory of a program on one device, according to the compiler."""
 
     argument_bytes: int
-    """Of a training step: state and batch."""
+    """Arguments; for a training step, state and batch."""
     output_bytes: int
     aliased_bytes: int
-    """Of the output, what is written in the place of an argument."""
+    """Part of the output that is written in place of an argument."""
     temporary_bytes: int
     code_bytes: int
     host_bytes: int = 0
-    """In pinned host memory: arguments, results in their place, temporaries."""
+    """Pinned host memory: arguments, results in their place, temporaries."""
 
     @property
     def total_bytes(self) -> int:
-        """All bytes on the device while the program runs."""
+        """Total bytes on the device while the program runs."""
         kept = self.argument_bytes + self.output_bytes - self.aliased_bytes
         return kept + self.temporary_bytes + self.code_bytes
 
@@ -74,7 +74,7 @@ def read_memory(compiled: jax.stages.Compiled) -> CompiledMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Executable:
-    """What was read off the compiled step."""
+    """Data read from the compiled step."""
 
     text: str
     """The scheduled HLO module."""
@@ -82,11 +82,11 @@ class Executable:
     params_bytes: int
     """Stored parameters, a part of the arguments."""
     traced: memory.Estimate
-    """By what the bytes are for, as the trace of the step says."""
+    """Bytes by purpose, from the trace of the step."""
     trace_s: float
     compile_s: float
     notes: tuple[str, ...] = ()
-    """Options that the run wants and this XLA does not know."""
+    """Options of the run that this XLA does not know."""
 
 
 def compile_step(
@@ -140,7 +140,7 @@ def compile_step(
 
 
 def _results_on_host(state: Any, lowered: jax.stages.Lowered) -> list[bool]:
-    """Return for each result of the step, state first, whether it is on the host."""
+    """Return for each result of the step, state first, whether it is in host memory."""
     of_state = jax.tree.leaves(state)
     others = len(jax.tree.leaves(lowered.out_info)) - len(of_state)
     return [*of_state, *[False] * others]
@@ -157,11 +157,11 @@ def stored_bytes(tree: Any) -> int:
 def compilable(
     config: TrainConfig, topology: Topology
 ) -> tuple[TrainConfig, tuple[str, ...]]:
-    """Return the run as it can be planned without a GPU, and notes on what differs.
+    """Return the run as it can be planned without a GPU, and notes on the differences.
 
-    cuDNN makes its plans on the device, and is not even traced without one. Where the
-    run takes it, another backend stands in. A step is planned with all its gathers.
-    If the run is planned unchanged, there are no notes.
+    cuDNN makes its plans on the device, and cannot even be traced without one. If the
+    run uses it, another backend stands in. A step is planned with all its gathers. If
+    the run is planned unchanged, there are no notes.
     """
     notes: list[str] = []
     if config.mesh.gather_first:
@@ -193,7 +193,7 @@ def compilable(
 def _backend(
     config: TrainConfig, target: Target, window: int | None, asked: str
 ) -> str | None:
-    """Return the backend of a layer; None where the one asked for cannot do it."""
+    """Return the backend of a layer; None if the requested one does not support it."""
     try:
         return choose(
             target=target,

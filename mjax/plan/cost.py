@@ -1,10 +1,11 @@
 """Model the time of a kernel and of a collective on a GPU that is described.
 
 Enters: counts (FLOPs, bytes). Leaves: seconds. Modelled, never measured: the peaks are
-those of the GPU's description (`hardware.gpus`, with sources); the share of a peak that
-is reached, and what a launch costs, are assumed, and are fields of `CostModel`.
+those of the GPU's description (`hardware.gpus`, with sources). The fraction of each
+peak that is reached and the cost of a launch are assumed, and are fields of
+`CostModel`.
 
-- product: max(FLOPs / (peak x rate x efficiency), bytes / (memory x efficiency)) +
+- matmul: max(FLOPs / (peak x rate x efficiency), bytes / (memory x efficiency)) +
   launch (a roofline: Williams et al. 2009, doi:10.1145/1498765.1498785). The rate is 1
   for 16 bits, 1/2 for float32 (TF32) and 2 for 8 bits (NVIDIA H200 data sheet).
 - kernel whose FLOPs the caller knows (attention): the same, with its own efficiency.
@@ -13,8 +14,8 @@ is reached, and what a launch costs, are assumed, and are fields of `CostModel`.
 - copy between GPU and host: bytes / (host link x efficiency) + launch.
 - collective among n devices: launch + ceil(log2 n) x hop + max(bytes / (node link x
   efficiency), bytes / (k x network x efficiency)), where bytes is what one device sends
-  and the second term counts only between nodes. k is how many members of a group share
-  a node: the ring passes each node once, and k rings share the bytes, one through the
+  and the second term counts only between nodes. k is the number of members of a group
+  per node: the ring passes each node once, and k rings share the bytes, one through the
   network card of each member (Hu et al. 2025, arXiv:2507.04786, on NCCL).
 """
 
@@ -27,21 +28,21 @@ from mjax.plan.hlo.work import Work
 from mjax.plan.host_copies import LINK_EFFICIENCY
 
 _RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
-"""Speed of a product by the dtype of its factors, relative to bfloat16."""
+"""Speed of a matmul relative to bfloat16, by the dtype of its operands."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CostModel:
-    """Speeds of one GPU, and the shares of them that are reached.
+    """Speeds of one GPU, and the fractions of them that are reached.
 
-    The shares are for single kernels of a schedule. Those of
+    The fractions are for single kernels of a schedule. Those of
     `mjax.estimate.formulas.case.Constants`, also assumed, are for whole layers and the
-    work around their kernels. So the two differ: a hop is a level of a tree here, and a
+    work around their kernels. So the two differ. A hop is a level of a tree here, but a
     step of a ring there.
     """
 
     peak_flops_per_s: float
-    """Dense, bfloat16."""
+    """Peak of dense bfloat16 matmuls."""
     memory_bytes_per_s: float
     node_link_bytes_per_s: float
     """Per GPU, one direction."""
@@ -50,22 +51,23 @@ class CostModel:
     host_link_bytes_per_s: float
     """Per GPU, one direction."""
     product_efficiency: float = 0.75
-    """Share of the peak that a large matmul reaches. Assumed."""
+    """Fraction of the peak that a large matmul reaches. Assumed."""
     kernel_efficiency: float = 0.6
-    """Share of the peak that attention reaches, forward and backward together. Assumed:
-    forward alone reaches 0.75 (Shah et al. 2024, arXiv:2407.08608, figure 5)."""
+    """Fraction of the peak that attention reaches, forward and backward together.
+    Assumed: forward alone reaches 0.75 (Shah et al. 2024, arXiv:2407.08608, figure
+    5)."""
     memory_efficiency: float = 0.85
-    """Share of the memory's bandwidth. Assumed."""
+    """Fraction of the memory bandwidth. Assumed."""
     node_link_efficiency: float = 0.8
-    """Share of the link's bandwidth. Assumed."""
+    """Fraction of the node link's bandwidth. Assumed."""
     network_efficiency: float = 0.9
-    """Share of the network's bandwidth. Assumed."""
+    """Fraction of the network bandwidth. Assumed."""
     host_link_efficiency: float = LINK_EFFICIENCY
-    """Share of the bandwidth of the link to the host. Assumed."""
+    """Fraction of the bandwidth of the link to the host. Assumed."""
     launch_s: float = 3e-6
-    """Added to each kernel. Assumed."""
+    """Seconds added to each kernel. Assumed."""
     collective_launch_s: float = 4e-6
-    """Added to each collective. Assumed."""
+    """Seconds added to each collective. Assumed."""
     node_hop_s: float = 1e-6
     """Latency between two GPUs of a node. Assumed."""
     network_hop_s: float = 5e-6
@@ -86,11 +88,11 @@ class CostModel:
 
     @classmethod
     def of(cls, gpu: Gpu, **changes: float) -> "CostModel":
-        """Take the speeds of a description.
+        """Create a cost model with the speeds of a described GPU.
 
         Args:
           gpu: the GPU.
-          changes: other fields than by default.
+          changes: fields that differ from the defaults.
         """
         speeds = {
             "peak_flops_per_s": float(gpu.peak_bf16_flops_per_s),
@@ -112,10 +114,10 @@ class CostModel:
         return num_bytes / speed + self.launch_s
 
     def product_s(self, work: Work, num_bytes: int) -> float:
-        """Return the seconds of a matmul, or of a fusion that holds one.
+        """Return the seconds of a matmul, or of a fusion with one.
 
         Raises:
-          ValueError: the speed for the dtype of its factors is not known.
+          ValueError: the speed for the dtype of its operands is not known.
         """
         dtype = work.product_dtype or ""
         rate = 2.0 if dtype.startswith("f8") else _RATES.get(dtype)
@@ -133,7 +135,7 @@ class CostModel:
         return max(flops / speed + self.launch_s, self.memory_s(num_bytes))
 
     def collective_s(self, collective: Collective) -> float:
-        """Return the seconds of a collective that has the links to itself."""
+        """Return the seconds of a collective that does not share its links."""
         sent = collective.wire_bytes
         steps = math.ceil(math.log2(collective.group_size))
         link_s = sent / (self.node_link_bytes_per_s * self.node_link_efficiency)
@@ -145,7 +147,7 @@ class CostModel:
         return self.collective_launch_s + steps * hop_s + link_s
 
     def links_s(self, collective: Collective) -> dict[Tier, float]:
-        """Return how long a collective occupies each kind of link that it uses.
+        """Return the seconds that a collective occupies each kind of link that it uses.
 
         A collective inside a node occupies the node links. A collective between nodes
         occupies the network for its whole duration. If members of a group share a

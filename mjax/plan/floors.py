@@ -1,9 +1,9 @@
-"""Seconds that the parts of a step need, however XLA compiles them.
+"""Lower bounds for the time of the parts of a step, independent of XLA's compilation.
 
-Enters: a config and a cost model. Leaves: seconds of one GPU and step by the source
-that needs them (`sources`). Each array is read and written as often as the algorithm
-needs, at the shares of the peaks that the replay assumes; nothing is computed again.
-Modelled, like the step that it is compared with.
+Enters: a config and a cost model. Leaves: seconds of one GPU and step by source
+(`sources`). Each array is read and written as often as the algorithm needs, at the
+fractions of the peaks that the replay assumes, without recomputation. Modelled, like
+the step that they are compared with.
 
 - matmuls: 6 FLOPs a weight and token (Narayanan et al. 2021, arXiv:2104.04473, section
   5.1), split evenly over the GPUs. One stage has the matmul of the head, and the others
@@ -16,7 +16,7 @@ Modelled, like the step that it is compared with.
   of its shard and writes their sum, once forward and once backward a branch.
 - optimizer: parameters and two moments read and written, gradient read.
 - sums of gradients: 0, the matmul adds them. Joins, slices and exchanges of weights,
-  activation functions, copies: 0, a matmul can read and write in place.
+  activation functions, copies: 0, because a matmul can read and write in place.
 """
 
 from collections.abc import Mapping
@@ -38,10 +38,10 @@ _FP8_RATE = 2
 def floors(
     config: TrainConfig, sizes: AxisSizes, cost: CostModel, *, params_bytes: int
 ) -> Mapping[str, float]:
-    """Return the seconds that each source needs; a source without an entry: not known.
+    """Return the seconds that each source needs; unknown for sources without an entry.
 
     Args:
-      config: the run; with adapters nothing is known, their weights have other needs.
+      config: the run; with adapters nothing is known, because frozen weights need less.
       sizes: of the mesh axes.
       cost: speeds of the GPU.
       params_bytes: stored parameters of one device.

@@ -1,29 +1,29 @@
 """Model the copies between a GPU and the memory of its host, in closed form.
 
-Enters: bytes. Leaves: seconds. Modelled, never measured: the link has the speed in its
-data sheet (`hardware.gpus`) times `LINK_EFFICIENCY`, for every GPU of a node at once.
-The memory of the host is assumed to keep up with all of them. Of a compiled step the
-replay models the same link, copy by copy (`mjax.plan.replay`).
+Enters: bytes. Leaves: seconds. Modelled, never measured: the link has the speed of its
+data sheet (`hardware.gpus`) times `LINK_EFFICIENCY`, for all GPUs of a node at once.
+Host memory is assumed to keep up with all of them. For a compiled step the replay
+models the same link, copy by copy (`mjax.plan.replay`).
 """
 
 from mjax.hardware.gpus import Gpu
 
 LINK_EFFICIENCY = 0.85
-"""Share of the link's bandwidth. Assumed."""
+"""Fraction of the link's bandwidth that is reached. Assumed."""
 _FORWARD_SHARE = 1 / 4
-"""Share of the forward pass in the time of layers whose backward pass repeats it."""
+"""Fraction of a layer's time in its forward pass, if its backward pass repeats it."""
 
 
 def copy_s(num_bytes: int | float, gpu: Gpu) -> float:
-    """Return the seconds of copying bytes over the link, in one direction."""
+    """Return the seconds to copy bytes over the link, in one direction."""
     return num_bytes / (gpu.host_link_bytes_per_s * LINK_EFFICIENCY)
 
 
 def state_copies_s(state_bytes: int | float, gpu: Gpu) -> float:
     """Return the seconds of copying an optimizer state to the GPU and back.
 
-    The directions are counted one after the other: any overlap of the two is ignored,
-    and so is the update, which is short compared with a copy.
+    The two directions are counted one after the other: their overlap is ignored. So is
+    the update, which is short compared with a copy.
 
     Args:
       state_bytes: bytes in host memory, for one GPU.
@@ -33,10 +33,10 @@ def state_copies_s(state_bytes: int | float, gpu: Gpu) -> float:
 
 
 def input_waits_s(input_bytes: int | float, layers_s: float, gpu: Gpu) -> float:
-    """Return the seconds for which layers wait for copies of their inputs.
+    """Return the seconds that layers wait for copies of their inputs.
 
-    The inputs go to the host during the forward pass, and come back during the backward
-    pass, which takes three times as long: it repeats the forward pass.
+    The inputs go to the host during the forward pass and return during the backward
+    pass, which takes three times as long because it repeats the forward pass.
 
     Args:
       input_bytes: of all layers and microbatches of a step, for one GPU.

@@ -1,10 +1,9 @@
 """Draw a plan as an HTML page: the schedule as streams, and the text of the page.
 
-Enters: a `Plan`. Leaves: a string that needs no script and nothing from elsewhere. Each
-picture is a computation of the compiled program, in modelled time. Its lanes, from
-above: compute and waits, the links inside the node, the network between
-nodes. Boxes too narrow to be seen are drawn together with their neighbours. The page
-follows the reader's choice of light or dark.
+Enters: a `Plan`. Leaves: a self-contained page without scripts. Each picture is a
+computation of the compiled program, in modelled time. Its lanes, from the top: compute
+and waits, the links inside the node, the network between nodes. Boxes too narrow to see
+are merged with their neighbours. The page supports light and dark colour schemes.
 """
 
 import html
@@ -20,7 +19,7 @@ _GAP = 6
 _TOP = 8
 _AXIS = 22
 _NARROWEST = 0.6
-"""Pixels; what is narrower joins what follows it."""
+"""Pixels; a narrower box is merged with the next one."""
 
 _LANES = {
     "compute": ("compute", "wait"),
@@ -28,7 +27,7 @@ _LANES = {
     "network": ("network",),
     "host link": ("host",),
 }
-"""Streams of each lane, from above."""
+"""Streams of each lane, from the top."""
 _FOOT = _TOP + len(_LANES) * (_LANE + _GAP) - _GAP
 
 COLOURS = {
@@ -43,16 +42,17 @@ COLOURS = {
     "host": ("#5b8a3c", "to or from host memory"),
     "mixed": ("#7a7a7a", "over axes of several roles"),
 }
-"""Fill and meaning, by what a box is."""
+"""Fill and meaning, by kind of box."""
 
 _LABELS = {"product": "matmul", "kernel": "kernel", "memory": "memory"}
-"""On a box that is wide enough, where its kind is not the word."""
+"""Labels of wide boxes, if they differ from the kind."""
 _DARK_INK = ("memory", "loop", "tp", "pp")
-"""Kinds whose fill is light: their labels are dark."""
+"""Kinds with a light fill and dark labels."""
 _WIDE, _SEAM = 6.0, 0.8
-"""Pixels: a box from this width on is drawn narrower, so that neighbours are apart."""
+"""Pixels: a box at least this wide is drawn narrower, to leave a gap to its
+neighbour."""
 _LETTER = 7.0
-"""Pixels, at most, of a letter of a label."""
+"""Upper bound of the width of a letter in a label, in pixels."""
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #16191d; --paper: #ffffff; --faint: #5b6570;
@@ -120,13 +120,13 @@ def svg(picture: Picture) -> str:
 
 
 def joined(spans: list[Span], narrowest_s: float) -> Iterator[Span]:
-    """Join boxes that are too narrow to be seen with those that follow.
+    """Merge boxes that are too narrow to see with the following ones.
 
     Args:
-      spans: of one lane, in order of time.
-      narrowest_s: seconds of the narrowest box that stays alone.
+      spans: boxes of one lane, in order of time.
+      narrowest_s: seconds of the narrowest box that is not merged.
     Yields:
-      boxes that cover the same time; one that was joined has the kind of its longest.
+      boxes that cover the same time; a merged box has the kind of its longest part.
     """
     group: list[Span] = []
     for span in spans:
@@ -174,7 +174,7 @@ def _section(picture: Picture) -> str:
 
 
 def _heading(picture: Picture) -> str:
-    """Name a picture by its passes: Forward, backward."""
+    """Return the title of a picture, from its passes: Forward, backward."""
     words = ", ".join(picture.passes) or picture.name
     return words[:1].upper() + words[1:]
 
@@ -217,7 +217,7 @@ def _swatch(fill: str) -> str:
 
 
 def _time(seconds: float) -> str:
-    """Write a time in the largest unit that keeps it above 1."""
+    """Format a time in the largest unit in which it is above 1."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

@@ -1,7 +1,7 @@
 """Map the operations of a compiled step to places in the traced step.
 
-Enters: a compiled step. Leaves: places by the names that XLA gives operations, which
-are those that it tells of a GPU that hangs (xla_gpu_execution_progress_tracking).
+Enters: a compiled step. Leaves: places by the names of XLA's operations, which XLA
+reports when a GPU hangs (xla_gpu_execution_progress_tracking).
 """
 
 import os
@@ -13,12 +13,13 @@ _TRACKING = "--xla_gpu_execution_progress_tracking="
 
 
 def are_tracked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Say whether XLA is asked to tell which operations a GPU that hangs waits for."""
+    """Return whether XLA is set to report the operations that a hanging GPU waits
+    for."""
     return _TRACKING in environment.get("XLA_FLAGS", "")
 
 
 def places_of(text: str) -> dict[str, str]:
-    """Return the place in the traced step of each operation that has one.
+    """Return the place in the traced step of each operation that has a place.
 
     Args:
       text: of the scheduled module.

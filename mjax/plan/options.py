@@ -1,4 +1,5 @@
-"""Flags of `python -m mjax.plan`, and the cluster they describe; no JAX."""
+"""Flags of `python -m mjax.plan`, and the cluster they describe. Does not import
+JAX."""
 
 import dataclasses
 from pathlib import Path
@@ -17,7 +18,7 @@ class Topology:
     gpus_per_node: int = 8
 
     def __post_init__(self) -> None:
-        """Refuse a GPU that nobody has described, and counts below one."""
+        """Refuse a GPU without a description, and counts below 1."""
         if self.gpu not in GPUS:
             raise ValueError(
                 f"--gpu {self.gpu} is not described; the nearest is "
@@ -32,25 +33,25 @@ class Topology:
 
     @property
     def num_gpus(self) -> int:
-        """GPUs in all."""
+        """Total number of GPUs."""
         return self.nodes * self.gpus_per_node
 
     @property
     def description(self) -> Gpu:
-        """What is known of the GPU."""
+        """The description of the GPU."""
         return GPUS[self.gpu]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the planner is asked, beside the flags of the run."""
+    """Options of the planner, besides the flags of the run."""
 
     gpu: str = "h200"
     """GPU of the cluster: a100-80g, h100, h200 or b200."""
     nodes: int = 1
-    """Nodes of the cluster; the mesh takes all of it."""
+    """Nodes of the cluster; the mesh uses all of them."""
     gpus_per_node: int = 8
-    """GPUs of a node."""
+    """GPUs per node."""
     json: bool = False
     """Print one JSON object, and nothing else, on stdout."""
     by_source: bool = False
@@ -65,7 +66,7 @@ class Options:
     """With --search: also try these attention windows."""
 
     def __post_init__(self) -> None:
-        """Refuse a cluster that cannot be, and a file in no folder."""
+        """Refuse an invalid cluster, and a file in a folder that does not exist."""
         _ = self.topology
         if self.search_compile < 1:
             raise ValueError(

@@ -1,6 +1,6 @@
-"""Write a plan as one page of text.
+"""Format a plan as one page of text.
 
-Enters: a `Plan`. Leaves: lines; what is modelled says so.
+Enters: a `Plan`. Leaves: lines; modelled figures are labelled as such.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,7 @@ def page(plan: Plan) -> str:
 
 
 def title(plan: Plan) -> str:
-    """Name the run and the cluster in one line."""
+    """Return a line that names the run and the cluster."""
     top = plan.topology
     return (
         f"{plan.recipe} on {top.nodes} x {top.gpus_per_node} = {top.num_gpus} "
@@ -108,7 +108,7 @@ def _share(memory: Memory) -> str:
 
 
 def communication_lines(sent: Communication | None) -> Iterator[str]:
-    """List what one GPU sends in a step, and how much of it is overlapped."""
+    """List the bytes that one GPU sends in a step, and the overlapped part."""
     if sent is None:
         yield "communication: unknown, the step was not compiled"
         return
@@ -138,12 +138,12 @@ def communication_lines(sent: Communication | None) -> Iterator[str]:
 
 
 def _mixed(sent: Communication) -> list[str]:
-    """List the role of what goes over several kinds of axes, where there is some."""
+    """List the role of communication over several kinds of axes, if there is any."""
     return ["mixed"] if any(row.role == "mixed" for row in sent.traffic) else []
 
 
 def time_lines(plan: Plan) -> Iterator[str]:
-    """Say how long a step takes, and list its parts."""
+    """Report the step time and its parts."""
     modelled = plan.modelled
     tokens_per_s = modelled.tokens_per_s
     yield f"time, MODELLED by {modelled.source}; not measured:"

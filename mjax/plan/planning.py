@@ -1,4 +1,4 @@
-"""Plan a run: compile it and read the program, or without a compiler go by formulas.
+"""Plan a run: compile it and read the program, or use formulas without a compiler.
 
 Enters: a config that fits its cluster. Leaves: a `Plan` without the advice.
 """
@@ -54,13 +54,13 @@ def plan_compiled(
     Raises:
       ValueError: the program cannot be built.
       NoPluginError: jax has no CUDA plugin.
-      RuntimeError: what was compiled is not understood.
+      RuntimeError: the compiled step is not understood.
     """
     program, notes = compilable(config, topology)
     executable = compile_step(program, sizes, topology, say)
     try:
         plan = read(recipe, program, sizes, topology, executable)
-    except ValueError as error:  # no fault of the input
+    except ValueError as error:  # not an error in the input
         raise RuntimeError(f"the compiled step is not understood: {error}") from error
     return dataclasses.replace(plan, config=config, notes=(*notes, *plan.notes))
 
@@ -114,7 +114,7 @@ def read(
 
 
 class Schedule(NamedTuple):
-    """What the text of a compiled step says, and its modelled time."""
+    """Contents of the text of a compiled step, and its modelled time."""
 
     communication: Communication
     modelled: Modelled
@@ -180,7 +180,7 @@ def read_schedule(
 
 
 def _limits(timed_by_bytes: tuple[str, ...]) -> list[str]:
-    """Say what the modelled time leaves out."""
+    """Return notes on what the modelled time leaves out."""
     if not timed_by_bytes:
         return []
     return [
@@ -203,7 +203,7 @@ def plan_by_formulas(
       config: the run, settled.
       sizes: of the mesh axes.
       topology: the cluster.
-      why: nothing is compiled, for people.
+      why: the reason, for the user, why nothing is compiled.
     Raises:
       ValueError: the program cannot be built.
     """
@@ -234,7 +234,7 @@ def traced_bytes(config: TrainConfig, topology: Topology) -> int:
 
     Args:
       config: the run, settled.
-      topology: the cluster; the mesh takes all of it.
+      topology: the cluster; the mesh uses all of it.
     """
     sizes = resolve(config.mesh, topology.num_gpus)
     stand_in, _ = compilable(config, topology)

@@ -1,10 +1,10 @@
-"""Read a compiled step: what one GPU sends in it, and how long it takes in a model.
+"""Read from a compiled step the communication of a GPU and the modelled time.
 
 Enters: a module, its analysis and its replay. Leaves: the parts of a `Plan` that need a
 compilation.
 
-The analysis takes the heaviest branch of every choice. What is in a branch that the
-schedule takes less often counts less often (`choices`).
+The analysis assumes the heaviest branch of every conditional. Branches that the
+schedule takes less often count less often (`choices`).
 """
 
 import collections
@@ -35,19 +35,19 @@ from mjax.plan.result import (
 )
 
 _PICTURES = 6
-"""Number of computations that are drawn: those that take most of the step."""
+"""Number of computations to draw: those with the largest part of the step."""
 
 _LEAST_SHARE = 0.05
-"""Share of the time of a computation below which a pass is not in its name."""
+"""A pass with less than this fraction of a computation's time is not in its name."""
 
 _PASSES = {"loss": "head and loss", "grad_norm": "gradient norm"}
-"""Passes that people know by another name than their scope."""
+"""Passes whose usual name differs from their scope."""
 
 _MEMORY_BOUND = 3
-"""Number of memory-bound kernels that are named."""
+"""Number of memory-bound kernels to name."""
 
 Runs = Mapping[str, float]
-"""How often each computation runs in a step, by its name."""
+"""Executions of each computation in a step, by its name."""
 
 
 def schedule_of(config: TrainConfig, sizes: AxisSizes) -> Schedule | None:
@@ -70,8 +70,8 @@ def count_runs(
     Args:
       module: the step.
       analysis: of this module.
-      schedule: of the pipeline; its choices are taken as often as it says. None: each
-        takes its heavy branch every time.
+      schedule: of the pipeline, which determines how often heavy branches run. None
+        runs them every time.
     """
     runs: collections.Counter[str] = collections.Counter()
     found: list[tuple[str, float]] = [(module.entry, 1.0)]
@@ -86,12 +86,12 @@ def count_runs(
 
 
 def communication(analysis: Analysis, every: Runs, taken: Runs) -> Communication:
-    """Add up what one GPU sends in a step.
+    """Sum the communication of one GPU in a step.
 
     Args:
       analysis: of the step.
-      every: runs of each computation, all choices taken.
-      taken: the same, choices taken as often as the schedule takes them.
+      every: runs of each computation if every heavy branch runs.
+      taken: the same, with heavy branches as often as in the schedule.
     """
     rows: dict[tuple, list[Collective]] = collections.defaultdict(list)
     for c in analysis.collectives:
@@ -135,7 +135,7 @@ def modelled(
       config: the run.
       sizes: of the mesh axes.
       topology: the cluster.
-      found: the replay, with all choices taken.
+      found: the replay, which runs every heavy branch.
       every: runs of each computation, as the replay takes them.
       taken: as the schedule takes them.
     """
@@ -150,7 +150,7 @@ def modelled(
             if event.stream == "compute" and event.kind in COMPUTE_PARTS:
                 seconds = taken[name] * (event.stop_s - event.start_s)
                 compute[COMPUTE_PARTS[event.kind]] += seconds
-    # In lockstep all stages compute in every tick; the idle slots are among these.
+    # In lockstep all stages compute in every tick, including idle half-ticks.
     parts = {part: seconds / (1 + idle) for part, seconds in compute.items()}
     parts[IDLE] = sum(compute.values(), 0.0) * idle / (1 + idle)
     parts |= {waiting(role): seconds for role, seconds in exposed.items()}
@@ -175,14 +175,14 @@ def modelled(
 
 
 def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]:
-    """List the memory-bound kernels that take most of a step.
+    """List the memory-bound kernels with the largest part of a step.
 
     Args:
       module: the step.
       found: the replay.
       taken: runs of each computation.
     Returns:
-      Seconds of a step, largest first, by where in the traced step they come from.
+      Seconds of a step, largest first, by place in the traced step.
     """
     seconds: dict[str, float] = collections.defaultdict(float)
     for name, events in found.timeline.items():
@@ -196,7 +196,7 @@ def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]
 
 
 def pictures(module: Module, found: Replay, runs: Runs) -> tuple[Picture, ...]:
-    """Choose the computations in which most of the step passes, and draw their time.
+    """Choose the computations with most of the step's time, and draw them.
 
     Args:
       module: the step.
@@ -231,7 +231,7 @@ def pictures(module: Module, found: Replay, runs: Runs) -> tuple[Picture, ...]:
 
 
 def _passes(module: Module, found: Replay, name: str) -> tuple[str, ...]:
-    """Name the passes that a computation belongs to, by the time of its kernels."""
+    """Return the names of the passes of a computation, by the time of their kernels."""
     seconds: dict[str, float] = collections.defaultdict(float)
     for event in found.timeline[name]:
         if event.stream == "compute":
@@ -248,13 +248,13 @@ def _passes(module: Module, found: Replay, name: str) -> tuple[str, ...]:
 def kernel_flops(
     config: TrainConfig, sizes: AxisSizes, module: Module
 ) -> dict[str, float]:
-    """Count FLOPs of a call of each attention kernel that the module holds.
+    """Count the FLOPs of a call of each attention kernel in the module.
 
-    A product of queries with the keys they see is 2 H FLOPs a pair and head. Forward
-    has two of them; backward, in two kernels that each compute the scores again, three
-    for the gradient of the queries and four for those of keys and values, or five in
-    one fused kernel (Dao 2023, arXiv:2307.08691, algorithm 2). Layers of different
-    windows run equally often in a scan: the mean over them is exact in sum.
+    A matmul of queries with visible keys is 2 H FLOPs per pair and head. Forward has
+    two of them. Backward has two kernels that each recompute the scores: three for the
+    gradient of the queries and four for those of keys and values, or five in one fused
+    kernel (Dao 2023, arXiv:2307.08691, algorithm 2). Layers of different windows run
+    equally often in a scan, so their mean gives the exact sum.
     """
     model, seq_len = config.model, config.data.seq_len
     rows = config.batch.size // (sizes.dp * config.batch.microbatches)

@@ -2,30 +2,31 @@
 
 Enters: a module, its analysis, a cost model. Leaves: modelled seconds, and a timeline.
 
-One stream computes: the instructions of a computation one after the other, a loop as
-often as it runs. The others are the links inside the node, the network between nodes,
-and the link to the host. On each, transfers run one after the other in the order of
-their starts, never before the start. The links carry data at the same time. An
-asynchronous transfer holds up the compute stream only at its done, a synchronous one at
-once. Work that XLA puts on further compute streams is taken in line: it shares the same
-multiprocessors.
+One stream computes: it executes the instructions of a computation in order, and a loop
+as often as it runs. The others are the links inside the node, the network between
+nodes, and the link to the host. On each, transfers run one after the other in the order
+of their start instructions. Different links carry data at the same time. An
+asynchronous transfer blocks the compute stream only at its done instruction, a
+synchronous one at once. Work that XLA puts on further compute streams is executed in
+order too, because it shares the same multiprocessors.
 
 A collective between nodes uses both links if several of its members share a node. It
-occupies each for the time that its bytes take there (`CostModel.links_s`), and is done
+occupies each link for the time of its bytes there (`CostModel.links_s`), and is done
 when both have carried it. Its part inside the node is assumed to pass when the node
 links are free, even if the network is busy. So each link carries all its bytes, and
 traffic inside the node never waits for the network.
 
-Copies between GPU and host occupy the link to the host. Both directions share it one
-copy after the other, though it carries both at once: an overestimate of their waits.
+Copies between GPU and host occupy the link to the host. The model runs copies of both
+directions one after the other, although the link carries both at once. This
+overestimates their waits.
 
-Each second of a wait is booked to the role of the collective that occupies the link:
-an earlier collective as long as it holds the link, then the awaited one.
+Each second of a wait is attributed to the role of the collective that occupies the
+link: first to an earlier collective that holds it, then to the awaited one.
 
-Not modelled: multiprocessors that a collective takes from compute, several collectives
-that share a link at once (they queue instead, the sum is the same), devices that wait
-for each other (each is taken to execute the heaviest branch of every choice), and the
-host.
+Not modelled: multiprocessors that a collective takes from compute; collectives that
+share a link at once (they queue instead, with the same total time); devices that wait
+for each other (each is assumed to execute the heaviest branch of every conditional);
+and the host.
 """
 
 import collections
@@ -59,42 +60,42 @@ class Event:
     """A box on the timeline."""
 
     stream: str
-    """compute; wait (the compute stream is held up); node, network or host (what the
-    link carries). A collective that uses two links has a box on each."""
+    """compute; wait (the compute stream is blocked); or the link of a transfer: node,
+    network or host. A collective that uses two links has a box on each."""
     name: str
     kind: str
     """product, kernel, memory, loop (loops and branches), copy (between GPU and host),
     or the collective's kind."""
     role: str | None
-    """Role of a collective: tp, dp, pp, mixed; or host. For a wait, the role of what
-    occupies the link, which may not be what is awaited."""
+    """Role of a collective: tp, dp, pp, mixed; or host. For a wait, the role of the
+    transfer that occupies the link, which may not be the awaited one."""
     start_s: float
-    """Since the beginning of the pass of its computation."""
+    """Seconds since the start of the pass of its computation."""
     stop_s: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replay:
-    """A step, as modelled."""
+    """A modelled step."""
 
     step_s: float
     compute_s: float
     """Sum of all kernels."""
     waits_s: Mapping[tuple[str, str], float]
-    """How long the compute stream waits for collectives, by the name of the computation
-    that waits and the role of what occupies the link. The values and compute_s add up
+    """Seconds that the compute stream waits for collectives, by the name of the waiting
+    computation and the role that occupies the link. These values and compute_s add up
     to step_s."""
     communication_s: Mapping[str, float]
-    """By role: sum of all collectives."""
+    """Sum of the times of all collectives, by role."""
     timeline: Mapping[str, tuple[Event, ...]]
-    """Of the first pass of each computation, by its name."""
+    """Timeline of the first pass of each computation, by its name."""
     timed_by_bytes: tuple[str, ...]
-    """op_name of the kernels without given FLOPs, which are assumed to be
+    """op_name of the kernels whose FLOPs are not given; they are assumed to be
     memory-bound."""
 
     @property
     def exposed_s(self) -> dict[str, float]:
-        """By role: how long the compute stream waits for collectives."""
+        """Seconds that the compute stream waits for collectives, by role."""
         exposed: dict[str, float] = collections.defaultdict(float)
         for (_, role), seconds in self.waits_s.items():
             exposed[role] += seconds
@@ -114,13 +115,14 @@ def replay(
       module: the step.
       analysis: of this module.
       cost: the cost model.
-      kernel_flops: FLOPs of one call of a Pallas or cuDNN kernel, which the text does
-        not say. The name is a part of its op_name, between slashes: a call from
-        .../attention_forward/... is named attention_forward.
+      kernel_flops: FLOPs of one call of a Pallas or cuDNN kernel, which the HLO text
+        does not contain. The key is a part of its op_name, between slashes: a call from
+        .../attention_forward/... has the key attention_forward.
     Returns:
       The modelled step.
     Raises:
-      ValueError: no kernel has a name of kernel_flops, or one has two of them.
+      ValueError: a key of kernel_flops matches no kernel, or two keys match the same
+        one.
     """
     _check_names(kernel_flops, module)
     player = _Player(module, analysis, cost, kernel_flops)
@@ -161,7 +163,8 @@ def _check_names(kernel_flops: Mapping[str, int | float], module: Module) -> Non
 
 
 class _Booked(NamedTuple):
-    """Role of the transfer that a link carries until `stop_s`, after the last one."""
+    """Role of the transfer that occupies a link until `stop_s`, from the previous one
+    on."""
 
     role: str
     stop_s: float
@@ -169,16 +172,16 @@ class _Booked(NamedTuple):
 
 _LINKS: tuple[Link, ...] = ("node", "network", "host")
 type _Busy = tuple[tuple[_Booked, ...], ...]
-"""Queued transfers of each of `_LINKS`; seconds from now."""
+"""Queued transfers of each of `_LINKS`, with seconds from now."""
 _IDLE: _Busy = ((),) * len(_LINKS)
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Pass:
-    """One or several passes of a computation."""
+    """Result of one or several passes of a computation."""
 
     busy: _Busy
-    """What the links still have to carry after the end."""
+    """Remaining transfers of the links after the end."""
     seconds: float = 0.0
     compute_s: float = 0.0
     waits_s: dict[tuple[str, str], float] = dataclasses.field(
@@ -197,7 +200,7 @@ class _Pass:
 
 
 class _Player:
-    """Plays computations; caches each by its name and the state of the links."""
+    """Replays computations; caches each by its name and the state of the links."""
 
     def __init__(
         self,
@@ -216,7 +219,7 @@ class _Player:
         self.play = functools.cache(self._play)
 
     def _play(self, name: str, busy: _Busy) -> _Pass:
-        """Play one pass of a computation that finds the links busy."""
+        """Replay one pass of a computation that starts with busy links."""
         computation = self.module.computations[name]
         starts = {done: start for start, done in computation.done_of.items()}
         stage = _Stage(name, busy)
@@ -245,14 +248,15 @@ class _Player:
             left = runs
             while left:
                 one = self.play(name, total.busy)
-                # A busy link is less so after each pass; then all passes are alike.
+                # Each pass reduces the backlog of a busy link; after that, all passes
+                # are alike.
                 times = left if one.busy == total.busy else 1
                 total.add(one, times)
                 left -= times
         return total
 
     def _kernel(self, x: Instruction, computation: Computation) -> tuple[str, float]:
-        """Return kind and seconds of what an instruction launches."""
+        """Return kind and seconds of the kernel that an instruction launches."""
         work = fused_work(x, computation, self.module)
         moved = sum(moved_bytes(x, computation, self.module))
         if work.products:
@@ -268,13 +272,14 @@ class _Player:
 
 
 def _origins(x: Instruction, module: Module) -> set[str]:
-    """List the parts of the op_name of a kernel; of a fusion also of those inside."""
+    """List the parts of a kernel's op_name; for a fusion, also those of its
+    instructions."""
     inside = [y for name in x.called for y in module.computations[name].instructions]
     return {part for y in (x, *inside) for part in y.op_name.split("/") if part}
 
 
 def _is_silent(x: Instruction) -> bool:
-    """Say whether it is a collective among one device, its end, or an allocation."""
+    """Return whether it is a collective of one device, its done, or an allocation."""
     if x.target == ALLOCATE:
         return True
     return x.opcode.removesuffix("-start").removesuffix("-done") in KINDS
@@ -288,7 +293,7 @@ class _Stage:
         self.total = _Pass(busy=busy)
         self.queues = dict(zip(_LINKS, map(list, busy), strict=True))
         self.awaited: dict[str, tuple[str, tuple[_Booked, ...]]] = {}
-        """For each transfer under way its kind, and what its last link carries up to
+        """For each transfer in flight its kind, and the queue of its last link up to
         its end."""
         self.events: list[Event] = []
 
@@ -298,7 +303,7 @@ class _Stage:
 
     @property
     def busy(self) -> _Busy:
-        """What the links still have to carry, with neighbours of one role joined."""
+        """Remaining transfers of the links, with consecutive ones of a role merged."""
         return tuple(self._left(self.queues[link]) for link in _LINKS)
 
     def _left(self, queue: list[_Booked]) -> tuple[_Booked, ...]:
@@ -341,7 +346,7 @@ class _Stage:
     def _transfer(
         self, name: str, kind: str, role: str, links_s: Mapping[Any, float]
     ) -> None:
-        """Let a transfer occupy its links, each after what it carries before."""
+        """Add a transfer to the queues of its links."""
         for link, seconds in links_s.items():
             queue = [b for b in self.queues[link] if b.stop_s > self.now_s]
             start = queue[-1].stop_s if queue else self.now_s

@@ -1,7 +1,7 @@
-"""What is known of a planned run: the object that page, JSON and advice read.
+"""The result of planning a run, which page, JSON and advice read.
 
-Facts, read off the compiled step, and modelled figures are kept apart. Without a
-compilation the facts are absent and the modelled figures come from a closed form.
+Facts read from the compiled step are separate from modelled figures. Without a
+compilation the facts are absent, and the modelled figures come from a closed form.
 """
 
 import dataclasses
@@ -15,15 +15,15 @@ from mjax.model.counts import num_params
 from mjax.plan.options import Topology
 
 ROLES = ("tp", "dp", "pp")
-"""What axes are for, from the fastest links to the slowest."""
+"""Roles of axes, from the fastest links to the slowest."""
 
 JAX_SHARE = 0.75
-"""Share of a GPU's memory that jax takes unless XLA_CLIENT_MEM_FRACTION says otherwise
-(jax documentation, GPU memory allocation)."""
+"""Fraction of a GPU's memory that jax uses, unless XLA_CLIENT_MEM_FRACTION is set (jax
+documentation, GPU memory allocation)."""
 
 USABLE_SHARE = 0.92
-"""Largest share of a GPU's memory that jax can take. Assumed: the rest is for the
-context of CUDA, the buffers of NCCL, and workspaces of libraries."""
+"""Largest fraction of a GPU's memory that jax can use. Assumed: the rest is for the
+context of CUDA, the buffers of NCCL, and the workspaces of libraries."""
 
 SECONDS_PER_DAY = 86_400
 
@@ -31,13 +31,13 @@ IDLE = "idle slots of the pipeline"
 HOST = "host"
 """Role of copies between GPU and host."""
 HOST_COPIES = "waiting for copies to or from the host"
-"""Part of a step in which only the link between GPU and host works."""
+"""Part of a step in which only the link between GPU and host is busy."""
 COMPUTE_PARTS = {
     "product": "matrix products",
     "kernel": "attention and other kernels",
     "memory": "kernels bound by memory",
 }
-"""Parts of a step, by what computes."""
+"""Parts of a step, by kind of compute."""
 _LABELS = {
     "matrix products": "matmuls",
     "kernels bound by memory": "memory-bound kernels",
@@ -45,26 +45,26 @@ _LABELS = {
     IDLE: "pipeline bubble",
     "exchange of chunks": "changes of virtual stage",
 }
-"""Labels on the page for names that readers of the JSON output rely on."""
+"""Labels on the page for names that stay fixed in the JSON output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes of one device while it takes a step."""
+    """Memory of one device during a step, in bytes."""
 
     parts: Mapping[str, int]
-    """By what they are for; they add up to all that is needed."""
+    """Bytes by purpose; they add up to the total."""
     within: Mapping[str, int]
-    """Of the temporaries among these, what the trace says they are for."""
+    """Bytes of the temporaries by purpose, from the trace."""
     total: int
     is_compiled: bool
-    """Read off the executable; else estimated from the trace."""
+    """Whether the bytes are from the executable; otherwise estimated from the trace."""
     gpu: int
     """Bytes of the GPU."""
     usable: int
-    """Bytes that the run may take of it."""
+    """Bytes of it that the run may use."""
     host: Mapping[str, int] = dataclasses.field(default_factory=dict)
-    """Bytes in pinned host memory for this GPU, by what they are for."""
+    """Bytes in pinned host memory for this GPU, by purpose."""
 
     @property
     def fits(self) -> bool:
@@ -73,13 +73,13 @@ class Memory:
 
     @property
     def share(self) -> float:
-        """Needed over the memory of the GPU."""
+        """Total over the memory of the GPU."""
         return self.total / self.gpu
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Collectives of one kind over the same axes; of one device and step."""
+    """Collectives of one kind over the same axes, for one device and step."""
 
     kind: str
     axes: tuple[str, ...]
@@ -92,12 +92,12 @@ class Traffic:
     num_bytes: int
     """Sent on the wire."""
     overlapped_bytes: int
-    """Of these, in flight while a matmul or a kernel runs."""
+    """Bytes of these in flight while a matmul or a kernel runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Communication:
-    """What one device sends in a step, read off the executable."""
+    """Communication of one device in a step, read from the executable."""
 
     traffic: tuple[Traffic, ...]
     communicators: int
@@ -111,75 +111,76 @@ class Communication:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Modelled:
-    """Figures of a cost model, not of a measurement."""
+    """Figures of a cost model, not measured."""
 
     source: str
-    """By what they were modelled."""
+    """Name of the model."""
     parts_s: Mapping[str, float]
     """Seconds that add up to the step."""
     exposed_s: Mapping[str, float]
-    """By role: seconds in which compute waits while communication of that role occupies
+    """Seconds by role in which compute waits while communication of that role occupies
     the link, even if another collective is awaited."""
     bubble: float
     """Idle over ideal time of the pipeline."""
     memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """The longest memory-bound kernels, by where they come from."""
+    """Seconds of the longest memory-bound kernels, by their place in the traced
+    step."""
     mfu: float
     tokens_per_s: float
 
     @property
     def step_s(self) -> float:
-        """One step."""
+        """Seconds of one step."""
         return sum(self.parts_s.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """What a part of a step is for. All but the bytes is modelled."""
+    """The cost of one purpose in a step. All but the bytes is modelled."""
 
     name: str
     seconds: float
     num_bytes: int | None
-    """Read and written in the memory of one GPU; None where compute waits."""
+    """Bytes read and written in the memory of one GPU; None for waits."""
     floor_s: float | None
-    """Seconds that the algorithm needs for it; None where no formula says it."""
+    """Seconds that the algorithm needs for it; None without a formula."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Span:
-    """A stretch of time in the picture of a schedule."""
+    """An interval in the picture of a schedule."""
 
     stream: str
     """compute, wait, node (the links inside a node), network, or host (its link)."""
     name: str
     kind: str
-    """What it is: product (a matmul), kernel, memory, loop, or a role such as tp."""
+    """Its kind: product (a matmul), kernel, memory, loop, or a role such as tp."""
     start_s: float
     stop_s: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """A computation of the schedule, once from its beginning to its end."""
+    """One pass of a computation of the schedule."""
 
     name: str
-    """In the compiled program."""
+    """Its name in the compiled program."""
     passes: tuple[str, ...]
-    """What it computes, such as forward and backward; empty if no scope says it."""
+    """Its passes, such as forward and backward; empty if no scope names them."""
     runs: int
-    """In a step."""
+    """Number of passes in a step."""
     spans: tuple[Span, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Advice:
-    """A change that is likely to help."""
+    """A suggested change."""
 
     flags: str
     why: str
     gain: float | None
-    """Part of the step's time that it saves, as modelled; None where time is not the
-    point."""
+    """Modelled fraction of the step's time that it saves; None if it is not about
+    time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -195,10 +196,10 @@ class Plan:
     """None without a compilation."""
     modelled: Modelled
     sources: tuple[Source, ...] = ()
-    """The step by what its parts are for; empty without a compilation."""
+    """The step by purpose of its parts; empty without a compilation."""
     pictures: tuple[Picture, ...] = ()
     notes: tuple[str, ...] = ()
-    """What a reader must know beside the numbers."""
+    """Notes for the reader."""
     trace_s: float
     compile_s: float | None = None
     bottleneck: str = ""
@@ -211,14 +212,15 @@ def label(name: str) -> str:
 
 
 def waiting(role: str) -> str:
-    """Name the part of a step in which only the communication of a role runs."""
+    """Return the name of the part of a step that waits for communication of a role."""
     if role == HOST:
         return HOST_COPIES
     return f"waiting for {role}"
 
 
 def usable_bytes(topology: Topology, device_memory_gib: float | None) -> int:
-    """Return what a run may take of a GPU: what its user says, or nearly all of it."""
+    """Return the memory that a run may use on a GPU: the user's limit, or nearly
+    all."""
     if device_memory_gib is not None:
         return int(device_memory_gib * 2**30)
     return round(topology.description.memory_bytes * USABLE_SHARE)
@@ -233,16 +235,16 @@ def memory_of(
     compiled_bytes: int | None = None,
     compiled_host_bytes: int | None = None,
 ) -> Memory:
-    """Put the bytes of a step together.
+    """Combine the bytes of a step.
 
     Args:
-      traced: by what they are for, as the trace says.
+      traced: bytes by purpose, from the trace.
       topology: the cluster.
       params_bytes: stored parameters, a part of the state.
-      device_memory_gib: what the run may take of a device, if the user says it.
-      compiled_bytes: all bytes, as the compiler says; None: as the trace does.
-      compiled_host_bytes: bytes in pinned host memory, as the compiler says; None: as
-        the trace does.
+      device_memory_gib: the user's limit for the memory of a device, if any.
+      compiled_bytes: all bytes, from the compiler; None uses the trace.
+      compiled_host_bytes: bytes in pinned host memory, from the compiler; None uses the
+        trace.
     """
     gpu = topology.description.memory_bytes
     usable = usable_bytes(topology, device_memory_gib)
@@ -285,7 +287,7 @@ def memory_of(
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Return the object that `--json` prints; what is modelled is under `modelled`."""
+    """Return the object that `--json` prints; modelled figures are under `modelled`."""
     sent, modelled, config = plan.communication, plan.modelled, plan.config
     return {
         "recipe": plan.recipe,

@@ -1,11 +1,11 @@
 """Search for a layout: mesh, virtual stages, microbatches, remat and window.
 
-Enters: a config and a cluster. Leaves: candidates that fit the memory in the closed
-form (`mjax.estimate.formulas`), the fastest in the same form first.
+Enters: a config and a cluster. Leaves: candidates that fit in memory by the closed form
+(`mjax.estimate.formulas`), the fastest by the same form first.
 
-The space is cut by two rules of the field. Tensor parallelism stays inside a node
+Two common rules reduce the search space. Tensor parallelism stays inside a node
 (Narayanan et al. 2021, arXiv:2104.04473, section 3.2, takeaway 1). dp_shard is the
-smallest that fits: what is sharded further must be gathered from further away (Zhang
+smallest size that fits, because more shards must be gathered from further away (Zhang
 et al. 2022, arXiv:2205.00119, section 3.1).
 """
 
@@ -28,58 +28,59 @@ HIDDEN = dataclasses.replace(
     closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9, by_shape=True
 )
 """Overlap that the search assumes with a pipeline: between none and that of compiled
-schedules of mjax (docs/benchmarks/pipeline_overlap.md). It assumes that small matmuls
-are slower. Both affect the order of candidates; the best are compiled and read, with
-one efficiency for all matmuls (`mjax.plan.cost`)."""
+schedules of mjax (docs/benchmarks/pipeline_overlap.md). It also assumes that small
+matmuls are slower. Both affect the order of candidates. The best are compiled and
+analysed with one efficiency for all matmuls (`mjax.plan.cost`)."""
 
 HIDDEN_WITHOUT_PIPELINE = dataclasses.replace(HIDDEN, dp_overlap=0.85)
 """The same without a pipeline. Read from compiled schedules (2026-11, jax 0.11.2):
 gpt-1b3, llama3-8b and gpt-13b overlap 88%, 90% and 97% of the bytes over dp."""
 
 _REMATS = ("none", "core", "dots", "full")
-"""Without attention, which equals none with a fused backend."""
+"""Remat policies without `attention`, which equals `none` with a fused backend."""
 _PLAIN_REMATS = (*_REMATS, "offload")
-"""Without a pipeline, in which only the inputs of one slot would be on the host."""
+"""Policies without a pipeline; in one, only the inputs of one half-tick would be
+offloaded."""
 
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
-"""Of the table."""
+"""Number of rows of the table."""
 SEARCHED = (
     *("mesh.pp", "mesh.dp", "mesh.tp", "mesh.dp_shard", "mesh.dp_shard_per_node"),
     *("pipeline.chunks", "batch.microbatches", "model.remat"),
 )
-"""Fields that every layout sets, whatever the run says."""
+"""Fields that every layout sets, overriding the run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A layout that fits, as modelled in closed form."""
+    """A layout that fits, modelled in closed form."""
 
     fields: dict[str, Any]
-    """What is set, named as the flags are."""
+    """The fields that it sets, by flag name."""
     config: TrainConfig
     sizes: AxisSizes
     step_s: float
     mfu: float
     memory_bytes: float
     usable_bytes: int
-    """Bytes that a run may take of a GPU."""
+    """Memory of a GPU that a run may use, in bytes."""
 
     @property
     def flags(self) -> str:
-        """The flags that set it, for train and for plan."""
+        """The flags of the layout, for train and for plan."""
         return as_flags(self.fields)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A line of the table."""
+    """A row of the table."""
 
     candidate: Candidate
     plan: Plan | None = None
-    """None where it was not compiled."""
+    """None if it was not compiled."""
     refused: str = ""
-    """Why it could not be compiled; empty without an error."""
+    """The reason why it could not be compiled; empty without an error."""
 
 
 def search(
@@ -93,12 +94,13 @@ def search(
     """List the layouts that fit, the fastest first.
 
     Args:
-      config: the run, its vocabulary settled; batch size, model and precision stay.
-      topology: the cluster; every layout takes all of it.
-      windows: attention windows that the user would accept beside the model's own.
-      constants: what the closed form assumes; None is `assumed`.
-      keep: says by the fields of a layout, as `SEARCHED` but the shards, whether to
-        try it.
+      config: the run, its vocabulary settled; batch size, model and precision are
+        fixed.
+      topology: the cluster; every layout uses all of it.
+      windows: attention windows to try besides the model's own.
+      constants: assumptions of the closed form; None uses `assumed`.
+      keep: decides whether to try a layout, from its fields (those of `SEARCHED` except
+        the shards).
     Returns:
       One candidate for each mesh and window: its fastest number of virtual stages,
       microbatches and remat. Empty if nothing fits.
@@ -119,7 +121,7 @@ def search(
 
 
 def assumed(sizes: AxisSizes) -> Constants:
-    """Return what the closed form assumes of a mesh, to rank it."""
+    """Return the assumptions of the closed form that rank a mesh."""
     return HIDDEN if sizes.pp > 1 else HIDDEN_WITHOUT_PIPELINE
 
 
@@ -131,16 +133,17 @@ def compile_best(
     traced_bytes: Callable[[Candidate], int],
     is_ours: Callable[[Exception], bool],
 ) -> tuple[list[Row], str]:
-    """Compile the first candidates that fit by their trace too; return all, ranked.
+    """Compile the first candidates whose trace also fits; return all, ranked.
 
     Args:
       candidates: the fastest first.
-      count: how many are compiled.
-      plan_of: compiles one and reads it.
-      traced_bytes: estimates the memory of one from its trace.
-      is_ours: says whether an error refuses a layout; any other is a bug, and raised.
+      count: number of candidates to compile.
+      plan_of: compiles a candidate and returns its plan.
+      traced_bytes: estimates the memory of a candidate from its trace.
+      is_ours: returns whether an error refuses a layout; other errors are bugs and
+        raised.
     Returns:
-      The rows, and why nothing could be compiled; empty where there is a compiler.
+      The rows, and the reason why nothing could be compiled, empty with a compiler.
     """
     rows: list[Row] = []
     no_compiler = ""
@@ -191,7 +194,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Put what was compiled and fits first, then what was not, then what fails."""
+    """Order: compiled rows that fit, then rows not compiled, then rows that fail."""
 
     def key(row: Row) -> tuple[int, float]:
         if row.plan is None:
@@ -202,7 +205,8 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    """Return a row for `--json`; all but its flags and its memory read is modelled."""
+    """Return a row for `--json`; all but its flags and the compiler's memory is
+    modelled."""
     c, plan = row.candidate, row.plan
     return {
         "flags": c.flags,
@@ -250,7 +254,7 @@ def _meshes(
                 continue
             fields: dict[str, Any] = {"mesh.pp": pp, "mesh.dp": dp, "mesh.tp": tp}
             if 1 < tp < (config.mesh.tp_chunks or 0):
-                fields["mesh.tp_chunks"] = None  # too many; as many as tp
+                fields["mesh.tp_chunks"] = None  # too many, or as many as tp
             yield fields, AxisSizes(pp=pp, dp_replicate=1, dp_shard=dp, tp=tp)
 
 
@@ -274,7 +278,7 @@ def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
 def _changed(
     config: TrainConfig, fields: dict[str, Any], sizes: AxisSizes
 ) -> TrainConfig | None:
-    """Apply the fields; None if the run does not divide that way."""
+    """Apply the fields; None if the run does not divide over the mesh."""
     try:
         unsharded = {"mesh.dp_shard": None, "mesh.dp_shard_per_node": None}
         changed = with_fields(config, fields | unsharded)
@@ -292,10 +296,11 @@ def _smallest_shard(
     usable: int,
     constants: Constants,
 ) -> Candidate | None:
-    """Shard over as few as fit; None where all of dp are too few.
+    """Choose the fewest shards that fit; None if all of dp are too few.
 
     If the shards span nodes, choose the faster of one step and two. With the optimizer
-    state on the host, choose the fastest of all that fit: each GPU copies its part.
+    state on the host, choose the fastest size that fits, because each GPU copies its
+    own part.
     """
     candidates: list[Candidate] = []
     for shard in _divisors(sizes.dp):

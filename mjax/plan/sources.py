@@ -1,12 +1,12 @@
-"""Split the modelled time of a step by what its kernels are for.
+"""Split the modelled time of a step by the purpose of its kernels.
 
 Enters: a compiled step and its replay. Leaves: `Source` rows that add up to the step:
 seconds, bytes read and written, and the seconds that the algorithm needs.
 
-A kernel is placed by the functions of mjax that traced it (`hlo.frames`), from the
-innermost outwards, the optimizer by the scope of its phase. XLA gives a fusion the
-place of one of the instructions that it fuses, so a row may hold a neighbour's work.
-Kernels that no rule places form a row of their own, `OTHER`.
+A kernel is assigned by the functions of mjax that traced it (`hlo.frames`), innermost
+first; the optimizer by the scope of its phase. XLA gives a fusion the location of one
+of its instructions, so a row may include work of a neighbour. Kernels that match no
+rule are in the row `OTHER`.
 """
 
 import collections
@@ -32,7 +32,8 @@ _JOINS = "joins of weights"
 _ACTIVATIONS = "joins and sums of activations"
 _ATTENTION = "attention, other kernels"
 _PROJECTION = "projections"
-"""Weights or activations, by the shape of the result: no row of its own."""
+"""Marks kernels whose row, weights or activations, depends on the shape of the
+result."""
 _OPTIMIZER = "optimizer and norm of the gradients"
 _SUMS = "sums of gradients"
 _SLICES = "slices of weights"
@@ -76,14 +77,14 @@ _PLACES = (
     (r"step/prefetch\.py:OverlappedLayers\.(forward|backward)", _STASH),
     (r"step/plain\.py:Plain\._microbatch", _SUMS),
 )
-"""Sources by the file and the function of a frame; the first that begins so counts."""
+"""Sources by the file and function of a frame; the first matching prefix counts."""
 RULES = [(re.compile(place), source) for place, source in _PLACES]
 
 _MOVES = re.compile(
     r"(copy|wrapped_(transpose|copy|slice|concatenate)|\w*broadcast|"
     r"(input|loop)_transpose|loop_(slice|dynamic_update_slice))(_fusion)?(\.\d+)*$"
 )
-"""Names of kernels that only copy or fill, where nothing says what for."""
+"""Names of kernels that only copy or fill, if nothing else tells their purpose."""
 
 
 def by_source(
@@ -126,7 +127,7 @@ def by_source(
             seconds[source] += taken[name] * (event.stop_s - event.start_s)
             moved = sum(moved_bytes(x, computation, module))
             num_bytes[source] += taken[name] * moved
-    # As in the parts of the step, idle slots of the pipeline are a row of their own.
+    # As in the parts of the step, idle half-ticks of the pipeline have their own row.
     busy = 1 + modelled.bubble
     needed = floors(config, sizes, cost, params_bytes=params_bytes)
     rows = [
@@ -161,7 +162,7 @@ def _waits(modelled: Modelled) -> Mapping[str, float]:
 def _source(
     event: Event, x: Instruction, stack: tuple[Frame, ...], tokens: tuple[int, int]
 ) -> str:
-    """Place one kernel."""
+    """Return the source of one kernel."""
     if scopes.read(x.op_name).phase in ("optimizer", "grad_norm"):
         return _OPTIMIZER
     place = _placed(stack)
@@ -177,9 +178,10 @@ def _source(
 
 
 def _in_projection(x: Instruction, tokens: tuple[int, int]) -> str:
-    """Place a kernel of a projection by its result: its stack does not say what for.
+    """Return the source of a projection's kernel from its result.
 
-    XLA has the stack of the caller for all that is traced in a `custom_vjp`.
+    Its stack is not enough: XLA records only the caller's stack for code traced in a
+    `custom_vjp`.
     """
     results = arrays(x.result)
     is_scale = all(len(array.dims) < 2 for array in results)
@@ -198,14 +200,15 @@ def _placed(stack: tuple[Frame, ...]) -> str | None:
 
 
 def _tokens(config: TrainConfig, sizes: AxisSizes) -> tuple[int, int]:
-    """Return the tokens of a chunk over tp, and those of a microbatch, on a device."""
+    """Return the tokens of a tp chunk and of a microbatch on a device."""
     rows = config.batch.size // (sizes.dp * config.batch.microbatches)
     tokens = rows * config.data.seq_len
     return tokens // max(sizes.tp, tp_chunks(config.mesh, sizes.tp)), tokens
 
 
 def _has_tokens(x: Instruction, tokens: tuple[int, int]) -> bool:
-    """Say whether a result has a dim of tokens, or several in a row; weights do not."""
+    """Return whether a result has token dims, one or several in a row; weights have
+    none."""
     chunk, whole = tokens
     for array in arrays(x.result):
         leading = [math.prod(array.dims[:n]) for n in range(1, len(array.dims) + 1)]

@@ -1,7 +1,7 @@
-"""Fit a run to a cluster that is described: checks that come before any compilation.
+"""Fit a run to a described cluster: checks before any compilation.
 
-Enters: a config and the cluster that the user names. Leaves: the config with its
-vocabulary settled and the sizes of the mesh axes, or an error with flags that fit.
+Enters: a config and the user's cluster. Leaves: the config with its vocabulary settled
+and the sizes of the mesh axes, or an error with flags that fit.
 """
 
 from mjax.config.fixes import Devices, sizes_of
@@ -23,8 +23,8 @@ def check_plannable(config: TrainConfig, topology: Topology) -> None:
     """
     if config.pipeline.idle == "skip":
         raise ValueError(
-            "--pipeline.idle skip makes every slot of the pipeline a choice, and the "
-            "planner does not count how often each is taken; plan with "
+            "--pipeline.idle skip makes every half-tick of the pipeline conditional, "
+            "and the planner does not count how often each one runs; plan with "
             "--pipeline.idle compute, or auto"
         )
     asked, gib = config.device_memory_gib, topology.description.memory_bytes / 2**30
@@ -42,8 +42,8 @@ def settle(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, AxisSi
       config: the run, as its flags say.
       topology: the cluster; the mesh takes all of it.
     Returns:
-      The config with the vocabulary of its tokenizer (of one that is still to be
-      trained, the size that it is to have), and the sizes of the mesh axes.
+      The config with the vocabulary of its tokenizer (the requested size if it is not
+      trained yet), and the sizes of the mesh axes.
     Raises:
       ValueError: the mesh does not fill the cluster, a tensor-parallel group leaves its
         node, a size does not divide, or the tokenizer cannot be read.
@@ -60,7 +60,8 @@ def with_vocabulary(config: TrainConfig) -> TrainConfig:
     """Settle the vocabulary without reading a corpus.
 
     Args:
-      config: the run; a tokenizer that it trains is taken to reach the size asked for.
+      config: the run; a tokenizer that it trains is assumed to reach the requested
+        size.
     Raises:
       ValueError: the tokenizer cannot be read, or the model's vocabulary is too small.
     """

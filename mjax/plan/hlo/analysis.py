@@ -1,12 +1,12 @@
-"""Read from a scheduled module what a step sends, and what may overlap it.
+"""Find in a scheduled module the communication of a step, and the compute beside it.
 
 Enters: a module (`hlo.parse`) and the mesh it was compiled for. Leaves: its collectives
-and its matmuls, each with the number of times it runs in a step. All are facts
-of the executable; `replay` models times.
+and its matmuls, each with its number of executions in a step. All of these are facts of
+the executable; `replay` models times.
 
-XLA executes the instructions of a computation in the order of its text, compute on one
-stream and collectives beside it: what stands between a start and its done may hide the
-collective, what follows the done waits for it.
+XLA executes the instructions of a computation in the order of the text: compute on one
+stream, collectives on others. Instructions between the start and the done of a
+collective may overlap it; instructions after the done wait for it.
 """
 
 import dataclasses
@@ -33,81 +33,85 @@ type Tier = Literal["node", "network"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective, and what may overlap it. Bytes and FLOPs are of one device."""
+    """A collective and the work that may overlap it. Bytes and FLOPs are of one
+    device."""
 
     name: str
     computation: str
     kind: str
     """One of `KINDS`."""
     dtype: str
-    """Dtype of what it moves; several dtypes are joined by +."""
+    """Dtype of its data; several dtypes are joined by +."""
     axes: tuple[str, ...]
     """Mesh axes along which the members of a group differ, in order of `AXES`."""
     role: str
-    """What the axes are for: tp, dp, pp, or mixed."""
+    """Role of the axes: tp, dp, pp, or mixed."""
     tier: Tier
-    """Slowest link between members."""
+    """The slowest link between members."""
     group_size: int
-    """Devices in a group; of a permute 2, who sends and who receives."""
+    """Devices in a group; 2 for a permute, sender and receiver."""
     group_size_in_node: int
-    """Of these, how many share a node, at least; of a permute 1."""
+    """Least number of these on one node; 1 for a permute."""
     wire_bytes: int
-    """Sent by one device each time, by the algorithm that sends least (a ring)."""
+    """Bytes that one device sends per execution, with the algorithm that sends least (a
+    ring)."""
     runs: int
-    """Times executed in a step: the product of the trip counts around it."""
+    """Executions in a step: the product of the trip counts around it."""
     is_async: bool
-    """Started and awaited apart; the others hold up the compute stream."""
+    """Whether it has separate start and done; if not, it blocks the compute stream."""
     products: int
-    """Matmuls between start and done, those in loops for each turn."""
+    """Matmuls between start and done; those in loops count in each iteration."""
     kernels: int
     """Pallas and cuDNN kernels between start and done, likewise."""
     flops: int
-    """Of these products."""
+    """FLOPs of these matmuls."""
     op_name: str
-    """Where it comes from in the traced function."""
+    """Its place in the traced function."""
     groups: Groups = dataclasses.field(repr=False, compare=False)
 
     @property
     def is_overlapped(self) -> bool:
-        """Whether a product or a kernel runs while it is under way."""
+        """Whether a matmul or a kernel runs while it is in flight."""
         return self.is_async and self.products + self.kernels > 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """Facts of one step on one device."""
+    """Counts of one step on one device."""
 
     sizes: AxisSizes
     collectives: tuple[Collective, ...]
-    """In the order of their starts, a loop's where the loop stands."""
+    """Collectives in the order of their starts; those of a loop at the place of the
+    loop."""
     flops: int
-    """Of all matmuls. FLOPs inside Pallas kernels are not in the text."""
+    """FLOPs of all matmuls. FLOPs inside Pallas kernels are not in the text."""
     num_products: int
     num_kernels: int
-    """Calls of Pallas and cuDNN kernels."""
+    """Number of calls of Pallas and cuDNN kernels."""
     communicators: int
-    """Different sets of groups, in all branches; a permute counts by its axes."""
+    """Number of different sets of groups, in all branches; a permute counts by its
+    axes."""
     branches: Mapping[str, str]
-    """Of each conditional, by its name, the branch that counts: the heaviest."""
+    """The heaviest branch of each conditional, which counts, by name."""
     calls: Mapping[tuple[str, str], tuple[tuple[str, int], ...]]
-    """What a loop, a choice or a call executes, and how often, by its computation and
-    its name."""
+    """Computations that a loop, a conditional or a call executes, and how often, by its
+    computation and its name."""
     work: Mapping[str, Work]
-    """Of one pass of each computation that is executed, what it calls included."""
+    """Work of one pass of each executed computation, including what it calls."""
 
     def wire_bytes(self, role: str | None = None) -> int:
-        """Add up what one device sends in a step, for one role or for all."""
+        """Return the bytes that one device sends in a step, for one role or for all."""
         return sum(
             c.wire_bytes * c.runs for c in self.collectives if role in (None, c.role)
         )
 
     def overlapped_bytes_fraction(self, role: str | None = None) -> float | None:
-        """Return the part of the bytes in flight while a product or kernel runs.
+        """Return the fraction of the bytes in flight while a matmul or kernel runs.
 
         Args:
-          role: tp, dp, pp or mixed; None is all.
+          role: tp, dp, pp or mixed; None means all.
         Returns:
-          Between 0 and 1; None where nothing is sent.
+          Between 0 and 1; None if nothing is sent.
         """
         total = self.wire_bytes(role)
         overlapped = sum(
@@ -125,25 +129,26 @@ def analyse(
     *,
     unknown_trip_count: int | None = None,
 ) -> Analysis:
-    """Walk a module as it runs: loops by their trip counts, one branch of each choice.
+    """Walk a module in execution order, with trip counts and one branch per
+    conditional.
 
     Args:
       module: a step, compiled for one device of the mesh.
       sizes: of the mesh; its flat order is the order of the devices.
       gpus_per_node: consecutive devices that share a node.
-      unknown_trip_count: how often a loop runs if XLA does not say.
+      unknown_trip_count: trip count of loops whose count XLA does not know.
     Returns:
-      What the step computes and sends. A collective of groups of one device moves
-      nothing and is not listed. Of a conditional the branch with the most FLOPs counts
-      (then the most kernels, bytes, instructions): the longest that a device can take.
+      The work and communication of the step. A collective of groups of one device sends
+      nothing and is not listed. For a conditional the branch with the most FLOPs counts
+      (then the most kernels, bytes, instructions), as an upper bound for any device.
     Raises:
-      ValueError: the module is for another number of devices, holds communication
-        that is not understood, or a loop of unknown length.
+      ValueError: the module is for another number of devices, or contains communication
+        that is not understood or a loop of unknown length.
     """
     if module.num_partitions != sizes.num_devices:
         raise ValueError(
             f"module {module.name} was compiled for {module.num_partitions} devices, "
-            f"and the mesh {sizes.as_tuple()} has {sizes.num_devices}"
+            f"but the mesh {sizes.as_tuple()} has {sizes.num_devices}"
         )
     counter = _Counter(module, sizes, gpus_per_node, unknown_trip_count)
     collectives = tuple(counter.collectives(module.entry))
@@ -175,7 +180,7 @@ def analyse(
 
 
 class _Counter:
-    """Remembers what it has counted of each computation."""
+    """Caches the counts of each computation."""
 
     def __init__(
         self,
@@ -192,7 +197,7 @@ class _Counter:
         self.heaviest = functools.cache(self._heaviest)
 
     def calls(self, x: Instruction) -> Iterator[tuple[str, int]]:
-        """Yield the computations that an instruction executes, and how often."""
+        """Yield the computations that an instruction executes, each with how often."""
         if x.branches:
             yield self.heaviest(x), 1
             return
@@ -269,6 +274,6 @@ class _Counter:
         )
 
     def reached(self) -> list[str]:
-        """List the computations that are executed, branches not taken included."""
+        """List the executed computations, including branches not taken."""
         sites = walk(self.module, lambda x: executed(x, self.module))
         return list(dict.fromkeys(site.computation.name for site in sites))

@@ -1,8 +1,8 @@
-"""List the collectives of a module: what they are, between whom, in which loops.
+"""List the collectives of a module: their kinds, groups and loops.
 
-Enters: a parsed module and the mesh it was compiled for, for CPU or GPU. Leaves: its
-collectives as they are written; on a GPU most are started and awaited apart, and one is
-listed once, where it starts. `analysis` says what may overlap them.
+Enters: a parsed module, for CPU or GPU, and the mesh it was compiled for. Leaves: its
+collectives in order. On a GPU most have separate start and done instructions, and each
+is listed once, at its start. `analysis` determines what may overlap them.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
     "collective-permute",
 )
-# Communication that this package cannot count; it must not pass for compute.
+# Communication that this package cannot count, and must not mistake for compute.
 _UNKNOWN = ("send", "recv", "ragged-all-to-all", "collective-broadcast")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedCollective:
-    """A collective over more than one device, where it stands."""
+    """A collective of more than one device, with its place in the module."""
 
     kind: str
     """One of `KINDS`."""
@@ -34,20 +34,20 @@ class PlacedCollective:
 
     @property
     def role(self) -> str:
-        """What the axes are for: tp, dp, pp, or mixed."""
+        """Role of the axes: tp, dp, pp, or mixed."""
         if set(self.axes) <= set(DP):
             return "dp"
         return self.axes[0] if self.axes in ((PP,), (TP,)) else "mixed"
 
     @property
     def operands(self) -> tuple[Array, ...]:
-        """What each device brings."""
+        """Operands of each device."""
         operands = self.site.computation.operands(self.site.instruction)
         return tuple(array for y in operands for array in arrays(y.shape))
 
     @property
     def results(self) -> tuple[Array, ...]:
-        """What each device gets."""
+        """Results of each device."""
         return arrays(self.site.instruction.result)
 
     @property
@@ -57,7 +57,7 @@ class PlacedCollective:
 
     @property
     def num_loops(self) -> int:
-        """While loops around it."""
+        """The while loops around it."""
         return len(self.site.loops)
 
 
@@ -73,11 +73,11 @@ def list_collectives(
     Args:
       module: compiled for one device of the mesh.
       sizes: of the mesh; its flat order is the order of the devices.
-      follow: which computations to enter; None is all that run: the conditions of
-        loops and every branch too.
-      start: name of the computation to begin with; None is the entry.
+      follow: which computations to enter; None enters all that run, including loop
+        conditions and every branch.
+      start: name of the first computation; None starts at the entry.
     Returns:
-      Those whose groups have more than one device; the others move nothing.
+      Collectives whose groups have more than one device; the others send nothing.
     Raises:
       ValueError: communication or a group is not understood.
     """
@@ -98,12 +98,12 @@ def _groups(x: Instruction, sizes: AxisSizes) -> Groups:
     if "source_target_pairs" in x.attributes:
         return read_pairs(x.attributes["source_target_pairs"])
     if "replica_groups" not in x.attributes:
-        raise ValueError(f"{x.name} ({x.opcode}) does not say who takes part")
+        raise ValueError(f"{x.name} ({x.opcode}) does not list its members")
     return read_groups(x.attributes["replica_groups"], sizes.num_devices)
 
 
 def collective_kind(x: Instruction, module: Module) -> str | None:
-    """Return the kind of collective that an instruction starts or is; None if none.
+    """Return the kind of collective of an instruction, or of a start; otherwise None.
 
     Raises:
       ValueError: it communicates in a way that is not understood.
@@ -116,10 +116,10 @@ def collective_kind(x: Instruction, module: Module) -> str | None:
 
 
 def executed(x: Instruction, module: Module) -> tuple[str, ...]:
-    """Name what an instruction runs: a loop's body, all branches, what a call calls.
+    """Name the computations that an instruction runs: loop body, branches, called ones.
 
-    What is inside a kernel (a fusion, the sum of a reduction) does not run by itself,
-    nor does the collective that an async-start wraps.
+    Computations inside a kernel (a fusion, the sum of a reduction) do not run by
+    themselves, and neither does the collective in an async-start.
     """
     if x.opcode == "while":
         return (x.body,)
@@ -129,7 +129,7 @@ def executed(x: Instruction, module: Module) -> tuple[str, ...]:
 
 
 def wrapped(x: Instruction, module: Module) -> Instruction:
-    """Return the collective that an async-start wraps; of anything else itself."""
+    """Return the collective in an async-start; any other instruction itself."""
     if x.opcode != "async-start":
         return x
     inside = module.computations[x.called[0]].instructions
@@ -141,7 +141,7 @@ def wire_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
 
     With n devices and B bytes of operand on each: all-gather B (n - 1),
     reduce-scatter and all-to-all B (n - 1) / n, all-reduce 2 B (n - 1) / n, rounded
-    up; a permute sends its operand. Less is not possible (Patarasuk and Yuan 2009,
+    up; a permute sends its operand. These are lower bounds (Patarasuk and Yuan 2009,
     doi:10.1016/j.jpdc.2008.09.002).
 
     Args:

@@ -1,11 +1,11 @@
 """Count the FLOPs and the kernels of one run of a program on one device.
 
-Enters: the text of an optimised HLO module (`compiled.as_text()`); unlike `analysis`,
-no mesh. Leaves: the FLOPs of its matmuls, where each loop body counts as often
-as it runs (XLA's own cost analysis counts it once); or each kernel that is launched on
-a GPU, with the bytes of its operands and results: what must cross the memory bus when
-no operand is in the cache. If a kernel reads a slice of an operand, or writes an output
-in place, only the slice counts.
+Enters: the text of an optimised HLO module (`compiled.as_text()`), but no mesh, unlike
+`analysis`. Leaves: the FLOPs of its matmuls, counting each loop body as often as it
+runs (XLA's own cost analysis counts it once). Or each kernel that a GPU launches, with
+the bytes of its operands and results, which must cross the memory bus if the cache is
+empty. If a kernel reads a slice of an operand, or writes an output in place, only the
+slice counts.
 """
 
 import dataclasses
@@ -20,17 +20,17 @@ from mjax.plan.hlo.work import FREE, fused_work, moved_bytes, own_work
 def count_dot_flops(hlo_text: str) -> int:
     """Count 2 FLOPs per multiply-add of every matmul that one run executes.
 
-    Of a conditional, the most expensive branch counts. Under SPMD the count is per
-    device, as the module is. A loop of unknown length is accepted if it holds no
-    product.
+    For a conditional the most expensive branch counts. Under SPMD the count is per
+    device, like the module. A loop of unknown length is accepted if it contains no
+    matmul.
 
     Args:
       hlo_text: an optimised module, as printed by `compiled.as_text()`.
     Returns:
       FLOPs of the entry computation.
     Raises:
-      ValueError: the text is no module, or a matmul is in a form that cannot
-        be counted: a loop of unknown trip count, a library call, a convolution.
+      ValueError: the text is not a module, or a matmul cannot be counted: in a loop of
+        unknown trip count, a library call or a convolution.
     """
     module = parse(hlo_text)
 
@@ -45,35 +45,38 @@ def count_dot_flops(hlo_text: str) -> int:
 
 
 def _dot_flops(site: Site) -> int:
-    """Count the FLOPs of an instruction alone, in all its runs."""
+    """Count the FLOPs of an instruction, without called computations, in all its
+    runs."""
     x = site.instruction
-    if "fmha" in x.target:  # Attention of cuDNN: products inside a kernel.
-        raise ValueError(f"cannot count the matrix product in {x.name}: {x.target}")
+    if "fmha" in x.target:  # Attention of cuDNN: matmuls inside a kernel.
+        raise ValueError(f"cannot count the matmul in {x.name}: {x.target}")
     flops = own_work(x, site.computation).flops
     unknown = [loop.name for loop in site.loops if loop.trip_count is None]
     if flops and unknown:
-        raise ValueError(f"loop {unknown[0]} holds dots, but its trip count is unknown")
+        raise ValueError(
+            f"loop {unknown[0]} contains matmuls, but its trip count is unknown"
+        )
     return flops and flops * site.runs()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """One launch, or as many as its loop has rounds."""
+    """A kernel, launched once or in every iteration of its loop."""
 
     name: str
     source: str
-    """Where it comes from: the op_name of its root."""
+    """The op_name of its root."""
     kind: str
-    """gemm, call, collective, or elementwise (which reductions and copies are too)."""
+    """gemm, call, collective, or elementwise (including reductions and copies)."""
     runs: int
     read_bytes: int
     """Of one launch."""
     written_bytes: int
     """Of one launch."""
     flops: int
-    """Of the matmuls in one launch."""
+    """FLOPs of the matmuls in one launch."""
     product_dtype: str | None
-    """In which the factors meet: bf16, f32; None if there is no product."""
+    """Dtype of the operands of a matmul: bf16, f32; None without one."""
 
     @property
     def moved_bytes(self) -> int:
@@ -87,8 +90,8 @@ def kernels(hlo_text: str) -> list[Kernel]:
     Args:
       hlo_text: an optimised module, as printed by `compiled.as_text()`.
     Raises:
-      ValueError: the text is no module, or it holds a loop of unknown trip count or a
-        conditional, whose launches cannot be counted.
+      ValueError: the text is not a module, or it contains a loop of unknown trip count
+        or a conditional, whose launches cannot be counted.
     """
     module = parse(hlo_text)
 
@@ -108,7 +111,7 @@ def kernels(hlo_text: str) -> list[Kernel]:
 
 
 def launches(x: Instruction) -> bool:
-    """Say whether a GPU launches a kernel, or a copy, for an instruction."""
+    """Return whether a GPU launches a kernel or a copy for an instruction."""
     inside = x.opcode in ("while", "conditional")
     return not inside and x.opcode not in FREE and not x.opcode.endswith("-done")
 

@@ -1,8 +1,8 @@
-"""Read from the text of a module where in mjax an instruction was traced.
+"""Read from the text of a module which functions of mjax traced each instruction.
 
 Enters: the text of a compiled module, with the tables of source lines that XLA writes
 before its computations (jax 0.11.2). Leaves: for each instruction, the functions of
-mjax that were running when it was traced, the innermost first.
+mjax on the stack when it was traced, innermost first.
 """
 
 import re
@@ -22,7 +22,7 @@ class Frame(NamedTuple):
     """A function of mjax on the stack."""
 
     path: str
-    """Of its file, below the package: pipeline/tick.py."""
+    """Its file, relative to the package: pipeline/tick.py."""
     function: str
     """Qualified name, without `<locals>` and `<lambda>`: Execution.tick."""
 
@@ -32,10 +32,10 @@ type Frames = Mapping[int, tuple[Frame, ...]]
 
 
 def read_frames(text: str) -> Frames:
-    """Read the stacks of a module; functions of other packages are left out.
+    """Read the stacks of a module, without functions of other packages.
 
     Args:
-      text: of the module. Without tables there are no stacks.
+      text: of the module. Without its tables there are no stacks.
     """
     tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
     rows: dict[int, str] = {}
@@ -50,7 +50,7 @@ def read_frames(text: str) -> Frames:
         n: _location(row, tables) for n, row in tables["FileLocations"].items()
     }
     stacks: dict[int, tuple[Frame, ...]] = {}
-    # A caller stands before what it calls; XLA counts callers from 1, 0 for none.
+    # A caller precedes the functions it calls; XLA counts callers from 1, 0 means none.
     for number, row in sorted(tables["StackFrames"].items()):
         fields = dict(_NUMBERS.findall(row))
         own = locations[int(fields["file_location_id"])]
@@ -78,7 +78,7 @@ def _candidates(x: Instruction, module: Module) -> Iterator[Instruction]:
 
 
 def _location(row: str, tables: Mapping[str, Mapping[int, str]]) -> Frame | None:
-    """Return the function of a location; None: it is not one of mjax."""
+    """Return the function of a location; None if it is not in mjax."""
     fields = dict(_NUMBERS.findall(row))
     path = tables["FileNames"][int(fields["file_name_id"])]
     function = tables["FunctionNames"][int(fields["function_name_id"])]

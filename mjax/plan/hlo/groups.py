@@ -1,8 +1,8 @@
-"""Which devices take part in a collective: XLA's notations for it, and the mesh axes.
+"""Groups of devices in collectives: XLA's notations, and the mesh axes of a group.
 
-Enters: the text of replica_groups or source_target_pairs. Leaves: numbers of devices.
-The number of a device is its position in the mesh's flat order over `AXES`, which is
-how jax numbers the partitions of a program.
+Enters: the text of replica_groups or source_target_pairs. Leaves: device numbers. The
+number of a device is its position in the mesh's flat order over `AXES`, which is how
+jax numbers the partitions of a program.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ class Groups:
     """Groups of devices that communicate, or pairs that send."""
 
     members: np.ndarray
-    """[groups, size], int: numbers of devices; of pairs, from and to."""
+    """[groups, size], int: device numbers; for pairs, the sender and the receiver."""
     are_pairs: bool
 
     def axes(self, sizes: AxisSizes) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ class Groups:
         """
         if self.members.max() >= sizes.num_devices:
             raise ValueError(
-                f"device {self.members.max()} is in a group, and the mesh "
+                f"a group has device {self.members.max()}, but the mesh "
                 f"{sizes.as_tuple()} has {sizes.num_devices} devices"
             )
         places = np.unravel_index(self.members, sizes.as_tuple())
@@ -53,12 +53,12 @@ class Groups:
         return tuple(axis for axis, far in zip(AXES, differs, strict=True) if far)
 
     def crosses_nodes(self, gpus_per_node: int) -> bool:
-        """Say whether the members of any group are on more than one node."""
+        """Return whether any group spans nodes."""
         nodes = self.members // gpus_per_node
         return bool((nodes != nodes[:, :1]).any())
 
     def size_in_node(self, gpus_per_node: int) -> int:
-        """Return how many members of a group share a node, at least; of pairs, 1."""
+        """Return the least number of members of a group on a node; for pairs, 1."""
         if self.are_pairs:
             return 1
         nodes = np.sort(self.members // gpus_per_node, axis=1)
@@ -68,7 +68,7 @@ class Groups:
     def partition(self, sizes: AxisSizes) -> tuple[int, bytes]:
         """Return a key that is the same for the same sets of devices.
 
-        A permute counts as all the devices along its axes.
+        A permute counts as a group of all devices along its axes.
         """
         members = self.members
         if self.are_pairs:
@@ -88,7 +88,7 @@ def read_pairs(text: str) -> Groups:
     """Read source_target_pairs: {{from,to},...}.
 
     Raises:
-      ValueError: the text is of another form.
+      ValueError: the text has another form.
     """
     if not _PAIRS.fullmatch(text):
         raise ValueError(f"source_target_pairs are not understood: {text[:200]!r}")
@@ -101,18 +101,18 @@ def read_groups(text: str, num_devices: int = 1) -> Groups:
 
     - {{0,1},{2,3}}: listed; {} is all devices.
     - [2,4]<=[8], [4,2]<=[2,4]T(1,0): the numbers from 0 on, in an array of the dims
-      behind <=, transposed, and cut into groups.
-    - mesh['a'=2,'b'=4] {'b'}: the devices in an array of the mesh's sizes; a group
-      holds those that differ in the named axes only. 'b':(2)2 is a part of an axis: b
-      split into 2 (before) x 2 (the part) x the rest. device_ids=(...) behind the mesh
-      lists the devices or gives them as [4,2]T(1,0), an array as above; without, they
-      are the numbers from 0 on.
+      after <=, transposed, and divided into groups.
+    - mesh['a'=2,'b'=4] {'b'}: the devices in an array of the mesh's sizes; a group has
+      the devices that differ only in the named axes. 'b':(2)2 is a part of an axis: b
+      split into 2 (before) x 2 (the part) x the rest. device_ids=(...) after the mesh
+      lists the devices, or gives them as an array as above, [4,2]T(1,0). Without it
+      they are the numbers from 0 on.
 
     Args:
       text: the groups.
-      num_devices: those of the program, for {}.
+      num_devices: of the program, for {}.
     Raises:
-      ValueError: the text is of another form, or the groups differ in size.
+      ValueError: the text has another form, or the groups differ in size.
     """
     if text == "{}":
         return Groups(np.arange(num_devices).reshape(1, -1), are_pairs=False)
@@ -142,7 +142,7 @@ def _of_mesh(mesh: re.Match[str], text: str) -> np.ndarray:
         or not {m["name"] for m in named} <= set(sizes)
     ):
         raise ValueError(f"replica_groups are not understood: {text[:200]!r}")
-    # An axis is cut where a part begins or ends: 2 up to 4 of 8 makes it 2 x 2 x 2.
+    # An axis is split where a part begins or ends: 2 up to 4 of 8 makes it 2 x 2 x 2.
     segments: list[tuple[str, int, int]] = []
     for axis, size in sizes.items():
         parts = [_part(m) for m in named if m["name"] == axis and m["before"]]
@@ -170,7 +170,7 @@ def _of_mesh(mesh: re.Match[str], text: str) -> np.ndarray:
 
 
 def _part(part: re.Match[str]) -> tuple[int, int]:
-    """Return where a part of an axis begins and ends, as products of sizes."""
+    """Return begin and end of a part of an axis, as products of sizes."""
     before = int(part["before"])
     return before, before * int(part["size"])
 

@@ -1,9 +1,9 @@
 """Parse the text of a scheduled HLO module.
 
-Enters: what `compiled.as_text()` gives (jax 0.11.2; XLA for GPUs, or for CPUs). Leaves:
-its computations, instruction by instruction in the order of the text, which in a
-scheduled module is the order of execution. Nothing is guessed: a line that is not
-understood is a `ValueError` that quotes it.
+Enters: the text of `compiled.as_text()` (jax 0.11.2; XLA for GPUs or CPUs). Leaves: its
+computations, with their instructions in the order of the text, which is the order of
+execution in a scheduled module. The parser guesses nothing: a line that it does not
+understand raises a `ValueError` that quotes it.
 """
 
 import dataclasses
@@ -23,21 +23,21 @@ BITS: Mapping[str, int] = {
     **{"bf16": 16, "f16": 16, "f32": 32, "f64": 64, "c64": 64, "c128": 128},
     **{"token": 0},
 }
-"""Bits of one entry, by the name of its dtype."""
+"""Bits per entry, by name of the dtype."""
 
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) \(.*\) -> .* \{$")
-# Tables of source lines stand before the first computation; blank lines between them.
+# Tables of source lines precede the first computation, separated by blank lines.
 _TABLE = re.compile(r"(?:|\d+ .*|FileNames|FunctionNames|FileLocations|StackFrames)$")
 _END = re.compile(r"\}(?:, execution_thread=\"[\w.\-]+\")?$")
 _INSTRUCTION = re.compile(r"  (?P<root>ROOT )?%(?P<name>[\w.\-]+) = ")
 _OPCODE = re.compile(r" (?P<opcode>[a-z][\w\-]*)\(")
 _ARRAY = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,]*)\](?P<layout>\{[^{}]*\})?")
 _NAME = re.compile(r"%([\w.\-]+)")
-# Names, in some versions of jax with their shapes before them.
+# Names, preceded by their shapes in some versions of jax.
 _OPERANDS = re.compile(r"(?:(?:^|, )(?:[^%]+ )?%[\w.\-]+)*$")
 _KEY = re.compile(r"([a-z_][\w\-]*)=")
 _INDEX = re.compile(r"/\*index=\d+\*/")
-# Whole strings, and lists of numbers (pairs of 12,288 devices), are one token.
+# A string, or a list of numbers (pairs of 12,288 devices), is one token.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\{\{[\d,{}]*\}\}|[(){}\[\],]')
 _CALLS = ("calls", "to_apply", "body", "condition", "called_computations")
 _BRANCHES = ("true_computation", "false_computation", "branch_computations")
@@ -54,21 +54,21 @@ class Array:
     dtype: str
     dims: tuple[int, ...]
     is_on_host: bool = False
-    """In pinned host memory, which XLA calls memory space 5."""
+    """Whether it is in pinned host memory, which is memory space 5 in XLA."""
 
     @property
     def size(self) -> int:
-        """Entries."""
+        """Number of entries."""
         return math.prod(self.dims)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes, entries of less than a byte packed."""
+        """Number of bytes; entries smaller than a byte are packed."""
         return -(-self.size * BITS[self.dtype] // 8)
 
 
 type Shape = Array | tuple[Any, ...]
-"""One array, or a tuple of shapes: of arrays and of tuples."""
+"""An array, or a tuple of arrays and tuples."""
 
 
 def arrays(shape: Shape) -> tuple[Array, ...]:
@@ -91,21 +91,22 @@ class Instruction:
     opcode: str
     shape: Shape
     operands: tuple[str, ...]
-    """Names of instructions of the same computation, all further up."""
+    """Names of earlier instructions of the same computation."""
     literal: str
-    """What stands in the brackets of an opcode without operands: a value, an index."""
+    """Text in the brackets of an opcode without operands: a value or an index."""
     attributes: Mapping[str, str]
-    """As they are written: kind, calls, replica_groups, backend_config, ..."""
+    """Attributes as written: kind, calls, replica_groups, backend_config, ..."""
     is_root: bool
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it calls, but for those of a conditional."""
+        """Names of the computations that it calls, except the branches of a
+        conditional."""
         return self._names(_CALLS)
 
     @property
     def branches(self) -> tuple[str, ...]:
-        """Names of the computations of which a conditional runs one."""
+        """Names of the branches of a conditional."""
         return self._names(_BRANCHES)
 
     def _names(self, keys: tuple[str, ...]) -> tuple[str, ...]:
@@ -114,29 +115,30 @@ class Instruction:
 
     @property
     def body(self) -> str:
-        """Of a loop, the name of the computation that it repeats."""
+        """Name of the computation that a loop repeats."""
         return self.attributes["body"].lstrip("%")
 
     @property
     def trip_count(self) -> int | None:
-        """Of a loop, how often it runs, where XLA knows it."""
+        """Trip count of a loop, if XLA knows it."""
         found = _TRIPS.search(self.attributes.get("backend_config", ""))
         return int(found[1]) if found else None
 
     @property
     def target(self) -> str:
-        """Of a custom call, what it calls, such as __cublas$lt$matmul; else empty."""
+        """Target of a custom call, such as __cublas$lt$matmul; otherwise empty."""
         return self.attributes.get("custom_call_target", "").strip('"')
 
     @property
     def op_name(self) -> str:
-        """Where it comes from in the traced function; empty if XLA does not say."""
+        """Its place in the traced function; empty if XLA does not say."""
         found = _OP_NAME.search(self.attributes.get("metadata", ""))
         return found[1] if found else ""
 
     @property
     def result(self) -> Shape:
-        """The shape of what it computes; a start's is ((operands), result, context)."""
+        """The shape of its result. A start has the shape ((operands), result,
+        context)."""
         if self.opcode.endswith("-start") and isinstance(self.shape, tuple):
             return self.shape[0 if self.opcode == "copy-start" else 1]
         return self.shape
@@ -167,12 +169,12 @@ class Computation:
 
     @functools.cached_property
     def places(self) -> Mapping[str, int]:
-        """Where each instruction stands."""
+        """Position of each instruction."""
         return {x.name: place for place, x in enumerate(self.instructions)}
 
     @functools.cached_property
     def root(self) -> Instruction:
-        """The instruction whose result is the computation's."""
+        """The instruction whose result is the result of the computation."""
         return next(x for x in self.instructions if x.is_root)
 
     @functools.cached_property
@@ -181,7 +183,7 @@ class Computation:
         awaited: dict[str, str] = {}
         for x in self.instructions:
             if x.opcode.endswith("-update"):
-                # A link between start and done: its done is the done of the start.
+                # An update between start and done: its done is the done of the start.
                 awaited[x.name] = awaited.get(x.operands[0], x.operands[0])
         ends = {}
         for x in self.instructions:
@@ -201,7 +203,7 @@ class Module:
     name: str
     entry: str
     num_partitions: int
-    """Devices that run it together."""
+    """Number of devices that run it together."""
     computations: Mapping[str, Computation]
 
 
@@ -209,10 +211,10 @@ def parse(text: str) -> Module:
     """Parse a module.
 
     Args:
-      text: of an optimised module, as compiled.as_text() gives it.
+      text: of an optimised module, from compiled.as_text().
     Returns:
-      The module; every operand is defined further up in its computation, every called
-      computation is there, and every asynchronous start has one done.
+      The module. Every operand is defined earlier in its computation, every called
+      computation exists, and every asynchronous start has one done.
     Raises:
       ValueError: the module is not scheduled, or a line is not understood.
     """
@@ -220,13 +222,13 @@ def parse(text: str) -> Module:
     name = re.match(r"HloModule ([\w.\-]+)", head)
     if name is None:
         raise ValueError(
-            "this is no HLO module; pass compiled.as_text(). It begins with: "
+            "this is not an HLO module; pass compiled.as_text(). It begins with: "
             f"{head[:80]!r}"
         )
     if "is_scheduled=true" not in head:
         raise ValueError(
-            f"module {name[1]} is not scheduled: the order of its text means nothing. "
-            "Pass the text of what is compiled, not of what is lowered"
+            f"module {name[1]} is not scheduled, so the order of its text means "
+            "nothing. Pass the text of the compiled step, not of the lowered one"
         )
     if replicas := re.search(r"replica_count=(?!1\b)\d+", head):
         raise ValueError(
@@ -273,7 +275,7 @@ def short_name(op_name: str) -> str:
 
 
 def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
-    """Yield the computations, and whether one is the entry."""
+    """Yield the computations, each with whether it is the entry."""
     header, inside = None, []
     for line in lines:
         line = _INDEX.sub("", line)
@@ -325,7 +327,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _close(line: str, start: int) -> int:
-    """Return the place behind the bracket that closes the one at start."""
+    """Return the position after the bracket that closes the one at start."""
     depth = 0
     for token in _TOKEN.finditer(line, start):
         depth += token[0] in ("(", "{", "[")
@@ -336,7 +338,7 @@ def _close(line: str, start: int) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas that are in no bracket and no string."""
+    """Split at the commas outside brackets and strings."""
     parts, depth, begin = [], 0, 0
     for token in _TOKEN.finditer(text):
         depth += token[0] in ("(", "{", "[")
@@ -378,7 +380,7 @@ def _attributes(line: str, end: int) -> dict[str, str]:
 
 
 def _check(computation: Computation, known: Mapping[str, Computation]) -> None:
-    """Refuse what is used before it is defined, called and absent, or left open."""
+    """Refuse undefined operands, missing computations, and starts without a done."""
     seen: set[str] = set()
     starts: set[str] = set()
     for x in computation.instructions:
@@ -398,12 +400,12 @@ def _check(computation: Computation, known: Mapping[str, Computation]) -> None:
     ends = set(computation.done_of)
     if odd := sorted(starts - ends):
         raise ValueError(
-            f"{odd[0]} in computation {computation.name} is started and not awaited "
-            "in the same computation"
+            f"{odd[0]} in computation {computation.name} is started but not awaited in "
+            "the same computation"
         )
     if odd := sorted(ends - starts):
         raise ValueError(
-            f"{odd[0]} in computation {computation.name} is awaited and no start"
+            f"{odd[0]} in computation {computation.name} is awaited but is not a start"
         )
 
 

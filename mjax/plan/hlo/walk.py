@@ -1,8 +1,8 @@
-"""Walk a module as it runs: the one place that follows calls and loops.
+"""Walk a module in execution order: the only place that follows calls and loops.
 
-Enters: a parsed module, and which of the computations that an instruction names to
-follow. Leaves: the instructions in the order in which they run, each with the loops
-around it. A loop's body is walked once; its trip count says how often it runs.
+Enters: a parsed module, and a choice of the computations to follow. Leaves: the
+instructions in execution order, each with the loops around it. A loop's body is walked
+once; its trip count says how often it runs.
 """
 
 import dataclasses
@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Iterator
 from mjax.plan.hlo.parse import Computation, Instruction, Module
 
 type Follow = Callable[[Instruction], Iterable[str]]
-"""Names of the computations to enter from an instruction."""
+"""Returns the names of the computations to enter from an instruction."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Site:
-    """An instruction, and where it runs."""
+    """An instruction and the loops around it."""
 
     instruction: Instruction
     computation: Computation
@@ -25,17 +25,17 @@ class Site:
     """While loops around it, the outermost first."""
 
     def runs(self, unknown_trip_count: int | None = None) -> int:
-        """Return how often it runs: the product of the trip counts around it."""
+        """Return the number of executions: the product of the trip counts around it."""
         return math.prod(trip_count(loop, unknown_trip_count) for loop in self.loops)
 
 
 def walk(module: Module, follow: Follow, start: str | None = None) -> Iterator[Site]:
-    """Yield the instructions of a computation and of those that it calls.
+    """Yield the instructions of a computation and of the computations that it calls.
 
     Args:
-      module: of which a computation is walked.
+      module: of the computation.
       follow: which computations to enter.
-      start: name of the computation; None is the entry.
+      start: name of the computation; None starts at the entry.
     """
 
     def visit(name: str, loops: tuple[Instruction, ...]) -> Iterator[Site]:
@@ -50,13 +50,13 @@ def walk(module: Module, follow: Follow, start: str | None = None) -> Iterator[S
 
 
 def trip_count(loop: Instruction, unknown: int | None = None) -> int:
-    """Return how often a loop runs.
+    """Return the trip count of a loop.
 
     Args:
       loop: a while instruction.
-      unknown: the answer where XLA does not say it.
+      unknown: the result if XLA does not know it.
     Raises:
-      ValueError: neither XLA nor the caller says it.
+      ValueError: neither XLA nor the caller knows it.
     """
     trips = unknown if loop.trip_count is None else loop.trip_count
     if trips is None:

@@ -1,9 +1,9 @@
-"""Count what one instruction computes and moves: FLOPs, bytes read and written.
+"""Count the work of one instruction: FLOPs, bytes read and written.
 
-Enters: an instruction of a parsed module. Leaves: facts of one execution on one device.
-Bytes are those of operands and results, which must cross the memory bus when nothing is
-in the cache. If a kernel reads a slice of an operand, the slice counts; if it writes a
-result in place, the new part counts.
+Enters: an instruction of a parsed module. Leaves: counts for one execution on one
+device. Bytes are those of operands and results, which must cross the memory bus if the
+cache is empty. If a kernel reads a slice of an operand, only the slice counts; if it
+writes a result in place, only the new part counts.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ FREE = frozenset(
     {
         *("parameter", "constant", "bitcast", "tuple", "get-tuple-element"),
         *("after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency"),
-        # Compute that is awaited: its start is what launches it.
+        # Done of asynchronous compute: the start launches it.
         *("async-update", "async-done", "fusion-done", "custom-call-done"),
         *("call-done", "copy-done"),
     }
@@ -42,22 +42,22 @@ KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "__cudnn")
 
 _VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
-# Calls and instructions that hold a matmul which cannot be counted here.
+# Calls and instructions with a matmul that cannot be counted here.
 _HIDDEN = re.compile(r"matmul|gemm|\bdot\b|conv", re.IGNORECASE)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-    """Of one execution of an instruction."""
+    """Work of one execution of an instruction."""
 
     flops: int = 0
     """Two per multiply-add of a matmul; other arithmetic is not counted."""
     products: int = 0
-    """Matmuls."""
+    """Number of matmuls."""
     kernels: int = 0
-    """Calls of `KERNELS`, whose FLOPs are not in the text."""
+    """Number of calls of `KERNELS`, whose FLOPs are not in the text."""
     product_dtype: str | None = None
-    """In which the factors of a product meet; None without one."""
+    """Dtype of the operands of a matmul; None without one."""
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -78,12 +78,12 @@ class Work:
 
 
 def is_stamp(x: Instruction) -> bool:
-    """Say whether a kernel only writes the time, see `mjax.kernels.stamp`."""
+    """Return whether a kernel only writes the time, see `mjax.kernels.stamp`."""
     return "stamp" in x.op_name.split("/")
 
 
 def own_work(x: Instruction, computation: Computation) -> Work:
-    """Count the work of an instruction alone, without what it calls.
+    """Count the work of an instruction without that of the computations that it calls.
 
     Raises:
       ValueError: it is a matmul in a form that cannot be counted.
@@ -102,10 +102,8 @@ def own_work(x: Instruction, computation: Computation) -> Work:
     if x.opcode in ("convolution", "ragged-dot", "triangular-solve") or (
         is_call and _HIDDEN.search(x.target)
     ):
-        raise ValueError(
-            f"cannot count the matrix product in {x.name}: {x.opcode} {x.target}"
-        )
-    # Other calls (a sort, a callback to the host) do no arithmetic to speak of.
+        raise ValueError(f"cannot count the matmul in {x.name}: {x.opcode} {x.target}")
+    # Other calls (a sort, a callback to the host) have negligible arithmetic.
     is_kernel = is_call and x.target.startswith(KERNELS) and not is_stamp(x)
     return Work(kernels=int(is_kernel))
 
@@ -115,7 +113,8 @@ def _product(x: Instruction, computation: Computation, contracted: list[int]) ->
     if not all(0 <= dim < len(lhs.dims) for dim in contracted):
         raise ValueError(f"{x.name} contracts dims {contracted} of {lhs.dims}")
     depth = math.prod(lhs.dims[dim] for dim in contracted)
-    # Of a cuBLAS call: (result, workspace), or (result, second result, workspace).
+    # Result of a cuBLAS call: (result, workspace), or (result, second result,
+    # workspace).
     result = arrays(x.result)[0]
     return Work(
         flops=2 * result.size * depth,
@@ -125,10 +124,9 @@ def _product(x: Instruction, computation: Computation, contracted: list[int]) ->
 
 
 def fused_work(x: Instruction, computation: Computation, module: Module) -> Work:
-    """Count the work of an instruction with the computations it calls.
+    """Count the work of an instruction and of the computations that it calls.
 
-    Loops and conditionals are not followed: `analysis` follows them and knows their
-    counts.
+    Loops and conditionals are not followed; `analysis` follows them with their counts.
 
     Raises:
       ValueError: a matmul is in a form that cannot be counted.
@@ -169,7 +167,7 @@ def moved_bytes(
 
 
 def host_copy_bytes(x: Instruction, computation: Computation, module: Module) -> int:
-    """Count the bytes that an instruction copies between GPU and host memory; or 0.
+    """Count the bytes that an instruction copies between GPU and host memory.
 
     Args:
       x: not a loop, a conditional or a collective.
@@ -183,7 +181,7 @@ def host_copy_bytes(x: Instruction, computation: Computation, module: Module) ->
 
 
 def _call_results(x: Instruction) -> int:
-    """Bytes that a call writes; the workspace of cuBLAS (s8) is no traffic."""
+    """Bytes that a call writes; the workspace of cuBLAS (s8) does not count."""
     results = arrays(x.result)
     if x.target.startswith(CUBLAS) and len(results) > 1 and results[-1].dtype == "s8":
         results = results[:-1]
@@ -191,14 +189,14 @@ def _call_results(x: Instruction) -> int:
 
 
 def _reads(inside: Computation, full: list[int]) -> int:
-    """Bytes that a fusion reads of its operands: all, or the slices that it reads."""
+    """Bytes that a fusion reads from its operands: all of them, or slices."""
     users: dict[str, list[Instruction]] = {}
     for x in inside.instructions:
         for name in x.operands:
             users.setdefault(name, []).append(x)
 
     def looked_at(name: str) -> int | None:
-        """Entries of a value that its users read; None is all of them."""
+        """Entries of a value that its users read; None means all."""
         total = 0
         for user in users.get(name, []):
             if user.opcode in _SLICES and user.operands[0] == name:
@@ -225,7 +223,7 @@ def _reads(inside: Computation, full: list[int]) -> int:
 
 
 def _written(x: Instruction, inside: Computation) -> int:
-    """Bytes that a fusion writes for an instruction that is (a part of) its root."""
+    """Bytes that a fusion writes for its root, or for a part of it."""
     operands = inside.operands(x)
     if x.opcode == "tuple":
         return sum(_written(y, inside) for y in operands)

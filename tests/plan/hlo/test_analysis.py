@@ -163,14 +163,14 @@ SIZES, GPUS_PER_NODE = MESHES["pipeline"]
 @pytest.mark.parametrize(
     ("before", "after", "error"),
     [
-        ("num_partitions=8", "num_partitions=4", "for 4 devices, and the mesh.* has 8"),
+        ("num_partitions=8", "num_partitions=4", "for 4 devices, but the mesh.* has 8"),
         ('{"n":"3"}', '{"m":"3"}', "trip count of loop layers is unknown"),
         ("=[4,2]<=[8]", "=<8>", "replica_groups are not understood: '<8>'"),
-        ("replica_groups=[4,2]<=[8], ", "", "total .*does not say who takes part"),
+        ("replica_groups=[4,2]<=[8], ", "", "total .*does not list its members"),
         ("{0,4},{4,0}", "{0,4,1}", "source_target_pairs are not understood"),
         ("all-reduce(%n)", "collective-broadcast(%n)", "over_dp is a collective-bro"),
-        ('"mosaic_gpu_v2"', '"__onednn$matmul"', "matrix product in attention"),
-        ("convert(%dot)", "convolution(%dot, %dot)", "matrix product in narrow"),
+        ('"mosaic_gpu_v2"', '"__onednn$matmul"', "matmul in attention"),
+        ("convert(%dot)", "convolution(%dot, %dot)", "matmul in narrow"),
         ("lhs_contracting_dims={1}", "lhs_contracting_dims={2}", "dot contracts dims"),
     ],
 )

@@ -154,5 +154,5 @@ def test_pairs_of_another_form_are_refused(text: str):
 def test_a_device_outside_the_mesh_is_refused():
     sizes = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=2)
     groups = read_groups("{{0,1},{2,3}}")
-    with pytest.raises(ValueError, match=r"device 3 is in a group.*2 devices"):
+    with pytest.raises(ValueError, match=r"a group has device 3.*2 devices"):
         groups.axes(sizes)

@@ -107,7 +107,7 @@ def test_collectives_are_told_apart() -> None:
 
 
 def test_what_cannot_be_counted_is_refused() -> None:
-    with pytest.raises(ValueError, match="no HLO module"):
+    with pytest.raises(ValueError, match="not an HLO module"):
         kernels("nothing")
     with pytest.raises(ValueError, match="trip count of loop loop is unknown"):
         kernels(MODULE.replace("known_trip_count", "other"))

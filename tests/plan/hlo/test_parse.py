@@ -92,8 +92,8 @@ def change(before: str, after: str) -> str:
 @pytest.mark.parametrize(
     ("text", "error"),
     [
-        ("", "no HLO module"),
-        (change("HloModule", "Module"), "no HLO module.*Module small"),
+        ("", "not an HLO module"),
+        (change("HloModule", "Module"), "not an HLO module.*Module small"),
         (change(", is_scheduled=true", ""), "small is not scheduled"),
         (change(", num", ", replica_count=2, num"), "small has replica_count=2"),
         (change("ENTRY ", ""), "no ENTRY"),
@@ -112,7 +112,10 @@ def change(before: str, after: str) -> str:
         (change("%double (d", "%main (d"), "two computations are called main"),
         (change("ROOT %twice", "%twice"), "double must have one ROOT"),
         (change("all-gather-done(%start)", "copy(%x)"), "start .*not awaited"),
-        (change("all-gather-start(%x)", "all-gather(%x)"), "awaited and no start"),
+        (
+            change("all-gather-start(%x)", "all-gather(%x)"),
+            "awaited but is not a start",
+        ),
     ],
 )
 def test_text_that_is_not_understood_is_refused(text: str, error: str):
