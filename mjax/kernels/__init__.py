@@ -1,1 +1,1 @@
-"""Hot operators, one folder each: api, reference, one file per backend."""
+"""Performance-critical ops, one folder each: api, reference, one file per backend."""

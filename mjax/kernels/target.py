@@ -1,11 +1,11 @@
-"""What kind of device a program is traced for; backends are chosen by it."""
+"""The kind of device that a program is traced for, which determines backends."""
 
 import dataclasses
 import re
 
 import jax
 
-# By what the driver calls them. GH200 and GB200 are an H200 and a B200 with a CPU.
+# By the names of the driver. GH200 and GB200 are an H200 and a B200 with a CPU.
 _GENERATIONS = (
     ("ampere", r"\bA(10|16|30|40|100|800)\b"),
     ("hopper", r"\bG?H(20|100|200|800)\b"),
@@ -18,9 +18,9 @@ class Target:
     """The kind of device that a program is traced for."""
 
     platform: str
-    """As jax.default_backend() names it: cpu, gpu."""
+    """Name from jax.default_backend(): cpu, gpu."""
     device_kind: str
-    """As jax.Device.device_kind names it, such as NVIDIA H200."""
+    """Name from jax.Device.device_kind, such as NVIDIA H200."""
 
     @property
     def generation(self) -> str:
@@ -32,9 +32,9 @@ class Target:
 
 
 def target() -> Target:
-    """Return the device of the mesh that is being traced for, or else JAX's default.
+    """Return the device of the current mesh, or JAX's default device without a mesh.
 
-    A mesh may consist of devices that are described and not present.
+    The devices of a mesh may be described rather than present.
     """
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:

@@ -5,7 +5,7 @@ from jax import lax
 
 
 def vary_like(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Let a kernel's result vary over the mesh axes that its operand varies over.
+    """Make a kernel's result vary over the mesh axes of its operand.
 
     plgpu.kernel returns results that vary over none (jax 0.11.2).
     """

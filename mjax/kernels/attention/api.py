@@ -1,11 +1,11 @@
-"""Attention: one entry point, and a table of what each backend can do.
+"""Attention: one entry point, and a table of the capabilities of each backend.
 
-Enters: q, k, v and what may be seen. Leaves: the attended values, by the backend
-that the caller named or, for "auto", by the fastest one that can do what is asked.
-`choose` makes that choice without arrays, so that a program can print it first.
+Enters: q, k, v and the visibility rules. Leaves: the attended values, computed by the
+named backend or, for "auto", by the fastest one that supports the arguments. `choose`
+chooses it without arrays, so a program can print the choice first.
 
-A new backend is one file with an `attention` function, one row in `CAPABILITIES`, its
-place in `_FASTEST_FIRST`, and one case in `_run`.
+A new backend is one file with an `attention` function, one row in `CAPABILITIES`, a
+position in `_FASTEST_FIRST`, and one case in `_run`.
 """
 
 import dataclasses
@@ -28,38 +28,38 @@ keep_core = saved.keep_core
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capability:
-    """What one backend honours; all do causal attention and take grouped heads."""
+    """Capabilities of a backend; all support causal attention and grouped heads."""
 
     dtypes: tuple[str, ...]
     """Dtypes of q, k and v."""
     platforms: tuple[str, ...] | None = None
-    """As `Target.platform`; None is any."""
+    """Values of `Target.platform`; None means any."""
     generations: tuple[str, ...] | None = None
-    """As `Target.generation`; None is any."""
+    """Values of `Target.generation`; None means any."""
     head_dim_multiple: int = 1
     """H must be a multiple of this."""
     max_head_dim: int | None = None
-    """Largest H; None is any."""
+    """Largest H; None means any."""
     max_head_dim_on: Mapping[str, int] = MappingProxyType({})
-    """Generation -> largest H, where it is not `max_head_dim`."""
+    """Generation -> largest H, if it differs from `max_head_dim`."""
     head_dims: tuple[tuple[int, int], ...] | None = None
-    """The pairs of H and Hv that are built; None is any that the limits allow."""
+    """Supported pairs of H and Hv; None means all within the limits."""
     other_value_dim: bool = True
-    """Takes values of another width, Hv, than queries and keys."""
+    """Supports values of a width Hv that differs from H."""
     full: bool = True
-    """Honours causal=False."""
+    """Supports causal=False."""
     prefix: bool = True
-    """Honours prefix_len."""
+    """Supports prefix_len."""
     window: bool = True
-    """Honours a window shorter than the sequence."""
+    """Supports a window shorter than the sequence."""
     two_sided_window: bool = True
-    """Honours one where positions after the query are seen: causal=False."""
+    """Supports a window with causal=False."""
     segments: bool = True
-    """Honours segment_ids."""
+    """Supports segment_ids."""
     soft_cap: bool = True
-    """Honours soft_cap."""
+    """Supports soft_cap."""
     fused_head_dims: tuple[int, ...] = ()
-    """Each H with a fused backward pass, which is not deterministic."""
+    """Values of H with a fused backward pass, which is not deterministic."""
 
 
 CAPABILITIES = MappingProxyType(
@@ -82,7 +82,7 @@ CAPABILITIES = MappingProxyType(
             segments=False,
             soft_cap=False,
         ),
-        # wgmma, the matrix instruction of the kernels, is Hopper's alone (sm_90a).
+        # wgmma, the matrix instruction of the kernels, exists only on Hopper (sm_90a).
         "mosaic_gpu": Capability(
             dtypes=("bfloat16", "float16"),
             platforms=("gpu",),
@@ -94,11 +94,11 @@ CAPABILITIES = MappingProxyType(
         ),
     }
 )
-"""The backends, and the limits that are checked before one runs."""
+"""The backends and their limits, which are checked before one runs."""
 
 # blocked beats reference at every size measured (docstring of tuning.BLOCKED_CPU).
-# Where both were timed on an H200, mosaic_gpu takes 0.91 of cudnn's time forward and
-# 0.86 with backward (geometric means over 35 shapes, docs/benchmarks/gpu_attention.md).
+# On an H200, mosaic_gpu takes 0.91 of cudnn's time forward and 0.86 with backward
+# (geometric means over 35 shapes timed with both, docs/benchmarks/gpu_attention.md).
 # Elsewhere only cudnn's speed is known (Shah et al. 2024, arXiv:2407.08608, figures 5,
 # 6).
 _TIMED_HEAD_DIMS = (64, 128)
@@ -111,13 +111,13 @@ def _fastest_first(head_dim: int, *, causal: bool) -> tuple[str, ...]:
 
 
 BACKWARD = ("deterministic", "fused")
-"""Ways to run the backward pass: with sums in a fixed order, or with sums of dq in any
-order, which makes the scores once instead of twice."""
+"""Kinds of backward pass: with sums in a fixed order, or with sums of dq in any order,
+which computes the scores once instead of twice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The backend that runs, why, and why none of the others."""
+    """The chosen backend, the reason, and the reasons against the others."""
 
     name: str
     reason: str
@@ -148,20 +148,21 @@ def choose(
       seq_len: T.
       value_dim: Hv; None is H.
       causal: as for `attention`.
-      prefix: whether prefix_len will be given.
-      window: as for `attention`; from T on it is no window.
-      segments: whether segment_ids will be given.
+      prefix: whether prefix_len will be passed.
+      window: as for `attention`; a window of at least T is none.
+      segments: whether segment_ids will be passed.
       soft_cap: as for `attention`.
-      backend: a name in `CAPABILITIES`, or "auto" for the fastest that can.
+      backend: a name in `CAPABILITIES`, or "auto" for the fastest that supports all
+        this.
       backward: of `BACKWARD`.
 
     Returns:
       The choice, with the reason against each other backend.
 
     Raises:
-      ValueError: window or soft_cap is out of range, a prefix is asked for without
-        causality, the backend or the backward pass is unknown, or the backend cannot do
-        what is asked.
+      ValueError: window or soft_cap is out of range, a prefix is requested without
+        causality, the backend or the backward pass is unknown, or the backend does not
+        support the arguments.
     """
     if backward not in BACKWARD:
         raise ValueError(
@@ -239,7 +240,7 @@ def attention(
     backend: str = "auto",
     backward: str = "deterministic",
 ) -> Float[Array, "B T N Hv"]:
-    """Attend: query i sees key j iff every rule that is asked for lets it.
+    """Attend: query i sees key j iff all requested rules allow it.
 
     - causal: j <= i, or j < prefix_len: the positions of the prefix see each other;
     - window: |i - j| < window;
@@ -251,27 +252,27 @@ def attention(
     Args:
       q: [B, T, N, H], queries, float32, bfloat16 or float16.
       k: [B, S, K, H], keys, dtype of q; N is a multiple of K, and query head n reads
-        key head n * K // N. Query i stands at key i (S = T in training).
-      v: [B, S, K, Hv], values, dtype of q; their width may be another.
+        key head n * K // N. Query i is at the position of key i (S = T in training).
+      v: [B, S, K, Hv], values, dtype of q; their width may differ from H.
       causal: hide the keys after the query; without it S must be T.
-      prefix_len: [B], length of the prefix of each row, of which causality hides
-        nothing; at most T counts. S must be T. None is no prefix.
-      window: number of keys that a query sees on one side, itself included: before it,
-        and after it where causality lets it see them; None is all.
-      segment_ids: [B, T], any numbers: positions see each other only inside one run
-        of equal ones. Where a number comes again after others, it is another document.
+      prefix_len: [B], length of the prefix of each row, in which causality hides
+        nothing; at most T counts. S must be T. None means no prefix.
+      window: number of keys that a query sees before it, itself included, and also
+        after it if not causal. None means all.
+      segment_ids: [B, T], any numbers. Positions see each other only within consecutive
+        equal numbers; a number that returns after others is another document.
       scale: factor on the scores, positive; None is 1 / sqrt(H).
-      soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
       backend: "auto", or a name in `CAPABILITIES`.
-      backward: "deterministic", or "fused": faster where it is built, but the order of
-        the sums of dq is not fixed, so that its last bits differ from call to call.
+      backward: "deterministic", or "fused": faster if supported, but the order of the
+        sums of dq is not fixed, so its last bits differ between calls.
 
     Returns:
       [B, T, N, Hv], dtype of q.
 
     Raises:
-      ValueError: shapes, dtypes or options do not fit together, or the backend named
-        cannot do what is asked.
+      ValueError: shapes, dtypes or options do not fit together, or the named backend
+        does not support them.
     Source: Vaswani et al. 2017, arXiv:1706.03762; prefix: Raffel et al. 2019,
       arXiv:1910.10683, section 3.2.1; Hv: DeepSeek-AI 2024, arXiv:2405.04434, 2.1.
     """
@@ -323,7 +324,7 @@ def _run(
     if name == "reference":
         return reference.attention(*arrays, **options)
     if name == "mosaic_gpu":
-        # Not at the top: it takes 0.3 s, which runs without a GPU need not wait for.
+        # Not at the top: the import takes 0.3 s, which runs without a GPU do not need.
         from mjax.kernels.attention.mosaic_gpu import fused, op
 
         q, k, _, segment_ids = arrays
@@ -346,7 +347,7 @@ def _run(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """What a caller wants, as far as backends differ in it."""
+    """The properties of a call in which backends differ."""
 
     target: Target
     dtype: str
@@ -361,7 +362,7 @@ class _Asked:
 
 
 def _obstacle(can: Capability, asked: _Asked) -> str | None:
-    """Say why a backend cannot do what is asked; None if it can."""
+    """Return why a backend does not support a call; None if it does."""
     platform, generation = asked.target.platform, asked.target.generation
     if can.platforms is not None and platform not in can.platforms:
         return f"the platform must be {' or '.join(can.platforms)}, got {platform}"
@@ -376,7 +377,7 @@ def _obstacle(can: Capability, asked: _Asked) -> str | None:
 
 
 def _width_obstacle(can: Capability, asked: _Asked) -> str | None:
-    """Say why a backend cannot take heads of these widths."""
+    """Return why a backend does not support heads of these widths."""
     H, Hv = asked.head_dim, asked.value_dim
     if can.head_dims is not None and (H, Hv) not in can.head_dims:
         built = ", ".join(_widths(*pair) for pair in can.head_dims)
@@ -394,12 +395,12 @@ def _width_obstacle(can: Capability, asked: _Asked) -> str | None:
 
 
 def _widths(H: int, Hv: int) -> str:
-    """Write the widths of queries and values: 128, or 192/128 where they differ."""
+    """Format the widths of queries and values: 128, or 192/128 if they differ."""
     return f"{H}" if Hv == H else f"{H}/{Hv}"
 
 
 def _mask_obstacle(can: Capability, asked: _Asked) -> str | None:
-    """Say why a backend cannot hide what is asked."""
+    """Return why a backend does not support the visibility rules."""
     if not asked.causal and not can.full:
         return "it does not honour causal=False"
     if asked.prefix and not can.prefix:
@@ -467,7 +468,7 @@ def _check(q, k, v, segment_ids, prefix_len, *, causal: bool) -> None:
 
 
 def _runs(segment_ids: Int32[Array, "B T"]) -> Int32[Array, "B T"]:
-    """Number the runs of equal ids, from 0."""
+    """Number the consecutive groups of equal ids, from 0."""
     begins = segment_ids[:, 1:] != segment_ids[:, :-1]
     numbers = jnp.cumsum(begins, axis=1, dtype=jnp.int32)
     return jnp.pad(numbers, ((0, 0), (1, 0)))

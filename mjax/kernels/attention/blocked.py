@@ -1,17 +1,17 @@
 """Attention tile by tile in plain JAX: cost O(T * window), memory O(T).
 
-Queries and keys are cut into blocks of equal length. The pairs (query block, key
-block) that hold at least one visible score are listed when the function is traced,
-and a scan walks the list: forward it keeps a running softmax per query, backward it
-recomputes each tile from the saved log-sum-exp. Pairs that causality and the window
-hide are never computed (with prefixes, whose lengths are data, only those that the
-window hides), and the trip count is a constant of the compiled program.
+Queries and keys are cut into blocks of equal length. The pairs (query block, key block)
+with at least one visible score are listed when the function is traced, and a scan walks
+the list. Forward it keeps a running softmax per query; backward it recomputes each tile
+from the saved log-sum-exp. Pairs hidden by causality and the window are never computed.
+(With prefixes, whose lengths are data, only pairs hidden by the window are skipped.)
+The trip count is a constant of the compiled program.
 
 Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: one flat loop over
 the visible pairs; the sums live in whole arrays that the loop updates in place.
 
-Letters beside the usual ones: n blocks, G = N / K query heads per key head, c
-positions per block. Blocks lead, so that reading one is a contiguous copy.
+Additional letters: n blocks, G = N / K query heads per key head, c positions per block.
+The dim of blocks comes first, so reading a block is a contiguous copy.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ from jaxtyping import Array, Bool, Float, Int32, Shaped
 from mjax.kernels.attention.saved import LSE_NAME, OUT_NAME
 from mjax.kernels.attention.tuning import BlockedTuning
 
-# The softmax starts from a finite maximum: exp(-inf - finite) = 0, where a start at
-# -inf would give exp(-inf + inf) = NaN on a tile that hides a whole row.
+# The softmax starts from a finite maximum: exp(-inf - finite) = 0. A start at -inf
+# would give exp(-inf + inf) = NaN on a tile with a hidden row.
 _LOWEST = -1e30
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Static:
-    """What is fixed when the function is traced."""
+    """Static arguments of one call."""
 
     seq_len: int
     causal: bool
@@ -58,24 +58,24 @@ def attention(
     soft_cap: float | None,
     tuning: BlockedTuning,
 ) -> Float[Array, "B T N Hv"]:
-    """Attend as `reference.attention` does, one tile at a time.
+    """Attend like `reference.attention`, one tile at a time.
 
     Scores, softmax and sums are float32; probabilities are rounded to the dtype of v
-    before they meet it, as matrix units want them. Inside shard_map all arrays must
-    vary over the same axes. A remat policy that saves `OUT_NAME` and `LSE_NAME`
-    spares the backward pass a second forward.
+    for the matmul with it. Inside shard_map all arrays must vary over the same axes.
+    With a remat policy that saves `OUT_NAME` and `LSE_NAME`, the backward pass does not
+    repeat the forward pass.
 
     Args:
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      segment_ids: positions see each other only where these are equal; they never fall
+      segment_ids: positions see each other only if these are equal; never decreasing
         along T.
       causal: as in `reference.visible`.
-      prefix_len: of the keys before it, causality hides none; None is 0.
+      prefix_len: causality hides no key before this position; None means 0.
       window: as in `reference.visible`.
       scale: factor on the scores.
-      soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
       tuning: size of the tiles.
 
     Returns:
@@ -96,7 +96,7 @@ def attention(
 def visible_tiles(
     T: int, block: int, window: int | None, *, causal: bool = True
 ) -> Int32[np.ndarray, "P 2"]:
-    """List the tiles, (query block, key block), that hold a visible score."""
+    """List the tiles, (query block, key block), with a visible score."""
     reach, num = T if window is None else window, -(-T // block)
     pairs = [
         (i, j)
@@ -117,7 +117,7 @@ def _flash(static: _Static, q, k, v, segment_ids, prefix_len):
 
 
 def _forward(static: _Static, q, k, v, segment_ids, prefix_len):
-    """Return the output and what the backward pass needs."""
+    """Return the output and the residuals of the backward pass."""
     q_blocks, k_blocks, v_blocks = _split_qkv(static, q, k, v)
     seg_blocks = _split_segments(static, segment_ids)
 
@@ -223,8 +223,8 @@ def _tile_mask(
 ) -> Bool[Array, "#B 1 1 c c"]:
     """Visible scores of the tile (i, j).
 
-    Padding comes last, so that causality hides it from the real queries; where that
-    does not, it is as a document of its own. Each padded query sees at least itself.
+    Padding comes last, so causality hides it from the real queries. Without causality
+    it is a document of its own. Each padded query sees at least itself.
     """
     rows = jnp.arange(static.block, dtype=jnp.int32)
     distance = ((i - j) * static.block + rows[:, None] - rows[None, :])[None]
@@ -256,7 +256,7 @@ def _split_qkv(static: _Static, q, k, v):
 
 
 def _split_segments(static: _Static, segment_ids):
-    """Cut the segments into [n, B, c]; padding is equal, so that it sees itself."""
+    """Cut the segments into [n, B, c]; all padding is equal, so it sees itself."""
     return None if segment_ids is None else _split(static, segment_ids, -1)
 
 

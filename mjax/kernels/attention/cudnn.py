@@ -23,15 +23,15 @@ def attention(
       k: keys; head n of q reads head n * K // N.
       v: values.
       causal: hide the keys after the query.
-      window: number of keys a query sees, itself included; None is all before it, and
-        must be where it is not causal.
+      window: number of keys that a query sees, itself included; None means all. Must be
+        None if not causal.
       scale: factor on the scores.
 
     Returns:
       The output in the dtype of q.
     """
-    # JAX counts the keys before the query. is_causal comes with the window, because
-    # the window alone is lowered without a causal mask (jax 0.11.2).
+    # JAX counts only the keys before the query. is_causal is set with the window,
+    # because the window alone is lowered without a causal mask (jax 0.11.2).
     local_window = None if window is None else (window - 1, 0)
     return jax.nn.dot_product_attention(
         q,

@@ -23,19 +23,19 @@ def attention(
     scale: float,
     soft_cap: float | None,
 ) -> Float[Array, "B T N Hv"]:
-    """Attend to what `visible` and the segment let a query see, all in float32.
+    """Attend to the keys that `visible` and the segments allow, all in float32.
 
     Args:
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      segment_ids: positions see each other only where these are equal; they never fall
+      segment_ids: positions see each other only if these are equal; never decreasing
         along T.
       causal: as in `visible`.
-      prefix_len: of the keys before it, causality hides none; None is 0.
+      prefix_len: causality hides no key before this position; None means 0.
       window: as in `visible`.
       scale: factor on the scores.
-      soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
 
     Returns:
       The output in the dtype of q.
@@ -60,8 +60,8 @@ def attention(
 
 
 def visible(T: int, window: int | None, *, causal: bool = True) -> Bool[Array, "T T"]:
-    """Return the mask [query, key]: j is seen by i iff |i - j| < window and, where it
-    is causal, j <= i.
+    """Return the mask [query, key]: query i sees key j iff |i - j| < window and, if
+    causal, j <= i.
     """
     i = jnp.arange(T)[:, None]
     j = jnp.arange(T)[None, :]

@@ -1,9 +1,9 @@
-"""What remat keeps of attention, so that its forward pass does not run twice.
+"""Remat policy that keeps the results of attention, so its forward pass runs once.
 
 Enters: a primitive that jax.checkpoint passes to a policy. Leaves: whether its results
 are kept. `blocked` and `mosaic_gpu` name their output and log-sum-exp. `cudnn` cannot,
-because its derivative is defined in jax: the policy recognises its forward kernel by
-the primitive, whose results are the same two. `reference` keeps nothing.
+because jax defines its derivative. So the policy recognises the primitive of its
+forward kernel, which has the same two results. `reference` keeps nothing.
 """
 
 from typing import Any

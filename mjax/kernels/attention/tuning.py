@@ -1,4 +1,4 @@
-"""Tuned numbers of the attention backends, with where and when they were tuned."""
+"""Tuned sizes of the attention backends, with hardware and date."""
 
 import dataclasses
 from types import MappingProxyType
@@ -9,7 +9,7 @@ class BlockedTuning:
     """Sizes for the blocked backend."""
 
     block: int
-    """Queries, and keys, per tile; a shorter sequence is a single tile."""
+    """Queries, and also keys, per tile; a shorter sequence is a single tile."""
 
     def __post_init__(self):
         if self.block < 1:
@@ -17,13 +17,13 @@ class BlockedTuning:
 
 
 BLOCKED_CPU = BlockedTuning(block=64)
-"""2-core x86 CPU (AVX2), 2026-11: among 32, 64, 128 and 256 the fastest forward +
-backward, or within noise of it, for B 1-32, T 128-2048, H 32-64, float32 and
-bfloat16, full causal and window T / 4."""
+"""2-core x86 CPU (AVX2), 2026-11: the fastest of 32, 64, 128 and 256, or within noise
+of it, for forward + backward with B 1-32, T 128-2048, H 32-64, float32 and bfloat16,
+full causal and window T / 4."""
 
 BLOCKED_GPU = BlockedTuning(block=256)
-"""Not tuned: no GPU was measured. Larger than on CPU, because each loop step launches
-several kernels and must give them enough work."""
+"""Not tuned: no GPU was measured. Larger than on CPU, because each loop iteration
+launches several kernels that need enough work."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,9 @@ class MosaicKernel:
     block: int
     """Rows of the other sequence (keys, for dkv queries) that are loaded at a time."""
     stages: int = 2
-    """Such blocks in shared memory at a time."""
+    """Blocks of the other sequence in shared memory at a time."""
     splits_width: bool = False
-    """Of dkv: the two warpgroups share 64 rows and split the width (`dkv_wide`)."""
+    """For dkv: the two warpgroups share 64 rows and split the width (`dkv_wide`)."""
 
     def __post_init__(self):
         if self.warpgroups not in _REGISTERS:
@@ -68,14 +68,14 @@ class MosaicKernel:
         return _REGISTERS[self.warpgroups]
 
 
-# 65,536 registers for the compute warpgroups and one that loads, of 128 threads each;
-# the loading one keeps 24. As in FlashAttention-3 (hopper/flash_fwd_kernel_sm90.h).
+# 65,536 registers for the compute warpgroups and a loading one, of 128 threads each; a
+# loading thread keeps 24. As in FlashAttention-3 (hopper/flash_fwd_kernel_sm90.h).
 _REGISTERS = {2: 240, 3: 160}
 
 
 LEAST_STAGES = MappingProxyType({"forward": 2, "dq": 3, "dkv": 2})
-"""dq waits for the next block before it releases the one before, so that with two slots
-it would wait for ever from the third block on."""
+"""dq waits for the next block before it releases the previous one, so with two buffer
+entries it would deadlock from the third block on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,10 @@ class MosaicTuning:
     dq: MosaicKernel
     dkv: MosaicKernel
     fused: MosaicKernel | None = None
-    """Of the kernel that takes the place of dq and dkv and is not deterministic; None:
-    it does not."""
+    """Sizes of the kernel that replaces dq and dkv and is not deterministic; None uses
+    dq and dkv."""
     value_dim: int | None = None
-    """Hv; None is the width of queries and keys."""
+    """Hv; None means the width of queries and keys."""
 
     def __post_init__(self):
         for name, least in LEAST_STAGES.items():
@@ -99,8 +99,8 @@ class MosaicTuning:
                     f"the kernel would never end; use {least + 1}"
                 )
         # The forward kernel writes the log-sum-exp of whole tiles of queries. The last
-        # block of queries of dkv must end there: what it read beyond would be whatever
-        # the memory holds, and a NaN goes into the gradients of every key.
+        # block of queries of dkv must end there. Beyond it, it would read uninitialised
+        # memory, and a NaN there would reach the gradients of every key.
         if self.forward.tile % self.dkv.block:
             raise ValueError(
                 f"dkv.block must divide the {self.forward.tile} rows of a forward "
@@ -149,39 +149,41 @@ MOSAIC_H200 = MappingProxyType(
         ),
     }
 )
-"""By head width. Not tuned on a GPU. The largest blocks that compile for an
-H200 without spilling registers, jax 0.11.2, 2026-11 (scripts/kernels/kernel_table.py);
-a third slot for dq and dkv, which release one a block late, and a fourth for dq, which
-begins with the next block early: with fewer, nothing would be on its way meanwhile.
-Registers allow one thread block on an SM, so the memory is free.
+"""Sizes by head width. Not tuned on a GPU. These are the largest blocks that compile
+for an H200 without spilling registers, jax 0.11.2, 2026-11
+(scripts/kernels/kernel_table.py). dq and dkv have a third buffer entry, because they
+release an entry one block late; dq has a fourth, because it starts the next block
+early. With fewer entries no load would be in flight. Registers allow only one thread
+block per SM, so the memory is free.
 
-At 192/128 (queries and keys / values) and 256 memory and registers are short: blocks of
-64 keys in dq at 256 would leave room for one slot of K and of V each, so they have 32;
-blocks of 64 queries in dkv at 192/128 would spill, and have 32 too."""
+At 192/128 (queries and keys / values) and 256 memory and registers are scarce. Blocks
+of 64 keys in dq at 256 would leave room for one buffer entry each of K and V, so they
+have 32. Blocks of 64 queries in dkv at 192/128 would spill, so they have 32 too.
+"""
 
 FUSED_H200 = MappingProxyType({128: MosaicKernel(block=64, stages=3)})
-"""`MosaicTuning.fused` by head width, where the forecast says that it takes 10% off the
-backward pass (docs/benchmarks/attention_forecast.md). Not tuned; as many slots as
-shared memory holds."""
+"""`MosaicTuning.fused` by head width, if the forecast is a 10% shorter backward pass
+(docs/benchmarks/attention_forecast.md). Not tuned; as many buffer entries as fit in
+shared memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupSplit:
-    """When dkv divides the query heads of a key head among thread blocks.
+    """Rule for splitting the query heads of a key head over thread blocks in dkv.
 
-    A thread block for each tile of keys and key head walks the query heads of the group
-    in series, and no sum leaves it. With one or two key heads on a GPU the longest of
-    these walks takes several times as long as the mean load of a multiprocessor. Parts
-    of the group have thread blocks of their own; their float32 sums go through global
-    memory, and another pass adds them up.
+    Without a split, the thread block of a tile of keys and a key head walks all query
+    heads of the group in sequence, and its sums stay in registers. With one or two key
+    heads on a GPU the longest of these walks takes several times the mean load of a
+    multiprocessor. With a split, each part of the group has its own thread block; the
+    float32 sums of the parts go through global memory, and another pass adds them.
     """
 
     multiprocessors: int
     least_load: float
-    """Mean load of a multiprocessor, over the longest walk of a thread block."""
+    """Least mean load of a multiprocessor over the longest walk of a thread block."""
     least_load_documents: float
-    """The same where there are packed documents, whose lengths are not known when the
-    kernel is compiled: walks are then shorter than without, and less equal."""
+    """The same with packed documents, whose lengths are unknown at compile time: their
+    walks are shorter and less equal."""
 
     def __post_init__(self):
         if self.multiprocessors < 1:
@@ -196,13 +198,14 @@ class GroupSplit:
             )
 
     def parts(self, *, longest: int, total: int, group: int, documents: bool) -> int:
-        """Return into how many equal parts the query heads of a key head go.
+        """Return the number of equal parts of the query heads of a key head.
 
-        The fewest for which the load suffices: each costs memory and time to add up.
+        It is the smallest number with enough load, because adding parts costs memory
+        and time.
 
         Args:
-          longest: walk of a thread block that has the whole group, in any unit.
-          total: sum of the walks of all thread blocks, same unit.
+          longest: longest walk of a thread block with the whole group, in any unit.
+          total: sum of the walks of all thread blocks, in the same unit.
           group: query heads of a key head.
           documents: whether there are packed documents.
         """
@@ -213,7 +216,7 @@ class GroupSplit:
 
 
 DKV_SPLIT = GroupSplit(multiprocessors=132, least_load=0.9, least_load_documents=1.8)
-"""For H100 (SXM) and H200, not tuned on a GPU. By simulation, 2026-11
+"""For H100 (SXM) and H200, not tuned on a GPU. In a simulation, 2026-11
 (scripts/kernels/schedule.py), no other number of parts is more than 1% faster for 20
-shapes without documents, and none is faster for 9 of 11 with documents of log-normal
-lengths (the others: 5%, and 24% where the mean length is 256)."""
+shapes without documents. With documents of log-normal lengths none is faster for 9 of
+11 shapes; for the other two, another number is 5% and 24% (mean length 256) faster."""

@@ -1,8 +1,8 @@
-"""Output projection and cross-entropy together: the logits never exist as a whole.
+"""Output projection and cross-entropy in one op, without storing all logits.
 
-Enters: the last hidden states, the table of the output projection, the targets. Leaves:
-the sum of the targets' negative log-likelihoods; its gradients are made in the same
-pass. Positions go through in chunks, so that memory holds the logits of one chunk.
+Enters: the last hidden states, the table of the output projection, and the targets.
+Leaves: the targets' summed negative log-likelihood; its gradients are computed in the
+same pass. Positions are processed in chunks, so memory holds the logits of one chunk.
 """
 
 from jaxtyping import Array, Float, Int
@@ -29,20 +29,20 @@ def linear_cross_entropy(
     over the chunks in float32. Differentiable once, in x, w and bias.
 
     Inside shard_map the shapes are per device and x, w and bias vary over the same
-    axes. If devices share out the vocabulary, each gets the gradient of x through its
-    own columns: their sum is the gradient.
+    axes. If devices share the vocabulary, each returns the gradient of x from its own
+    columns; the sum over the devices is the gradient.
 
     Args:
       x: hidden states of whole rows, any float dtype.
       w: this device's rows of the table, dtype of x.
       bias: this device's entries, or None.
-      targets: global token ids; a negative one predicts nothing and adds 0.
+      targets: global token ids; a negative id means no target and adds 0.
       first_token: token id of row 0 of w.
       scale: factor on the logits.
       vocabulary: its size, and how devices that share it combine numbers.
-      soft_cap: scaled logits z become soft_cap * tanh(z / soft_cap); None leaves them.
+      soft_cap: scaled logits z become soft_cap * tanh(z / soft_cap); None means no cap.
     Returns:
-      nats, float32; equal on all devices that share the vocabulary.
+      the sum in nats, float32; equal on all devices that share the vocabulary.
     Raises:
       ValueError: shapes or dtypes do not fit together.
     """

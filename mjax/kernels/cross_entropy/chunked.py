@@ -1,9 +1,9 @@
-"""Cross-entropy in chunks of positions, with the gradients made in the forward pass.
+"""Cross-entropy in chunks of positions, with gradients computed in the forward pass.
 
-The gradient of the logits, softmax - onehot, needs nothing from the backward pass but
-a factor that is the same for all positions, because the result is their sum. So a chunk
-makes its logits once, takes from them the loss and both gradients, and forgets them:
-three matmuls, as without chunks, and none repeated.
+The loss is a sum over positions. So the gradient of the logits, softmax - onehot, needs
+from the backward pass only one factor for all positions. A chunk therefore computes its
+logits once, uses them for the loss and both gradients, and discards them: three
+matmuls, as without chunks, and no recomputation.
 
 Source: Hsu et al. 2024 (Liger Kernel), arXiv:2410.10989, FusedLinearCrossEntropy;
 the split vocabulary, Shoeybi et al. 2019, arXiv:1909.08053, section 3.
@@ -29,28 +29,28 @@ def _held_whole(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A vocabulary that one device holds whole, or several in parts."""
+    """A vocabulary on one device, or split over several."""
 
     size: int
-    """V; columns from there on are padding and have no probability."""
+    """V; columns from V on are padding and have zero probability."""
     maximum: Callable[[jax.Array], jax.Array] = _held_whole
     """Elementwise maximum over the devices that share the vocabulary."""
     total: Callable[[jax.Array], jax.Array] = _held_whole
-    """Elementwise sum over them."""
+    """Elementwise sum over these devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is static in one call."""
+    """Static arguments of one call."""
 
     num_chunks: int
-    """Pieces of (almost) equal size into which the positions are cut."""
+    """Number of chunks of the positions, of (almost) equal size."""
     scale: float
     """Factor on the logits."""
     vocabulary: Vocabulary
     """Its size, and how devices that share it combine numbers."""
     soft_cap: float | None = None
-    """Bound on the magnitude of the scaled logits; None is no bound."""
+    """Bound on the magnitude of the scaled logits; None means no bound."""
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -105,9 +105,9 @@ summed_nll.defvjp(_forward, _backward)
 
 
 def _over_chunks(chunk: Any, carry: Any, num_chunks: int, arrays: Any) -> Any:
-    """Run chunk(carry, (x, targets)) over equal pieces; the last is filled up.
+    """Run chunk(carry, (x, targets)) over equal chunks; the last one is padded.
 
-    A filling position has no target, so it adds nothing to any sum.
+    A padding position has no target, so it adds nothing to any sum.
     """
     x, targets = arrays
     if num_chunks == 1:

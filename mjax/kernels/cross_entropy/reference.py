@@ -26,7 +26,7 @@ def summed_nll(
       x: hidden states.
       w: the table; rows from vocab_size on are padding.
       bias: added to the logits, or None.
-      targets: token ids; negative ones add 0.
+      targets: token ids; negative ids add 0.
       scale: factor on the logits.
       vocab_size: V.
       soft_cap: bound on the magnitude of the scaled logits, or None.

@@ -1,4 +1,4 @@
-"""The size of a chunk of cross-entropy, and where it comes from."""
+"""The chunk size of cross-entropy, and its source."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ class ChunkedTuning:
     max_logits: int
     """Logits, positions x local vocabulary, of one chunk."""
     min_positions: int
-    """Positions of a chunk, even if their logits are more than that."""
+    """Minimum positions of a chunk, even if their logits exceed `max_logits`."""
 
     def __post_init__(self):
         if min(self.max_logits, self.min_positions) < 1:
@@ -21,7 +21,7 @@ class ChunkedTuning:
             )
 
     def num_chunks(self, num_positions: int, local_vocab: int) -> int:
-        """Count the chunks into which positions are cut."""
+        """Return the number of chunks."""
         positions = max(self.min_positions, self.max_logits // local_vocab)
         return max(1, -(-num_positions // positions))
 

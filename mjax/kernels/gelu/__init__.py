@@ -1,1 +1,1 @@
-"""Non-linearities of the feed-forward layer, with their biases."""
+"""Activation functions of the feed-forward layer, with their biases."""

@@ -1,4 +1,4 @@
-"""GELU, SwiGLU and GeGLU as their formulas read, in float32.
+"""GELU, SwiGLU and GeGLU by their formulas, in float32.
 
 Enters: outputs of the input projections, and biases. Leaves: the input of the output
 projection.
@@ -43,7 +43,7 @@ def add_bias(
 ) -> Float[Array, "*dims F"]:
     """Add a bias, if there is one, in the dtype of x; return float32.
 
-    In float32 the sum would make XLA's backward pass store what it can fuse.
+    With a float32 sum, XLA's backward pass would store intermediates instead of fusing.
     """
     if bias is not None:
         x = x + bias.astype(x.dtype).reshape((1,) * (x.ndim - 1) + bias.shape)

@@ -1,16 +1,16 @@
-"""GELU, SwiGLU and GeGLU in plain JAX, which keep their arguments and nothing else.
+"""GELU, SwiGLU and GeGLU in plain JAX; only their arguments are kept for backward.
 
-Automatic differentiation keeps, from a forward pass that is not computed again, the
-slopes (GELU) or the intermediates (gated), each as large as an argument. Here the
-backward pass makes them again from the arguments, in the one kernel that uses them.
+Without recomputation, automatic differentiation keeps the slopes (GELU) or the
+intermediates (gated), each as large as an argument. Here the backward pass recomputes
+them from the arguments, in the one kernel that uses them.
 
-The derivatives are written out because that of erf in jax 0.12.0 fails inside shard_map
+The derivatives are explicit because that of erf in jax 0.12.0 fails inside shard_map
 (it evaluates a polynomial whose coefficients it does not cast to varying).
 
-The formulas are those that take the fewest instructions, for these kernels are bound by
-arithmetic before they are bound by memory (docs/benchmarks/memory_kernels.md): erf in
-place of erfc, which computes two branches, and the logistic function in place of tanh,
-(1 + tanh u) / 2 = 1 / (1 + exp(-2u)).
+The formulas take the fewest instructions, because these kernels are limited by
+arithmetic before memory (docs/benchmarks/memory_kernels.md): erf instead of erfc, which
+computes two branches, and the logistic function instead of tanh, (1 + tanh
+u) / 2 = 1 / (1 + exp(-2u)).
 """
 
 import functools
@@ -33,7 +33,8 @@ def gelu(tanh: bool, x: Any, bias: Any) -> Any:
     if tanh:
         return (z * _tanh_distribution(z)).astype(x.dtype)
     if x.dtype == _F32:
-        # 1 + erf loses the digits of the tail, which 16 bits do not hold anyway.
+        # 1 + erf loses the digits of the tail, which 16-bit types cannot represent
+        # anyway.
         return reference.gelu(x, bias, tanh=False)
     return (z * _distribution(z)).astype(x.dtype)
 
@@ -53,7 +54,7 @@ gelu.defvjp(_gelu_forward, _gelu_backward)
 
 
 def _distribution(z: jax.Array) -> jax.Array:
-    """Return Phi(z), within 6e-8: the digits of 1 + erf."""
+    """Return Phi(z) with an error below 6e-8, the precision of 1 + erf."""
     return 0.5 * (1.0 + jax.lax.erf(z * 0.5**0.5))
 
 
@@ -124,7 +125,7 @@ geglu_tanh.defvjp(_geglu_tanh_forward, _geglu_tanh_backward)
 
 def _gradients(slope: jax.Array, g: Any, x: Any, bias: Any) -> tuple[Any, Any]:
     """Return the gradients of x and bias, from the derivative of the result in both."""
-    # Round the slope, not the float32 product, which XLA would store to sum it.
+    # Round the slope, not the float32 product, which XLA would store for the sum.
     dx = g * slope.astype(x.dtype)
     if bias is None:
         return dx, None

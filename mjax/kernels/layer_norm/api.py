@@ -1,8 +1,8 @@
-"""LayerNorm and RMSNorm: the norm alone, and with the residual stream that passes it.
+"""LayerNorm and RMSNorm: the norm alone, or together with its residual stream.
 
 Enters: activations, scale and bias. Leaves: the normalised activations, in their dtype.
-For the backward pass only x and scale are kept. The forward pass is the reference: XLA
-makes it one kernel that reads x once. The backward pass has two backends.
+For the backward pass only x and scale are kept. The forward pass is the reference,
+which XLA compiles to one kernel that reads x once. The backward pass has two backends.
 """
 
 import dataclasses
@@ -19,13 +19,13 @@ from mjax.kernels.target import Target, target
 
 Backend = Literal["mosaic_gpu", "xla"]
 
-# Sums of D / 128 entries stay in the registers of a thread; at 12288 they spill.
+# The sums of a thread, D / 128 entries, stay in registers; at 12288 they spill.
 _MAX_WIDTH = 8192
 NEEDS = (
     "mosaic_gpu takes bfloat16 and float16 without a bias on Hopper GPUs, at widths up "
     f"to {_MAX_WIDTH} that {tuning.LANE} divides"
 )
-"""When `choose` takes the kernel, in words."""
+"""Text on when `choose` selects the kernel."""
 
 
 def norm(
@@ -65,10 +65,10 @@ def skip_and_norm(
     centred: bool,
     eps: float,
 ) -> tuple[Float[Array, "*dims D"], Float[Array, "*dims D"]]:
-    """Return x, and its norm as `norm` does: the start of a residual branch.
+    """Return x and its norm, as at the start of a residual branch.
 
-    The gradients of the two results meet in the kernel of the backward pass, which
-    would otherwise be followed by a sum.
+    The kernel of the backward pass adds the gradients of both results, which saves a
+    separate sum.
 
     Args:
       x: activations, as in `norm`.
@@ -104,7 +104,7 @@ def choose(*, target: Target, dtype: DTypeLike, width: int, use_bias: bool) -> B
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Options:
-    """What is static in one call."""
+    """Static arguments of one call."""
 
     centred: bool
     eps: float
@@ -149,7 +149,7 @@ def _backward(options: _Options, saved: Any, g: Any, g_x: Any) -> tuple[Any, Any
     x, scale, bias = saved
     statics = {"centred": options.centred, "eps": options.eps}
     if options.backend == "mosaic_gpu":
-        # Not at the top: it takes 0.3 s, which runs without a GPU need not wait for.
+        # Not at the top: the import takes 0.3 s, which runs without a GPU do not need.
         from mjax.kernels.layer_norm import mosaic_gpu
 
         width = x.shape[-1]

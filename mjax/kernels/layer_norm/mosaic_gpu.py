@@ -1,16 +1,16 @@
 """Backward pass of norms for Hopper, with the sum of the residual stream: one read.
 
-Enters: x, the gradient g of the norm's result, and the gradient g_x that reaches x past
-the norm. Leaves: dx, with both paths in it, and the gradient of the scale. XLA reads x
-and g twice, because sums over a position and sums over positions do not go into one of
-its kernels.
+Enters: x, the gradient g of the norm's result, and the gradient g_x of x from the
+residual stream. Leaves: dx, the sum of both paths, and the gradient of the scale. XLA
+reads x and g twice, because it cannot fuse sums over a position and sums over positions
+into one kernel.
 
-A block is one warpgroup. Positions come to it by bulk copies (TMA), a ring of them in
-shared memory, and leave the same way: dx takes the place of g_x in its slot. The
-gradient of the scale stays in registers, float32, for all positions of the block; the
-blocks' sums are added by XLA, so the order of every sum is fixed.
+A block is one warpgroup. Bulk copies (TMA) load positions into a ring buffer in shared
+memory, and store results from it: dx replaces g_x in its buffer entry. The gradient of
+the scale stays in float32 registers for all positions of the block. XLA adds the sums
+of the blocks, so the order of every sum is fixed.
 
-A bulk copy moves boxes of at most 256 entries a side: a position is [D/256, 256] here.
+A bulk copy moves boxes of at most 256 entries per side, so a position is [D/256, 256].
 """
 
 import math
@@ -28,7 +28,7 @@ from mjax.kernels.varying import vary_like
 
 _F32 = jnp.float32
 _ROWS = 4
-"""Rows in registers at a time: 8 entries a thread."""
+"""Rows in registers at a time: 8 entries per thread."""
 
 
 def backward(
@@ -41,14 +41,14 @@ def backward(
     eps: float,
     tuning: MosaicTuning,
 ) -> tuple[Float[Array, "n D"], Float[Array, " D"]]:
-    """Return g_x plus the gradient through the norm, and the scale's gradient.
+    """Return g_x plus the gradient through the norm, and the gradient of the scale.
 
     Args:
-      x: what was normalised, bfloat16 or float16; D is a multiple of 256.
+      x: input of the norm, bfloat16 or float16; D is a multiple of 256.
       scale: factors.
       g: gradient of the norm's result, dtype of x.
-      g_x: gradient that reaches x otherwise, dtype of x.
-      centred: LayerNorm, otherwise RMSNorm.
+      g_x: gradient of x from the residual stream, dtype of x.
+      centred: LayerNorm if True, otherwise RMSNorm.
       eps: added to the variance or mean square.
       tuning: sizes.
     Returns:
@@ -74,9 +74,9 @@ def backward(
         grid=(blocks,),
         grid_names=("block",),
         kernel_name="norm_backward",
-        # Automatic barriers stand around each copy and each store of a piece, 5 to 19 a
-        # position. They are not needed: a thread reads and writes the same entries in
-        # every access, and `commit_smem` and `wait_smem_to_gmem` are barriers.
+        # Pallas would put barriers around each copy and each store of a piece, 5 to 19
+        # per position. They are not needed: a thread reads and writes the same entries
+        # in every access, and `commit_smem` and `wait_smem_to_gmem` are barriers.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
     )
     dx, d_scale = kernel(
@@ -126,7 +126,7 @@ def _body(
 
         def position(i, sums):
             slot, freed = lax.rem(i, stages), lax.rem(i + (stages - 1), stages)
-            # The copy that leaves the slot of the position before must have read it.
+            # The copy out of the previous position's entry must have finished reading.
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
             @pl.when((i > 0) & (i + (stages - 1) < num_positions))
@@ -155,8 +155,8 @@ def _body(
                 dx = rstd * (scaled(piece) - mean_g - y * slope) + wide(g_x, piece)
                 g_x[piece] = dx.astype(dtype)
                 added.append(total + wide(g, piece) * (y * rstd))
-            # Orders these reads before the next copy in, and the writes before this
-            # copy out.
+            # Orders these reads before the next copy into shared memory, and the writes
+            # before this copy out.
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(g_x, dx_gmem.at[block + i * blocks])
             return tuple(added)

@@ -1,8 +1,8 @@
-"""LayerNorm and RMSNorm as their formulas read, in float32.
+"""LayerNorm and RMSNorm by their formulas, in float32.
 
 Enters: activations, scale and bias. Leaves: the normalised activations. The forward
-pass of `xla` is this very function: compiled for a GPU it is one kernel that reads x
-once. Its backward pass is tested against the automatic gradients of this one.
+pass of `xla` is this function: on a GPU it compiles to one kernel that reads x once.
+The backward pass of `xla` is tested against automatic gradients of this function.
 """
 
 import jax.numpy as jnp

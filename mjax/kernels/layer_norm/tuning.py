@@ -1,9 +1,9 @@
-"""Sizes of the Mosaic GPU backward pass of norms, and where they come from."""
+"""Sizes of the Mosaic GPU backward pass of norms, and their source."""
 
 import dataclasses
 
 LANE = 256
-"""Entries of a row of a position, for mosaic_gpu: the longest that one copy moves."""
+"""Entries per row of a position, for mosaic_gpu: the most that one copy can move."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -11,9 +11,10 @@ class MosaicTuning:
     """Sizes for the mosaic_gpu backend."""
 
     blocks: int
-    """Thread blocks of one warpgroup, each with every blocks-th position."""
+    """Number of thread blocks, of one warpgroup each; a block takes every blocks-th
+    position."""
     stages: int
-    """Positions in shared memory: one in work, the others on their way."""
+    """Positions in shared memory: one is processed, the others are being loaded."""
 
     def __post_init__(self):
         if self.blocks < 1 or self.stages < 1:
@@ -26,14 +27,14 @@ class MosaicTuning:
 def mosaic(width: int) -> MosaicTuning:
     """Return the sizes for a model width.
 
-    Not timed: chosen from the machine code (docs/benchmarks/memory_kernels.md). A block
-    alone takes 1000 clocks for a position at width 768 and 2500 at 8192, most of them
-    spent waiting; the memory of an H200 brings a position to each of its 132
-    multiprocessors in 310 and 3300. So several blocks share a multiprocessor, until
-    their waits are half of the memory's time; at 768 their instructions take longer
-    than the memory, and at 8192 shared memory holds one. Each block adds 4 D bytes of
-    partial sums, written and read: 1.6% of the traffic at 8192 positions for each block
-    of a multiprocessor.
+    Not timed: chosen from the machine code (docs/benchmarks/memory_kernels.md). A
+    single block takes 1000 clocks per position at width 768 and 2500 at 8192, mostly
+    waiting. The memory of an H200 delivers a position to each of its 132
+    multiprocessors in 310 and 3300 clocks. So several blocks share a multiprocessor,
+    until their waits are half of the memory's time; at 768 their instructions take
+    longer than the memory, and at 8192 shared memory holds only one block. Each block
+    adds 4 D bytes of partial sums, written and read: 1.6% of the traffic at 8192
+    positions for each block of a multiprocessor.
     """
     if width <= 1024:
         return MosaicTuning(blocks=4 * 132, stages=4)

@@ -1,10 +1,9 @@
 """Backward pass of norms in plain JAX; XLA compiles it to two reads of the data.
 
-Automatic differentiation leaves XLA with the centring of x on the way to every sum, and
-it then stores float32 intermediates as large as x. Here all sums over a position are
-taken in one read of x and g: with moments about a value near the mean instead of about
-the mean, none of them waits for another. A second read makes dx and sums over
-positions.
+After automatic differentiation every sum depends on the centred x, and XLA stores
+float32 intermediates as large as x. Here one read of x and g computes all sums over a
+position: they use moments about a value near the mean instead of the mean, so no sum
+depends on another. A second read computes dx and the sums over positions.
 
 Source: Ba et al. 2016, arXiv:1607.06450, eq. 4, differentiated; shifted moments, Chan
 et al. 1983, doi:10.1080/00031305.1983.10483115, section 2.
@@ -29,15 +28,15 @@ def backward(
     """Return the gradients of x, scale and bias, in float32.
 
     Args:
-      x: what was normalised.
+      x: input of the norm.
       scale: factors.
       g: gradient of the norm's result.
-      centred: LayerNorm, otherwise RMSNorm.
+      centred: LayerNorm if True, otherwise RMSNorm.
       eps: added to the variance or mean square.
     """
     y, g = x.astype(_F32), g.astype(_F32)
     gs = g * scale.astype(_F32)
-    # Any value near the mean keeps the digits of the variance; the first one is free.
+    # Any value near the mean keeps the precision of the variance; the first is free.
     y = y - y[..., :1] if centred else y
     square, along = _mean(y * y), _mean(gs * y)
     if centred:

@@ -1,26 +1,26 @@
-"""Stamps: the times at which a device comes to places in a compiled step.
+"""Stamps: the times at which a device reaches places in a compiled step.
 
-Enters: a log, an int32 array that the step carries along, and values that are computed
-at a place. Leaves: the log with one row more, and the same values. The row is written
-when the values have been computed; what reads the returned values runs afterwards, so
-the compiler cannot move the place. The host never waits: the log is an output of the
+Enters: a log, which is an int32 array that the step carries, and values computed at a
+place. Leaves: the log with one more row, and the same values. The row is written when
+the values have been computed, and code that reads the returned values runs afterwards.
+So the compiler cannot move the place. The host never waits: the log is an output of the
 step like its metrics.
 
-Row 0 of a log is (rows appended, 0); row i is (tag, clock), the clock in units of
-2**8 ns, modulo 2**32: differences of up to 18 minutes are exact. A row that has no room
-replaces the last one, and is counted.
+Row 0 of a log is (rows appended, 0). Row i is (tag, clock), with the clock in units of
+2**8 ns, modulo 2**32: differences of up to 18 minutes are exact. If the log is full, a
+new row replaces the last one and is counted.
 
 On a GPU a kernel of one thread writes the row, and the clock is `%globaltimer`. On CPU
-a callback does, at 0.4 to 0.5 ms each, and the clock is CLOCK_MONOTONIC; XLA for CPUs
+a callback writes it in 0.4 to 0.5 ms, and the clock is CLOCK_MONOTONIC. XLA for CPUs
 orders operations by data dependencies only, so a row only follows the first element of
 each value.
 
-In a loop, put a stamp at the top of the body: at its end it would keep the compiler
+In a loop, put a stamp at the start of the body. At the end it would keep the compiler
 from overlapping the collectives of that body with compute.
 
-Everything runs per device inside shard_map. The log must not vary over a mesh axis in
-the eyes of `shard_map` (make it with `begin`, never cast it); it may still be
-returned split over all axes.
+Everything runs per device inside shard_map. The type of the log must not vary over a
+mesh axis (create it with `begin`, never cast it); it may still be returned split over
+all axes.
 
 Source: MegaScale, arXiv:2402.15627, section 5.1, times segments of code on every rank
 with CUDA events; PTX ISA, special register %globaltimer.
@@ -38,7 +38,7 @@ from mjax.kernels.target import Target, target
 Backend = Literal["mosaic_gpu", "callback"]
 
 UNIT_NS = callback.UNIT_NS
-"""Of the clock."""
+"""Unit of the clock."""
 
 
 def begin(
@@ -47,8 +47,8 @@ def begin(
     """Return a log whose first row is written when the values have been computed.
 
     Args:
-      num_rows: for which there is room, at least 1. Rows that are not appended hold
-        anything.
+      num_rows: capacity of the log, at least 1. Rows not yet appended have arbitrary
+        contents.
       values: as for `append`.
       tag: of the row.
     """
@@ -69,15 +69,15 @@ def append(
 ) -> tuple[Int32[Array, "rows 2"], PyTree]:
     """Append a row when the values have been computed.
 
-    Not differentiable: append beside what is differentiated, not inside it.
+    Not differentiable: append outside differentiated functions.
 
     Args:
-      log: that is carried along.
+      log: of this step.
       values: arrays in memory, such as the carry of a loop or the result of a matmul; a
         value that a fusion computes would be split from it.
-      tag: what the row says, from -2**31 to 2**31 - 1.
+      tag: of the row, from -2**31 to 2**31 - 1.
     Returns:
-      the log with the row, and the values, which what follows must read.
+      the log with the row, and the values, which later code must read.
     """
     log, values = lax.optimization_barrier((log, values))
     tags = jnp.full((1,), tag, jnp.int32)
@@ -91,13 +91,13 @@ def append(
 
 
 def is_supported(device: Target) -> bool:
-    """Say whether there is a backend for a kind of device."""
+    """Return whether there is a backend for a kind of device."""
     is_gpu = device.platform == "gpu" and device.generation in ("hopper", "blackwell")
     return is_gpu or device.platform == "cpu"
 
 
 def choose(device: Target) -> Backend:
-    """Return what writes the rows on a kind of device.
+    """Return the backend that writes the rows on a kind of device.
 
     Raises:
       NotImplementedError: it is neither a CPU nor a GPU that Mosaic compiles for.

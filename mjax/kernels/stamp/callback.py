@@ -1,4 +1,4 @@
-"""Append a row by a callback to the host: the stand-in on CPU."""
+"""Append a row by a callback to the host, on CPU."""
 
 import time
 
@@ -12,7 +12,8 @@ UNIT_NS = 2**8
 def append(
     log: Int32[Array, "rows 2"], tag: Int32[Array, "1"], values: PyTree
 ) -> Int32[Array, "rows 2"]:
-    """Return the log with a row more, once the first element of each value is there."""
+    """Return the log with one more row, after the first element of each value is
+    computed."""
     first = [leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(values)]
     return jax.pure_callback(_append, jax.typeof(log), log, tag, *first)
 

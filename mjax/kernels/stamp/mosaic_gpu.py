@@ -19,16 +19,16 @@ _UNIT_BITS = 8
 
 @functools.partial(jax.jit, static_argnums=0)
 def begin(num_rows: int, tag: Int32[Array, "1"]) -> Int32[Array, "rows 2"]:
-    """Return a log of one row; the rows after it hold anything."""
+    """Return a log of one row; later rows have arbitrary contents."""
     out = jax.ShapeDtypeStruct((num_rows + 1, 2), jnp.int32)
     return plgpu.kernel(_begin, out_type=out, kernel_name="stamp")(tag)
 
 
-@jax.jit  # One kernel for all call sites: its text names the line that called it.
+@jax.jit  # One kernel for all call sites: its text has the caller's line.
 def append(
     log: Int32[Array, "rows 2"], tag: Int32[Array, "1"]
 ) -> Int32[Array, "rows 2"]:
-    """Return the log with a row more, written in place."""
+    """Return the log with one more row, written in place."""
     kernel = plgpu.kernel(_append, kernel_name="stamp")
     ref = jax.new_ref(log)
     kernel(tag, ref)
@@ -52,7 +52,7 @@ def _write(
     refs: tuple[jax.Ref, ...],
     next_row: Callable[[ir.Value], tuple[ir.Value, ir.Value]],
 ) -> None:
-    """Write the tag and the clock to a row, and how many rows there are.
+    """Write the tag and the clock to a row, and the number of rows.
 
     Args:
       refs: of the tag and the log.

@@ -1,12 +1,12 @@
 """The backward kernel for keys and values: dk, dv of sliding-window attention.
 
-A thread block computes a tile of keys of one key head and walks, for each query head
-that reads it, the blocks of queries that see them. Scores are made transposed, keys by
-queries, so that they are the register operand of both products that follow. dk and dv
-stay in registers; the sum over query heads needs no second pass.
+A thread block computes a tile of keys of one key head. For each query head that reads
+it, the block walks the blocks of queries that see these keys. Scores are computed
+transposed, keys by queries, so they are the register operand of both following matmuls.
+dk and dv stay in registers; the sum over query heads needs no second pass.
 
-Where such thread blocks are too few for the GPU, each takes a part of the query heads
-instead, and writes its sums in float32. XLA adds up the parts, in their order.
+If there are too few such thread blocks for the GPU, each takes only a part of the query
+heads and writes its sums in float32. XLA adds the parts in a fixed order.
 
 Source: Dao 2023, algorithm 2, arXiv:2307.08691. Differs: the transposition.
 """
@@ -54,8 +54,8 @@ def key_value_gradients(
       first: `op.first_queries`, or None.
       problem: sizes.
       tuning: sizes of the kernel.
-      parts: equal parts of the query heads of a key head, with a thread block each;
-        None: `shipped_parts`.
+      parts: number of equal parts of the query heads of a key head, with a thread block
+        each; None uses `shipped_parts`.
 
     Returns:
       Cotangents of k and v, dtype of q.
@@ -79,8 +79,8 @@ def key_value_gradients(
     by_walk = None if last is None else heaviest_first(p, last, first, tile)
     scores_type = tiles.accumulator(block)
     dk_type, dv_type = (tiles.accumulator(n) for n in (p.head_dim, p.out_dim))
-    # In registers, an operand is not read from shared memory for each block; above 64
-    # there are not enough.
+    # An operand in registers is not read again from shared memory for each block; above
+    # width 64 there are not enough registers.
     held = wgs == 2 and p.head_dim <= 64
 
     def kernel(*refs):
@@ -88,7 +88,9 @@ def key_value_gradients(
         dk_g, dv_g, k_s, v_s, q_s, do_s, lse_s, delta_s, *barriers = rest
         rows_full, q_full, do_full, free = barriers
         wg = lax.axis_index("wg")
-        b, share, t = order.here()  # the first keys are seen most, but by documents
+        b, share, t = (
+            order.here()
+        )  # the most queries see the first keys, except with documents
         last_g, first_g, tiles_g = masks.at_row(edges_g, (last, first, by_walk), b)
         if tiles_g is not None:
             t = tiles_g[t]
@@ -106,7 +108,7 @@ def key_value_gradients(
             plgpu.barrier_wait(full)
             dk, dv = pl.run_scoped(walk, dk_type, dv_type)
             if parts > 1:
-                # Four threads write the 32 bytes that the memory takes at a time.
+                # Four threads together write the 32 bytes of a memory transaction.
                 dk_g[part, b, rows, kv], dv_g[part, b, rows, kv] = dk, dv
                 return
             k_s[wg] = (dk * p.scale).astype(q.dtype)
@@ -118,10 +120,10 @@ def key_value_gradients(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def walk(dk_acc, dv_acc):
-            """Add up dk and dv; blocks of the other warpgroups alone pass by.
+            """Sum dk and dv; skip blocks that only other warpgroups see.
 
-            Each step releases the slot of the step before, whose products are done by
-            then.
+            Each step releases the buffer entry of the previous step, whose matmuls are
+            done by then.
             """
             both = [plgpu.load(r.at[wg], layout=TILE) for r in (k_s, v_s) if held]
 
@@ -167,13 +169,13 @@ def key_value_gradients(
             return sums
 
         def column(ref):
-            """Read a number for each query, and give it to all keys."""
+            """Read a number per query, and broadcast it over the keys."""
             return tiles.along_columns(
                 plgpu.load(ref, layout=COLUMN), scores_type.shape
             )
 
         def next_block(dk_acc, dv_acc, rows, step, hide):
-            """Start to add one block's share."""
+            """Start to add the contribution of one block."""
             s = tiles.slot(step, stages)
             k_rows, v_rows = rows()
 
@@ -202,8 +204,8 @@ def key_value_gradients(
             plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def start(g, step, s):
-                # lse and delta have been read out of this slot. Order the copies
-                # after these reads here: the loading warpgroup has the time.
+                # lse and delta have been read from this entry. The loading warpgroup
+                # orders the copies after these reads, because it has time to spare.
                 plgpu.commit_smem()
                 n, rows = share * heads + g, pl.ds((low + step) * block, block)
                 full = q_full.at[s]
@@ -259,12 +261,12 @@ def heaviest_first(
     first: Int32[Array, "B P"] | None,
     tile: int,
 ) -> Int32[Array, "B tiles"]:
-    """Return the tiles of each row of the batch, those with the longest walks first.
+    """Return the tiles of each row of the batch, longest walks first.
 
     Args:
       p: sizes.
       last: `op.last_queries`.
-      first: `op.first_queries`; None where walks begin at the diagonal.
+      first: `op.first_queries`; None if walks begin at the diagonal.
       tile: keys of a thread block.
     """
     begins = jnp.arange(0, p.seq_len, tile, dtype=jnp.int32)[None]
@@ -276,7 +278,7 @@ def heaviest_first(
 
 
 def shipped_parts(p: Problem, *, batch: int, tile: int, has_documents: bool) -> int:
-    """Return into how many parts the query heads of a key head go.
+    """Return the number of parts of the query heads of a key head.
 
     Args:
       p: sizes.
@@ -297,5 +299,5 @@ def shipped_parts(p: Problem, *, batch: int, tile: int, has_documents: bool) -> 
 
 
 def _added(parts: Float[Array, "parts B P K H"]) -> Float[Array, "B P K H"]:
-    """Add up the parts one after the other: the same bits on every run."""
+    """Add the parts one after the other: the same bits on every run."""
     return functools.reduce(jnp.add, [parts[i] for i in range(parts.shape[0])])

@@ -1,9 +1,10 @@
-"""The backward kernel for keys and values of wide heads, for which registers are few.
+"""The backward kernel for keys and values of wide heads, for which registers are
+scarce.
 
-Enters and leaves: as in `dkv`. At width 256 the sums of 64 keys, dk and dv, are 256
-registers of a thread. So the two warpgroups share a tile of 64 keys and each keeps half
-the width of dk and of dv. Each makes the scores of half the queries of a block; the
-probabilities and their gradients go through shared memory to the other one.
+Enters and leaves: as in `dkv`. At width 256 the sums dk and dv of 64 keys take 256
+registers per thread. So the two warpgroups share a tile of 64 keys, and each keeps half
+the width of dk and of dv. Each computes the scores of half the queries of a block, and
+passes the probabilities and their gradients to the other one through shared memory.
 
 Source: Dao 2023, algorithm 2, arXiv:2307.08691; the halves: the backward kernel of
 FlashAttention-3 at width 256 (hopper/flash_bwd_launch_template.h). Differs: dq is not
@@ -25,7 +26,7 @@ from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
 _HALVES = 2
-"""Of the width and of a block: one for each warpgroup."""
+"""Number of parts of the width and of a block: one for each warpgroup."""
 
 
 def key_value_gradients(
@@ -75,7 +76,7 @@ def key_value_gradients(
         dk_g, dv_g, k_s, v_s, q_s, do_s, lse_s, delta_s, p_s, ds_s, *barriers = rest
         rows_full, q_full, do_full, free, exchange = barriers
         wg = lax.axis_index("wg")
-        b, kv, t = order.here()  # the first keys are seen most
+        b, kv, t = order.here()  # the most queries see the first keys
         j0 = t * ROWS
         queries = masks.LastQueries(p, *masks.at_row(edges_g, (last, first), b))
         own = queries.blocks(j0, ROWS, block)
@@ -90,7 +91,7 @@ def key_value_gradients(
             plgpu.copy_gmem_to_smem(v_g.at[b, keys, kv, cols], v_s.at[wg], rows_full)
             plgpu.barrier_wait(rows_full)
             dk, dv = pl.run_scoped(walk, sums_type, sums_type)
-            # The other warpgroup has made its last scores: it has given them here.
+            # The other warpgroup has computed its last scores and passed them here.
             k_s[wg] = (dk * p.scale).astype(q.dtype)
             v_s[wg] = dv.astype(q.dtype)
             plgpu.commit_smem()
@@ -100,7 +101,7 @@ def key_value_gradients(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def walk(dk_acc, dv_acc):
-            """Add up half the width of dk and dv."""
+            """Sum half the width of dk and dv."""
             edges = (
                 queries.begins(j0),
                 queries.rows(j0) if queries.is_cut else None,
@@ -126,13 +127,13 @@ def key_value_gradients(
             return sums
 
         def column(ref):
-            """Read a number for each query, and give it to all keys."""
+            """Read a number per query, and broadcast it over the keys."""
             return tiles.along_columns(
                 plgpu.load(ref, layout=COLUMN), scores_type.shape
             )
 
         def next_block(dk_acc, dv_acc, step, hide):
-            """Start to add one block's share."""
+            """Start to add the contribution of one block."""
             s, buffer = tiles.slot(step, stages), tiles.slot(step, _HALVES)
 
             def scores(s_acc, dp_acc):
@@ -144,7 +145,7 @@ def key_value_gradients(
                 for half in range(_HALVES):
                     plgpu.wgmma(dp_acc, v_s.at[zero + half], do_s.at[s, half, me].T)
                 capped = p.capped(plgpu.wgmma_accumulator_load(s_acc, wait_n=_HALVES))
-                # The products of the step before are done as well.
+                # The matmuls of the previous step are done as well.
                 tiles.release_before(free, step, stages)
                 probs = hide(jnp.exp2(capped * p.exponent - column(lse_s.at[s, me])))
                 p_s[buffer, me] = probs.astype(q.dtype)
@@ -155,8 +156,8 @@ def key_value_gradients(
 
             tiles.wait(q_full, step, stages)
             pl.run_scoped(scores, scores_type, scores_type)
-            # Two buffers suffice: who has come here has read those of the step before
-            # the last.
+            # Two buffers suffice: a warpgroup that is here has read those of the last
+            # step but one.
             plgpu.commit_smem()
             plgpu.barrier_arrive(exchange)
             plgpu.barrier_wait(exchange)
@@ -169,8 +170,8 @@ def key_value_gradients(
             plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def start(g, step, s):
-                # lse and delta have been read out of this slot. Order the copies
-                # after these reads here: the loading warpgroup has the time.
+                # lse and delta have been read from this entry. The loading warpgroup
+                # orders the copies after these reads, because it has time to spare.
                 plgpu.commit_smem()
                 n, first = kv * p.group + g, (low + step) * block
                 for source, ring, numbers, numbers_s, full in (

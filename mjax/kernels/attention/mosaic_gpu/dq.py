@@ -1,10 +1,11 @@
 """The backward kernel for queries: dq of sliding-window attention.
 
 A thread block computes a tile of queries of one head and walks the blocks of keys that
-they see. Scores and their gradients are made anew for each block; dq stays in
-registers. The product that adds to it runs on while the next block's scores are begun.
+they see. Scores and their gradients are recomputed for each block; dq stays in
+registers. The matmul that adds to it is still in flight when the next block's scores
+start.
 
-Source: Dao 2023, algorithm 2, arXiv:2307.08691, with the loops the other way round.
+Source: Dao 2023, algorithm 2, arXiv:2307.08691, with the loops exchanged.
 """
 
 import functools
@@ -58,8 +59,8 @@ def query_gradient(
         p, batch=q.shape[0], heads=p.heads, other_heads=p.kv_heads, tile=tile
     )
     scores_type = tiles.accumulator(block)
-    # In registers, an operand is not read from shared memory for each block; at 128
-    # there are not enough for both, above for none.
+    # An operand in registers is not read again from shared memory for each block; at
+    # width 128 the registers do not hold both, above 128 neither.
     do_held, q_held = (wgs == 2 and p.head_dim <= most for most in (128, 96))
 
     def kernel(*refs):
@@ -68,7 +69,7 @@ def query_gradient(
         rows_full, k_full, v_full, k_free, v_free = barriers
         wg = lax.axis_index("wg")
         b, n, place = order.here()
-        t = order.tiles - 1 - place  # the last queries see most
+        t = order.tiles - 1 - place  # the last queries see the most keys
         keys = masks.FirstKeys(p, *masks.at_row(edges_g, (first, last), b))
         whole = keys.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
@@ -96,18 +97,18 @@ def query_gradient(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def walk(dq_acc, i0, lse, delta):
-            """Add up dq; blocks of the other warpgroups alone pass by.
+            """Sum dq; skip blocks that only other warpgroups see.
 
-            The scores of a block are begun while those of the block before are turned
-            into gradients. Each step releases the keys of the step before, whose
-            products are done by then.
+            The scores of a block start while those of the previous block are turned
+            into gradients. Each step releases the keys of the previous step, whose
+            matmuls are done by then.
             """
-            # Also rows that are all beyond the end take a block: the last.
+            # Rows that are all beyond the end also visit one block, the last.
             visible = keys.blocks(i0, ROWS, block)
             own = visible.within(low, high - 1)
             edges = keys.rows(i0) if keys.is_cut else None, keys.ends(i0, block)
             full_low, full_high = own.full_low, own.full_high
-            # The diagonal is in the last block alone.
+            # Only the last block contains the diagonal.
             one_cut = keys.is_diagonal and block % ROWS == 0
             end = full_high
             if not one_cut:
@@ -161,7 +162,8 @@ def query_gradient(
             tiles.arrive(v_free, step, stages)
 
         def next_block(dq_acc, rows, sums, kb, scores, *, edges, is_last=False):
-            """Start to add one block's share; return the scores of the next."""
+            """Start to add the contribution of one block; return the scores of the
+            next."""
             q_rows, do_rows = rows()
             lse, delta = sums
             step = kb - low

@@ -1,12 +1,12 @@
 """The forward kernel: output and log-sum-exp of sliding-window attention.
 
-A thread block computes a tile of queries of one head. It walks the blocks of keys that
-they see, from the diagonal or the last key back to the first, and no other.
+A thread block computes a tile of queries of one head. It walks only the blocks of keys
+that they see, from the diagonal or the last key back to the first.
 
-The softmax runs beside matmuls in two ways (Shah et al. 2024, FlashAttention-3,
-arXiv:2407.08608, sections 3.1 and 3.2): inside a warpgroup, the output of one block is
-under way while the softmax of the next is taken; and the warpgroups take turns at
-issuing their products, so that one multiplies while another exponentiates.
+The softmax overlaps matmuls in two ways (Shah et al. 2024, FlashAttention-3,
+arXiv:2407.08608, sections 3.1 and 3.2). Inside a warpgroup, the output matmul of one
+block is in flight while the softmax of the next is computed. The warpgroups take turns
+at issuing matmuls, so one multiplies while another exponentiates.
 """
 
 import functools
@@ -23,8 +23,8 @@ from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, TILE, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
-# A running maximum starts finite, and hidden scores are -inf: where a whole row of a
-# block is hidden, exp2(-inf - finite) = 0, and nothing is NaN.
+# A running maximum starts finite, and hidden scores are -inf. If a whole row of a block
+# is hidden, exp2(-inf - finite) = 0, and nothing is NaN.
 _LOWEST = -1e30
 
 
@@ -61,7 +61,7 @@ def forward(
     )
     scores_type = tiles.accumulator(block)
     out_type = tiles.accumulator(p.out_dim)
-    # The first part of the queries lies where the output will, which is as wide.
+    # The first part of the queries shares the memory of the output, which is as wide.
     parts = [(0, p.out_dim), (p.out_dim, p.head_dim)][: 1 + (p.out_dim < p.head_dim)]
 
     def kernel(*refs):
@@ -70,7 +70,7 @@ def forward(
         q_full, k_full, v_full, k_free, v_free, turns = barriers
         wg = lax.axis_index("wg")
         b, n, place = order.here()
-        t = order.tiles - 1 - place  # the last queries see most
+        t = order.tiles - 1 - place  # the last queries see the most keys
         keys = masks.FirstKeys(p, *masks.at_row(edges_g, (first, last), b))
         whole = keys.blocks(t * tile, tile, block)
         low, high = whole.low, whole.high
@@ -89,7 +89,7 @@ def forward(
             out_s = q_s[0].at[wg]
             out_s[...] = out.astype(q.dtype)
             lse = (row_max + jnp.log2(row_sum) + p.offset) / tiles.LOG2_E
-            # To the backward kernels, a query beyond the end sees nothing.
+            # For the backward kernels, a query beyond the end sees nothing.
             lse_s[wg] = jnp.where(masks.positions(i0) < p.seq_len, lse, jnp.inf)
             plgpu.commit_smem()
             out_rows, lse_rows = out_g.at[b, rows, n], lse_g.at[b, n, rows]
@@ -99,7 +99,7 @@ def forward(
 
         def add_scores(acc, slot):
             """Start Q K^T."""
-            # Where registers are scarce, addresses are computed when they are used.
+            # If registers are scarce, addresses are computed at each use.
             me = tiles.in_loop(wg) if p.out_dim > 128 else wg
             for (begin, end), part in zip(parts, q_s, strict=True):
                 keys = k_s.at[slot, :, pl.ds(begin, end - begin)]
@@ -127,7 +127,7 @@ def forward(
             ends = [jnp.maximum(high - end, 1) for end in own.ends_down()]
             cut = [edges, (None, None), (edges[0], None)]
             if (keys.is_diagonal and block % tile == 0) or edges[1] is None:
-                cut[0] = None  # the last keys are in the first block alone
+                cut[0] = None  # only the first block contains the last keys
             if not keys.is_cut:
                 cut[2] = None
             begin = 1
@@ -147,7 +147,8 @@ def forward(
             return out, row_max, sums.sum(axis=1)
 
         def next_block(out_acc, step, carry, *, edges):
-            """Take the softmax of one block while the one before is summed up."""
+            """Compute the softmax of one block while the previous block is
+            accumulated."""
             probs, row_max, sums = carry
             tiles.wait(k_full, step, stages)
             plgpu.barrier_wait(turns.at[wg])
@@ -163,19 +164,19 @@ def forward(
             tiles.arrive(k_free, step, stages)
             scores = hide(p.capped(scores), step, edges)
             new_probs, row_max, sums, shrink = softmax(scores, row_max, sums)
-            # Nobody reads it. ptxas moves the wait for the product before the
-            # exponentials, and stores it does not move across: this one needs them all.
+            # Nobody reads it. ptxas would move the wait for the matmul before the
+            # exponentials, but not across a store that needs all of them.
             sums_s[wg] = sums
             plgpu.wgmma_wait(0)
             tiles.arrive(v_free, step - 1, stages)
-            # Rounded only now: until here the old probabilities are read where they
-            # lie, and ptxas serialises products whose registers are written meanwhile.
+            # Rounded only now: until here the old probabilities are read from their
+            # registers, and ptxas serialises matmuls whose registers are overwritten.
             new_probs = lax.optimization_barrier(new_probs).astype(q.dtype)
             out_acc[...] = out_acc[...] * tiles.along_rows(shrink, out_type.shape)
             return new_probs, row_max, sums
 
         def idle(step, _):
-            """Pass by a block that only other warpgroups see."""
+            """Skip a block that only other warpgroups see."""
             tiles.wait(k_full, step, stages)
             tiles.arrive(k_free, step, stages)
             plgpu.barrier_wait(turns.at[wg])
@@ -190,8 +191,8 @@ def forward(
         def softmax(scores, row_max, sums):
             """Return probabilities, new maximum and sums, and the factor of the old.
 
-            The sum of a row is kept in 8 parts, of every eighth column: each thread
-            adds up its own.
+            The sum of a row has 8 parts, each of every eighth column, so each thread
+            sums its own columns.
             """
             new_max = jnp.maximum(row_max, scores.max(axis=1) * p.exponent)
             shrink = jnp.exp2(row_max - new_max)

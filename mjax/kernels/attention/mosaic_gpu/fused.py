@@ -1,14 +1,14 @@
 """The fused backward kernel: dq, dk, dv of causal sliding-window attention in one pass.
 
-A thread block computes a tile of keys of one key head, as in `dkv`, and adds what the
-tile contributes to dq to float32 sums in global memory, by the copy engine. So the
-scores are made once: five matmuls for a pair of blocks, where `dq` and `dkv`
-together need seven. **The order of these additions is not fixed, so dq is not
-deterministic**: its last bits differ from run to run. Those of dk and dv do not.
+A thread block computes a tile of keys of one key head, as in `dkv`. The copy engine
+adds the tile's contribution to dq to float32 sums in global memory. So the scores are
+computed once: five matmuls for a pair of blocks, instead of seven in `dq` and `dkv`
+together. **The order of these additions is not fixed, so dq is not deterministic**: its
+last bits differ between runs. dk and dv are deterministic.
 
 Both warpgroups store their gradients of scores in shared memory. Each then multiplies
-them, transposed, with its half of the columns of all keys of the tile: together one
-block of dq, which is added once for the tile, not once for each warpgroup.
+them, transposed, with its half of the columns of all keys of the tile. Together this is
+one block of dq, which is added once per tile, not once per warpgroup.
 
 Source: Dao 2023, algorithm 2, arXiv:2307.08691; additions by the copy engine as in Shah
 et al. 2024, arXiv:2407.08608 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp). Differs: the
@@ -33,8 +33,8 @@ from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
 _BUFFERS = 2
-"""Of gradients of scores. A warpgroup that has met the other one for a block knows that
-the block before has been read, and writes its place with the next block."""
+"""Buffers of gradients of scores. After the warpgroups have synchronised for a block,
+the previous block has been read, and the next block may overwrite it."""
 
 
 def refuse_few_blocks(
@@ -45,16 +45,16 @@ def refuse_few_blocks(
     has_documents: bool,
     tuning: MosaicKernel,
 ) -> None:
-    """Refuse shapes for which dkv divides query heads among thread blocks.
+    """Refuse shapes for which `dkv` splits query heads over thread blocks.
 
     Args:
       q: queries.
       k: keys.
-      window: keys that a query sees; None is all before it.
+      window: keys that a query sees; None means all before it.
       has_documents: whether there are segments.
       tuning: sizes of the kernel.
     Raises:
-      ValueError: the thread blocks are too few for the query heads that each walks.
+      ValueError: there are too few thread blocks for the query heads that each walks.
     """
     B, T, N, H = q.shape
     problem = Problem(
@@ -101,7 +101,7 @@ def gradients(
       lse: log-sum-exp from `forward` to the base 2, less `Problem.offset`, float32;
         inf beyond the end.
       delta: sum over H of output times d_out, float32; 0 beyond the end.
-      last: `op.last_queries` of the segments; None where there are none.
+      last: `op.last_queries` of the segments; None without segments.
       problem: sizes.
       tuning: sizes of the kernel; the head width is 64 for each of its warpgroups.
 
@@ -134,7 +134,7 @@ def gradients(
             for i, n in enumerate((stages, stages, wgs))
         )
         wg = lax.axis_index("wg")
-        b, kv, t = order.here()  # the first keys are seen most
+        b, kv, t = order.here()  # the most queries see the first keys
         queries = masks.LastQueries(p, last_g[0].at[b] if last_g else None)
 
         def whole(t):
@@ -144,7 +144,7 @@ def gradients(
         def compute():
             plgpu.set_max_registers(tuning.registers, action="increase")
             rows = pl.ds(t * tile + wg * ROWS, ROWS)
-            # K is stored in parts of columns, since each warpgroup takes its own.
+            # K is stored in parts by columns, because each warpgroup uses its own.
             for c, columns in enumerate(parts):
                 part = k_g.at[b, rows, kv, columns]
                 plgpu.copy_gmem_to_smem(part, k_s.at[wg, c], rows_full)
@@ -154,7 +154,7 @@ def gradients(
                 plgpu.copy_gmem_to_smem(part, last_s.at[wg], rows_full)
             plgpu.barrier_wait(rows_full)
             dk, dv = pl.run_scoped(walk, sums_type, sums_type)
-            meet()  # the other warpgroup reads these keys no more
+            meet()  # the other warpgroup no longer reads these keys
             for c in range(wgs):
                 part = lax.slice(dk, (0, c * width), (ROWS, (c + 1) * width))
                 k_s[wg, c] = (part * p.scale).astype(q.dtype)
@@ -171,10 +171,10 @@ def gradients(
             plgpu.barrier_wait(met)
 
         def walk(dk_acc, dv_acc):
-            """Add up dk and dv, and add each block's share to dq.
+            """Sum dk and dv, and add the contribution of each block to dq.
 
-            Bounds and edges are computed where they are needed: kept, they would take
-            the registers of accumulators.
+            Bounds and edges are computed at each use: if kept, they would take the
+            registers of accumulators.
             """
 
             def edges(is_near):
@@ -189,10 +189,10 @@ def gradients(
                 return first, end
 
             def bounds(part):
-                """Return where a part begins and ends: masked, plain, masked.
+                """Return the begin and end of a part: masked, plain, masked.
 
-                No warpgroup passes a block by: the other one needs its gradients of
-                scores, if only as zeros.
+                No warpgroup skips a block, because the other one needs its gradients of
+                scores, even if they are zeros.
                 """
                 here = tiles.in_loop(t)
                 low, high = (w := whole(here)).low, w.high
@@ -223,13 +223,14 @@ def gradients(
             return dk_acc[...], dv_acc[...]
 
         def column(ref):
-            """Read a number for each query, and give it to all keys."""
+            """Read a number per query, and broadcast it over the keys."""
             return tiles.along_columns(
                 plgpu.load(ref, layout=COLUMN), scores_type.shape
             )
 
         def next_block(dk_acc, dv_acc, step, hide, n, qb):
-            """Add one block's share to dk, dv and dq, and release its slot."""
+            """Add the contribution of a block to dk, dv and dq, and release its buffer
+            entry."""
             s, buffer = tiles.slot(step, stages), tiles.slot(step, _BUFFERS)
             me = tiles.in_loop(wg)
 
@@ -252,10 +253,10 @@ def gradients(
                 return probs * (d_probs - column(delta_s.at[s]))
 
             d_scores16 = pl.run_scoped(d_scores, scores_type).astype(q.dtype)
-            # Before the one for dq: the other way round ptxas serialises all products.
+            # Before the one for dq: in the other order ptxas serialises all matmuls.
             plgpu.wgmma(dk_acc, d_scores16, q_s.at[s])
             ds_s[buffer, me] = d_scores16
-            # Also for lse and delta, which have been read out of this slot.
+            # Also for lse and delta, which have been read from this entry.
             plgpu.commit_smem()
             meet()
 
@@ -264,13 +265,13 @@ def gradients(
                     plgpu.wgmma(acc, ds_s.at[buffer, u].T, k_s.at[u, me])
                 return acc[...]
 
-            # No product is under way after it.
+            # No matmul is in flight after it.
             dq = pl.run_scoped(d_queries, tiles.accumulator(width))
             tiles.arrive(free, step, stages)
             add(dq, n, qb)
 
         def add(dq, n, qb):
-            """Add to dq, once the copy engine has read what was added before."""
+            """Add to dq, after the copy engine has read the previous contribution."""
             me = tiles.in_loop(wg)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             dq_s[me] = dq
@@ -298,9 +299,9 @@ def gradients(
         pl.when(wg < wgs)(compute)
         pl.when(wg == wgs)(load)
 
-    # As integers for bounds, and as the same bits for the array of vectors.
+    # As integers for the bounds; as the same bits in the array of vectors.
     edges = [] if last is None else [last, lax.bitcast_convert_type(last, jnp.float32)]
-    # Not varying over a mesh, like the results: jax takes no other refs for a kernel.
+    # Not varying over a mesh, like the results, because jax accepts no other refs.
     sums: Any = jax.new_ref(jnp.zeros(q.shape, jnp.float32))
     dk, dv = plgpu.kernel(
         kernel,

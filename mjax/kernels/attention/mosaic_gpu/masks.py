@@ -1,10 +1,10 @@
-"""What the rows of a tile see: edges, the blocks between them, and masks.
+"""Visibility of a tile: edges, the blocks between them, and masks.
 
-Enters: the rule of a `Problem`, and the edges that `op` makes of documents and
-prefixes. Leaves: which blocks rows visit, which of them an edge cuts, and scores
-without what is hidden there. All edges rise with the position.
+Enters: the rule of a `Problem`, and the edges that `op` computes from documents and
+prefixes. Leaves: the blocks that the rows of a tile visit, those of them that an edge
+cuts, and masked scores. All edges increase with the position.
 
-Letters beside the usual ones: i positions of queries, j of keys, P padded length.
+Additional letters: i positions of queries, j of keys, P padded length.
 """
 
 import dataclasses
@@ -29,21 +29,21 @@ from mjax.kernels.attention.mosaic_gpu.tiles import (
 )
 
 _MOST_BITS = 16
-"""Of the 32 of an integer: shifts stay below its width."""
+"""Bits used of the 32 of an integer, so shifts stay below its width."""
 
 Edges = tuple[jax.Array | None, jax.Array | None]
-"""The first column that each row of the scores sees, and the last, as `ROW`; None where
-no block ends inside them."""
+"""The first and the last column that each row of the scores sees, as `ROW`; None if no
+edge cuts a block."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """The blocks that rows visit: low to high - 1, scalars of the kernel."""
+    """The blocks that the rows visit, low to high - 1, as scalars of the kernel."""
 
     low: Scalar
     high: Scalar
     full_low: Scalar
-    """From here to full_high - 1, every row meets all of the block: no mask."""
+    """From here to full_high - 1, every row sees the whole block: no mask."""
     full_high: Scalar
 
     def within(self, low: Scalar, high: Scalar) -> "Blocks":
@@ -56,7 +56,7 @@ class Blocks:
         )
 
     def ends_down(self) -> tuple[Scalar, Scalar, Scalar]:
-        """Return where the parts end, from the last: masked, plain and masked."""
+        """Return the ends of the parts, from the last: masked, plain and masked."""
         return self.full_high, self.full_low, self.low
 
     def parts(self, near: Edges, far: Edges) -> list[tuple[Scalar, Scalar, Edges]]:
@@ -72,30 +72,31 @@ class Blocks:
 
 
 class FarEdge:
-    """Where what a row sees ends, away from the diagonal; it rises with the row.
+    """The edge of a row's visible columns away from the diagonal; increases with the
+    row.
 
-    On the side of the diagonal it ends there, or, without causality, at an edge like
-    this one.
+    On the other side the visible columns end at the diagonal or, without causality, at
+    an edge like this one.
     """
 
     def __init__(self, p: Problem, ref: Any | None, near: Any | None = None) -> None:
-        """Describe it.
+        """Describe the edge.
 
         Args:
           p: sizes; without `ref`, its window decides.
           ref: [P] in global memory, `op.first_keys` or `op.last_queries` of one row of
             the batch, or None.
-          near: [P] in global memory, `op.last_keys` or `op.first_queries`, or None:
-            then the diagonal decides, or the window.
+          near: [P] in global memory, `op.last_keys` or `op.first_queries`. If None, the
+            diagonal or the window decides.
         """
         self._p, self._ref, self._near = p, ref, near
         self.is_cut = ref is not None or p.window is not None
-        """Whether some row does not see everything on that side."""
+        """Whether it hides something from some row."""
         self.is_diagonal = p.causal and near is None
-        """Whether it ends at the diagonal on the other side."""
+        """Whether the visible columns end at the diagonal on the other side."""
 
     def near_by_window(self, position: Any) -> Any:
-        """Return the other edge where there are neither documents nor a prefix."""
+        """Return the other edge if there are neither documents nor a prefix."""
         raise NotImplementedError
 
     def near_at(self, position: Scalar) -> Scalar:
@@ -113,7 +114,7 @@ class FarEdge:
         return rows if self._p.causal else self.near_by_window(rows)
 
     def by_window(self, position: Any) -> Any:
-        """Return the edge where there are no documents; it may be beyond the ends."""
+        """Return the edge if there are no documents; it may be out of range."""
         raise NotImplementedError
 
     def at(self, position: Scalar) -> Scalar:
@@ -131,20 +132,20 @@ class FarEdge:
 
 
 class FirstKeys(FarEdge):
-    """The first key that each query sees; it sees all from there to itself."""
+    """The first key that each query sees; it sees all keys from there to itself."""
 
     def by_window(self, position: Any) -> Any:
         """Return the first key of queries."""
         return position - (self._p.reach - 1)
 
     def near_by_window(self, position: Any) -> Any:
-        """Return the last key of queries; those beyond the end see themselves."""
+        """Return the last key of queries; queries beyond the end see themselves."""
         num_keys = self._p.num_keys or self._p.seq_len
         last = jnp.minimum(position + (self._p.reach - 1), num_keys - 1)
         return jnp.maximum(last, position)
 
     def ends(self, start: Scalar, block: int) -> jax.Array | None:
-        """Return the last keys as `near_rows` does; None where they cut no block."""
+        """Return the last keys, like `near_rows`; None if they cut no block."""
         p = self._p
         whole = (p.num_keys or p.seq_len) % block == 0
         if p.causal or self._near is not None or p.window is not None or not whole:
@@ -154,10 +155,10 @@ class FirstKeys(FarEdge):
     def blocks(self, i0: Scalar, rows: int, block: int) -> Blocks:
         """Bound the blocks of keys that queries i0 to i0 + rows - 1 see.
 
-        First keys rise with the query, and last ones. So all of them see a block in
-        full iff its last key is not after the last that the first query sees, and its
-        first key not before the first one that the last query sees. Last keys do not
-        cut the blocks before these; both edges may cut those after.
+        First and last visible keys increase with the query. So all queries see a whole
+        block iff its last key is not after the last key of the first query, and its
+        first key is not before the first key of the last query. Last keys do not cut
+        the blocks before these; both edges may cut the blocks after them.
         """
         first, last = self._clipped(i0), self._clipped(i0 + rows - 1)
         end = self.near_at(i0 + rows - 1) + 1
@@ -170,13 +171,13 @@ class FirstKeys(FarEdge):
         )
 
     def _clipped(self, position: Scalar) -> Scalar:
-        """Return the first key of one query, at least 0, as those of arrays are."""
+        """Return the first key of one query, at least 0, like the entries of arrays."""
         first = self.at(position)
         return first if self._ref is not None else jnp.maximum(first, 0)
 
 
 class LastQueries(FarEdge):
-    """The last query that sees each key; all from the first one on do."""
+    """The last query that sees each key; all queries from the first one to it do."""
 
     def by_window(self, position: Any) -> Any:
         """Return the last query of keys."""
@@ -187,7 +188,7 @@ class LastQueries(FarEdge):
         return jnp.maximum(position - (self._p.reach - 1), 0)
 
     def begins(self, start: Scalar) -> jax.Array | None:
-        """Return the first queries as `near_rows` does; None where all are 0."""
+        """Return the first queries, like `near_rows`; None if all are 0."""
         p = self._p
         if p.causal or self._near is not None or p.window is not None:
             return self.near_rows(start)
@@ -196,10 +197,10 @@ class LastQueries(FarEdge):
     def blocks(self, j0: Scalar, rows: int, block: int) -> Blocks:
         """Bound the blocks of queries that see keys j0 to j0 + rows - 1.
 
-        First queries rise with the key, and last ones. So all of a block see all the
-        keys iff its first query is not before the first that sees the last key, and its
-        last not after the last one that sees the first key. Both edges may cut the
-        blocks before these; first queries do not cut those after.
+        First and last queries increase with the key. So all queries of a block see all
+        the keys iff its first query is not before the first query of the last key, and
+        its last query is not after the last query of the first key. Both edges may cut
+        the blocks before these; first queries do not cut the blocks after them.
         """
         end = jnp.minimum(self.at(j0 + rows - 1) + 1, self._p.seq_len)
         full_low = ceil_div(self.near_at(j0 + rows - 1), block)
@@ -212,12 +213,12 @@ class LastQueries(FarEdge):
 
 
 def given(*edges: jax.Array | None) -> tuple[jax.Array, ...]:
-    """Return the arrays that a kernel is passed."""
+    """Return the arrays to pass to a kernel."""
     return tuple(edge for edge in edges if edge is not None)
 
 
 def at_row(refs: list[Any], edges: tuple[Any, ...], b: Scalar) -> list[Any]:
-    """Return of each edge its reference at a row of the batch; None if not given."""
+    """Return the reference of each edge at a row of the batch; None if it is absent."""
     left = iter(refs)
     return [None if edge is None else next(left).at[b] for edge in edges]
 
@@ -228,7 +229,7 @@ def positions(start: Scalar) -> jax.Array:
 
 
 def hide_outside(x: jax.Array, value: float, edges: Edges, start: Scalar) -> jax.Array:
-    """Replace what is outside the edges in a piece whose first column is start."""
+    """Replace the entries outside the edges, in a piece whose first column is start."""
     first, last = (None if edge is None else edge - start for edge in edges)
     if first is None and last is None:
         return x
@@ -238,10 +239,10 @@ def hide_outside(x: jax.Array, value: float, edges: Edges, start: Scalar) -> jax
 def hide(
     x: jax.Array, value: float, *, first: jax.Array | None, last: jax.Array | None
 ) -> jax.Array:
-    """Replace, in each row, what is before its first column or after its last.
+    """Replace, in each row, the entries before its first column or after its last.
 
-    A thread holds the same columns of each 8, so that one bit for each 8 says what is
-    seen: two instructions an entry, however many edges cut the row.
+    A thread holds the same columns of each group of 8, so one bit per group says what
+    is visible: two instructions per entry, independent of the number of edges.
 
     Args:
       x: [ROWS, n], as `TILE`.
@@ -262,7 +263,7 @@ def hide(
     own = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=TILE)
 
     def from_eighth(edge: jax.Array, rounded: int) -> jax.Array:
-        """Return bits, set from the column's first eighth on that is at the edge."""
+        """Return bits, set from the first group of 8 columns at the edge on."""
         eighth = along_rows(edge, shape) - own + rounded
         eighth = lax.shift_right_arithmetic(eighth, jnp.int32(3))
         return lax.shift_left(jnp.full(shape, -1, jnp.int32), eighth)

@@ -1,13 +1,13 @@
 """Sliding-window attention by Pallas Mosaic GPU kernels, for Hopper.
 
-Enters and leaves: as in `reference`, in bfloat16 or float16. One kernel forward, two
-backward (dq; dk and dv), so that every sum has one owner and one order: the gradients
-are the same bits each time. With `MosaicTuning.fused` it is one backward, and dq is not
-deterministic. What is outside the window, or in blocks of other segments
-altogether, is neither loaded nor computed, forward or backward.
+Enters and leaves: as in `reference`, in bfloat16 or float16. There is one forward
+kernel, and two backward ones (dq; dk and dv). So every sum has one owner and one order,
+and gradients are bit-identical in every run. With `MosaicTuning.fused` there is one
+backward kernel, and dq is not deterministic. Blocks outside the window, or entirely in
+other segments, are neither loaded nor computed, forward or backward.
 
 Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: window, segments,
-prefix; dq in a kernel of its own instead of atomic additions.
+prefix; dq in a separate kernel instead of atomic additions.
 """
 
 import functools
@@ -43,24 +43,24 @@ def attention(
     soft_cap: float | None,
     tuning: MosaicTuning,
 ) -> Float[Array, "B T N Hv"]:
-    """Attend as `reference.attention` does, to what every rule lets a query see.
+    """Attend like `reference.attention`, to the keys that all rules allow.
 
     Scores, softmax and sums are float32; probabilities and gradients of scores are
     rounded to the dtype of q before they are multiplied. Inside shard_map all arrays
-    must vary over the same axes. A remat policy that saves `OUT_NAME` and `LSE_NAME`
-    spares the backward pass a second forward.
+    must vary over the same axes. With a remat policy that saves `OUT_NAME` and
+    `LSE_NAME`, the backward pass does not repeat the forward pass.
 
     Args:
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      segment_ids: positions see each other only where these are equal; they never fall
+      segment_ids: positions see each other only if these are equal; never decreasing
         along T.
       causal: hide keys after the query.
-      prefix_len: of the keys before it, causality hides none; None is 0.
-      window: query i sees key j only where |i - j| < window; None is everywhere.
+      prefix_len: causality hides no key before this position; None means 0.
+      window: query i sees key j only if |i - j| < window; None means no window.
       scale: factor on the scores, positive.
-      soft_cap: scores become soft_cap * tanh(score / soft_cap); None leaves them.
+      soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
       tuning: sizes of the kernels.
 
     Returns:
@@ -103,7 +103,7 @@ def _attention(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids, pre
 
 
 def _forward(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids, prefix):
-    """Return the output and what the backward pass needs."""
+    """Return the output and the residuals of the backward pass."""
     edges = _key_edges(problem, segment_ids, prefix)
     out, lse = forward(q, k, v, *edges, problem=problem, tuning=tuning.forward)
     out = checkpoint_name(out, OUT_NAME)
@@ -139,7 +139,8 @@ _attention.defvjp(_forward, _backward)
 
 
 def _key_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
-    """Return the first and the last key of each query; None where a kernel knows."""
+    """Return the first and the last key of each query; None if the kernel knows
+    them."""
     first = last = None
     if segment_ids is not None:
         first = first_keys(problem, segment_ids)
@@ -149,7 +150,8 @@ def _key_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
 
 
 def _query_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
-    """Return the last and the first query of each key; None where a kernel knows."""
+    """Return the last and the first query of each key; None if the kernel knows
+    them."""
     first = last = None
     if segment_ids is not None:
         last = last_queries(problem, segment_ids)
@@ -159,14 +161,14 @@ def _query_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
 
 
 def _near_is_data(problem: Problem, segment_ids, prefix) -> bool:
-    """Say whether the edge on the side of the diagonal is not known to the kernels."""
+    """Return whether the kernels need an array for the edge at the diagonal."""
     return prefix is not None or (segment_ids is not None and not problem.causal)
 
 
 def first_keys(
     problem: Problem, segment_ids: Int32[Array, "B T"]
 ) -> Int32[Array, "B P"]:
-    """Return the first key that each query sees, by its segment and the window."""
+    """Return the first key that each query sees in its segment and window."""
     starts, i = _starts(problem, segment_ids)
     return jnp.maximum(starts, i - (problem.reach - 1))
 
@@ -174,7 +176,7 @@ def first_keys(
 def last_queries(
     problem: Problem, segment_ids: Int32[Array, "B T"]
 ) -> Int32[Array, "B P"]:
-    """Return the last query that sees each key; the last segment goes on beyond T."""
+    """Return the last query that sees each key; the last segment extends beyond T."""
     ends, j = _ends(problem, segment_ids)
     return jnp.minimum(ends, j + (problem.reach - 1))
 
@@ -184,7 +186,8 @@ def last_keys(
     segment_ids: Int32[Array, "B T"] | None,
     prefix: Int32[Array, "B"] | None,
 ) -> Int32[Array, "B P"]:
-    """Return the last key that each query sees; beyond the end, itself."""
+    """Return the last key that each query sees; queries beyond the end see
+    themselves."""
     i = jnp.arange(problem.padded_len, dtype=jnp.int32)[None]
     num_keys = problem.num_keys or problem.seq_len
     last = jnp.minimum(i + (problem.reach - 1), num_keys - 1)
@@ -211,14 +214,14 @@ def first_queries(
 
 
 def _starts(problem: Problem, segment_ids):
-    """Return the first position of each one's segment, and positions [1, P]."""
+    """Return the first position of each position's segment, and positions [1, P]."""
     ids, i = _padded(problem, segment_ids)
     begins = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (1, 0)))
     return lax.cummax(jnp.where(begins, i, 0), axis=1), i
 
 
 def _ends(problem: Problem, segment_ids):
-    """Return the last position of each one's segment, and positions [1, P]."""
+    """Return the last position of each position's segment, and positions [1, P]."""
     ids, j = _padded(problem, segment_ids)
     is_last = jnp.pad(ids[:, 1:] != ids[:, :-1], ((0, 0), (0, 1)))
     beyond = problem.padded_len - 1
@@ -228,13 +231,13 @@ def _ends(problem: Problem, segment_ids):
 def _padded(
     problem: Problem, segment_ids: Int32[Array, "B T"]
 ) -> tuple[Int32[Array, "B P"], Int32[Array, "1 P"]]:
-    """Return ids, lengthened by the last, which adds no segment, and positions."""
+    """Return ids, padded with the last one (no new segment), and positions."""
     ids = _lengthen(segment_ids, problem.padded_len - problem.seq_len, mode="edge")
     return ids, jnp.arange(problem.padded_len, dtype=jnp.int32)[None]
 
 
 def _lengthen(x: Any, rest: int, mode: str = "constant") -> Any:
-    """Add positions, the second dim: zeros, or copies of the last ("edge")."""
+    """Pad the positions, dim 1, with zeros or with copies of the last ("edge")."""
     if rest == 0:
         return x
     widths = [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)]

@@ -1,10 +1,10 @@
-"""What the attention kernels share: sizes, layouts, order, and the loading ring.
+"""Common parts of the attention kernels: sizes, layouts, order, and ring buffers.
 
-A tile is what one thread block computes: rows of queries (forward, dq) or of keys
-(dkv), `ROWS` for each of its compute warpgroups. A block is a piece of the other
-sequence, loaded into a ring of slots in shared memory. One more warpgroup only loads.
+A thread block computes a tile: rows of queries (forward, dq) or of keys (dkv), `ROWS`
+for each of its compute warpgroups. A block is a piece of the other sequence, loaded
+into a ring buffer in shared memory. A further warpgroup only loads.
 
-Letters beside the usual ones: i positions of queries, j of keys, P padded length.
+Additional letters: i positions of queries, j of keys, P padded length.
 """
 
 import dataclasses
@@ -21,34 +21,34 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 ROWS = 64
 """Rows of a warpgroup: M of every wgmma instruction (PTX ISA, wgmma.mma_async)."""
 LOADER_REGISTERS = 24
-"""Registers of a thread that only loads: the least that can be asked for."""
+"""Registers of a thread that only loads: the minimum that can be requested."""
 LOG2_E = math.log2(math.e)
 
-# How a [64, n] float32 accumulator lies in the registers of a warpgroup, and the two
-# vectors that go with it: a value for each row, a value for each column.
+# Register layouts of a warpgroup: of a [64, n] float32 accumulator, and of vectors with
+# a value per row or per column of it.
 TILE = plgpu.Layout.WGMMA
 ROW = TILE.reduce(1)
 COLUMN = TILE.reduce(0)
 GRID_NAMES = ("section", "tile", "heads")
 _CACHED_BYTES = 25 * 2**20
-"""Half of the L2 cache of an H100 or H200 (50 MiB): a multiprocessor reads the other
-half through its own, which keeps a copy."""
+"""Half of the L2 cache of an H100 or H200 (50 MiB). A multiprocessor reads the other
+half through its own half, which keeps a copy."""
 _LEAST_SECTION = 240
-"""Thread blocks of a section, some two for each of 132 multiprocessors: with fewer,
-each section would end with idle ones. Twice as many where walks are uneven."""
+"""Thread blocks per section, about two for each of 132 multiprocessors. With fewer,
+each section would end with idle multiprocessors. Twice as many if walks are uneven."""
 Scalar = Any
 """An int, or an int32 scalar of the kernel."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """The sizes of one call, and the rule by which a query sees a key."""
+    """The sizes of one call, and the rule for which keys a query sees."""
 
     seq_len: int
     """T."""
     padded_len: int
     """P, length of rows with one number per position (log-sum-exp, delta, segments):
-    whole tiles and blocks, so that each copy of a part is aligned and inside."""
+    whole tiles and blocks, so every copy of a part is aligned and in range."""
     heads: int
     """N."""
     kv_heads: int
@@ -58,15 +58,15 @@ class Problem:
     value_dim: int | None = None
     """Hv; None is H."""
     causal: bool = True
-    """Query i sees key j only where j <= i, or where j is in the prefix."""
+    """Query i sees key j only if j <= i, or if j is in the prefix."""
     num_keys: int | None = None
-    """T before it was rounded up to whole copies; None is `seq_len`."""
+    """T before it was rounded up to whole copies; None means `seq_len`."""
     window: int | None
-    """Query i sees key j only where |i - j| < window; None is everywhere."""
+    """Query i sees key j only if |i - j| < window; None means no window."""
     scale: float
     """Factor on the scores, positive."""
     soft_cap: float | None
-    """Bound that tanh sets to the scaled scores."""
+    """Soft cap: bound of the scaled scores by tanh."""
 
     @property
     def out_dim(self) -> int:
@@ -80,18 +80,19 @@ class Problem:
 
     @property
     def reach(self) -> int:
-        """Keys that a query can see; those of the last tile are beyond the end."""
+        """Number of keys that can be seen; further keys of the last tile are beyond the
+        end."""
         return self.padded_len if self.window is None else self.window
 
     @property
     def exponent(self) -> float:
-        """Factor from what `capped` returns to an exponent of 2, less `offset`."""
+        """Factor from the result of `capped` to an exponent of 2, less `offset`."""
         cap = self.soft_cap
         return LOG2_E * (self.scale if cap is None else 2.0 * cap)
 
     @property
     def offset(self) -> float:
-        """What is added to all exponents of 2."""
+        """Offset added to all exponents of 2."""
         return 0.0 if self.soft_cap is None else LOG2_E * self.soft_cap
 
     def capped(self, scores: jax.Array) -> jax.Array:
@@ -109,9 +110,9 @@ class Problem:
         return -1.0 / (jnp.exp2(scores * twice) + 1.0)
 
     def times_slope(self, probs: jax.Array, capped: jax.Array) -> jax.Array:
-        """Multiply with the derivative of the cap, by what `capped` has returned.
+        """Multiply by the derivative of the cap, computed from the result of `capped`.
 
-        It is 4 r (1 - r): 1 - tanh(x)^2 has no digits left where tanh(x) is near 1.
+        It is 4 r (1 - r), because 1 - tanh(x)^2 loses all digits if tanh(x) is near 1.
         """
         if self.soft_cap is None:
             return probs
@@ -120,19 +121,20 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """The order of the thread blocks: the heaviest tiles of all heads come first.
+    """Order of the thread blocks: the tiles with the most work come first, of all
+    heads.
 
-    So the last ones to start are short. If all heads together read more than the L2
-    cache keeps, sections of heads run one after the other.
+    So the last thread blocks to start are short. If all heads together read more than
+    fits in the L2 cache, sections of heads run one after the other.
     """
 
     heads: int
-    """Of the grid, in each row of the batch."""
+    """Heads of the grid, in each row of the batch."""
     sections: int
     tiles: int
-    """Of a head."""
+    """Tiles of a head."""
     heads_of_section: int
-    """Over all rows of the batch."""
+    """Sections, over all rows of the batch."""
 
     @staticmethod
     def of(
@@ -151,12 +153,11 @@ class Order:
           p: sizes.
           batch: B.
           heads: of the grid.
-          other_heads: those whose arrays are walked.
+          other_heads: heads whose arrays are walked.
           tile: positions of a tile.
-          uneven: whether the walks of some tiles are many times those of others.
-          entry_bytes: of all arrays that are walked, for a position and column: two of
-            16-bit numbers, unless it says otherwise. Sections of more bytes may have
-            fewer thread blocks.
+          uneven: whether some tiles have much longer walks than others.
+          entry_bytes: of all walked arrays, per position and column; by default two
+            16-bit numbers. Sections of more bytes may have fewer thread blocks.
         """
         least = _LEAST_SECTION * (2 if uneven else 1) * 4 // entry_bytes
         rows, num_tiles = batch * heads, -(-p.seq_len // tile)
@@ -181,18 +182,18 @@ class Order:
         return self.sections, self.tiles, self.heads_of_section
 
     def place(self, section: Scalar, head: Scalar) -> tuple[Scalar, Scalar]:
-        """Return row of the batch and head, by their places in the grid."""
+        """Return row of the batch and head, from their positions in the grid."""
         row = section * self.heads_of_section + head
         return floor_div(row, self.heads), lax.rem(_int32(row), _int32(self.heads))
 
     def here(self) -> tuple[Scalar, Scalar, Scalar]:
-        """Return row of the batch, head and place of the tile of this thread block."""
+        """Return row of the batch, head and tile of this thread block."""
         section, tile, head = (lax.axis_index(name) for name in GRID_NAMES)
         return *self.place(section, head), tile
 
 
 def add_eighths(sums: jax.Array, x: jax.Array) -> jax.Array:
-    """Add to sums [ROWS, 8] those of every eighth column of x [ROWS, n]."""
+    """Add every eighth column of x [ROWS, n] to sums [ROWS, 8]."""
     for start in range(0, x.shape[1], 8):
         sums = sums + lax.slice(x, (0, start), (ROWS, start + 8))
     return sums
@@ -204,14 +205,14 @@ def fill_rings(
     stages: int,
     rings: list[tuple[Any, Callable[[Scalar, Scalar, Scalar], None]]],
 ) -> None:
-    """Load what the steps of all rounds use; the whole work of the loading warpgroup.
+    """Load the data of all steps and rounds: the whole work of the loading warpgroup.
 
     Args:
-      rounds: how often the steps are walked.
-      steps: their number in each round, at least 1.
-      stages: slots of each ring.
-      rings: for each, the barriers by which its slots are released, and a function of
-        round, step and slot that starts the copies into the slot.
+      rounds: number of walks over the steps.
+      steps: number of steps in each round, at least 1.
+      stages: entries of each ring buffer.
+      rings: for each ring buffer, the barriers that release its entries, and a function
+        of round, step and entry that starts the copies into the entry.
     """
 
     @pl.loop(0, rounds)
@@ -223,7 +224,7 @@ def fill_rings(
                 pl.when(total >= stages)(lambda free=free: wait(free, total, stages))
                 copy(g, step, slot(total, stages))
 
-    # No thread needs this, but jax's interpreter wants each release to be seen.
+    # No thread needs this, but jax's interpreter requires a wait for each release.
     @pl.loop(jnp.maximum(rounds * steps - stages, 0), rounds * steps)
     def _drain(total):
         for free, _ in rings:
@@ -231,25 +232,26 @@ def fill_rings(
 
 
 def wait(barriers: Any, step: Scalar, stages: int) -> None:
-    """Wait at the barrier of the slot that a step uses."""
+    """Wait at the barrier of the buffer entry of a step."""
     plgpu.barrier_wait(barriers.at[slot(step, stages)])
 
 
 def arrive(barriers: Any, step: Scalar, stages: int) -> None:
-    """Arrive at the barrier of the slot that a step uses."""
+    """Arrive at the barrier of the buffer entry of a step."""
     plgpu.barrier_arrive(barriers.at[slot(step, stages)])
 
 
 def release_before(barriers: Any, step: Scalar, stages: int) -> None:
-    """Arrive at the barrier of the slot that the step before used, if there was one."""
+    """Arrive at the barrier of the buffer entry of the previous step, if there was
+    one."""
     pl.when(step > 0)(lambda: arrive(barriers, step - 1, stages))
 
 
 def in_loop(index: Scalar) -> jax.Array:
     """Return index, hidden from the compiler.
 
-    Addresses computed from it are computed where they are used. Otherwise all those of
-    a loop are kept in registers throughout, and accumulators are spilled.
+    Addresses that depend on it are computed at each use. Otherwise all addresses of a
+    loop stay in registers throughout, and accumulators are spilled.
     """
     return lax.optimization_barrier(index)
 
@@ -260,10 +262,11 @@ def accumulator(columns: int) -> Any:
 
 
 def smem_tile(shape: tuple[int, ...], dtype: Any, block: int = 64) -> Any:
-    """Describe shared memory that wgmma reads: 16-bit numbers, rows swizzled in 8s.
+    """Describe shared memory that wgmma reads: 16-bit numbers, swizzled in groups of 8
+    rows.
 
-    The swizzle is the widest that divides the rows, 64 numbers or 32, and the block:
-    a product sums over whole swizzles.
+    The swizzle, 64 or 32 numbers, is the widest that divides the rows and the block,
+    because a matmul sums over whole swizzles.
     """
     columns = 64 if shape[-1] % 64 == 0 and block % 64 == 0 else 32
     tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
@@ -279,22 +282,22 @@ def smem_sums(shape: tuple[int, ...]) -> Any:
 
 
 def compiler_params() -> plgpu.CompilerParams:
-    """Barriers and fences are written out in the kernels; none is added."""
+    """Barriers and fences are explicit in the kernels; Pallas adds none."""
     return plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True)
 
 
 def along_rows(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """Give each row its value of x."""
+    """Broadcast a value per row over the columns."""
     return lax.broadcast_in_dim(x, shape, [0])
 
 
 def along_columns(x: jax.Array, shape: tuple[int, int]) -> jax.Array:
-    """Give each column its value of x."""
+    """Broadcast a value per column over the rows."""
     return lax.broadcast_in_dim(x, shape, [1])
 
 
 def slot(step: Scalar, stages: int) -> jax.Array:
-    """Return the place in a ring of what a step uses."""
+    """Return the ring buffer entry of a step."""
     return lax.rem(_int32(step), _int32(stages))
 
 
@@ -309,7 +312,7 @@ def ceil_div(a: Scalar, b: Scalar) -> jax.Array:
 
 
 def clip(x: Scalar, low: Scalar, high: Scalar) -> jax.Array:
-    """Return x, moved into [low, high]."""
+    """Return x clipped to [low, high]."""
     return jnp.minimum(jnp.maximum(x, low), high)
 
 
