@@ -124,15 +124,15 @@ def _outcome(
             f"Sessions on the commits {', '.join(commits)}, 4 processes with 2 "
             f"simulated devices each on 2 cores: `{' '.join(run)} --steps "
             f"{settings.steps}` (pp 2 x dp 2 x tp 2, ZeRO 2), compiled without LLVM's "
-            "passes. A signal goes to one "
-            "process, drawn; the others are killed 0, 0.1, 0.5 or 2 s later (drawn), "
-            "and all are started again on a new port. After each fault every committed "
-            "step is read and compared with its checksums, and every row of "
-            "metrics.jsonl, those that will be dropped and computed again included, is "
-            "compared with that of a run that was left alone: all fields but the "
-            "timing, exactly. Each start must resume at the newest committed step. "
-            "Each start is a line of [chaos.jsonl](chaos.jsonl). Other programs shared "
-            "the cores: times say nothing."
+            "passes. One randomly drawn process gets the signal. The others are "
+            "killed 0, 0.1, 0.5 or 2 s later (drawn), and all are restarted on a new "
+            "port. After each fault every committed step is read and compared with "
+            "its checksums. Every row of metrics.jsonl, including rows that will be "
+            "dropped and computed again, is compared exactly with that of an "
+            "undisturbed run, in all fields but the timing. Each start must resume at "
+            "the newest committed step. Each start is a line of "
+            "[chaos.jsonl](chaos.jsonl). Other programs shared the cores, so times "
+            "mean nothing."
         ),
         header=("", "found"),
         rows=[*rows, *([[text, "**PROBLEM**"] for text in problems])],
@@ -168,10 +168,10 @@ def _by_phase(generations: list[Generation]) -> Table:
     return Table(
         title="SIGKILL, by phase and process",
         text=(
-            "What process 0 was doing at that moment, by what it had printed and "
-            "which folders were there. Aimed at with equal chances: start, restoring, "
+            "The activity of process 0 at that moment, judged by its output and its "
+            "folders. The kills aim with equal probability at the start, restoring, "
             "steps, a folder that is being written, and the first 0.1 s after a step "
-            "has appeared."
+            "appears."
         ),
         header=("phase", *(f"process {rank}" for rank in ranks), "in all"),
         rows=[

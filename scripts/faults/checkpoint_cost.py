@@ -218,10 +218,10 @@ def tables(
         Table(
             title="Stage 1: the copy to host memory, for which training waits",
             text=f"{gb:.2f} GB in {NUM_LEAVES} leaves on 8 simulated devices, in turns "
-            "with a memcpy of the same pieces into buffers that are there already, "
-            f"{PAIRS} pairs; load average at the start {load:.1f}. The first copy "
-            f"takes its memory from the system, {stage1.first_s:.3f} s; later ones use "
-            "the same buffers again. Not measured on a GPU.",
+            f"with a memcpy of the same pieces into existing buffers, {PAIRS} pairs; "
+            f"load average at the start {load:.1f}. The first copy allocates its "
+            f"memory from the system, {stage1.first_s:.3f} s; later copies reuse the "
+            "buffers. Not measured on a GPU.",
             header=("", "min", "median", "max"),
             rows=[
                 ("copy, s", *spread(stage1.copies_s)),
@@ -233,7 +233,7 @@ def tables(
         Table(
             title="Stage 2: the writing in the background",
             text=f"{len(attempts)} saves of the same {gb:.2f} GB to a local disk, "
-            "nothing beside them: medians. The pieces are written, read back and "
+            "without other load: medians. The pieces are written, read back and "
             "compared, and only then committed.",
             header=("", "median"),
             rows=[
@@ -251,10 +251,10 @@ def tables(
         ),
         Table(
             title="Steps beside a save",
-            text=f"{MODEL.layers} layers of width {MODEL.d_model}, batch 8 x {SEQ_LEN},"
-            f" dp 8, ZeRO-2; a save every {STEPS_BETWEEN} steps of one run. The "
-            "simulated devices and the writer share two cores; beside GPUs the writer "
-            "has the cores of the host to itself.",
+            text=f"{MODEL.layers} layers of width {MODEL.d_model}, batch 8 x "
+            f"{SEQ_LEN}, dp 8, ZeRO-2; a save every {STEPS_BETWEEN} steps of one run. "
+            "The simulated devices and the writer share two cores; on a GPU host the "
+            "writer has the CPU cores to itself.",
             header=("steps", "number", "median, s"),
             rows=[
                 ("no save beside them", f"{len(alone)}", f"{median(alone):.3f}"),

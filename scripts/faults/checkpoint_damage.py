@@ -259,15 +259,15 @@ def try_all(saved: Path, num_bits: int, seed: int) -> tuple[Table, Table, int]:
     table = Table(
         title="Every file, every damage",
         text=(
-            "a state of 4 leaves (float32, bfloat16, int32) on "
-            "4 simulated devices, saved twice; the newer step is damaged and "
-            "`Checkpoints.restore` called. "
-            f"*Noticed*: it is quarantined with the reason, and the older step comes "
-            f"back bit for bit. *Harmless*: the newer step comes back bit for bit. "
-            f"*Silent*: anything else. In all {total.total()} cases: "
-            f"{total[NOTICED]} noticed, {total[HARMLESS]} harmless, {total[SILENT]} "
-            f"silent. The bits are drawn (seed {seed}), with the first and the last. "
-            "What is harmless is read by Orbax alone, or told twice."
+            "a state of 4 leaves (float32, bfloat16, int32) on 4 simulated devices, "
+            "saved twice; the newer step is damaged and `Checkpoints.restore` called. "
+            "*Noticed*: it is quarantined with the reason, and the older step comes "
+            "back bit for bit. *Harmless*: the newer step comes back bit for bit. "
+            f"*Silent*: anything else. In all {total.total()} cases: {total[NOTICED]} "
+            f"noticed, {total[HARMLESS]} harmless, {total[SILENT]} silent. The flipped "
+            f"bits are drawn at random (seed {seed}), plus the first and the last bit. "
+            "Harmless damage is in files that only Orbax reads, or in information "
+            "that is stored twice."
         ),
         header=("file", *_DAMAGES),
         rows=_rows(counts),
@@ -383,9 +383,9 @@ def try_command(folder: Path) -> tuple[Table, int]:
     table = Table(
         title="By the command",
         text=(
-            f"`python -m mjax.train {' '.join(RUN)} --steps {SECOND}` has saved steps "
-            f"{FIRST} and {SECOND}; step {SECOND} is damaged, and the same command is "
-            "given again."
+            f"`python -m mjax.train {' '.join(RUN)} --steps {SECOND}` saved steps "
+            f"{FIRST} and {SECOND}; step {SECOND} is damaged, and the same command "
+            "runs again."
         ),
         header=("damage", "exit code", "printed", "verdict"),
         rows=rows,

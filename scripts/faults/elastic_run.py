@@ -80,8 +80,8 @@ def main() -> int:
         text=(
             f"`{' '.join(RUN)}`, launched with `{' '.join(OWN)}`, commit {commit()}. "
             f"{len(expected)} rows; missing {missing}; the largest difference of a "
-            f"loss from the run that was left alone is {worst:.1e} (bound "
-            f"{TOLERANCE:g}). Data: the same batch of {STEPS} steps, by construction a "
+            f"loss from the undisturbed run is {worst:.1e} (bound {TOLERANCE:g}). "
+            f"Data: the same batches in all {STEPS} steps, because a batch is a "
             "function of seed and step."
         ),
         header=["generation", "hosts", "first step", "flags that differ"],

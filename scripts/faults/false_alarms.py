@@ -68,10 +68,10 @@ def main() -> int:
         title="A run that is well",
         text=(
             f"On commit {commit()}: {HOSTS} hosts with a rank each, `{' '.join(RUN)}`, "
-            "compiled without LLVM's passes; after half of the time `launch update -- "
-            f"{' '.join(UPDATE)}`, which compiles the step again. The limit of a step "
-            "is 4 s. An alarm is an event of the kinds "
-            f"{', '.join(ALARMS)} that the update does not explain."
+            "compiled without LLVM's passes. Halfway through, `launch update -- "
+            f"{' '.join(UPDATE)}` recompiles the step. The limit of a step is 4 s. An "
+            f"alarm is an event of the kinds {', '.join(ALARMS)} that the update does "
+            "not explain."
         ),
         header=("minutes", "steps", "saves", "compile s, by generation", "alarms"),
         rows=[

@@ -220,12 +220,12 @@ def write_report(
         )
     commits = ", ".join(dict.fromkeys(one.commit for one in found))
     text = (
-        f"{len(found)} faults of {len(rows)} kinds on the commit {commits}: "
-        f"{HOSTS} hosts with a rank each and {SPARES} spare, `{' '.join(RUN)}`, "
-        "compiled without LLVM's passes. Each row of metrics.jsonl is compared with "
-        "that of a run that was left alone, all fields but the timing, exactly. "
-        "Seconds are median and largest: until the launch had a cause (the limit of "
-        "a step is 4 s), and until the next row."
+        f"{len(found)} faults of {len(rows)} kinds on the commit {commits}: {HOSTS} "
+        f"hosts with a rank each and {SPARES} spare, `{' '.join(RUN)}`, compiled "
+        "without LLVM's passes. Each row of metrics.jsonl is compared exactly with "
+        "that of an undisturbed run, in all fields but the timing. Seconds are median "
+        "and largest: until the launcher named a cause (the limit of a step is 4 s), "
+        "and until the next row."
     )
     table = Table(
         title="What was done, and what followed",

@@ -219,8 +219,8 @@ def main() -> int:
     table = Table(
         title=f"{args.agents} agents with a rank each",
         text=(
-            f"Commit {commit()}. The agents share a process, on the other core. A "
-            "heartbeat is sent once a second. A host is lost after "
+            f"Commit {commit()}. The agents share one process on the other core. Each "
+            "sends a heartbeat once per second. A host counts as lost after "
             f"{LOST_S:g} s without one."
         ),
         header=["measured", "value"],

@@ -140,11 +140,11 @@ def main() -> int:
         title="Seconds from the kill of a rank to the end of the next step",
         text=(
             f"{HOSTS} hosts with a rank each, `{' '.join(RUN)}`, compiled without "
-            "LLVM's passes. Ranks are killed in turn. All but median and p95 are "
-            "medians of the slowest rank: `notice` until the launch has a cause, `stop "
-            "and place` until the order to start, then the phases of the trainer; "
-            "`rest` is the first step and what the clocks of the processes do not "
-            "cover."
+            "LLVM's passes. Ranks are killed in turn. All columns but median and p95 "
+            "are medians of the slowest rank: `notice` until the launcher names a "
+            "cause, `stop and place` until its order to start, then the phases of the "
+            "trainer; `rest` is the first step and the time that the clocks of the "
+            "processes do not cover."
         ),
         header=["launch", "commit", "kills", "median", "p95", *PHASES, "rest"],
         rows=[_row(mode, found) for mode, found in by_mode.items() if found],

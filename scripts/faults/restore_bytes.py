@@ -73,14 +73,14 @@ def measure() -> tuple[Table, bool]:
         title="Bytes that four processes read",
         text=(
             f"Four processes of one device; a model of {MODEL.layers} layers of width "
-            f"{MODEL.d_model} with its optimizer state, drawn bits in every leaf. In "
+            f"{MODEL.d_model} with its optimizer state, random bits in every leaf. In "
             "MB: the state; the pieces that each process read and checked, and their "
-            "sum over the state; all that each read from files during `restore` (rchar "
-            "of /proc/self/io: index, manifests, and libraries loaded at first use "
-            "too); and what its device holds afterwards. Where devices of several "
-            "processes hold the same values, one process reads them and the others get "
-            "them over the devices' network. Every process compares every bit that it "
-            "holds."
+            "sum divided by the state; all bytes that each process read from files "
+            "during `restore` (rchar of /proc/self/io: index, manifests, and "
+            "libraries loaded at first use too); and the bytes that its device holds "
+            "afterwards. If devices of several processes hold the same values, one "
+            "process reads them and the others receive them over the devices' "
+            "network. Every process compares every bit that it holds."
         ),
         header=(
             *("layout", "state", *(f"process {r}" for r in range(NUM_PROCESSES))),
@@ -107,9 +107,9 @@ def damage_one() -> tuple[Table, bool]:
         title="Damage that one of four processes sees",
         text=(
             "`--mesh.dp 4 --zero 3`: each process reads a quarter. Steps 1 and 2 are "
-            "saved, and one bit of what process 3 wrote of step 2 is turned over; no "
-            "other process reads that file. All must put the step aside and restore "
-            "step 1."
+            "saved, and one bit of the file of process 3 in step 2 is flipped; no "
+            "other process reads that file. All processes must move the step aside "
+            "and restore step 1."
         ),
         header=("process", "restored step", "put aside", "same bits"),
         rows=rows,

@@ -133,12 +133,12 @@ def try_all(folder: Path) -> tuple[Table, bool]:
         title="8 meshes x 8 meshes",
         text=(
             f"On commit {commit()}: 8 simulated devices, one process; {MODEL.layers} "
-            f"layers of width {MODEL.d_model} with the optimizer's moments, drawn bits "
-            "(negative zeros among them) in every leaf. The drawn state goes into the "
-            "layout of the row (the slots of its stages), is saved from there, "
-            "restored under the layout of the column, goes into its slots and out "
-            "again, and every leaf is compared with what was drawn, bit for bit. In a "
-            "cell: leaves that are the same."
+            f"layers of width {MODEL.d_model} with the optimizer's moments, random "
+            "bits (including negative zeros) in every leaf. The state is laid out for "
+            "the mesh of the row (the slots of its stages), saved, restored for the "
+            "mesh of the column, and taken out of its slots; then every leaf is "
+            "compared bit for bit with the original. A cell counts the leaves that "
+            "are equal."
         ),
         header=("saved under \\ restored under", *programs),
         rows=rows,

@@ -104,8 +104,8 @@ def kill_and_resume(
             f"Recipe `debug`, {NUM_STEPS} steps, `--ckpt.every {CKPT_EVERY}`, dp4 x "
             "tp2 on 8 simulated devices, `--zero 2`. The process gets SIGKILL as soon "
             "as the row of the drawn step is in metrics.jsonl; then the same command "
-            "runs to the end. Every row is compared with the undisturbed run's, "
-            f"exactly, in all fields but the timing: {fields}."
+            "runs to the end. Every row is compared exactly with that of the "
+            f"undisturbed run, in all fields but the timing: {fields}."
         ),
         header=(
             *("killed at row", "rows on disk", "resumed after step", "equal rows"),
@@ -137,10 +137,10 @@ def move(folder: Path, undisturbed: Path) -> tuple[Table, float]:
     table = Table(
         title="Resume on another mesh",
         text=(
-            f"The undisturbed run above, cut off after its checkpoint at step "
+            "The undisturbed run above, cut off after its checkpoint at step "
             f"{MOVE_AT} (dp4 x tp2, `--zero 2`) and continued by the same command with "
-            f"other mesh flags. Largest relative differences over the next "
-            f"{MOVED_STEPS} steps to the undisturbed run; of the loss at most "
+            "other mesh flags. The largest relative differences from the undisturbed "
+            f"run over the next {MOVED_STEPS} steps; of the loss at most "
             f"{MESH_BOUND:g}: found {worst:.1e}."
         ),
         header=("continued on", "`--zero`", "loss difference", "grad_norm difference"),

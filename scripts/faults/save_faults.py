@@ -389,14 +389,14 @@ def tables(found: list[list[str]], killed: list[list[str]], at: str) -> list[Tab
             title="A phase that fails",
             text=(
                 f"On commit {at}, load average {load:.0f} at the end. Two processes of "
-                "one device each, 4 MB of state, a step is one reduction over gloo and "
-                f"{1e3 * STEP_S:.0f} ms of sleep. *Written* fails by RLIMIT_FSIZE, "
-                "*hangs* is a write that takes "
-                f"{HANG_LIMIT_S + 1} s with --ckpt.timeout-s {HANG_LIMIT_S}; the other "
-                "phases raise OSError. *Known*: from the (last) failure to the end of "
-                "the attempt, on processes 0 and 1; the process that hangs hears it "
-                "when its store answers. *save()*: of the training thread, with the "
-                "host copy. *Wrong*: not known after "
+                "one device each, 4 MB of state, a step is one reduction over gloo "
+                f"and {1e3 * STEP_S:.0f} ms of sleep. *Written* fails by RLIMIT_FSIZE, "
+                f"*hangs* is a write that takes {HANG_LIMIT_S + 1} s with "
+                f"--ckpt.timeout-s {HANG_LIMIT_S}; the other phases raise OSError. "
+                "*Known*: from the (last) failure to the end of the attempt, on "
+                "processes 0 and 1; the hanging process learns it when its store "
+                "answers. *save()*: the time of the call on the training thread, "
+                "including the host copy. *Wrong*: the failure is not known after "
                 f"{KNOWN_LIMIT_S:.0f} s, the step before lost or damaged, the retry "
                 "not committed, a verdict that differs."
             ),
@@ -409,8 +409,9 @@ def tables(found: list[list[str]], killed: list[list[str]], at: str) -> list[Tab
         Table(
             title="A process killed in a phase",
             text=(
-                "SIGKILL, by the process itself, at the begin or the end of its part "
-                f"of a phase of the save of step {NEWER}; step {GOOD} was saved before."
+                "The process kills itself with SIGKILL at the beginning or the end of "
+                f"its part of a phase of the save of step {NEWER}; step {GOOD} was "
+                "saved before."
             ),
             header=("moment", "process", "steps", "unfinished folder", "wrong"),
             rows=killed,

@@ -445,15 +445,15 @@ def tables(results: list[Result], at: str) -> list[Table]:
     found = Table(
         title="What happened to the run",
         text=(
-            f"On commit {at}, load average {load:.0f} at the end: "
-            f"`{' '.join(RUN)} --ckpt.every {EVERY} --ckpt.dir STORE`, one process, "
-            "STORE a tmpfs of 16 MB. A fault begins when two steps are saved; when it "
-            "is over two more must be saved, then SIGTERM ends the run (42). Step "
-            "times are those of metrics.jsonl. *Lost*: steps that were in the store "
-            "and are neither there nor removed by `--ckpt.keep`, steps whose checksums "
-            "differ, unfinished folders at the end. The slow store: a process in which "
-            f"the functions that write sleep {SLOW_S:.0f} s for each file they are "
-            "about to write (`write_part` and `merge_parts` "
+            f"On commit {at}, load average {load:.0f} at the end: `{' '.join(RUN)} "
+            f"--ckpt.every {EVERY} --ckpt.dir STORE`, one process, STORE a tmpfs of 16 "
+            "MB. A fault begins after two steps are saved. After it ends, two more "
+            "must be saved; then SIGTERM ends the run (exit code 42). Step times are "
+            "those of metrics.jsonl. *Lost*: steps that were in the store and are "
+            "gone without being removed by `--ckpt.keep`, steps with different "
+            "checksums, and unfinished folders at the end. The slow store: a process "
+            f"in which the functions that write sleep {SLOW_S:.0f} s for each file "
+            "they are about to write (`write_part` and `merge_parts` "
             f"{_FILES_OF_A_PART} files, `write_file` one), then call the real ones."
         ),
         header=(

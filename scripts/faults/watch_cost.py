@@ -104,7 +104,8 @@ def main() -> int:
         title="The demo, watched and not",
         text=(
             f"On commit {commit()}: {len(ratios)} pairs of windows of {STEPS} steps, "
-            f"the first {LEFT_OUT} of each left out; a window counts by its median."
+            f"without the first {LEFT_OUT} steps of each; a window counts by its "
+            "median."
         ),
         header=("what", "value"),
         rows=[

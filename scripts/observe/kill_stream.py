@@ -189,13 +189,13 @@ def _write(rows: list[list[str]], kills: int, seed: int) -> None:
     table = Table(
         title="Rows through kills",
         text=(
-            "A stage is killed with SIGKILL 0.05 to 0.6 s after it is up, and started "
-            "again at once or after 0.3 s, while spans, rows and events are written. "
-            "Lost: rows of the files that the database lacks, or has with another "
-            "content. Doubled: rows of the database beyond those of the files. The "
-            "digest is over every field of every row, sorted; the sums of the heat map "
-            "are compared too. Bound: 0 and 0. A kill ends a process, not the machine: "
-            "what a power failure does to the page cache is not tested."
+            "While spans, rows and events are written, a stage is killed with SIGKILL "
+            "0.05 to 0.6 s after it is up, and restarted at once or after 0.3 s. "
+            "Lost: rows of the files that the database lacks or has with other "
+            "content. Doubled: rows of the database that the files do not have. The "
+            "digest is over every field of every row, sorted; the sums of the heat "
+            "map are compared too. Bound: 0 and 0. A kill ends a process, not the "
+            "machine: the effect of a power failure on the page cache is not tested."
         ),
         header=[
             *("setup", "stage", "kills", "rows written", "lost", "doubled"),

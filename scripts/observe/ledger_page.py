@@ -110,10 +110,10 @@ def _buckets(found: Ledger, watched: Watched) -> Table:
             f"a spare, {len(watched.found)} faults of {len(kinds)} of the {len(KINDS)} "
             f"kinds of scripts/faults/fault_kinds.py"
             f"{', without ' + ', '.join(missing) if missing else ''}. "
-            "The wall time is that of another process, by its own monotonic clock: "
-            "from just before it started the first driver to the end of the last one. "
-            f"Bound: sum and wall time within {MOST_UNEXPLAINED:.1%}, and so much "
-            "unexplained at most."
+            "Another process measures the wall time by its own monotonic clock, from "
+            "just before it starts the first driver to the end of the last one. "
+            f"Bound: sum and wall time agree within {MOST_UNEXPLAINED:.1%}, and at "
+            "most that share is unexplained."
         ),
         header=["bucket", "s", "share"],
         rows=rows,
@@ -213,10 +213,11 @@ def _spans(found: Ledger, work_dir: Path) -> Table:
 
 
 _EXPLAINED = (
-    "The spans of the lowest rank of each start, without the events: what a work dir "
-    "without a launch would say. They know no driver and no hang: all time between two "
-    "starts is idle. The next table says what that is. `compile` and `restart` are "
-    "smaller too where a process was killed before it wrote its first line."
+    "The spans of the lowest rank of each start, without the events, as in a work dir "
+    "of a run without a launcher. They record no driver and no hang, so all time "
+    "between two starts counts as idle. The next table breaks it down. `compile` and "
+    "`restart` are smaller too where a process was killed before it wrote its first "
+    "line."
 )
 
 
@@ -335,8 +336,8 @@ def _damaged(found: Ledger, work_dir: Path) -> Table:
     return Table(
         title="Damaged records",
         text=(
-            "The same run, its events.jsonl damaged: what the ledger says beyond what "
-            "it said before, and how far wall time and productive seconds move."
+            "The same run with a damaged events.jsonl: the additional messages of the "
+            "ledger, and how much wall time and productive seconds change."
         ),
         header=["damage", "source", "wall, s", "productive, s", "said"],
         rows=rows,

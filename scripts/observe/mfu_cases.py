@@ -146,8 +146,8 @@ def main() -> int:
         matrix("Classifier", text, known),
         matrix(
             "Expected MFU not known",
-            "The best level of the run takes its place, so a level that is low from "
-            f"the start looks healthy. {right(blind)} are right.",
+            "The best level of the run replaces it, so a level that is low from the "
+            f"start looks healthy. {right(blind)} are right.",
             blind,
         ),
         matrix(

@@ -254,13 +254,13 @@ def _table(found: Sequence[Redraws], num_ranks: int, num_steps: int) -> Table:
     text = (
         f"{num_ranks:,} ranks, {num_steps:,} steps and one more every {EVERY_S:g} s; "
         f"headless Chromium, window of 1440 x 900, commit {commit()}. Milliseconds of "
-        f"a redraw; bound: each below {BOUND_MS}. `draw` is the code that draws. "
-        "`painted` goes on until Chromium has painted the frame and takes the next "
-        "task; it waits for the next frame, which is 17 to 33 ms of it. A change such "
-        "as `live+zoom` is two of them in one frame. `open` is what is drawn in the "
-        "first 1.5 s of a view. The timeline has "
-        f"{TIMELINE_RANKS} ranks and two steps. The run is made up and in memory; "
-        f"reports of the server read its last {WHOLE_STEPS} steps."
+        f"a redraw; bound: each below {BOUND_MS}. `draw` is the time of the drawing "
+        "code. `painted` lasts until Chromium has painted the frame and takes the "
+        "next task, including 17 to 33 ms of waiting for the next frame. A change "
+        "such as `live+zoom` is two changes in one frame. `open` is everything drawn "
+        f"in the first 1.5 s of a view. The timeline has {TIMELINE_RANKS} ranks and "
+        "two steps. The run is synthetic and in memory; reports of the server read "
+        f"its last {WHOLE_STEPS} steps."
     )
     header = ["view", "change", "redraws", "draw, median", "draw, most"]
     header += ["painted, median", "painted, most"]

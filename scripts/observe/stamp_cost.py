@@ -241,13 +241,12 @@ def main() -> int:
         print(rows[-1], *faults, sep="\n", flush=True)
     table = Table(
         title="With and without stamps",
-        text="Whole training steps, compiled for H200s. Collectives: how many run in a "
-        "step; the same, if each has its kind, role, dtype and bytes as before. "
-        "Kernels: those of all branches of a choice. Hidden: a matrix "
-        "product or a kernel is between start and done; megabytes without and with "
-        "stamps, for each role that has some. Cost: "
-        f"{STAMP_S * 1e6:.0f} us a stamp, which is an estimate, of the modelled step "
-        "(docs/overlap.md). Not yet measured on a GPU.",
+        text="Whole training steps, compiled for H200s. Collectives: how many run in "
+        "a step; the same, if each has its kind, role, dtype and bytes as before. "
+        "Kernels: those of all branches of a choice. Hidden: a matmul or a kernel "
+        "runs between start and end; megabytes without and with stamps, for each role "
+        f"that has any. Cost: {STAMP_S * 1e6:.0f} us per stamp (an estimate), as a "
+        "share of the modelled step (docs/overlap.md). Not yet measured on a GPU.",
         header=(
             "step",
             "collectives",

@@ -116,7 +116,7 @@ def tables(cases: list[Case]) -> list[Table]:
         ),
         Table(
             title="Causes",
-            text=f"Named cause of each slow host; {agrees} of {num_slow} are "
+            text=f"The cause named for each slow host; {agrees} of {num_slow} are "
             "right. With tensor parallelism inside a host, one slow GPU looks like a "
             "slow host.",
             header=("put in", *causes),

@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             f"all. {1e3 * cpu_s / num:.1f} ms of CPU a case, with 8 to 256 ranks. The "
             "thresholds were fixed on seeds 0 to 299 and committed before these seeds "
             "were run. In `slow` nothing is stuck and nobody may be named. "
-            f"{len(wrong)} are wrong. The two straw men are told whether a run is "
-            "stuck, the detector is not.",
+            f"{len(wrong)} are wrong. The two simple rules are told whether a run is "
+            "stuck; the detector is not.",
             header=("kind", *WAYS),
             rows=rows,
         ),

@@ -260,19 +260,18 @@ def _write_page(found: dict[str, dict[str, list[float]]]) -> int:
         [
             Table(
                 title="Steps",
-                text=f"Commit {commit()}. Spans, the watchdog of slow steps and beats, "
-                "which are on by default, against none of them, in turns within one "
-                "process. "
-                "CPU-milliseconds of a step of this process, medians; the ratio is the "
-                "median over pairs of neighbouring blocks, with a 95% interval from "
-                "blocks drawn anew (10,000 draws). The bound is 1.01.",
+                text=f"Commit {commit()}. Spans, beats and the watchdog of slow steps, "
+                "which are on by default, against a run without them, in turns within "
+                "one process. CPU-milliseconds per step of this process, medians; the "
+                "ratio is the median over pairs of neighbouring blocks, with a 95% "
+                "bootstrap interval over blocks (10,000 draws). The bound is 1.01.",
                 header=("run", "pairs", "off", "on", "on / off", "95%"),
                 rows=rows,
             ),
             Table(
                 title="Around a step that computes nothing",
-                text="The same loop on 8 simulated devices, with a compiled step that "
-                "does nothing: what is left of an iteration is the host's.",
+                text="The same loop on 8 simulated devices with a compiled step that "
+                "does nothing, so that only the host's time of an iteration remains.",
                 header=(
                     "cost a step, CPU-ms",
                     "by the clock, ms",

@@ -84,15 +84,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     tables = [
         Table(
             title="Error of the time without the cause",
-            text="The estimated time of the run without the cause that was ranked "
-            "first, against the time that the generator has for it; as a part of the "
-            f"slowdown. Seeds {seeds[0]} to {seeds[-1]} of each cause. The target is "
-            "10%. Thresholds were fixed on seeds 0 to 24 and committed before these "
-            f"seeds were run. {1e3 * cpu_s / num / len(CAUSES):.0f} ms of CPU a run. "
-            "Straw man: the longest busy time of a worker becomes the median one. "
-            "What no analysis can know: how much longer the last stage of a healthy "
-            "run is (0 to 10% here, 5% assumed), how uneven its lengths are (0 to 5%, "
-            "2.5% assumed), and which pauses it has anyway.",
+            text="The error of the estimated time of the run without the cause that "
+            "is ranked first, against the generator's time, relative to the slowdown. "
+            f"Seeds {seeds[0]} to {seeds[-1]} of each cause. The target is 10%. "
+            "Thresholds were fixed on seeds 0 to 24 and committed before these seeds "
+            f"were run. {1e3 * cpu_s / num / len(CAUSES):.0f} ms of CPU a run. Simple "
+            "rule: the longest busy time of a worker becomes the median one. No "
+            "analysis can know how much longer the last stage of a healthy run is (0 "
+            "to 10% here, 5% assumed), how uneven its lengths are (0 to 5%, 2.5% "
+            "assumed), and which pauses a healthy run has.",
             header=(
                 "cause",
                 "slowdown, median",
@@ -107,8 +107,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         ),
         Table(
             title="Cause that is ranked first",
-            text=f"{right} of {num * len(CAUSES)} right. Clean runs have a longer "
-            "last stage and pauses too: what costs more than 2.5% is named.",
+            text=f"{right} of {num * len(CAUSES)} right. Clean runs also have a longer "
+            "last stage and pauses; a cause that costs more than 2.5% is named.",
             header=("cause", *names),
             rows=[[c, *(str(named[c, name]) for name in names)] for c in CAUSES],
         ),

@@ -111,9 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     table = Table(
         title="Error of the time without the cause, with and without an oracle",
         text=f"Seeds {seeds[0]} to {seeds[-1]} of each cause, declared before they "
-        f"were run; commit {commit()}. Errors are parts of the slowdown, the target is "
-        "10%. `told`: the analysis knows how long the last stage and how uneven the "
-        "lengths of this run are without the cause. `nothing else`: the same runs "
+        f"were run; commit {commit()}. Errors are relative to the slowdown; the target "
+        "is 10%. `told`: the analysis knows how long the last stage and how uneven "
+        "the lengths of this run are without the cause. `nothing else`: the same runs "
         "without these and without healthy pauses. A healthy pause looks like one of "
         "the cause, so `told` does not help there.",
         header=(

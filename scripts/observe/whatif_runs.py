@@ -176,18 +176,18 @@ def tables(found: Sequence[Case], tuned: Sequence[Case]) -> list[Table]:
         Table(
             title="Error of the step without the slow rank",
             text=f"{len(slowed)} blocks of 10 steps in which one of four processes is "
-            f"slowed, between blocks in which nobody is; {last - first + 1} steps of "
-            f"each count. Seeds {_numbers(c.seed for c in found)}, on which nothing "
-            f"was fixed; commit {commit()}. Sleeps last 0.5 to 0.9 s, in every fifth "
-            "step three times as long; a garbage collection goes through 20 to 30 "
-            "million objects. The sleeps are long against the noise of four processes "
-            "on two cores that do other work too, and take no core from the others.\n\n"
-            "`error`: the step that `whatif` estimates without the cause that costs "
-            "most, against the step in the blocks beside it, as a part of the "
-            "slowdown, over all blocks of a row; the target is 10%. `within 10%`: each "
-            "block by itself. Interval: 95%, blocks drawn anew, from three blocks on. "
-            "It is mostly that of the truth: what else the machine does changes from "
-            "block to block. The two blocks beside differ from their mean by "
+            f"slowed, between blocks in which none is; {last - first + 1} steps of "
+            f"each count. Seeds {_numbers(c.seed for c in found)}, which no threshold "
+            f"was tuned on; commit {commit()}. Sleeps last 0.5 to 0.9 s, in every "
+            "fifth step three times as long; a garbage collection goes through 20 to "
+            "30 million objects. The sleeps are long compared with the noise of four "
+            "processes on two busy cores, and they use no core.\n\n`error`: the step "
+            "that `whatif` estimates without the cause that costs most, against the "
+            "step in the blocks beside it, as a part of the slowdown, over all blocks "
+            "of a row; the target is 10%. `within 10%`: each block by itself. "
+            "Interval: 95%, blocks drawn anew, from three blocks on. It is mostly "
+            "that of the truth: what else the machine does changes from block to "
+            "block. The two blocks beside differ from their mean by "
             f"{np.median(unsure):.0%} of the slowdown in the median and by more than "
             f"10% in {(unsure > TARGET).sum()} of {len(unsure)}. `error by seconds`: "
             "what the estimate saves, against the seconds that the slowed process has "
@@ -200,8 +200,8 @@ def tables(found: Sequence[Case], tuned: Sequence[Case]) -> list[Table]:
         ),
         Table(
             title="Blocks in which nobody is slowed",
-            text="Part of the step that is attributed to stragglers, and the cause "
-            "that is ranked first, if one costs 2.5% or more.",
+            text="Share of the step that is attributed to stragglers, and the cause "
+            "that is ranked first if one costs at least 2.5%.",
             header=("mesh", "blocks", "stragglers, median", "largest", "causes named"),
             rows=_null_rows(found),
         ),
