@@ -1,4 +1,4 @@
-"""Show what every bad input is answered: command, exit code, message.
+"""Show the answer to every bad input: command, exit code, message.
 
     python -m scripts.faults.bad_inputs
 
@@ -22,7 +22,7 @@ from scripts.evidence import Table, run_training, write_page
 
 BAD_INPUT = 2
 LIMIT_S = 60
-"""Generous: a start takes seconds, and the machine may be busy."""
+"""Generous, because a start takes seconds and the machine may be busy."""
 
 # Each command is a process of its own, forked from one that has done the imports: they
 # take most of the seconds and are the same for all.
@@ -177,7 +177,7 @@ CONFIGS = {
     "range.toml": "[mesh]\ntp = 0\n",
     "own.py": "def mine(): ...\ndef fails(): 1 / 0\ndef other(): return 3\n",
 }
-"""Texts of the files that CONFIG_FILES speaks of."""
+"""Texts of the files that CONFIG_FILES names."""
 OTHERS = """
 mjax.mesh --mesh.tq 2
 mjax.mesh --simulate-devices 4 --mesh.tp 3
@@ -192,14 +192,14 @@ mjax.data shwo
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How one command ended."""
+    """Result of one command."""
 
     command: str
     code: int | None
-    """None: it had to be ended."""
+    """None: the command was killed."""
     message: str
     faults: list[str]
-    """What is wrong with the answer; empty for a good one."""
+    """Fault of the answer; empty if it is right."""
 
 
 def main() -> int:
@@ -278,7 +278,7 @@ def shown_command(line: str) -> str:
 
 
 def _run_module(words: list[str], out_path: str, err_path: str) -> None:
-    """Be `python -m words`, with the output in files."""
+    """Run as `python -m words`, with the output in files."""
     for path, number in ((out_path, 1), (err_path, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
@@ -287,7 +287,7 @@ def _run_module(words: list[str], out_path: str, err_path: str) -> None:
 
 
 def make_files(folder: Path) -> None:
-    """Make the files and the finished run that the commands speak of."""
+    """Make the files and the finished run that the commands name."""
     (folder / "empty").mkdir()
     (folder / "empty.txt").write_text("")
     (folder / "short.txt").write_text("too short")
@@ -328,7 +328,7 @@ def _groups() -> dict[str, list[str]]:
 
 
 def plain(text: str) -> str:
-    """Take the line breaks off a message."""
+    """Remove the line breaks of a message."""
     return " ".join(text.split())
 
 

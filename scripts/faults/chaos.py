@@ -1,4 +1,4 @@
-"""Kill a run of four processes at random, a hundred times; nothing may differ.
+"""Kill a run of four processes at random, a hundred times, and compare its results.
 
     python -m scripts.faults.chaos --kills 100 --terms 5 --seed 0 --limit-s 3600
 
@@ -63,7 +63,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(kw_only=True)
 class Usual:
-    """How long things took so far: the width of what is aimed at, in seconds."""
+    """Seconds that phases took so far, within which a signal is timed."""
 
     start_s: float = 20.0
     restore_s: float = 1.0
@@ -133,7 +133,7 @@ def run_all(args: argparse.Namespace, folder: Path) -> None:
 
 
 def draw_faults(kills: int, terms: int, rng: random.Random) -> list[Fault]:
-    """Draw what happens to each generation, in a random order."""
+    """Draw the fault of each generation, in random order."""
     signals = [signal.SIGKILL] * kills + [signal.SIGTERM] * terms
     rng.shuffle(signals)
     return [
@@ -153,7 +153,7 @@ class Supervisor:
     """Starts the four processes, watches them, and compares what they wrote."""
 
     def __init__(self, folder: Path, num_steps: int, *, first_run: int) -> None:
-        """Name the folder of all runs; it exists, without the run of that number."""
+        """Set the folder of all runs; it exists, and this run does not exist in it."""
         self._folder = folder
         self._num_steps = num_steps
         self._reference: dict[int, Row] = {}
@@ -161,7 +161,7 @@ class Supervisor:
         self._run = first_run
         self._commit = commit()
         self._written: set[int] = set()
-        """Steps of the present run of which there was a row."""
+        """Steps of the present run that had a row."""
 
     def run_reference(self) -> None:
         """Run once without a fault."""
@@ -182,7 +182,7 @@ class Supervisor:
         print(f"undisturbed: {self._usual}", flush=True)
 
     def run_faults(self, faults: list[Fault], until_s: float) -> Iterator[Generation]:
-        """Let every fault happen, then the last run end; one that ended begins anew.
+        """Cause every fault, then let the last run end; a run that ended starts again.
 
         Args:
           faults: one for each generation.
@@ -205,7 +205,7 @@ class Supervisor:
                 return  # it would only fail again
 
     def _generation(self, fault: Fault) -> Generation:
-        """Start the processes, do what is to be done to them, and look at the rest."""
+        """Start the processes, cause the fault, and check the results."""
         started_s = time.perf_counter()
         work_dir = self._folder / f"run-{self._run}"
         store = Store(work_dir / "checkpoints")
@@ -240,7 +240,7 @@ class Supervisor:
         )
 
     def _compare(self, work_dir: Path, resumed: int) -> tuple[int, int, int, list[str]]:
-        """Compare all rows on the disk.
+        """Compare all rows on disk.
 
         Args:
           work_dir: of the run.
@@ -263,7 +263,7 @@ class Supervisor:
 
 
 def differences(rows: list[Row], reference: Mapping[int, Row]) -> list[str]:
-    """Say which rows are not those of the undisturbed run, exactly, or are missing.
+    """Return which rows are missing or differ from the undisturbed run.
 
     SIGTERM cuts an evaluation short, which is made when the run resumes: until then the
     last row may lack it.
@@ -312,7 +312,7 @@ def _strike(group: Group, fault: Fault, usual: Usual) -> str:
 
 
 def _moments(group: Group, fault: Fault) -> Iterator[Callable[[], bool]]:
-    """Yield what is to be waited for, one after the other."""
+    """Yield the conditions to wait for, in order."""
     if fault.aim == "restore":
         yield lambda: "start-up: compile" in group.text()
     if fault.aim in ("steps", "save", "commit"):
@@ -326,7 +326,7 @@ def _moments(group: Group, fault: Fault) -> Iterator[Callable[[], bool]]:
 def _check(
     group: Group, fault: Fault, phase: str, codes: list[int], before: list[int]
 ) -> list[str]:
-    """Say what is wrong with the way a generation began and ended."""
+    """Return the faults in how a generation began and ended."""
     problems = []
     resumed = group.resumed()
     if resumed >= 0 and resumed != max(before, default=0):
@@ -341,7 +341,7 @@ def _check(
 
 
 def _damaged(store: Store) -> list[str]:
-    """Verify every step in another process: this one must stay free of threads."""
+    """Verify every step in another process, because this one must not have threads."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""What scripts.faults.chaos did and found: its log, and the page that is made of it."""
+"""Log of scripts.faults.chaos, and the page that is made from it."""
 
 import collections
 import dataclasses
@@ -13,18 +13,18 @@ from scripts.faults.chaos_processes import NUM_PROCESSES
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fault:
-    """What is done to one generation of processes."""
+    """Fault of one generation of processes."""
 
     aim: str
-    """One of AIMS, or "none": it is left alone."""
+    """One of AIMS, or "none" for no fault."""
     signal: int
     rank: int
     count: int
-    """Of the rows, or of the folders, that are waited for."""
+    """Number of rows or folders to wait for."""
     share: float
-    """Of the usual length of what is aimed at: when it happens, from its begin."""
+    """When the fault happens, as a share of the usual duration of its phase."""
     grace_s: float
-    """How long the other processes live on."""
+    """Seconds until the other processes are killed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,22 +32,22 @@ class Generation:
     """One start of the four processes, and how it ended."""
 
     commit: str
-    """Of the code that ran."""
+    """Commit of the code that ran."""
     run: int
     fault: Fault
     phase: str
-    """What process 0 was seen to do when the signal was sent; "" without one."""
+    """Activity of process 0 when the signal was sent; "" without a signal."""
     codes: list[int]
     """Exit code of each process, -9 for SIGKILL."""
     resumed: int
-    """Step that was restored; 0 for a new state, -1 if it did not come so far."""
+    """Restored step; 0 for a new state, -1 if it was not reached."""
     committed: list[int]
     """Steps in the store when all processes had ended."""
     unfinished: list[str]
     first_row: int
     last_row: int
     recomputed: int
-    """Rows that a generation before had written."""
+    """Rows that an earlier generation had written."""
     problems: list[str]
     wall_s: float
     cpu_s: float
@@ -64,7 +64,7 @@ class Settings:
 
 
 def read_log(path: Path) -> tuple[Settings, list[Generation]]:
-    """Read what `run_all` has written."""
+    """Read the log of `run_all`."""
     first, *lines = path.read_text().splitlines()
     records = [json.loads(line) for line in lines]
     return Settings(**json.loads(first)), [
@@ -81,7 +81,7 @@ def count_faults(generations: list[Generation], number: int) -> int:
 def write_report(
     settings: Settings, generations: list[Generation], run: Sequence[str]
 ) -> Path:
-    """Write the page; `run` are the flags of the command, and what it is run with."""
+    """Write the page; `run` holds the flags of the training command."""
     command = (
         f"python -m scripts.faults.chaos --kills {settings.kills} "
         f"--terms {settings.terms} --steps {settings.steps} --seed {settings.seed}"
@@ -144,7 +144,7 @@ def _cpu_s(generations: list[Generation]) -> float:
 
 
 def _most_lost(generations: list[Generation]) -> int:
-    """Return the most rows that lay after the newest committed step."""
+    """Return the largest number of rows after the newest committed step."""
     lost = [
         one.last_row - max(one.committed, default=0)
         for one in generations

@@ -1,4 +1,4 @@
-"""Start four training processes of one run, watch them, end them.
+"""Start, watch and end the four training processes of a run.
 
 A part of scripts.faults.chaos. The processes are forks of this one, which has imported
 what they need and touched no device; from there on each is `python -m mjax.train`.
@@ -27,7 +27,7 @@ from scripts.evidence import REPOSITORY
 
 NUM_PROCESSES = 4
 SILENCE_LIMIT_S = 300.0
-"""A group that writes neither text nor a row for so long has failed."""
+"""A group that writes neither text nor a row for this long has failed."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -61,10 +61,10 @@ class Group:
         ]
         self._codes: dict[int, int] = {}
         self.cpu_s = 0.0
-        """Of the processes that have ended."""
+        """Exit codes of the processes that have ended."""
 
     def is_whole(self) -> bool:
-        """Say whether all processes live."""
+        """Return whether all processes are running."""
         for pid in self._pids:
             if pid not in self._codes:
                 found, status, usage = os.wait4(pid, os.WNOHANG)
@@ -78,7 +78,7 @@ class Group:
         os.kill(self._pids[rank], number)
 
     def wait(self, grace_s: float | None = None) -> list[int]:
-        """Wait until all have ended, and end those that do not; return the exit codes.
+        """Wait for all processes, kill those that hang, and return the exit codes.
 
         Args:
           grace_s: after which they are killed; None: a minute after the end of one,
@@ -104,14 +104,14 @@ class Group:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def resumed(self) -> int:
-        """Return the step from which it went on, 0 for a new state, -1 if not yet."""
+        """Return the restored step, 0 for a new state, -1 if not yet known."""
         found = re.search(r"resuming after step (\d+)", self.text())
         if found:
             return int(found[1])
         return 0 if self.has_begun() else -1
 
     def has_begun(self) -> bool:
-        """Say whether the state is there, and rows of steps to come are dropped."""
+        """Return whether the state is restored and rows of later steps are dropped."""
         return "MFU" in self.text()
 
     def new_rows(self) -> int:
@@ -126,7 +126,7 @@ class Group:
         return {name for name in fresh if (".unfinished-" in name) == unfinished}
 
     def phase(self) -> str:
-        """Say what process 0 is doing, by what can be seen of it."""
+        """Return the activity of process 0 as seen from outside."""
         text = self.text()
         if "start-up: compile" not in text:
             return "start"
@@ -143,7 +143,7 @@ class Group:
         return "removal of an old step" if writing else "steps"
 
     def restore_s(self) -> float | None:
-        """Return how long restoring took, None if it did not come so far."""
+        """Return the seconds of restoring, or None if it was not reached."""
         found = re.search(r"restored in ([0-9.]+) s", self.text())
         return float(found[1]) if found else None
 

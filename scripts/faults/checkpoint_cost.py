@@ -1,4 +1,4 @@
-"""Measure what a checkpoint costs: the pause, the checksums, the steps beside it.
+"""Measure the cost of a checkpoint: pause, checksums, and slower steps during it.
 
     python -m scripts.faults.checkpoint_cost [--mib 512] [--saves 12]
 
@@ -52,7 +52,7 @@ class Stage1:
 
     num_bytes: int
     first_s: float
-    """Of the first copy, which takes its buffers from the system."""
+    """Seconds of the first copy, which allocates its buffers."""
     copies_s: list[float]
     memcpys_s: list[float]
 
@@ -127,7 +127,7 @@ def seconds(action: Callable[[], None]) -> float:
 
 
 def measure_stage2(state: dict[str, jax.Array], num_saves: int) -> list[Attempt]:
-    """Save again and again with nothing beside; return the attempts."""
+    """Save repeatedly without other load; return the attempts."""
     with tempfile.TemporaryDirectory() as folder:
         checkpoints = Checkpoints(Path(folder), CkptConfig(keep=1))
         attempts = []
@@ -140,7 +140,7 @@ def measure_stage2(state: dict[str, jax.Array], num_saves: int) -> list[Attempt]
 
 
 def measure_steps(num_saves: int) -> tuple[list[float], list[float]]:
-    """Run steps with saves among them; seconds of those beside a save, and of others.
+    """Run steps and saves; return the seconds of steps during a save, and of others.
 
     A step counts as beside a save if the save was being written at both its ends.
     """
@@ -208,7 +208,7 @@ def tables(
     steps: tuple[list[float], list[float]],
     load: float,
 ) -> list[Table]:
-    """Put the measurements into tables."""
+    """Return the measurements as tables."""
     ratios = [a / b for a, b in zip(stage1.copies_s, stage1.memcpys_s, strict=True)]
     gb = stage1.num_bytes / 1e9
     median = statistics.median

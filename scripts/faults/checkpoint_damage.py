@@ -1,4 +1,4 @@
-"""Damage every file of a checkpoint in every way; nothing may be restored wrong.
+"""Damage every file of a checkpoint in every way, and check what is restored.
 
     python -m scripts.faults.checkpoint_damage
 
@@ -65,7 +65,7 @@ def zero(path: Path) -> None:
 
 
 def flip(path: Path, bit: int) -> None:
-    """Turn one bit over."""
+    """Flip one bit."""
     data = bytearray(path.read_bytes())
     data[bit // 8] ^= 1 << bit % 8
     path.write_bytes(bytes(data))
@@ -141,7 +141,7 @@ def cases(step_dir: Path, *, num_bits: int, seed: int) -> Iterator[Case]:
 
 
 def kind(file: str) -> str:
-    """Name what a file is, without its number or random name."""
+    """Return the kind of a file, without its number or random name."""
     file = re.sub(r"\bd/[0-9a-f]+$", "d/*", file)
     return re.sub(r"(pieces\.|process_)\d+", r"\1<i>", file)
 
@@ -222,7 +222,7 @@ def same_bits(got: State, wanted: State) -> bool:
 
 
 def main() -> int:
-    """Try everything, write the page, return 1 if a damage was silent."""
+    """Try all damages, write the page, return 1 if one was silent."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--bits", type=int, default=30, help="flipped in each file")
     parser.add_argument("--seed", type=int, default=0, help="of the drawn bits")
@@ -332,7 +332,7 @@ _VERDICTS = (NOTICED, HARMLESS, SILENT)
 
 
 def _in_cell(text: str) -> str:
-    """Shorten a text that goes into a cell, and leave out names that are drawn."""
+    """Shorten a text for a cell, without random names."""
     text = re.sub(r"[0-9a-f]{32}", "(name)", re.sub(r"/tmp/\S*/", "(folder)/", text))
     text = text.replace("|", "\\|")
     return text if len(text) < 300 else f"{text[:300]}..."
@@ -355,7 +355,7 @@ def _size(path: Path) -> int:
 
 
 def try_command(folder: Path) -> tuple[Table, int]:
-    """Damage steps of a real run; return what it says and how many went wrong."""
+    """Damage steps of a real run; return its messages and the number of failures."""
     original = folder / "command"
     run_training(*RUN, "--steps", str(SECOND), "--work-dir", str(original))
     rows, num_wrong = [], 0

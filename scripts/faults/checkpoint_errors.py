@@ -1,4 +1,4 @@
-"""Show what is answered when a checkpoint is not what it should be.
+"""Show the answers to damaged, foreign and missing checkpoints.
 
     python -m scripts.faults.checkpoint_errors
 
@@ -24,11 +24,11 @@ from scripts.evidence import Table, run_training, write_page
 from scripts.faults.bad_inputs import START, run_command, shown_command
 
 LIMIT_S = 300
-"""Generous: a command may compile and train, and the machine may be busy."""
+"""Generous, because a command may compile and train on a busy machine."""
 DEBUG = "--recipe debug --data.path synthetic"
 TRAIN = f"mjax.train {DEBUG} --steps 4 --ckpt.every 2 --work-dir"
 SHOWN = ("warning:", "gave up:", "error:", "resuming after")
-"""Beginnings of the lines of a training run that a table shows."""
+"""First words of the lines of a training run that a table shows."""
 
 # By heading: what is behind it, and the expected exit code before each command.
 GROUPS = {
@@ -140,14 +140,14 @@ GROUPS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Answer:
-    """How one command ended."""
+    """Result of one command."""
 
     command: str
     code: int | None
-    """None: it had to be ended."""
+    """None: the command was killed."""
     message: str
     faults: list[str]
-    """What is wrong with the answer; empty for a good one."""
+    """Fault of the answer; empty if it is right."""
 
 
 def main() -> int:
@@ -193,7 +193,7 @@ def ask(line: str, folder: str) -> Answer:
 
 
 def make_files(folder: Path) -> None:
-    """Make a run with two checkpoints, spoiled copies of it, and what is no run."""
+    """Make a run with two checkpoints, damaged copies, and folders without a run."""
     flags = TRAIN.removeprefix("mjax.train ").split()
     run = folder / "run"
     run_training(*flags, str(run))
@@ -217,7 +217,7 @@ def make_files(folder: Path) -> None:
 
 
 def _move(folder: Path, flags: Sequence[str]) -> None:
-    """Put steps and files where they do not belong."""
+    """Move steps and files to wrong places."""
     copied, renamed = folder / "copied/checkpoints", folder / "renamed/checkpoints"
     shutil.copytree(copied / "2", copied / "8")
     shutil.rmtree(renamed / "2")
@@ -247,7 +247,7 @@ def _flip(path: Path) -> None:
 
 
 def _make_newer(path: Path) -> None:
-    """Write a manifest again as the next format would."""
+    """Rewrite a manifest in the next format."""
     body = manifest.unseal(path.read_text(), path.name)
     with mock.patch.object(manifest, "VERSION", manifest.VERSION + 1):
         path.write_text(manifest.seal(body))

@@ -1,4 +1,4 @@
-"""A launch whose hosts can be cut off from the driver, each behind a proxy of its own.
+"""A launch in which each host can be cut off from the driver by its own proxy.
 
 Enters: flags of the trainer. Leaves: a launch as of `launched`, its driver and agents
 started by hand, as on machines of their own.
@@ -20,7 +20,7 @@ _POLL_S = 0.1
 
 
 class Proxy:
-    """Hands TCP bytes on in both directions, unless it is cut."""
+    """Forwards TCP bytes in both directions until it is cut."""
 
     def __init__(self, target: tuple[str, int]) -> None:
         """Listen on a port of its own.
@@ -37,11 +37,11 @@ class Proxy:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def cut(self) -> None:
-        """Hand on nothing more; nobody is told."""
+        """Stop forwarding without closing any connection."""
         self._is_cut = True
 
     def heal(self) -> None:
-        """Hand on what comes; connections that lost something are ended."""
+        """Forward again; close connections that lost bytes."""
         if self._is_cut:
             for one in [*self._others]:
                 with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A run that loses a host for good, goes on with three of four, and grows back.
+"""A run that loses one of four hosts, continues with three, and grows back.
 
     python -m scripts.faults.elastic_run
 

@@ -1,4 +1,4 @@
-"""Watch a healthy run for a while: nothing may be taken for a fault.
+"""Watch a healthy run for a while; any reported fault is a false alarm.
 
     python -m scripts.faults.false_alarms --minutes 20
 

@@ -1,4 +1,4 @@
-"""The kinds of faults that `launch_faults` brings about, and what must follow each.
+"""The kinds of faults that `launch_faults` causes, and the required reaction to each.
 
 Enters: a launch that is under way. Leaves: what it made of one fault, and what is wrong
 with that.
@@ -26,14 +26,14 @@ class Kind:
 
     name: str
     causes: tuple[Cause, ...]
-    """What the launch may call it; empty: the run must not notice."""
+    """Causes that the launcher may name; empty: the run must not notice."""
     phase: Phase = Phase.STEP
     names_rank: bool = True
-    """Whether the launch must name the very rank."""
+    """Whether the launcher must name the rank at fault."""
     is_at_once: bool = True
-    """Whether the steps since the last save are all that may be lost."""
+    """Whether only the steps since the last save may be lost."""
     is_apart: bool = False
-    """Whether it needs a launch whose hosts can be cut off."""
+    """Whether the fault needs a launch whose hosts can be cut off."""
 
 
 KINDS = (
@@ -63,30 +63,30 @@ KINDS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What followed one fault."""
+    """Reaction to one fault."""
 
     commit: str
     kind: str
     rank: int
     run: int
     step: int
-    """Of the last row when it happened."""
+    """Step of the last row when the fault happened."""
     cause: str = ""
     ranks: list[int] = dataclasses.field(default_factory=list)
-    """That the launch named."""
+    """Cause that the launcher named."""
     detect_s: float | None = None
-    """Until the launch had a cause."""
+    """Seconds until the launcher named a cause."""
     restart_s: float | None = None
-    """Until the next new row."""
+    """Seconds until the next new row."""
     lost: int = 0
-    """Rows that were computed again."""
+    """Number of rows that were computed again."""
     problems: list[str] = dataclasses.field(default_factory=list)
 
 
 def suffer(
     launched: Launched, kind: Kind, hosts: int, rng: random.Random, run: int
 ) -> Found:
-    """Wait for the moment of a fault, let it happen, and see what follows.
+    """Wait for the moment of a fault, cause it, and return the reaction.
 
     Args:
       launched: under way.
@@ -165,7 +165,7 @@ def _wait_for_moment(launched: Launched, kind: Kind, rank: int, count: int) -> i
 
 
 def _happen(launched: Launched, kind: Kind, rank: int) -> None:
-    """Let a fault happen now."""
+    """Cause a fault now."""
     name = kind.name.removesuffix(f" in {kind.phase.name.lower()}")
     host = launched.hosts()[rank]
     if name.startswith("agent "):
@@ -183,7 +183,7 @@ def _happen(launched: Launched, kind: Kind, rank: int) -> None:
 
 
 def _resumed(launched: Launched, before: int) -> int:
-    """Wait for the steps of the new generation; return where it began."""
+    """Wait for steps of the new generation; return its first step."""
     launched.wait_for(
         lambda: (
             (w := launched.word(0)) is not None
@@ -209,7 +209,7 @@ def _wrong_names(kind: Kind, rank: int, failure: Event) -> list[str]:
 
 
 def _go_on_unharmed(launched: Launched, about: Found, generation: int) -> Found:
-    """Let what must not end the generation happen."""
+    """Cause a fault that must not end the generation."""
     at_s = time.monotonic()
     if about.kind == "full disk":
         _fill_store_for_a_while(launched)
@@ -244,7 +244,7 @@ def _fill_store_for_a_while(launched: Launched) -> None:
 
 
 def _suffer_wrong_flags(launched: Launched, kind: Kind, about: Found) -> Found:
-    """Let a rank of the next start have another flag: the run must end, and say so."""
+    """Give a rank of the next start another flag; the run must end with a message."""
     num_failures, first = len(launched.events("failure")), launched.last_step()
     launched.order_wrong_flags(about.rank)
     at_s, at_ns = time.monotonic(), time.time_ns()

@@ -1,4 +1,4 @@
-"""Harm a launched run again and again; it must go on by itself, and nothing may differ.
+"""Cause faults in a launched run, which must continue by itself with equal results.
 
     python -m scripts.faults.launch_faults --faults 200 --seed 0 --limit-s 3600
 
@@ -54,10 +54,10 @@ Rows = dict[int, dict[str, Any]]
 
 
 class References:
-    """Rows of runs that were left alone, on the same mesh, by the data left out."""
+    """Rows of undisturbed runs on the same mesh, by skipped data."""
 
     def __init__(self, folder: Path) -> None:
-        """Know none yet; folder is for the runs."""
+        """Start without rows; the folder is for the runs."""
         self._folder = folder
         self._rows: dict[tuple[str, ...], Rows] = {}
 
@@ -89,7 +89,7 @@ def left_out(launched: Launched) -> tuple[str, ...]:
 
 
 def begin(folder: Path, store: Path, kind: Kind, run: int) -> Launched:
-    """Start a launch to which faults of a kind can happen."""
+    """Start a launch in which faults of a kind can be caused."""
     flags = [*RUN, "--ckpt.dir", str(store / f"run-{run}")]
     cls = CutOff if kind.is_apart else Launched
     return cls(folder / f"run-{run}", HOSTS, SPARES, flags)
@@ -104,7 +104,7 @@ def run_all(
     first_run: int,
     spent: Callable[[int, Launched], None],
 ) -> Iterator[Found]:
-    """Let every fault happen; a run that has ended, or that fails, begins anew.
+    """Cause every fault; a run that has ended or failed starts again.
 
     Args:
       kinds: what happens; those that have happened are taken out.
@@ -159,7 +159,7 @@ def run_all(
 
 
 def draw(kinds: Sequence[Kind], number: int, rng: random.Random) -> list[Kind]:
-    """Draw kinds, each as often as any other, in a random order.
+    """Draw kinds equally often, in random order.
 
     Those that need a launch of their own come last.
     """
@@ -251,7 +251,7 @@ def _times(values: list[float]) -> str:
 
 
 def main() -> int:
-    """Run, or go on; return 1 if anything was wrong."""
+    """Run or continue; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)

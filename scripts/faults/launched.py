@@ -28,15 +28,15 @@ from mjax.processes.progress import Word
 from scripts.evidence import REPOSITORY, read_metrics
 
 LIMIT_S = 240.0
-"""For whatever is waited for."""
+"""Limit of every wait."""
 _LEFT_BYTES = 200_000
-"""In a full store: less than a checkpoint takes."""
+"""Free bytes of a full store: less than a checkpoint needs."""
 INJECT = REPOSITORY / "scripts" / "faults" / "inject"
 Event = dict[str, Any]
 
 
 class StuckError(RuntimeError):
-    """What was waited for did not come."""
+    """A condition was not met in time."""
 
 
 class Launched:
@@ -75,7 +75,7 @@ class Launched:
         self.start()
 
     def start(self) -> None:
-        """Start the driver, for the first time or again."""
+        """Start or restart the driver."""
         self.process = self.popen(self._command)
 
     def popen(self, command: list[str]) -> subprocess.Popen[bytes]:
@@ -105,7 +105,7 @@ class Launched:
 
     @property
     def generation(self) -> int:
-        """The present one; 0 before the first."""
+        """Present generation; 0 before the first."""
         return max((e["generation"] for e in self.events("generation")), default=0)
 
     def hosts(self) -> list[str]:
@@ -125,7 +125,7 @@ class Launched:
         return generation_folder(self.work_dir, self.generation) / f"progress-{rank}"
 
     def word(self, rank: int) -> Word | None:
-        """Return what a rank of the present generation is doing."""
+        """Return the phase of a rank of the present generation."""
         return progress.read(self.word_path(rank))
 
     def log(self, rank: int) -> str:
@@ -134,7 +134,7 @@ class Launched:
         return log_path(folder, rank).read_text(errors="replace")
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until something is so.
+        """Wait until a condition holds.
 
         Raises:
           StuckError: it did not come, or the launch has ended.
@@ -168,19 +168,19 @@ class Launched:
         return int((self.work_dir / "launch" / f"agent-{host}.pid").read_text())
 
     def inject(self, rank: int, what: str) -> None:
-        """Let a fault happen within a rank."""
+        """Cause a fault inside a rank."""
         path = Path(f"{self.word_path(rank)}.fault")
         new = path.with_suffix(".new")
         new.write_text(what)
         new.rename(path)
 
     def order_wrong_flags(self, rank: int) -> None:
-        """Let a rank have another flag than the others, at its next start."""
+        """Give a rank a flag that the others lack, at its next start."""
         (self.work_dir / "launch" / f"wrong-flags-{rank}").touch()
 
     @contextlib.contextmanager
     def full_store(self) -> Iterator[Callable[[], None]]:
-        """Yield what fills the file system of the store, which should be a small one.
+        """Yield a function that fills the store's file system, which should be small.
 
         It may be called again; in the end all is taken away.
         """
@@ -233,7 +233,7 @@ class Launched:
 
 
 def _fill(descriptor: int, folder: Path) -> None:
-    """Make a file longer, until the file system is full but for _LEFT_BYTES."""
+    """Extend a file until the file system has _LEFT_BYTES left."""
     while (free := shutil.disk_usage(folder).free - _LEFT_BYTES) > 0:
         try:
             os.posix_fallocate(descriptor, os.fstat(descriptor).st_size, free)

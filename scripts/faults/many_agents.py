@@ -1,4 +1,4 @@
-"""A driver with ten thousand simulated agents: what it costs, how soon it decides.
+"""A driver with ten thousand simulated agents: its cost and its reaction times.
 
     python -m scripts.faults.many_agents --agents 10000
 
@@ -35,19 +35,19 @@ FACTS = {"hostname": "host", "kernel": "6.1", "machine": "x86_64", "cpus": "192"
 
 
 class Agents:
-    """Connections that say what agents say."""
+    """Connections that send the messages of agents."""
 
     def __init__(self, number: int, address: tuple[str, int]) -> None:
         self._address, self._number = address, number
         self.silent: set[str] = set()
         self.ended: set[str] = set()
         self.sent_ns: dict[str, int] = {}
-        """The last heartbeat of each."""
+        """Time of the last heartbeat of each agent."""
         self.told_end_ns: dict[str, int] = {}
-        """The first heartbeat that said that a rank has ended."""
+        """Time of the first heartbeat that reports the end of a rank."""
         self._began_s = time.monotonic()
         self.late_s = 0.0
-        """Of this process: the most that a round of heartbeats took."""
+        """Longest round of heartbeats of this process."""
 
     async def run(self) -> None:
         """Connect all and keep them."""
@@ -147,7 +147,7 @@ async def until(condition: Any, limit_s: float = 600.0) -> None:
 
 
 async def measure(num_agents: int, seconds: float, work_dir: Path) -> dict[str, float]:
-    """Run it all; return what was measured."""
+    """Run all cases; return the measurements."""
     token = work_dir / "token"
     write_private(token, TOKEN)
     command = [sys.executable, "-m", "mjax.launch", "driver", "--hosts"]

@@ -1,4 +1,4 @@
-"""From the kill of a rank to its next step: how long, and where the time goes.
+"""Measure the time from the kill of a rank to its next step, by phase.
 
     python -m scripts.faults.restart_times --kills 30
 
@@ -67,7 +67,7 @@ def restart(launched: Launched, rank: int) -> dict[str, float]:
 
 
 def _has_stepped(launched: Launched) -> bool:
-    """Say whether the first step of the present generation has ended on all ranks."""
+    """Return whether the first step of the present generation ended on all ranks."""
     words = [launched.word(rank) for rank in range(HOSTS)]
     return all(
         word is not None
@@ -78,7 +78,7 @@ def _has_stepped(launched: Launched) -> bool:
 
 
 def _has_saved(launched: Launched) -> bool:
-    """Say whether the launch knows of a step that this generation has saved."""
+    """Return whether the launcher knows of a saved step of this generation."""
     generation = launched.generation
     saves = [e for e in launched.events("save") if e["generation"] == generation]
     return len(saves) > int(generation > 1)  # the first is what it has restored

@@ -1,4 +1,4 @@
-"""Let four processes restore, and count what each reads.
+"""Restore in four processes, and count the bytes that each reads.
 
 A part of `scripts.faults.restore_matrix`.
 
@@ -92,7 +92,7 @@ def measure() -> tuple[Table, bool]:
 
 
 def damage_one() -> tuple[Table, bool]:
-    """Damage what one process alone reads; return what each restored, and if right."""
+    """Damage a file that one process reads; return each restored step, and if right."""
     reports = _run_case(DAMAGE)
     is_right = len({json.dumps(report["put_aside"]) for report in reports}) == 1
     rows = []
@@ -211,7 +211,7 @@ def be_one_process(asked: dict[str, Any]) -> None:
 
 
 def flip_a_bit(folder: Path) -> None:
-    """Turn one bit over in the middle of the largest file of a folder."""
+    """Flip one bit in the middle of the largest file of a folder."""
     path = max(folder.iterdir(), key=lambda path: path.stat().st_size)
     data = bytearray(path.read_bytes())
     data[len(data) // 2] ^= 1
@@ -243,7 +243,7 @@ def drawn_values(name: str, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
 
 
 def _same_shards(got: jax.Array, wanted: jax.Array) -> bool:
-    """Compare the bits of what this process holds of two arrays."""
+    """Compare the bits of this process's shards of two arrays."""
     pairs = zip(got.addressable_shards, wanted.addressable_shards, strict=True)
     return got.dtype == wanted.dtype and all(
         a.index == b.index

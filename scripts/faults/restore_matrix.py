@@ -1,4 +1,4 @@
-"""Restore a state from every mesh onto every mesh, and count what is read.
+"""Restore a state from every mesh onto every mesh, and count the bytes read.
 
     python -m scripts.faults.restore_matrix
 
@@ -147,7 +147,7 @@ def try_all(folder: Path) -> tuple[Table, bool]:
 
 
 def count_same(state: Any, program: Program) -> tuple[int, int]:
-    """Count the leaves with the bits and the sharding that are wanted, and all."""
+    """Count the leaves with the right bits and sharding, and all leaves."""
     wanted = by_path(program.abstract_saved)
     found = by_path(state)
     same = 0

@@ -1,4 +1,4 @@
-"""Show that a killed run continues bitwise, and a run moved to another mesh closely.
+"""Show that a killed run continues bitwise, and on another mesh within rounding.
 
     python -m scripts.faults.resume
 
@@ -167,7 +167,7 @@ def kill_after(step: int, flags: tuple[str, ...], work_dir: Path) -> int:
 
 
 def newest_step(work_dir: Path) -> int:
-    """Return the newest committed checkpoint, 0 where there is none."""
+    """Return the newest committed step, 0 if there is none."""
     names = [path.name for path in (work_dir / "checkpoints").iterdir()]
     return max((int(name) for name in names if name.isdigit()), default=0)
 

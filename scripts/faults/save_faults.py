@@ -1,4 +1,4 @@
-"""Let every phase of a save fail on one of two processes, and kill one in each phase.
+"""Make every phase of a save fail on one of two processes, and kill one in each phase.
 
     python -m scripts.faults.save_faults
 
@@ -45,7 +45,7 @@ from scripts.evidence import REPOSITORY, Table, commit, write_page
 
 COMMAND = "python -m scripts.faults.save_faults"
 KNOWN_LIMIT_S = 2.0
-"""In which all processes must know of a failure."""
+"""Seconds within which all processes must know of a failure."""
 HANG_LIMIT_S = 2
 """--ckpt.timeout-s where a store hangs."""
 GOOD, NEWER = 1, 2
@@ -100,7 +100,7 @@ def take_part(
     faults: Sequence[tuple[str, str]],
     kill: str | None,
 ) -> int:
-    """Train and save beside another process; write what was seen to a file."""
+    """Train and save beside another process; write the observations to a file."""
     simulate_devices(1)
     distributed.start(
         DistributedConfig(
@@ -125,7 +125,7 @@ def take_part(
 
 @dataclasses.dataclass
 class Seen:
-    """What one process saw of a fault; times are of the clock of this host."""
+    """Observations of a fault by one process; times are of the host's clock."""
 
     failed_at_s: list[float] = dataclasses.field(default_factory=list)
     known_at_s: list[float] = dataclasses.field(default_factory=list)
@@ -182,7 +182,7 @@ class Fault:
 
     @contextlib.contextmanager
     def happens(self) -> Iterator[None]:
-        """Let the next attempt fail, and note when it is known."""
+        """Make the next attempt fail, and note when the failure is known."""
         writer: Any = saving.Writer
         attempt = writer._try
         heal = self._spoil() if self.is_here else lambda: None
@@ -203,7 +203,7 @@ class Fault:
             heal()
 
     def _spoil(self) -> Callable[[], None]:
-        """Make the phase fail; return what mends it."""
+        """Make the phase fail; return a function that repairs it."""
         if self.phase == "written":  # a file that is too large, as on a full disk
             soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
             resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, hard))
@@ -297,7 +297,7 @@ def start_pair(folder: Path, *flags: str) -> list[subprocess.Popen]:
 
 
 def fail_each(folder: Path, numbers: Sequence[int]) -> list[list[str]]:
-    """Let faults happen in one pair of processes; return the rows of the table."""
+    """Cause faults in one pair of processes; return the rows of the table."""
     processes = start_pair(folder, "--faults", ",".join(map(str, numbers)))
     try:
         codes = [process.wait(PATIENCE_S) for process in processes]
@@ -346,7 +346,7 @@ def fault_row(phase: str, ranks: str, seen: list[Seen], store: Store) -> list[st
 
 
 def kill_once(folder: Path, phase: str, rank: int, moment: str) -> list[str]:
-    """Start a pair of which one kills itself; return a row of the table."""
+    """Start a pair of processes, one of which kills itself; return its table row."""
     processes = start_pair(folder, "--kill", f"{phase}:{rank}:{moment}")
     try:
         code = processes[rank].wait(PATIENCE_S)
@@ -368,7 +368,7 @@ def kill_once(folder: Path, phase: str, rank: int, moment: str) -> list[str]:
 
 
 def damage(store: Store, expected: list[int]) -> list[str]:
-    """Say which steps are not there, or are not intact."""
+    """Return which steps are missing or damaged."""
     wrong = [] if store.steps() == expected else [f"steps {store.steps()}"]
     for step in store.steps():
         try:

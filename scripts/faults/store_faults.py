@@ -41,23 +41,23 @@ ENDLESS = ("--steps", "100000")
 EVERY = 10
 READ_ONLY_S, SLOW_S = 30.0, 5.0
 LIMIT_S = 300.0
-"""For anything that is waited for."""
+"""Limit of every wait."""
 _FILES_OF_A_PART = 3
-"""An index, and two files of data: as many as TensorStore makes of so small a part."""
+"""An index and two data files, as TensorStore makes of a part of this size."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """How one case went."""
+    """Result of one case."""
 
     name: str
     lasted_s: float
     before_s: float
     """Median step before the fault."""
     during: list[float]
-    """Seconds of the steps while it lasted."""
+    """Seconds of the steps during the fault."""
     at_begin: list[int]
-    """Steps in the store when it began."""
+    """Steps in the store when the fault began."""
     saved: list[int]
     """Steps in the store at the end."""
     damaged: list[str]
@@ -134,7 +134,7 @@ class Run:
         )
 
     def stop(self) -> int:
-        """Ask it to stop; return the exit code."""
+        """Ask the run to stop; return the exit code."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
         return self.wait()
@@ -148,18 +148,18 @@ class Run:
             return self._process.wait()
 
     def kill(self) -> None:
-        """End it without more ado, if it still runs."""
+        """Kill the run if it has not ended."""
         self._process.kill()
         self._process.wait()
 
 
 @dataclasses.dataclass
 class Watch:
-    """Notes how a run went on while a fault lasted."""
+    """Records how a run continued during a fault."""
 
     run: Run
     damaged_step: int | None = None
-    """This script has damaged it: not one that is lost."""
+    """Step that this script damaged, which does not count as lost."""
 
     def __post_init__(self) -> None:
         steps = self.run.store.steps()
@@ -170,7 +170,7 @@ class Watch:
     def result(
         self, name: str, code: int, expected: int = PREEMPTED, *, problems: list[str]
     ) -> Result:
-        """Look at the run after its end; the fault had lasted until `over`."""
+        """Inspect the run after its end; the fault lasted until `over`."""
         rows = read_metrics(self.run.work_dir)
         store = self.run.store
         removed = re.findall(r"; removed ([\d, ]+)", self.run.text())
@@ -228,7 +228,7 @@ COMMAND = "python -m scripts.faults.store_faults"
 
 @contextlib.contextmanager
 def tmpfs(path: Path, size_mb: int) -> Iterator[None]:
-    """Mount a file system of a size of its own.
+    """Mount a file system of a given size.
 
     Raises:
       RuntimeError: mounting is refused.
@@ -266,7 +266,7 @@ def fill(folder: Path, left_bytes: int) -> Path:
 
 @contextlib.contextmanager
 def running(*args: Any, **kwargs: Any) -> Iterator[Run]:
-    """Start a run, and leave none behind."""
+    """Start a run, and make sure that it ends."""
     run = Run(*args, **kwargs)
     try:
         yield run
@@ -275,7 +275,7 @@ def running(*args: Any, **kwargs: Any) -> Iterator[Run]:
 
 
 def full_before(folder: Path, store: Path) -> Result:
-    """Leave less space than a checkpoint takes; make room after the second try."""
+    """Leave less space than a checkpoint needs; free space after the second attempt."""
     with running(folder / "run", store, *ENDLESS) as run:
         run.until_saved(2)
         filler = fill(store, 1_000_000)
@@ -289,7 +289,7 @@ def full_before(folder: Path, store: Path) -> Result:
 
 
 def full_in_between(folder: Path, store: Path) -> Result:
-    """Leave as much as is asked for before a save, which is not quite enough."""
+    """Leave the space that a save asks for beforehand, which is not quite enough."""
     with running(folder / "run", store, *ENDLESS, "--ckpt.keep", "2") as run:
         run.until_saved(2)
         num_bytes = run.store.manifest(run.store.steps()[-1]).num_bytes
@@ -333,7 +333,7 @@ def remount(store: Path, how: str) -> None:
 
 
 def slow(folder: Path, store: Path) -> Result:
-    """Let every file of a checkpoint take SLOW_S."""
+    """Make every file of a checkpoint take SLOW_S."""
     with running(folder / "run", store, *ENDLESS, slow=True) as run:
         run.until(lambda: run.num_rows() >= EVERY, "steps")
         watch = Watch(run)
@@ -379,7 +379,7 @@ def full_work_dir(folder: Path, store: Path) -> Result:
 
 
 def never_again(folder: Path, store: Path) -> Result:
-    """Turn the store read-only for good."""
+    """Turn the store read-only until the end of the run."""
     with running(folder / "run", store, *ENDLESS, "--ckpt.max-unsaved", "60") as run:
         run.until_saved(2)
         remount(store, "ro")
@@ -490,7 +490,7 @@ def _warnings(text: str) -> list[str]:
 
 
 def _damaged(store: Store, known: int | None) -> list[str]:
-    """List what is damaged in the store, but for a step that is known to be."""
+    """List the damaged steps in the store, except the step damaged on purpose."""
     quarantined = store.quarantined().items()
     found = [
         f"{name}: {why}" for name, why in quarantined if name != f"{known}.damaged"

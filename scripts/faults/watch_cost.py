@@ -1,4 +1,4 @@
-"""What a training step pays for being watched: words, heartbeats and a driver.
+"""Measure what progress words, heartbeats and a driver cost a training step.
 
     python -m scripts.faults.watch_cost --windows 60
 
@@ -23,14 +23,14 @@ from scripts.evidence import Table, commit, read_metrics, write_page
 from scripts.faults.launched import Launched
 
 STEPS, LEFT_OUT = 20, 2
-"""Of a window, and those at its beginning that do not count."""
+"""Steps of a window, and steps at its beginning that do not count."""
 MARKS = 2
 """Of a step: before it is launched, and after."""
 NUM_MARKS = 100_000
 
 
 def mark_us(folder: Path) -> float:
-    """Return the microseconds that a mark takes."""
+    """Return the microseconds of one mark."""
     writer = Writer(folder / "word")
     began_s = time.perf_counter()
     for number in range(NUM_MARKS):
