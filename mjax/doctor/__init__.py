@@ -1,10 +1,10 @@
-"""Can a run be started here? `python -m mjax.doctor` says, before any money is spent.
+"""`python -m mjax.doctor`: check whether a run can start here, before it costs money.
 
-Software, names and ports, folders and a group of two processes are tried on this host.
-Its hardware is judged by the checks of `mjax.health`, whose runner does all of it. With
-`--together` the processes of a launcher also meet, compare software, read each other's
-files and add a number over all devices.
+It tests software, names and ports, folders and a group of two processes on this host.
+The checks of `mjax.health` test its hardware, and their runner runs all checks. With
+`--together` the processes of a launcher also connect, compare software, read each
+other's files and add a number over all devices.
 
-`probe` finds facts, each kind in a process of its own with a time limit; `software`,
+`probe` finds facts, each kind in its own process with a time limit; `software`,
 `network` and `folders` judge them.
 """

@@ -1,4 +1,5 @@
-"""`python -m mjax.doctor`: can a run be started on this host, and on all of them?"""
+"""`python -m mjax.doctor`: check whether a run can start on this host, or on all
+hosts."""
 
 import sys
 

@@ -1,6 +1,6 @@
-"""`python -m mjax.doctor`: flags, the checks of one host, and what is printed.
+"""`python -m mjax.doctor`: flags, the checks of one host, and the output.
 
-Exit codes: 0 a run can be started, 1 something is wrong, 2 bad input.
+Exit codes: 0 a run can start, 1 a check failed, 2 bad input.
 """
 
 import dataclasses
@@ -19,38 +19,40 @@ from mjax.health.settings import Settings, read_expected, read_limits
 from mjax.processes.config import DistributedConfig, split_address
 
 _SOURCE_S = 60.0
-"""Time limit of one probe, chosen: jax starts on eight GPUs in half of it."""
+"""Time limit of one probe. Chosen: jax starts on eight GPUs in half of it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorFlags:
-    """Say whether a run can be started on this host, and on all hosts together."""
+    """Check whether a run can start on this host, and on all hosts together."""
 
     work_dir: str = "runs"
-    """Where the run will write."""
+    """Work dir of the future run."""
     hosts: int = 1
-    """Of the run; more than one need names and folders that others can use."""
+    """Number of hosts of the run; several hosts need names and folders that all can
+    use."""
     space_gb: float = 10.0
-    """That must be free in the work dir, GB."""
+    """Required free space in the work dir, in GB."""
     ports: tuple[int, ...] = ()
-    """That the run will listen on, on this host; they must be free."""
+    """Ports on which the run will listen on this host; they must be free."""
     connect: tuple[str, ...] = ()
-    """host:port that the run will connect to; they must answer."""
+    """Addresses host:port to which the run will connect; they must answer."""
     hardware: bool = True
     """Also run the checks of `python -m mjax.health check --in-use`."""
     expect: str | None = None
-    """TOML: what this host must have; see docs/hosts.md."""
+    """TOML file with the expectations for this host; see docs/hosts.md."""
     together: bool = False
-    """In all processes of a launcher: meet, compare, read each other's files, add."""
+    """In all processes of a launcher: connect, compare, read each other's files,
+    add."""
     distributed: DistributedConfig = dataclasses.field(
         default_factory=DistributedConfig
     )
     seconds: float = 180.0
-    """Limit of all checks of a host, and then of what the processes do together."""
+    """Time limit of all checks of a host, and again of the steps of --together."""
     json: bool = False
-    """Print one JSON object and nothing else."""
+    """Print only one JSON object."""
     all: bool = False
-    """Show checks that are ok, too."""
+    """Also show checks that are ok."""
 
     def __post_init__(self) -> None:
         if self.hosts < 1:
@@ -95,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def checks_of(asked: DoctorFlags) -> list[Check]:
-    """Return the checks of this host, in the order in which they are shown."""
+    """Return the checks of this host in display order."""
     mine = [
         *software.CHECKS,
         *network.checks(asked.hosts, asked.ports, asked.connect),

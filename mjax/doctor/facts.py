@@ -1,7 +1,7 @@
-"""Checks that judge what `mjax.doctor.probe` has found.
+"""Make checks that judge the facts found by `mjax.doctor.probe`.
 
-Enters: a kind of fact and its words. Leaves: a check of `mjax.health`, so that its
-runner reads the probe with a time limit, and each probe once.
+Enters: a kind of fact and its arguments. Leaves: a check of `mjax.health`, whose runner
+runs each probe once, with a time limit.
 """
 
 import json
@@ -24,12 +24,12 @@ _FAILING: Mapping[int, str] = MappingProxyType(
     | {-signal.SIGKILL: "it was killed, for example because memory ran out"}
     | {1: "it raised an error"}
 )
-"""Exit codes of a probe that are a fault of the host."""
+"""Exit codes of a probe that show a fault of the host."""
 Facts = Mapping[str, Any]
 
 
 def probe(kind: str, *words: str) -> Command:
-    """Return the source that finds the facts of a kind."""
+    """Return the source of the facts of a kind."""
     return Command((sys.executable, "-m", "mjax.doctor.probe", kind, *words))
 
 
@@ -44,12 +44,12 @@ def check(
     """Return a check of facts.
 
     Args:
-      name: group.what, in lower case.
-      what: true of a host on which a run can be started, in one line.
+      name: `group.what`, in lower case.
+      what: statement in one line that is true if a run can start on the host.
       source: a `probe`.
-      judge: of its facts; pure.
-      action: what a person does when it fails.
-      failing: exit codes that mean another fault of the host than for most probes.
+      judge: pure function that judges the facts.
+      action: action for a person if the check fails.
+      failing: exit codes with another meaning than for most probes.
     """
 
     def judged(text: str, settings: Settings) -> Verdict:

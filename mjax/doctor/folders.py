@@ -1,4 +1,4 @@
-"""Checks of the folders that a run writes: the work dir, caches, temporary files."""
+"""Check the folders that a run writes: the work dir, caches, temporary files."""
 
 import os
 import tempfile
@@ -10,13 +10,14 @@ from mjax.health.check import Check
 from mjax.health.findings import Verdict, failed, ok
 
 _OF_ONE_HOST = ("btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs")
-"""Types of file systems that no other host sees, unless it exports them."""
+"""Types of file systems that other hosts cannot see unless they are exported."""
 _LEAST_FILES = 10_000
-"""That can still be made, chosen: a save of a thousand hosts has as many."""
+"""Minimum number of files that can still be created. Chosen: a save of a thousand hosts
+has as many."""
 
 
 def usable(facts: Facts, *, least_gb: int | float) -> Verdict:
-    """What a run does in a folder works there, and there is room."""
+    """Check that a run's file operations work in the folder, and that it has space."""
     place = f"{facts['path']} ({facts['type']})"
     if facts["error"]:
         return failed(f"{place}: {facts['error']}")
@@ -30,15 +31,15 @@ def usable(facts: Facts, *, least_gb: int | float) -> Verdict:
 
 
 def shared(facts: Facts) -> Verdict:
-    """All hosts of the run see the folder."""
+    """Check that all hosts of the run see the folder."""
     place = f"{facts['path']} ({facts['type']})"
     if facts["type"] in _OF_ONE_HOST:
-        return failed(f"{place} is on a file system of this host alone")
+        return failed(f"{place} is on a file system that only this host sees")
     return ok(place)
 
 
 def cache_folder() -> Path:
-    """Return where compiled programs and tokens are kept (XDG base directories)."""
+    """Return the caches of compiled programs and tokens (XDG base directories)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mjax"
 
 
@@ -46,9 +47,9 @@ def checks(work_dir: str, hosts: int, least_gb: int | float) -> Sequence[Check]:
     """Return the checks of a run.
 
     Args:
-      work_dir: where it will write.
-      hosts: of the run; more than one need a file system of all.
-      least_gb: that must be free in the work dir.
+      work_dir: work dir of the future run.
+      hosts: number of hosts; several need a shared file system.
+      least_gb: required free space in the work dir, in GB.
     """
     places = {
         "work_dir": (work_dir, least_gb, "--work-dir"),

@@ -1,4 +1,4 @@
-"""Checks of names, ports and of a process group on this host."""
+"""Check names, ports and a process group on this host."""
 
 import ipaddress
 import sys
@@ -15,11 +15,11 @@ _GROUP = Command(
         *("--processes", "2", "--clients"),
     )
 )
-"""Two processes with a CPU device each."""
+"""Two processes, each with one CPU device."""
 
 
 def host_name(facts: Facts, *, hosts: int) -> Verdict:
-    """The name of this host leads to it, and for several hosts from outside too."""
+    """Check that this host's name resolves to it, also from other hosts."""
     if facts["error"]:
         return failed(facts["error"])
     addresses = facts["addresses"]
@@ -28,22 +28,22 @@ def host_name(facts: Facts, *, hosts: int) -> Verdict:
         ipaddress.ip_address(one.partition("%")[0]).is_loopback for one in addresses
     )
     if hosts > 1 and is_local:
-        return failed(f"{shown}: other hosts that ask for it reach themselves")
+        return failed(f"{shown}: other hosts that use it connect to themselves")
     return ok(shown)
 
 
 def free_ports(facts: Facts) -> Verdict:
-    """Ports that the run will listen on are free."""
+    """Check that the ports on which the run will listen are free."""
     return judge_each((f"port {port}", why) for port, why in facts["taken"].items())
 
 
 def reached(facts: Facts) -> Verdict:
-    """Addresses that the run will connect to answer."""
+    """Check that the addresses to which the run will connect answer."""
     return judge_each(facts["silent"].items())
 
 
 def group(facts: Facts) -> Verdict:
-    """Two processes meet, compare what they are, and add up a number."""
+    """Check that two processes connect, compare their software, and add a number."""
     slowest = sum(phase["slowest_s"]["2"] for phase in facts["phases"])
     return ok(f"2 processes met in {slowest:.1f} s")
 
@@ -52,9 +52,9 @@ def checks(hosts: int, ports: Sequence[int], connect: Sequence[str]) -> list[Che
     """Return the checks of a run.
 
     Args:
-      hosts: of the run.
-      ports: that it will listen on, on this host.
-      connect: host:port that it will connect to.
+      hosts: number of hosts of the run.
+      ports: ports on which it will listen on this host.
+      connect: addresses host:port to which it will connect.
     """
     found = [
         check(
@@ -62,7 +62,7 @@ def checks(hosts: int, ports: Sequence[int], connect: Sequence[str]) -> list[Che
             "The name of this host leads to it.",
             probe("host_name"),
             lambda facts: host_name(facts, hosts=hosts),
-            "give the name its address in DNS or /etc/hosts; 127.0.1.1 is none",
+            "give the name this host's address in DNS or /etc/hosts, not 127.0.1.1",
         )
     ]
     if ports:
@@ -72,7 +72,7 @@ def checks(hosts: int, ports: Sequence[int], connect: Sequence[str]) -> list[Che
                 "Ports that the run will listen on are free.",
                 probe("ports", *map(str, ports)),
                 free_ports,
-                "end what uses them (ss -ltnp), or choose other ports",
+                "end the processes that use them (ss -ltnp), or choose other ports",
             )
         )
     if connect:
@@ -82,7 +82,8 @@ def checks(hosts: int, ports: Sequence[int], connect: Sequence[str]) -> list[Che
                 "Addresses that the run will connect to answer.",
                 probe("connect", *connect),
                 reached,
-                "start what should listen there; open the port in firewalls",
+                "start the service that should listen there; open the port in "
+                "firewalls",
             )
         )
     found.append(

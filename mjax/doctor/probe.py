@@ -1,8 +1,8 @@
 """Find facts about this host: `python -m mjax.doctor.probe KIND [WORDS]`.
 
-Leaves: one JSON object on stdout, which a check judges. Each kind runs in a process of
-its own, since a broken library may end the process and a network file system may stop
-it for ever. Nothing but the standard library is imported before a kind needs it.
+Leaves: one JSON object on stdout, which a check judges. Each kind runs in its own
+process, since a broken library may crash it and a network file system may block it for
+ever. At first only the standard library is imported; each kind imports what it needs.
 """
 
 import contextlib
@@ -23,16 +23,17 @@ from typing import Any
 
 _NVIDIA = Path("/proc/driver/nvidia")
 _NUM_BYTES = 2**20
-"""Written into a folder that is tried, chosen: more than a page, done in no time."""
+"""Bytes written to test a folder. Chosen: more than a page, and fast."""
 _CONNECT_S = 5.0
-"""To connect to an address, chosen: far more than a round trip between two hosts."""
+"""Timeout to connect to an address. Chosen: far more than a round trip between two
+hosts."""
 
 
 def packages() -> dict[str, Any]:
-    """Return what mjax requires and what is installed.
+    """Return the requirements of mjax and the installed versions.
 
     Returns:
-      python: version of the interpreter; requires_python: what mjax asks for.
+      python: version of the interpreter; requires_python: version that mjax requires.
       required: [requirement, installed version or null] of each package that mjax
       always needs.
       extras: from the name of an extra to its [requirement, version or null].
@@ -51,7 +52,7 @@ def packages() -> dict[str, Any]:
 
 
 def _wanted(package: str, extra: str) -> list[tuple[str, str | None]]:
-    """Return what an extra of a package adds; for "" what the package always needs."""
+    """Return the requirements of an extra of a package; for "" those without extras."""
     from packaging.requirements import Requirement
 
     found = []
@@ -70,7 +71,7 @@ def _wanted(package: str, extra: str) -> list[tuple[str, str | None]]:
 
 
 def _plugins() -> dict[str, str]:
-    """Return the versions of jax's CUDA plugins that are installed, by name."""
+    """Return the versions of jax's installed CUDA plugins, by name."""
     names = [f"jax-cuda{major}-plugin" for major in (12, 13)]
     return {name: found for name in names if (found := _version(name)) is not None}
 
@@ -82,14 +83,14 @@ def _version(name: str) -> str | None:
 
 
 def devices() -> dict[str, Any]:
-    """Start jax and compute something on each device of this host.
+    """Start jax and compute a matmul on each device of this host.
 
     Returns:
       platform, kinds (of each device), seconds, plugins (as `packages`), driver (of
       NVIDIA, or ""), gpus (that the driver has), visible (CUDA_VISIBLE_DEVICES, or
       null), and error: what went wrong, or "".
     """
-    # Beside a run that trains here, and with little memory.
+    # Use little memory: a run may be training here.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     began_s = time.monotonic()
     found: dict[str, Any] = {"platform": "", "kinds": [], "error": ""}
@@ -104,7 +105,7 @@ def devices() -> dict[str, Any]:
             got = float(jax.jit(lambda x: (x @ x).sum())(ones))
             if got != 64**3:
                 found["error"] = f"{device}: a product of ones adds up to {got:g}"
-    except Exception as error:  # whatever it is, it is the finding
+    except Exception as error:  # any error is a finding
         found["error"] = f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):
         found["driver"] = (_NVIDIA / "version").read_text().splitlines()[0]
@@ -116,11 +117,11 @@ def devices() -> dict[str, Any]:
 
 
 def host_name() -> dict[str, Any]:
-    """Return this host's name, its addresses, and whether it is reached by them.
+    """Return this host's name, its addresses, and whether they reach it.
 
     Returns:
-      name; addresses (of the name); error: why the name has none, or why a connection
-      to a port of this host by its name does not arrive, or "".
+      name; addresses (of the name); error: why the name has no address, or why a
+      connection to this host by its name fails, or "".
     """
     name = socket.gethostname()
     found: dict[str, Any] = {"name": name, "addresses": [], "error": ""}
@@ -143,7 +144,7 @@ def host_name() -> dict[str, Any]:
 
 
 def ports(*words: str) -> dict[str, Any]:
-    """Return which ports cannot be listened on: {"taken": {port: why}}."""
+    """Return the ports on which this host cannot listen: {"taken": {port: why}}."""
     taken = {}
     for word in words:
         try:
@@ -154,7 +155,7 @@ def ports(*words: str) -> dict[str, Any]:
 
 
 def connect(*addresses: str) -> dict[str, Any]:
-    """Return which host:port do not answer: {"silent": {address: why}}."""
+    """Return the addresses host:port that do not answer: {"silent": {address: why}}."""
     silent = {}
     for address in addresses:
         host, _, port = address.rpartition(":")
@@ -166,19 +167,19 @@ def connect(*addresses: str) -> dict[str, Any]:
 
 
 def folder(path: str) -> dict[str, Any]:
-    """Do in a folder what a run does there, and leave nothing behind.
+    """Try a run's file operations in a folder, and leave nothing behind.
 
-    A folder that is not there yet is tried where it would be made.
+    A folder that does not exist yet is tested in its nearest existing parent.
 
     Returns:
-      path, tried (the nearest folder that is there), type (of the file system),
-      free_bytes, free_files (-1: without a limit), seconds, and error, or "".
+      path, tried (the nearest existing folder), type (of the file system), free_bytes,
+      free_files (-1: without a limit), seconds, and error, or "".
     """
     wanted = Path(path).expanduser().absolute()
     tried, began_s = wanted, time.monotonic()
     found: dict[str, Any] = {"path": str(wanted), "error": ""}
     try:
-        # A closed folder or a stale mount is an error, not a folder to be made.
+        # An unreadable folder or a stale mount is an error, not an absent folder.
         tried = next(one for one in (wanted, *wanted.parents) if one.exists())
         used = shutil.disk_usage(tried)
         files = os.statvfs(tried)
@@ -201,7 +202,7 @@ def _use(tried: Path) -> None:
 
     Raises:
       OSError: an operation is refused.
-      RuntimeError: one was not done, though nothing was said.
+      RuntimeError: an operation silently had no effect.
     """
     data = os.urandom(_NUM_BYTES)
     with tempfile.TemporaryDirectory(prefix=".mjax-doctor-", dir=tried) as name:
@@ -218,7 +219,9 @@ def _use(tried: Path) -> None:
         finally:
             os.close(descriptor)
         if after.read_bytes() != data:
-            raise RuntimeError(f"{tried}: a file does not hold what was written")
+            raise RuntimeError(
+                f"{tried}: a file does not contain the data written to it"
+            )
         with contextlib.suppress(FileExistsError):
             after.open("x").close()
             raise RuntimeError(f"{tried}: a file that exists can be created again")
@@ -254,7 +257,7 @@ KINDS: Mapping[str, Callable[..., Mapping[str, Any]]] = MappingProxyType(
 def main(words: Sequence[str]) -> int:
     """Print the facts of a kind; return the exit code."""
     kind, *more = words
-    # A library may print to stdout while it starts.
+    # A library may print to stdout while it loads.
     with contextlib.redirect_stdout(sys.stderr):
         found = KINDS[kind](*more)
     print(json.dumps(found))

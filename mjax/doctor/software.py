@@ -1,6 +1,6 @@
-"""Checks of the software: packages, jax on its devices, CUDA.
+"""Check the software: packages, jax on its devices, CUDA.
 
-Least drivers: NVIDIA, CUDA Toolkit release notes, table "CUDA Toolkit and minimum
+Minimum drivers: NVIDIA, CUDA Toolkit release notes, table "CUDA Toolkit and minimum
 required driver version for CUDA minor version compatibility",
 https://docs.nvidia.com/cuda/cuda-toolkit-release-notes/.
 """
@@ -20,13 +20,13 @@ from mjax.health.findings import Verdict, failed, judge_each, ok, unknown
 _PACKAGES = probe("packages")
 _DEVICES = probe("devices")
 _LEAST_DRIVER: Mapping[str, str] = MappingProxyType({"12": "525", "13": "580"})
-"""By major version of CUDA: the least branch of the driver, see above."""
+"""Minimum branch of the driver by major version of CUDA, see above."""
 _DRIVER = re.compile(r"\b(\d{3}(?:\.\d+){1,2})\b")
 _NO_GPU = "no NVIDIA driver is loaded on this host"
 
 
 def python(facts: Facts) -> Verdict:
-    """The interpreter is new enough."""
+    """Check that the interpreter is new enough."""
     have, wanted = facts["python"], facts["requires_python"]
     if not SpecifierSet(wanted).contains(have, prereleases=True):
         return failed(f"Python is {have}, mjax needs {wanted}", have, wanted)
@@ -42,7 +42,7 @@ def _problem(requirement: str, version: str | None) -> str:
 
 
 def packages(facts: Facts) -> Verdict:
-    """What mjax always needs is there, in a version that it can use."""
+    """Check that required packages are installed in usable versions."""
     pairs = facts["required"]
     problems = [(wanted, _problem(wanted, have)) for wanted, have in pairs]
     return judge_each(
@@ -52,7 +52,7 @@ def packages(facts: Facts) -> Verdict:
 
 
 def extras(facts: Facts) -> Verdict:
-    """Extras that are begun are whole: their packages have versions that fit."""
+    """Check that partly installed extras are complete, in usable versions."""
     whole, problems = [], []
     for name, pairs in facts["extras"].items():
         found = [(wanted, have, _problem(wanted, have)) for wanted, have in pairs]
@@ -67,7 +67,7 @@ def extras(facts: Facts) -> Verdict:
 
 
 def jax_computes(facts: Facts) -> Verdict:
-    """jax starts and computes the right thing on each device."""
+    """Check that jax starts and computes correctly on each device."""
     if facts["error"]:
         return failed(facts["error"])
     kinds = facts["kinds"]
@@ -77,7 +77,7 @@ def jax_computes(facts: Facts) -> Verdict:
 
 
 def jax_sees_gpus(facts: Facts) -> Verdict:
-    """Where the host has GPUs, jax uses them."""
+    """Check that jax uses the GPUs of the host."""
     gpus = facts["gpus"]
     if not gpus:
         return unknown(_NO_GPU)
@@ -96,7 +96,7 @@ def jax_sees_gpus(facts: Facts) -> Verdict:
 
 
 def plugin(facts: Facts) -> Verdict:
-    """jax's CUDA plugin is there once, in the version of jaxlib."""
+    """Check that jax has exactly one CUDA plugin, in the version of jaxlib."""
     plugins, jaxlib = facts["plugins"], facts["jaxlib"]
     if not plugins:
         return unknown("no CUDA plugin of jax is installed")
@@ -115,7 +115,7 @@ def plugin(facts: Facts) -> Verdict:
 
 
 def driver(facts: Facts) -> Verdict:
-    """The driver is new enough for the CUDA of jax's plugin."""
+    """Check that the driver supports the CUDA version of jax's plugin."""
     if not facts["driver"]:
         return unknown(_NO_GPU)
     found = _DRIVER.search(facts["driver"])

@@ -1,17 +1,17 @@
-"""What the processes of a run can only find out together.
+"""Checks that need all processes of a run.
 
-Enters: the report of each host, and how the processes find each other. Leaves: on
-process 0, one line for what they did together and one for each unhealthy host;
-the same exit code in all processes. Steps, in their order:
+Enters: the report of each host, and the config by which processes find each other.
+Leaves: on process 0, one line for each joint step and one for each unhealthy host; the
+same exit code in all processes. Steps, in order:
 
 - *meet*: all processes connect to the coordinator (`mjax.processes.distributed`).
 - *same*: files of mjax, versions and environment are equal.
-- *files*: each process reads the file that process 0 has just written into the work
-  dir, and process 0 reads those of all.
-- *sum*: a number for each device is added over all of them, which connects them as the
-  first step of a run does.
+- *files*: each process reads a file that process 0 has just written to the work dir,
+  and process 0 reads a file of each process.
+- *sum*: a number is added over all devices, which connects them as the first step of a
+  run does.
 
-A step that fails leaves the later ones untried: a run would end there as well.
+After a failed step, the later ones are not tried: a run would also end there.
 """
 
 import contextlib
@@ -38,19 +38,19 @@ from mjax.processes.comparison import check_same, code_facts, environment_facts
 from mjax.processes.config import DistributedConfig
 
 _SEEN_S = 30.0
-"""Until a new file must be seen by all: how long NFS keeps what it knows of a folder
-(nfs(5), acdirmin)."""
+"""Seconds until all processes must see a new file: the time for which NFS caches a
+folder (nfs(5), acdirmin)."""
 _POLL_S = 0.2
 _FIX = "Give all hosts the same mjax, packages and environment"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """One thing that all processes did, or did not do."""
+    """Result of one joint step."""
 
     name: str
     state: str
-    """ok, failed, or unknown: not tried."""
+    """`ok`, `failed`, or `unknown` if not tried."""
     value: str = ""
     reason: str = ""
 
@@ -64,15 +64,15 @@ def main(
     limit_s: int | float,
     is_json: bool,
 ) -> int:
-    """Take all steps, and print on process 0 what came out; return the exit code.
+    """Run all steps, print the results on process 0, and return the exit code.
 
     Args:
-      report: of this host, as `mjax.health.check_command.to_json`.
-      config: how processes find each other.
-      hosts: of the run, each with a process at least.
-      work_dir: of the run; process 0 makes a folder in it, and removes it.
-      limit_s: for each step.
-      is_json: print one JSON object instead of lines.
+      report: report of this host, from `mjax.health.check_command.to_json`.
+      config: config by which processes find each other.
+      hosts: number of hosts of the run, each with at least one process.
+      work_dir: work dir of the run; process 0 creates and removes a folder in it.
+      limit_s: time limit of each step.
+      is_json: whether to print one JSON object instead of lines.
     """
     with _stdout_as_stderr():
         steps, reports = _take(report, config, hosts, work_dir, limit_s)
@@ -86,7 +86,7 @@ def main(
         }
         print(json.dumps(found) if is_json else "\n".join(_lines(steps, reports)))
         sys.stdout.flush()
-    elif steps[0].state == "failed":  # process 0 cannot know why this one did not come
+    elif steps[0].state == "failed":  # process 0 cannot know why
         print(f"error: {steps[0].name}: {steps[0].reason}", file=sys.stderr)
     return 0 if is_ok else 1
 
@@ -98,7 +98,7 @@ def _take(
     work_dir: Path,
     limit_s: int | float,
 ) -> tuple[list[Step], list[Mapping[str, Any]]]:
-    """Take the steps; return them, and the reports of the processes that have met."""
+    """Run the steps; return their results, and the reports of connected processes."""
     reports = [report]
 
     def meet() -> str:
@@ -145,7 +145,7 @@ def _take(
 
 @contextlib.contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """Keep standard output for the answer: gloo and NCCL write to it, in C++."""
+    """Reserve stdout for the report, since gloo and NCCL write to it from C++."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -187,16 +187,16 @@ def _limit(
 
 
 def _files(work_dir: Path, limit_s: int | float) -> str:
-    """Let all processes read a file of process 0, and process 0 those of all.
+    """Let all processes read a file of process 0, and process 0 a file of each.
 
     Raises:
-      RuntimeError: a file was not seen, or had another content; in all processes.
+      RuntimeError: in all processes, if a file was not seen or had other content.
     """
     agreement = Agreement("files", timeout_s=limit_s)
     nonce = agreement.from_rank(0, secrets.token_hex(8))
     folder = work_dir / f".mjax-doctor-{nonce}"
     rank, num = distributed.rank(), distributed.num_processes()
-    seen_s = min(_SEEN_S, limit_s / 2)  # the others wait for this process
+    seen_s = min(_SEEN_S, limit_s / 2)  # the other processes wait for this one
 
     def write() -> None:
         if rank == 0:
@@ -234,14 +234,14 @@ def _see(path: Path, nonce: str, limit_s: int | float) -> None:
                 return
         if time.monotonic() > until_s:
             raise RuntimeError(
-                f"{path} was written and is not seen here after {limit_s:.0f} s; give "
-                "a --work-dir on a file system that all hosts mount"
+                f"{path} was written but is not visible here after {limit_s:.0f} s; "
+                "give a --work-dir on a file system that all hosts mount"
             )
         time.sleep(_POLL_S)
 
 
 def _sum() -> str:
-    """Add 1, 2, ... over all devices.
+    """Add the numbers 1, 2, ..., one for each device, over all devices.
 
     Raises:
       RuntimeError: the sum is wrong on a device of this process.
@@ -274,11 +274,11 @@ def _sum() -> str:
 
 
 def _lines(steps: list[Step], reports: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield what a person reads: steps, then each host that is not healthy."""
+    """Yield lines for people: the steps, then each unhealthy host."""
     for step in steps:
         said = f": {step.reason}" if step.reason else f" {step.value}"
         yield f"{step.state:10} together.{step.name}{said}"
-    # Of a host with several processes, what the worst of them has found.
+    # Of several processes on a host, the worst report counts.
     hosts = {one["host"]: one for one in sorted(reports, key=lambda one: not one["ok"])}
     for name, report in hosts.items():
         for one in report["checks"]:

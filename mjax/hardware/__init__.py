@@ -1,1 +1,1 @@
-"""GPUs, topologies that are described, and options of XLA."""
+"""GPUs, described topologies, and XLA options."""

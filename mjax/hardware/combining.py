@@ -1,27 +1,25 @@
-"""Choose how many bytes of weights or gradients XLA may combine into one collective.
+"""Choose the bytes of weights or gradients that XLA may combine into one collective.
 
-Enters: the weights of one layer, and how they are sharded. Leaves: thresholds for the
-three kinds of collectives of data parallelism. `mjax.hardware.xla_flags` makes options
-of them.
+Enters: the weights of one layer, and their sharding. Leaves: thresholds for the three
+kinds of data-parallel collectives. `mjax.hardware.xla_flags` turns them into options.
 
-The weights of a layer are gathered, and its gradients reduced, in a window: the time in
-which the layer before computes (`mjax.step.prefetch`). So without a pipeline the
-thresholds are the bytes of one layer.
+The weights of a layer are gathered, and its gradients reduced, in a window: the compute
+time of the preceding layer (`mjax.step.prefetch`). So without a pipeline the thresholds
+are the bytes of one layer.
 
-- Below them each weight is a collective of its own. They count one by one against the
-  limit of collectives in flight, and most start after the last matmul of the window.
-- Above them XLA may combine two layers, or a layer with the embedding. Nothing that a
-  collective carries can be used before all of it has arrived, and its window is still
-  that of one layer.
+- Below them each weight has its own collective. Each counts against the limit of
+  collectives in flight, and most start after the last matmul of the window.
+- Above them XLA may combine two layers, or a layer with the embedding. Data can be used
+  only when its whole collective has arrived, but the window is still that of one layer.
 
 In a pipeline the weights of a layer are joined into few large ones. The first tick
-gathers them layer by layer, and the first matmul of a layer is the window of the
-weights of the second (`mjax.pipeline.pieces`). So there the thresholds are the bytes of
-the smallest matrix: norms and biases are combined, and matrices are not.
+gathers them layer by layer, and the first matmul of a layer is the window for the
+weights of the second (`mjax.pipeline.pieces`). So the thresholds are the bytes of the
+smallest matrix: norms and biases are combined, matrices are not.
 
 XLA compares a threshold with the bytes of a collective's result: the whole weights for
-an all-gather, one shard for a reduce-scatter. docs/overlap.md has counts that were read
-from compiled programs.
+an all-gather, one shard for a reduce-scatter. docs/overlap.md has counts from compiled
+programs.
 """
 
 import dataclasses
@@ -33,7 +31,7 @@ class Weight:
     """A weight of one layer."""
 
     size: int
-    """Entries on one device of tp, whole over the shards."""
+    """Number of entries on one tp device, unsharded over dp_shard."""
     is_matrix: bool
     """False for scales and biases."""
 
@@ -60,20 +58,20 @@ def choose_thresholds(
     shards_per_node: int,
     is_pipeline: bool,
 ) -> Thresholds:
-    """Choose what XLA combines.
+    """Choose the thresholds.
 
     Args:
       gathered: the weights of one layer.
-      reduced: those that have gradients.
-      gather_bytes: of gathered weights that may share a collective; None chooses.
-      reduce_bytes: of gradients, before they are reduced; None chooses.
+      reduced: the weights that have gradients.
+      gather_bytes: largest bytes of gathered weights in a collective; None chooses.
+      reduce_bytes: largest bytes of gradients before reduction; None chooses.
       gather_itemsize: bytes of a gathered entry.
       reduce_itemsize: bytes of a reduced entry.
       level: ZeRO level.
-      shards: devices over which state is sharded.
-      shards_per_node: devices of the first step of a reduce-scatter; all shards if it
-        has one step.
-      is_pipeline: weights are joined, and gathered in pieces.
+      shards: number of devices over which state is sharded.
+      shards_per_node: number of devices in the first stage of a reduce-scatter; all
+        shards if it has one stage.
+      is_pipeline: whether weights are joined and gathered in pieces.
     Returns:
       The thresholds. An all-reduce carries whole gradients at levels 0 and 1, and one
       shard of them at levels 2 and 3.
@@ -90,7 +88,7 @@ def choose_thresholds(
 
 
 def _together(weights: Sequence[Weight], is_pipeline: bool) -> int:
-    """Return how many entries may share a collective."""
+    """Return the number of entries that may share a collective."""
     if not is_pipeline:
         return sum(weight.size for weight in weights)
     matrices = [weight.size for weight in weights if weight.is_matrix]

@@ -1,10 +1,9 @@
-"""Lay the mesh over GPUs that are described, not present.
+"""Build a mesh of described GPUs, which need not be present.
 
-Enters: the name of a GPU in `gpus.GPUS` and axis sizes. Leaves: a mesh as `build_mesh`
-makes it. Its devices cannot hold arrays. But a function that is traced for the mesh
-sees their kind, and a lowered program compiles to the instructions of that GPU, with
-the collectives of that mesh. Needs the CUDA plugin of jax (`make env-plan`), and no
-GPU.
+Enters: the name of a GPU in `gpus.GPUS` and axis sizes. Leaves: a mesh as from
+`build_mesh`. Its devices cannot hold arrays. But a function traced for the mesh sees
+their kind, and a lowered program compiles to the instructions of that GPU, with the
+collectives of that mesh. It needs jax's CUDA plugin (`make env-plan`), but no GPU.
 """
 
 from collections.abc import Sequence
@@ -38,10 +37,10 @@ def described_mesh(
     Args:
       sizes: size of every axis; the product is the number of GPUs.
       gpu: a name in `gpus.GPUS`.
-      gpus_per_node: GPUs of a host; a smaller mesh is a part of one host.
+      gpus_per_node: GPUs per host; a smaller mesh is part of one host.
       tp_across_hosts: as for `build_mesh`.
     Returns:
-      A mesh of axes `AXES`, each of type Auto; host by host, one process each.
+      A mesh of axes `AXES`, each of type Auto, host by host with one process each.
     Raises:
       ValueError: the name is unknown, the GPUs do not fill whole hosts, or
         `build_mesh` refuses.
@@ -52,14 +51,14 @@ def described_mesh(
 
 
 def abstract_mesh(sizes: AxisSizes, *, gpu: str = "h200") -> AbstractMesh:
-    """Return a mesh to trace a program for described GPUs without any plugin.
+    """Return a mesh for tracing programs for described GPUs without a plugin.
 
     Args:
       sizes: size of every axis; the product may be any number.
       gpu: a name in `gpus.GPUS`.
     Returns:
       A mesh of axes `AXES`, each of type Auto, without devices: a program traced for it
-      sees the kind of GPU, and cannot be compiled.
+      sees the kind of GPU, but cannot be compiled.
     Raises:
       ValueError: the name is unknown.
     """
@@ -77,11 +76,11 @@ def described_devices(
     """List devices of a described cluster, for `build_mesh`.
 
     Args:
-      num_devices: GPUs in all.
+      num_devices: total number of GPUs.
       gpu: a name in `gpus.GPUS`.
-      gpus_per_node: GPUs of a host; fewer GPUs than that are a part of one host.
+      gpus_per_node: GPUs per host; fewer GPUs in all are part of one host.
     Returns:
-      Devices of jax that compile and cannot run; process_index is the host.
+      jax devices that can compile but not run; process_index is the host.
     Raises:
       ValueError: the name is unknown, or the GPUs do not fill whole hosts.
       NoPluginError: jax has no CUDA plugin.
@@ -116,14 +115,14 @@ def described_devices(
 
 
 def put_in_host_memory(lowered: jax.stages.Lowered, results: Sequence[bool]) -> None:
-    """Mark the results, and the arguments donated to them, that are in host memory.
+    """Mark results in host memory, and the arguments donated to them.
 
-    For present devices jax marks them. Described devices have no memories, so a
-    sharding on them loses its memory kind.
+    For present devices jax does this. Described devices have no memories, so a sharding
+    on them loses its memory kind.
 
     Args:
       lowered: a program for described devices; changed in place.
-      results: for each result of the program whether it is in pinned host memory.
+      results: for each result of the program, whether it is in pinned host memory.
     Raises:
       RuntimeError: a result in host memory has no argument donated to it.
     """
@@ -149,7 +148,7 @@ def put_in_host_memory(lowered: jax.stages.Lowered, results: Sequence[bool]) -> 
         ]
         if sum(given) != sum(results):
             raise RuntimeError(
-                f"{sum(results)} results are in host memory, and arguments are donated "
+                f"{sum(results)} results are in host memory, but arguments are donated "
                 f"to {sum(given)} of them"
             )
         main.attributes["arg_attrs"] = marked("arg_attrs", given)
@@ -158,17 +157,17 @@ def put_in_host_memory(lowered: jax.stages.Lowered, results: Sequence[bool]) -> 
 
 def _check_name(gpu: str) -> None:
     if gpu not in GPUS:
-        raise ValueError(f"no GPU {gpu!r} is described; there are {', '.join(GPUS)}")
+        raise ValueError(f"no GPU {gpu!r} is described; choose from {', '.join(GPUS)}")
 
 
 def _target_config(gpu: Gpu) -> str:
-    """Write the description as XLA reads it: GpuTargetConfigProto, as text.
+    """Write the description in XLA's format: GpuTargetConfigProto, as text.
 
-    The limits that compute capabilities 8.0, 9.0 and 10.0 share are written here (CUDA
-    C++ Programming Guide, table of technical specifications).
+    Limits that are equal for compute capabilities 8.0, 9.0 and 10.0 are constants here
+    (CUDA C++ Programming Guide, table of technical specifications).
     """
     major, minor = gpu.compute_capability
-    # From Hopper on, the instructions specific to a generation: sm_90a, not sm_90.
+    # From Hopper on, use the generation-specific instructions: sm_90a, not sm_90.
     features = "ACCELERATED_FEATURES" if major >= 9 else "NONE"
     return f"""
 gpu_device_info {{

@@ -1,9 +1,9 @@
-"""Which devices multiply 8-bit floats.
+"""Check whether devices support FP8 matmuls.
 
-Enters: a mesh of real or described devices. Leaves: a text that says how a run on them
-multiplies, or an error. Source: NVIDIA, PTX ISA, section mma: `.e4m3` and `.e5m2` from
-sm_89 on. On older GPUs XLA computes the same in 16 bits without a warning, more slowly
-than a run without FP8.
+Enters: a mesh of real or described devices. Leaves: a text that describes how they
+multiply 8-bit floats, or an error. Source: NVIDIA, PTX ISA, section mma: `.e4m3` and
+`.e5m2` from sm_89 on. On older GPUs XLA silently computes in 16 bits, more slowly than
+a run without FP8.
 """
 
 from jax.sharding import AbstractMesh, Mesh
@@ -15,7 +15,7 @@ FIRST = (8, 9)
 
 
 def describe_fp8(mesh: Mesh | AbstractMesh) -> str:
-    """Say how the devices of a mesh multiply 8-bit floats.
+    """Describe how the devices of a mesh multiply 8-bit floats.
 
     Raises:
       ValueError: they are GPUs without FP8 matmuls, or of unknown compute capability.
@@ -35,7 +35,7 @@ def describe_fp8(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _compute_capability(mesh: Mesh | AbstractMesh) -> tuple[int, int] | None:
-    """Return the capability of the devices, as reported or as described."""
+    """Return the reported or described compute capability of the devices."""
     if isinstance(mesh, Mesh):
         stated = getattr(mesh.devices.flat[0], "compute_capability", None)
         if stated is None:

@@ -1,9 +1,9 @@
-"""Describe GPUs: the data that a compiler and an estimate of time need.
+"""Describe GPUs: data for the compiler and for time estimates.
 
-Enters: nothing. Leaves: `GPUS`, one description a model, and the peak of a device by
-its name, over which MFU is counted. Sources, beside each number:
+Enters: nothing. Leaves: `GPUS`, one description per model, and the peak of a device by
+its name, which MFU uses. Sources are beside each number:
 
-- spec: a real device as XLA keeps it for this purpose, in openxla/xla, folder
+- spec: XLA's description of a real device, in openxla/xla, folder
   xla/backends/gpu/target_config/specs; the file and the commit are given;
 - sheet: NVIDIA's data sheet of the SXM module;
 - DGX: NVIDIA's data sheet of the DGX system of 8 such modules.
@@ -15,27 +15,27 @@ from types import MappingProxyType
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """The data of a GPU that the compiler and an estimate of time need."""
+    """Data of a GPU for the compiler and for time estimates."""
 
     device_kind: str
-    """As jax.Device.device_kind names it where the device is present."""
+    """Name as in jax.Device.device_kind of a present device."""
     compute_capability: tuple[int, int]
     num_sms: int
     """Streaming multiprocessors."""
     clock_ghz: float
     memory_bytes: int
-    """As the driver reports it: less than in the data sheet."""
+    """Memory as reported by the driver, less than in the data sheet."""
     memory_bytes_per_s: int
     l2_bytes: int
     shared_memory_per_sm_bytes: int
     shared_memory_per_block_bytes: int
-    """Maximum per block, if it requests more than the default 48 KiB."""
+    """Maximum per block that requests more than the default of 48 KiB."""
     peak_bf16_flops_per_s: float
-    """Dense; half of what a data sheet gives with sparsity."""
+    """Dense peak; half of the data sheet's figure with sparsity."""
     node_link_bytes_per_s: int
     """NVLink, one direction, all links of one GPU; half of a data sheet's figure."""
     network_bytes_per_s: int
-    """One direction and GPU, with the usual network card of that generation."""
+    """Per direction and GPU, with the usual network card of that generation."""
     host_link_bytes_per_s: int
     """PCIe to the memory of the host, one direction; half of a data sheet's figure."""
 
@@ -81,7 +81,7 @@ GPUS = MappingProxyType(
             host_link_bytes_per_s=64_000_000_000,
         ),
         "h200": Gpu(
-            # spec: h200.txtpb, commit 4336d12; but the name is the one that jax sees.
+            # spec: h200.txtpb, commit 4336d12; except the name, which is that in jax.
             device_kind="NVIDIA H200",
             compute_capability=(9, 0),
             num_sms=132,
@@ -121,12 +121,12 @@ GPUS = MappingProxyType(
         ),
     }
 )
-"""GPUs that can be described, by the name that selects one."""
+"""GPUs that can be described, by name."""
 
-# Dense bf16 FLOP/s by part of `device_kind`; the first match wins. A described GPU
-# stands for all forms of its model that are not named before it. Source of the others:
-# NVIDIA data sheets of H200 NVL, H100 PCIe and NVL, GB200 NVL72, L40S and L4; half of a
-# figure with sparsity.
+# Dense bf16 FLOP/s by substring of `device_kind`; the first match wins. A described GPU
+# stands for all variants of its model that are not listed before it. Source of the
+# others: NVIDIA data sheets of H200 NVL, H100 PCIe and NVL, GB200 NVL72, L40S and L4;
+# half of a figure with sparsity.
 _PEAKS = (
     ("H200 NVL", 835.5e12),
     ("H100 PCIe", 756e12),
@@ -142,11 +142,11 @@ _PEAKS = (
 
 
 def peak_flops_per_s(device_kind: str) -> float | None:
-    """Return the dense bf16 peak of one device, None where it is not known.
+    """Return the dense bf16 peak of one device; None if unknown.
 
     Args:
-      device_kind: as `jax.Device.device_kind` says. A slice of a device (MIG) is not
-        known: its share of the peak is not in its name.
+      device_kind: value of `jax.Device.device_kind`. A slice of a device (MIG) is
+        unknown, because its name does not give its share of the peak.
     """
     if "MIG" in device_kind:
         return None

@@ -1,11 +1,11 @@
-"""XLA options for programs with collectives: the one table.
+"""The table of XLA options for programs with collectives.
 
 Thresholds for combined collectives follow from the model (`mjax.hardware.combining`).
 
-They are given per program, as compiler options: these win over XLA_FLAGS, no
-process-wide state is changed, and the same options serve the program that is planned
-without a GPU. An option that the installed XLA does not know is left out, and the start
-of a run says so. docs/overlap.md lists the options that others set, and the results.
+Options are passed per program, as compiler options. These override XLA_FLAGS, change no
+process-wide state, and also work for a program that is planned without a GPU. An option
+that the installed XLA does not know is left out and reported at the start of a run.
+docs/overlap.md lists the options that other frameworks set, and the results.
 """
 
 import dataclasses
@@ -24,25 +24,26 @@ Value = bool | int | str
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Use:
-    """Properties of a step that decide its options."""
+    """Properties of a step that determine its options."""
 
     sizes: AxisSizes
     tp_chunks: int
-    """Chunks of activations in tensor-parallel communication; 1 is all at once."""
+    """Number of chunks of activations in tensor-parallel communication; 1 is no
+    chunking."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Option:
-    """An option of XLA, and when a step is compiled with it."""
+    """An XLA option, and the condition under which a step is compiled with it."""
 
     name: str
     value: Value
     why: str
     since: str
-    """The oldest jax with which it was tried."""
+    """Oldest jax with which it was tried."""
     applies: Callable[[Use], bool]
     platform: Literal["cpu", "gpu"] = "gpu"
-    """Platform of the devices that the option is for."""
+    """Platform to which the option applies."""
 
 
 def _has_pipeline(use: Use) -> bool:
@@ -67,8 +68,8 @@ TABLE = (
     Option(
         name="xla_gpu_dot_merger_threshold_mb",
         value=0,
-        why="else products of chunks with the same weights become one product, which "
-        "waits for all of them",
+        why="otherwise matmuls of chunks with the same weights are merged into one, "
+        "which waits for all chunks",
         since="0.11.2",
         applies=_has_chunks,
     ),
@@ -83,38 +84,38 @@ TABLE = (
     Option(
         name=_IN_FLIGHT,
         value=4,
-        why="else a transfer between stages waits for every collective over tp",
+        why="otherwise a transfer between stages waits for every collective over tp",
         since="0.11.2",
         applies=lambda use: _has_pipeline(use) and not _has_chunks(use),
     ),
     Option(
         name=_IN_FLIGHT,
         value=4,
-        why="else the weights of the next layer, which come in several gathers, wait "
-        "for each other and most hide behind nothing",
+        why="otherwise the gathers of the next layer's weights wait for each other, "
+        "and most are not overlapped",
         since="0.11.2",
         applies=lambda use: _has_dp_alone(use) and not _has_chunks(use),
     ),
     Option(
         name="xla_gpu_experimental_collective_start_as_early_as_possible",
         value=True,
-        why="else a transfer starts when most of what could hide it has run: the "
-        "gradient's between stages, and partial sums over tp",
+        why="otherwise transfers of gradients between stages and of partial sums over "
+        "tp start after most of the compute that could overlap them",
         since="0.11.2",
         applies=lambda use: _has_pipeline(use) or _has_chunks(use),
     ),
     Option(
         name="xla_gpu_execution_terminate_timeout",
         value="1200s",
-        why="a step that hangs for 20 minutes ends its process",
+        why="the process exits if a step hangs for 20 minutes",
         since="0.11.2",
         applies=lambda use: use.sizes.num_devices > 1,
     ),
     Option(
         name="xla_cpu_scheduler_type",
         value="CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        why="otherwise independent collectives start in another order on each "
-        "simulated device and meet the wrong partner",
+        why="otherwise independent collectives start in a different order on each "
+        "simulated device and match the wrong partner",
         since="0.11.2",
         applies=lambda use: use.sizes.num_devices > 1,
         platform="cpu",
@@ -130,10 +131,10 @@ class Chosen:
 
     used: tuple[Option, ...] = ()
     unknown: tuple[Option, ...] = ()
-    """Wanted, but the installed XLA does not know them."""
+    """Wanted options that the installed XLA does not know."""
 
     def as_compiler_options(self) -> dict[str, Value]:
-        """Return those used, as `jax.jit` and `Lowered.compile` take them."""
+        """Return the options in use, for `jax.jit` and `Lowered.compile`."""
         return {option.name: option.value for option in self.used}
 
     def describe(self) -> list[str]:
@@ -150,8 +151,8 @@ def _combine_options(thresholds: Thresholds, use: Use) -> tuple[Option, ...]:
     """Return the options for combined collectives over data parallelism."""
     unit = "the smallest matrix" if _has_pipeline(use) else "the weights"
     gathers = (
-        f"a gather carries up to {unit} of one layer; separate weights start late, "
-        "and two layers wait for each other"
+        f"a gather carries up to {unit} of one layer; separate gathers start late, and "
+        "combined layers wait for each other"
     )
     reductions = f"a reduction carries up to {unit} of one layer, for the same reasons"
     rows = (
@@ -180,10 +181,10 @@ def choose(
     """Choose the options for the programs of a training run.
 
     Args:
-      mesh: of the step. Nothing can be compiled for an abstract mesh, so all wanted
-        options count as known.
-      tp_chunks: as in `Use`.
-      thresholds: bytes of combined collectives; None leaves XLA's defaults.
+      mesh: mesh of the step. Nothing can be compiled for an abstract mesh, so all
+        wanted options count as known.
+      tp_chunks: number of chunks, as in `Use`.
+      thresholds: bytes of combined collectives; None keeps XLA's defaults.
     """
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})
     use = Use(sizes=sizes, tp_chunks=tp_chunks)
@@ -195,12 +196,12 @@ def choose(
 
 
 def for_collectives(mesh: Mesh | AbstractMesh) -> dict[str, Value]:
-    """Return the options of a program with collectives that is not a step's.
+    """Return the options of a program with collectives that is not a training step.
 
-    On GPUs there are none: the GPU options in the table are for steps.
+    On GPUs there are none, because the GPU options in the table are for steps.
 
     Args:
-      mesh: of the program, whatever its axes.
+      mesh: mesh of the program, with any axes.
     """
     if mesh.size == 1 or _platform(mesh) != "cpu":
         return {}
@@ -213,7 +214,7 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _known(mesh: Mesh | AbstractMesh, wanted: Sequence[Option]) -> Chosen:
-    """Separate the options that the installed XLA knows from those it does not."""
+    """Separate the options that the installed XLA knows from unknown ones."""
     if isinstance(mesh, AbstractMesh):
         return Chosen(used=tuple(wanted))
     device = mesh.devices.flat[0]
@@ -226,7 +227,7 @@ def _known(mesh: Mesh | AbstractMesh, wanted: Sequence[Option]) -> Chosen:
 
 @functools.cache
 def _is_known(device: Any, name: str, value: Value) -> bool:
-    """Compile a trivial program with an option, for a device that need not exist."""
+    """Compile a trivial program with an option, possibly for a described device."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     nothing = jax.jit(lambda: 0, out_shardings=sharding).lower()
     try:

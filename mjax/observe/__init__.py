@@ -1,1 +1,1 @@
-"""What every process of a run did, and when: recorded, stored and shown."""
+"""Record, store and show what each process of a run did, and when."""

@@ -1,21 +1,21 @@
 """`python -m mjax.observe COMMAND`: what did each process of a run do, and when?
 
-bubble    how long the stages of a pipeline idle, counted and by the schedule
+bubble    how long pipeline stages are idle, measured and by the schedule
 collect   send the files of a run to an ingester
 diff      what differs between two runs: records, losses, times
-fake      a run again in short runs, each with one thing less: what explains its time
+fake      repeat a run in short runs, each without one part, to explain its time
 heatmap   which hosts are slow, and in what; a picture of hosts and phases
-ingest    own a database, and write what collectors send
-ledger    how much of its time a run has spent on training
+ingest    own a database, and write to it what collectors send
+ledger    how much of its time a run spent on training
 mfu       what the shape of the MFU series says, and what to do
-phases    where the time of recorded steps went: by phase and role, overlapped or not
+phases    time of recorded steps by phase and role, overlapped or exposed
 serve     a live page of a run for a browser
-stuck     which ranks hold the others up, and who waits for whom
+stuck     which ranks block the others, and who waits for whom
 timeline  some steps of all ranks on one clock, as a trace or a picture
 unused    parameters that never had a gradient
 whatif    how fast the run would be without its slow hosts
 
-`COMMAND --help` has the flags of each. Exit codes: 0 done, 2 bad input.
+`COMMAND --help` lists the flags of a command. Exit codes: 0 done, 2 bad input.
 """
 
 import sys

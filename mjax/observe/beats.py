@@ -1,15 +1,15 @@
-"""Heartbeats: the state that each process wrote at its last beat, in a small file.
+"""Heartbeats: each process regularly writes its state to a small file.
 
 Enters: files below `beats/` in the work dir, named HOST-RANK-GENERATION.json. Leaves:
 the last beat of each process of the newest start, and which processes still beat.
 This module changes no file; `encode` and `file_name` are for the writer.
 
-A Python thread in each process rewrites its beat in place every second: a line of JSON.
-The rest of a longer, older line may follow it. The thread needs the interpreter lock.
-So a process stops beating if it holds that lock, if it is stopped, or if its host is
-gone. A process that waits for others goes on beating. A reader looks twice to see
-whether a process beats. How long a process has stood still follows from its own clock.
-Neither compares the clocks of hosts.
+A beat is one line of JSON. A Python thread in each process rewrites it in place every
+second, so the rest of a longer, older line may follow it. The thread needs the
+interpreter lock: a process stops beating if another thread holds that lock, if it is
+stopped, or if its host is gone. A process that waits for others keeps beating. A reader
+reads twice to see whether a process beats, and computes how long it has made no
+progress from that process's own clock. Neither compares the clocks of different hosts.
 """
 
 import time
@@ -25,8 +25,8 @@ FOLDER = "beats"
 """In the work dir."""
 _TRIES, _RETRY_S = 20, 0.005
 _NUM_MISSED = 5
-"""Beats that a process must miss in a row to count as silent. Chosen: an overloaded
-host delays a thread by a second at times."""
+"""Consecutive missed beats after which a process counts as silent. Chosen: an
+overloaded host sometimes delays a thread by a second."""
 _LOOK_S = 0.1
 
 
@@ -34,7 +34,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The state of a process at one beat."""
 
     n: int
-    """Beats before this one."""
+    """Number of earlier beats."""
     whose: Header
     every_s: float
     """Seconds between beats."""
@@ -43,35 +43,35 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     monotonic_ns: int
     """The monotonic clock at the same time."""
     since_ns: int
-    """When its present activity began, by the same clock."""
+    """When its current activity began, by the same clock."""
     phase: int
     """A `Phase` of `mjax.processes.progress`."""
     step: int
     """Optimizer steps that have been dispatched to the devices."""
     microstep: int
-    """Marks within the phase: batches of an evaluation."""
+    """Progress within the phase, such as batches of an evaluation."""
     has_stepped: bool
     """Its first step has ended."""
     entered: int
-    """How many operations it has begun. All processes of a run begin the same ones in
-    the same order: the process with the lowest count is behind, and of equal ones the
-    process with the lowest `microstep`."""
+    """Number of operations begun. All processes of a run begin the same operations in
+    the same order, so the process with the lowest count is behind; the lowest
+    `microstep` breaks a tie."""
     doing: str
     """Name of the open span."""
     stack: str = ""
-    """Stack of the main thread, innermost frame first, as faulthandler writes it; only
-    if the thread has stood still since the beat before."""
+    """Stack of the main thread, innermost frame first, as faulthandler writes it;
+    present only if the thread has not moved since the previous beat."""
     end: int | None = None
-    """Exit code: the last beat of a process that ended by itself."""
+    """Exit code, in the last beat of a process that ended by itself."""
     again: int
-    """`n` again: shows that the line was not read while it was written."""
+    """Copy of `n`; if both are equal, the line was not read during a write."""
 
 
 _decode = msgspec.json.Decoder(Beat).decode
 
 
 def stem(header: Header) -> str:
-    """Return HOST-RANK-GENERATION; a host may have any name."""
+    """Return HOST-RANK-GENERATION, with the host name percent-encoded."""
     host = urllib.parse.quote(header.host, safe="")
     return f"{host}-{header.rank}-{header.generation}"
 
@@ -82,7 +82,7 @@ def file_name(header: Header) -> str:
 
 
 def encode(beat: Beat) -> bytes:
-    """Write a beat, with the end of its line."""
+    """Encode a beat as a line of JSON."""
     return msgspec.json.encode(beat) + b"\n"
 
 
@@ -90,9 +90,9 @@ def read(path: Path, sleep: Callable[[float], None] = time.sleep) -> Beat | None
     """Return the beat of a process.
 
     Returns:
-      None if there is none yet, or if the process was stopped while it wrote.
+      None if there is no beat yet, or if the process was stopped during a write.
     Raises:
-      ValueError: the file cannot be read, or is of another version.
+      ValueError: the file cannot be read, or has another version.
     """
     problem = ""
     for _ in range(_TRIES):
@@ -120,7 +120,7 @@ def read(path: Path, sleep: Callable[[float], None] = time.sleep) -> Beat | None
 
 
 def read_run(work_dir: Path) -> tuple[dict[int, Beat], list[str]]:
-    """Return the beats of the newest start, by rank, and what could not be read."""
+    """Return the beats of the newest start, by rank, and a list of unreadable files."""
     found: dict[int, dict[int, Beat]] = {}
     problems: list[str] = []
     for path in sorted((work_dir / FOLDER).glob("*.json")):
@@ -139,14 +139,14 @@ def still_beating(
     before: Mapping[int, Beat],
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[int, Beat]:
-    """Return the next beat of each process that beats again; wait for it.
+    """Wait for the next beats; return those of the processes that beat again.
 
-    Processes that have ended by themselves count as they are.
+    Processes that ended by themselves are returned with their last beat.
 
     Args:
-      work_dir: of the run.
-      before: the last beats, by rank.
-      sleep: waits.
+      work_dir: work dir of the run.
+      before: previous beats, by rank.
+      sleep: function that waits for a number of seconds.
     """
     again = {rank: beat for rank, beat in before.items() if beat.end is not None}
     every_s = max((beat.every_s for beat in before.values()), default=0.0)

@@ -1,15 +1,15 @@
-"""`python -m mjax.observe bubble`: how long do the stages of a pipeline idle?
+"""`python -m mjax.observe bubble`: how long are the stages of a pipeline idle?
 
     python -m mjax.observe bubble --work-dir DIR --steps A:B
 
 Enters: steps of a run that were recorded with the profiler. Leaves: for each stage the
-slots that it used and those that were idle, counted from the operations that ran, and
-their time; beside it what the schedule says. Exit codes: 0 done, 1 the operations and
-the schedule that the run recorded disagree, 2 bad input.
+number of used and idle slots, counted from the operations that ran, their time, and the
+same numbers from the schedule. Exit codes: 0 done, 1 the operations disagree with the
+schedule that the run recorded, 2 bad input.
 
-An idle slot lasts as long as it does on the stages that use it (median of their
-devices), since the stages of a tick wait for each other. The bubble is the time of idle
-slots over the time of used ones.
+The stages of a tick wait for each other, so an idle slot takes the time of the same
+slot on the stages that use it (the median of their devices). The bubble is the time of
+idle slots over that of used ones.
 """
 
 import collections
@@ -32,41 +32,41 @@ type Key = tuple[Direction, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One stage in one step, in the mean of its devices and steps."""
+    """One stage in one step: the mean over its devices and the recorded steps."""
 
     stage: int
     used: float
-    """Slots in which it did something."""
+    """Slots in which it worked."""
     idle: float
-    """Slots in which it did nothing, while another stage did."""
+    """Slots in which another stage worked, but this one did not."""
     idle_by_schedule: int | None
-    """None: the run has no record of its schedule."""
+    """Idle slots by the schedule; None: the run has no record of its schedule."""
     used_s: float
     idle_s: float
     transfer_s: float
-    """Sending and receiving, with the waits for the other stage."""
+    """Time of sends and receives, including waits for the other stage."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bubble:
-    """What was counted."""
+    """Result of the command."""
 
     generation: int
     steps: tuple[int, ...]
     stages: tuple[Stage, ...]
     schedule: Schedule | None
     problems: tuple[str, ...]
-    """Where operations and schedule disagree."""
+    """Disagreements between operations and schedule."""
 
     @property
     def slots(self) -> float | None:
-        """Idle slots over used ones; None: there are no slots."""
+        """Number of idle slots over used ones; None: there are no slots."""
         used = sum(stage.used for stage in self.stages)
         return sum(stage.idle for stage in self.stages) / used if used else None
 
     @property
     def time(self) -> float | None:
-        """The same in time."""
+        """Time of idle slots over that of used ones."""
         used_s = sum(stage.used_s for stage in self.stages)
         return sum(stage.idle_s for stage in self.stages) / used_s if used_s else None
 
@@ -77,16 +77,16 @@ def count(
     """Count the slots of recorded steps.
 
     Args:
-      recorded: all devices in each step.
-      known: what the run recorded; None: nothing.
-      generation: of the run.
+      recorded: slots of all devices in each recorded step.
+      known: schedule that the run recorded; None: there is no record.
+      generation: number of the start.
     Raises:
       ValueError: idle slots are computed, so operations do not distinguish them.
     """
     if any(one.is_computed for one in recorded):
         raise ValueError(
             "idle slots are computed (--pipeline.idle compute), so operations do not "
-            "tell them from used ones; record a step with --pipeline.idle skip"
+            "distinguish them from used ones; record a step with --pipeline.idle skip"
         )
     by_step: dict[int, list[Recorded]] = collections.defaultdict(list)
     for one in recorded:
@@ -109,7 +109,7 @@ def count(
 
 
 def _problems(by_step: Mapping[int, Sequence[Recorded]], known: Schedule) -> list[str]:
-    """Say where operations and schedule disagree."""
+    """Describe each disagreement between operations and schedule."""
     found = []
     for step, some in by_step.items():
         stages = max(one.stage for one in some) + 1
@@ -122,7 +122,7 @@ def _problems(by_step: Mapping[int, Sequence[Recorded]], known: Schedule) -> lis
 
 
 def _seconds(some: Sequence[Recorded]) -> dict[Key, float]:
-    """Return how long each slot takes that a device used, in one step."""
+    """Return the duration of each slot that a device used in one step."""
     every: dict[Key, list[float]] = collections.defaultdict(list)
     for one in some:
         for key, (start_ns, end_ns) in one.ran.items():
@@ -173,11 +173,11 @@ def find(work_dir: Path, text: str, generation: int | None = None) -> Bubble:
     """Count the slots of a run.
 
     Args:
-      work_dir: of the run.
+      work_dir: work dir of the run.
       text: A:B, steps A to B - 1.
-      generation: a start of the run; None is the newest that took one of the steps.
+      generation: number of a start; None takes the newest that ran one of the steps.
     Raises:
-      ValueError: no step was recorded, or by some processes only; or a file cannot be
+      ValueError: a step was recorded by no process or only by some, or a file cannot be
         read.
     """
     first, last = timeline.steps(text)
@@ -195,7 +195,7 @@ def find(work_dir: Path, text: str, generation: int | None = None) -> Bubble:
 
 
 def _check_whole(recorded: Sequence[Recorded], found: Merged) -> None:
-    """Refuse steps that some devices have not recorded: a slot might be missed."""
+    """Refuse steps that some devices did not record: their slots would be missing."""
     num = 1
     for size in found.ranks[0].header.mesh.values():
         num *= size
@@ -205,8 +205,8 @@ def _check_whole(recorded: Sequence[Recorded], found: Merged) -> None:
         if absent:
             raise ValueError(
                 f"step {step} was recorded on {len(there)} of {num} devices, not on "
-                f"{absent[0]}; bring the folders profile/ of all hosts together, or "
-                "leave this step out of --steps"
+                f"{absent[0]}; copy the profile/ folders of all hosts into one work "
+                "dir, or leave this step out of --steps"
             )
 
 
@@ -260,14 +260,14 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
         prog="python -m mjax.observe bubble",
-        description="How long the stages of a pipeline idle, counted and scheduled.",
+        description="Show how long pipeline stages are idle, measured and scheduled.",
     )
     add = parser.add_argument
-    add("--work-dir", type=Path, required=True, help="of the run")
+    add("--work-dir", type=Path, required=True, help="work dir of the run")
     add("--steps", required=True, metavar="A:B", help="recorded steps A to B - 1")
-    add("--generation", type=int, help="a start of the run; default: the newest")
+    add("--generation", type=int, help="number of a start; default: the newest")
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write to this file")
+    add("--out", type=Path, help="write the output to this file")
     args = parser.parse_args(argv)
     try:
         found = find(args.work_dir, args.steps, args.generation)

@@ -1,15 +1,15 @@
 """Offsets between the clocks of processes, with error bounds.
 
-Enters: when each process entered and left barriers of all processes, by its own clock.
-Leaves: offsets to the clock of rank 0, each with a guaranteed bound.
+Enters: the times at which each process entered and left barriers of all processes, by
+its own clock. Leaves: offsets to the clock of rank 0, each with a guaranteed bound.
 
 No process leaves a barrier before the last one has entered it. So rank r left after
 rank 0 entered, and rank 0 left after rank r entered: the offset, clock of r minus clock
 of 0, lies between enter_r - leave_0 and leave_r - enter_0. Several barriers narrow that
 range. Between barriers clocks drift apart by at most `MOST_DRIFT` of the time.
 
-Source: causality bounds clocks, as in Lamport 1978 (doi:10.1145/359545.359563), where
-messages take the place of barriers.
+Source: Lamport 1978 (doi:10.1145/359545.359563) bounds clocks by causality of messages;
+here barriers replace messages.
 """
 
 import dataclasses
@@ -21,33 +21,33 @@ from jaxtyping import Int64
 from mjax.observe.spans import SpanFile
 
 MOST_DRIFT = 1e-4
-"""Of two clocks that NTP steers, 100 us a second. Chosen: quartz is within 20 to 100
-parts in a million, and chrony corrects most of that."""
+"""Largest relative drift of two clocks under NTP: 100 us per second. Chosen: quartz is
+within 20 to 100 parts per million, and chrony corrects most of that."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offset:
-    """Clock of a rank minus that of rank 0, at one time."""
+    """Clock of a rank minus that of rank 0, at one moment."""
 
     ns: float
     error_ns: float
-    """The true offset is at most this far away; infinite if nothing is known, or if
-    the barriers contradict each other, as they do when a clock has jumped."""
+    """Bound of the error of the offset. It is infinite without barriers, or if they
+    contradict each other, as after a clock has jumped."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Clock:
-    """Bounds of one rank's offset at each barrier. K barriers."""
+    """Bounds of one rank's offset at each of K barriers."""
 
     time_ns: Int64[np.ndarray, "K"]
     """When this rank left the barrier, by its own clock."""
     least_ns: Int64[np.ndarray, "K"]
     most_ns: Int64[np.ndarray, "K"]
     drift: float = MOST_DRIFT
-    """From the clock of rank 0, at most."""
+    """Largest possible offset to the clock of rank 0."""
 
     def at(self, time_ns: int) -> Offset:
-        """Return the offset at a time of this rank's clock."""
+        """Return the offset at a given time of this rank's clock."""
         if not len(self.time_ns):
             return Offset(ns=0.0, error_ns=np.inf)
         drift_ns = self.drift * np.abs(self.time_ns - time_ns)
@@ -68,7 +68,8 @@ def clocks(
     """Return the clock of each rank.
 
     Args:
-      barriers: by rank, by number of the barrier: when it came and when it left, in ns.
+      barriers: by rank and number of the barrier: when the rank entered and left it, in
+        ns.
     """
     of_0 = barriers.get(0, {})
     found = {}
@@ -97,7 +98,7 @@ def of_generation(files: Sequence[SpanFile]) -> dict[int, Clock]:
     """Return the clocks of the ranks of one generation.
 
     Args:
-      files: one for each rank.
+      files: span files, one for each rank.
     """
     return clocks(
         {

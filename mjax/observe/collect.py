@@ -1,7 +1,7 @@
 """`python -m mjax.observe collect`: send the files of a run to an ingester.
 
 Enters: flags. Leaves: batches at a sink, until SIGTERM or Ctrl-C, or with --once until
-all that is there is stored.
+the store has all existing data.
 """
 
 import dataclasses
@@ -19,49 +19,50 @@ from mjax.observe.stream.sinks import SinkGoneError, open_sink
 
 _QUOTA_EVERY_S = 10.0
 _LONGEST_WAIT_S = 10.0
-"""Between two tries while the sink is gone. Chosen."""
+"""Longest pause between two attempts while the sink is unreachable. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CollectFlags:
-    """Send the files of a run to an ingester, or to a queue before one."""
+    """Send the files of a run to an ingester, directly or through a queue."""
 
     work_dir: Path
-    """Of the run."""
+    """Work dir of the run."""
     to: str | None = None
-    """unix:PATH, http://HOST:PORT or nats://HOST:PORT. None: the socket
+    """Sink: unix:PATH, http://HOST:PORT or nats://HOST:PORT. None: the socket
     observe/ingest.sock in the work dir."""
     token_file: Path | None = None
     """File with the token of an ingester on a port. None: observe/token in the work
     dir."""
     host: str | None = None
-    """Only spans of this host, in a work dir that hosts share. None: all of them."""
+    """Send only spans of this host, in a work dir that hosts share. None: all spans."""
     spans_dir: Path | None = None
-    """Where the spans are, as in the flag --observe.spans-dir of the run. None: the
+    """Folder of the spans, as given to the run with --observe.spans-dir. None: the
     folder spans in the work dir."""
     run: str | None = None
-    """Of metrics.jsonl and events.jsonl, if the work dir has no spans, or those of
-    several runs."""
+    """Run to which metrics.jsonl and events.jsonl belong; needed if the work dir has no
+    spans, or spans of several runs."""
     every_s: float = 1.0
-    """Seconds between two looks at the files."""
+    """Interval between two scans of the files, in seconds."""
     once: bool = False
-    """End when all that is there is stored, with exit code 0; 1 if something cannot be
-    sent."""
+    """Exit with code 0 once the store has all existing data; with 1 if some data cannot
+    be sent."""
     once_within_s: float = 600.0
-    """With --once: give up after so many seconds, with exit code 1."""
+    """With --once: give up after this many seconds, with exit code 1."""
     quota_gb: float | None = None
-    """Gigabytes (1e9) that the files of spans may have. Above it, the oldest that are
-    stored are compressed, then deleted. None: no limit."""
+    """Limit for span files, in gigabytes (1e9). Above it, the oldest files that are in
+    the store are compressed, then deleted. None: no limit."""
     drop_unstored: bool = False
-    """With --quota-gb: if that does not do, delete files of ended processes although
-    their lines are not stored, and lose them."""
+    """With --quota-gb: if that is not enough, also delete files of ended processes that
+    are not in the store; their lines are lost."""
 
     log_quota_gb: float | None = None
-    """Gigabytes (1e9) that logs of ranks, stacks and recorded windows may have. Above
-    it, the oldest that nobody writes are compressed, windows not. None: no limit."""
+    """Limit for logs of ranks, stacks and recorded windows, in gigabytes (1e9). Above
+    it, the oldest logs and stacks that no process writes are compressed. None: no
+    limit."""
     delete_logs: bool = False
-    """With --log-quota-gb: if that does not do, delete the oldest that nobody writes.
-    No store has them."""
+    """With --log-quota-gb: if that is not enough, delete the oldest of these that no
+    process writes. The store has no copy of them."""
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.every_s <= 3600:
@@ -73,9 +74,13 @@ class CollectFlags:
         if self.log_quota_gb is not None and not self.log_quota_gb > 0:
             raise ValueError(f"--log-quota-gb must be above 0, got {self.log_quota_gb}")
         if self.delete_logs and self.log_quota_gb is None:
-            raise ValueError("--delete-logs needs --log-quota-gb; without it all stay")
+            raise ValueError(
+                "--delete-logs needs --log-quota-gb; without a quota all logs are kept"
+            )
         if self.drop_unstored and self.quota_gb is None:
-            raise ValueError("--drop-unstored needs --quota-gb; without it all is kept")
+            raise ValueError(
+                "--drop-unstored needs --quota-gb; without a quota all spans are kept"
+            )
         if not self.once_within_s > 0:
             raise ValueError(
                 f"--once-within-s must be above 0, got {self.once_within_s}"
@@ -145,7 +150,7 @@ def _loop(given: CollectFlags, collector: Collector, stop: Stop) -> int:
 
 
 def _limit(given: CollectFlags, collector: Collector) -> None:
-    """Keep the files of spans, and the logs, below their quotas."""
+    """Keep span files and logs below their quotas."""
     if given.quota_gb is not None:
         actions, excess = quota.plan(
             collector.spool(),

@@ -1,23 +1,23 @@
-"""Whether the step times of two runs differ by more than their noise.
+"""Test whether the step times of two runs differ by more than noise.
 
-Enters: what two runs have recorded of their steps. Leaves: for each phase the median
-and 95th percentile of both runs, and whether they differ.
+Enters: the records of the steps of two runs. Leaves: for each phase the median and 95th
+percentile of both runs, and whether they differ.
 
 Steps are autocorrelated: one slow minute makes many slow steps. A test that treats each
 step as an independent sample would report false differences. So the steps are cut into
-blocks of several autocorrelation times. The test compares the ranks of the medians of
-blocks, and of their shares of slow steps, between the runs (Mann and Whitney), against
-permutations of the blocks. Several phases are tested together, with Holm's correction.
-The test cannot tell a difference of flags from one that varies from run to run but not
-within a run, such as the choice of hosts: run the same flags twice to see that.
+blocks of several autocorrelation times. Two rank tests (Mann and Whitney) compare the
+runs: one uses the median of each block, the other its share of slow steps; permutations
+of the blocks give p. Holm's correction covers all phases together. The test cannot
+separate the effect of flags from effects that vary between runs but not within one,
+such as the choice of hosts. To see those, run the same flags twice.
 
-Means are tested in the same way, by the means of blocks. Repeating events, such as a
-save every ten steps, need blocks of whole periods: then each block has as many.
+Means are tested in the same way, by the means of blocks. If an event repeats, such as a
+save every ten steps, blocks are whole periods, so that each has equally many events.
 
 Sources: Mann and Whitney 1947 (doi:10.1214/aoms/1177730491); Holm 1979 (Scandinavian
-Journal of Statistics 6:65-70); the autocorrelation time ends where the sum of two
-neighbours is not positive (Geyer 1992, doi:10.1214/ss/1177011137); intervals
-draw blocks anew (Kuensch 1989, doi:10.1214/aos/1176347265).
+Journal of Statistics 6:65-70); the sum for the autocorrelation time is cut where two
+neighbours sum to zero or less (Geyer 1992, doi:10.1214/ss/1177011137); intervals come
+from a block bootstrap (Kuensch 1989, doi:10.1214/aos/1176347265).
 """
 
 import collections
@@ -32,20 +32,23 @@ from mjax.observe.records import Record
 from mjax.observe.spans import SpanFile
 
 ALPHA = 0.01
-"""How often two equal runs may appear to differ in some phase. Chosen."""
+"""Probability that two equal runs appear to differ in some phase. Chosen."""
 WARM_UP = 3
-"""First steps of each start that are left out. Chosen: they fill caches."""
+"""First steps of each start to leave out. Chosen: they fill caches."""
 FEWEST_BLOCKS = 7
-"""With fewer no permutation of 8 phases is rare enough for ALPHA. C(14, 7) is 3432."""
+"""Minimum number of blocks. With fewer, no permutation is rare enough for ALPHA with 8
+phases: C(14, 7) is 3432."""
 _MOST_BLOCKS = 50
-"""Chosen: more only cost time, and longer blocks are closer to independent."""
+"""Maximum number of blocks. Chosen: more only cost time, and longer blocks are closer
+to independent."""
 _TIMES = 4
-"""Length of a block in autocorrelation times. Chosen: neighbours then share little."""
+"""Length of a block in autocorrelation times. Chosen: neighbouring blocks are then
+nearly independent."""
 _SHORTEST = 4
 """Steps of a block."""
 _PERMUTATIONS = 9999
 _DRAWS = 1000
-"""Resampled runs for an interval. Chosen: more do not move its ends by much."""
+"""Bootstrap samples for an interval. Chosen: more hardly change its ends."""
 _SLOW = 0.95
 
 type Steps = Float[np.ndarray, "_"]
@@ -54,7 +57,7 @@ type Verdict = Literal["slower", "faster", "within noise", "too few steps"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One phase in two runs; times in seconds a step."""
+    """One phase in two runs; times in seconds per step."""
 
     name: str
     median_a: float
@@ -62,9 +65,9 @@ class Difference:
     p95_a: float
     p95_b: float
     p_median: float | None
-    """p of the medians of blocks: how often equal runs differ as much."""
+    """p for the medians of blocks: probability that equal runs differ as much."""
     p_tail: float | None
-    """p of the shares of steps that are among the slowest 5% of both runs."""
+    """p for the share of steps that are among the slowest 5% of both runs."""
     block: int
     """Steps."""
     median: Verdict
@@ -72,10 +75,10 @@ class Difference:
 
 
 def phases(record: Record) -> dict[str, Steps]:
-    """Return the seconds of each phase, by step: in the mean of ranks and devices.
+    """Return the seconds of each phase by step, as means over ranks and devices.
 
-    A phase that less than half of the steps have is left out, and so are the first
-    steps of each start. A step that was taken twice counts as it was kept.
+    Phases that fewer than half of the steps have are left out, and so are the first
+    steps of each start. Of a step that ran twice, the kept run counts.
     """
     by_step: dict[int, dict[str, list[float]]] = {}
     starts: dict[int, list[SpanFile]] = collections.defaultdict(list)
@@ -105,7 +108,7 @@ def phases(record: Record) -> dict[str, Steps]:
 
 
 def _of_start(files: Sequence[SpanFile]) -> dict[int, dict[str, list[float]]]:
-    """Return seconds by step and phase, one for each rank or device."""
+    """Return, by step and phase, the seconds of each rank or device."""
     found: dict[int, dict[str, list[float]]] = collections.defaultdict(
         lambda: collections.defaultdict(list)
     )
@@ -123,7 +126,7 @@ def _of_start(files: Sequence[SpanFile]) -> dict[int, dict[str, list[float]]]:
 
 
 def compare(a: Mapping[str, Steps], b: Mapping[str, Steps]) -> list[Difference]:
-    """Compare the phases that both runs have, in the order of the first."""
+    """Compare the phases that both runs have, in the order of the first run."""
     rng = np.random.default_rng(0)
     names = [name for name in a if name in b]
     tested = [_test(a[name], b[name], rng) for name in names]
@@ -160,7 +163,7 @@ def _verdict(p: float | None, limit: float, more: float) -> Verdict:
 
 
 def significant(values: Sequence[float]) -> float:
-    """Return the largest p that is significant beside the others; -1 for none."""
+    """Return the largest significant p after Holm's correction; -1 if there is none."""
     limit = -1.0
     for rank, p in enumerate(sorted(values)):
         if p > ALPHA / (len(values) - rank):
@@ -172,7 +175,7 @@ def significant(values: Sequence[float]) -> float:
 def _test(
     a: Steps, b: Steps, rng: np.random.Generator
 ) -> tuple[int, float | None, float | None]:
-    """Return the length of a block, and both p; None with too few blocks."""
+    """Return the length of a block and both p, which are None if blocks are too few."""
     block = block_length(a, b)
     if min(len(a), len(b)) // block < FEWEST_BLOCKS:
         return block, None, None
@@ -184,14 +187,14 @@ def _test(
 
 
 def means_differ(a: Steps, b: Steps, block: int) -> float | None:
-    """Test whether two runs differ in the means of their blocks.
+    """Test whether the block means of two runs differ.
 
     Args:
       a: seconds of the steps of one run.
       b: likewise.
       block: steps, see `block_length`.
     Returns:
-      p: how often two equal runs differ as much; None: too few blocks.
+      p: probability that two equal runs differ as much; None: too few blocks.
     """
     if min(len(a), len(b)) // block < FEWEST_BLOCKS:
         return None
@@ -200,12 +203,12 @@ def means_differ(a: Steps, b: Steps, block: int) -> float | None:
 
 
 def block_length(a: Steps, b: Steps, *, period: int = 1) -> int:
-    """Return the steps of blocks that are close to independent.
+    """Return the block length, in steps, at which blocks are nearly independent.
 
     Args:
       a: seconds of the steps of one run.
       b: likewise.
-      period: of an event that repeats; blocks are whole periods.
+      period: steps between repetitions of an event; blocks are whole periods.
     """
     own = [_TIMES * autocorrelation_time(x) for x in (a, b)]
     wanted = max(_SHORTEST, *own, max(len(a), len(b)) / _MOST_BLOCKS)
@@ -215,13 +218,13 @@ def block_length(a: Steps, b: Steps, *, period: int = 1) -> int:
 def interval(
     x: Steps, statistic: Callable[..., np.ndarray | np.floating]
 ) -> tuple[float, float] | None:
-    """Return the 95% interval of a statistic of the steps, by drawing blocks anew.
+    """Return the 95% interval of a statistic of the steps, by a block bootstrap.
 
-    None: there are too few blocks.
+    Return None if there are too few blocks.
 
     Args:
-      x: seconds of the steps.
-      statistic: such as `np.median`; it takes `axis`.
+      x: seconds of each step.
+      statistic: function such as `np.median` that takes `axis`.
     """
     block = block_length(x, x)
     if len(x) // block < FEWEST_BLOCKS:
@@ -244,7 +247,7 @@ def ratio_interval(a: Steps, b: Steps, block: int) -> tuple[float, float] | None
 def _drawn(
     x: Steps, block: int, rng: np.random.Generator
 ) -> Float[np.ndarray, "draws steps"]:
-    """Draw series of blocks of a series, with replacement."""
+    """Resample a series by blocks, with replacement."""
     blocks = _blocks(x, min(block, len(x)))
     chosen = rng.integers(0, len(blocks), (_DRAWS, len(blocks)))
     return blocks[chosen].reshape(_DRAWS, -1)
@@ -256,9 +259,9 @@ def _blocks(x: Steps, block: int) -> Float[np.ndarray, "blocks block"]:
 
 
 def autocorrelation_time(x: Steps) -> float:
-    """Return after how many steps a series forgets; 1 for noise.
+    """Return the autocorrelation time of a series in steps; 1 for white noise.
 
-    Of the ranks of the values: an outlier does not count for more than its place.
+    It is computed from the ranks of the values, which limits the effect of outliers.
     """
     ranks = _ranks(x) - (len(x) + 1) / 2
     power = float(ranks @ ranks)
@@ -277,7 +280,7 @@ def autocorrelation_time(x: Steps) -> float:
 
 
 def _ranks(x: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
-    """Return ranks from 1; equal values share the mean of theirs."""
+    """Return ranks from 1; equal values share their mean rank."""
     _, place, counts = np.unique(x, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return (ends - (counts - 1) / 2)[place.reshape(-1)].astype(np.float64)
@@ -286,7 +289,7 @@ def _ranks(x: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
 def _rank_sum(
     a: Float[np.ndarray, "n"], b: Float[np.ndarray, "m"], rng: np.random.Generator
 ) -> float:
-    """Return how often permuted blocks have rank sums as unequal as these."""
+    """Return the share of permutations whose rank sums differ at least as much."""
     ranks = _ranks(np.concatenate([a, b]))
     expected = len(a) * (len(ranks) + 1) / 2
     seen = abs(float(ranks[: len(a)].sum()) - expected)
@@ -296,7 +299,7 @@ def _rank_sum(
 
 
 def rank_correlation(x: Steps, y: Steps) -> float:
-    """Return Spearman's; 0 if one of them is constant."""
+    """Return Spearman's rank correlation; 0 if a series is constant."""
     own, other = (_ranks(values) - (len(values) + 1) / 2 for values in (x, y))
     size = float(np.sqrt((own @ own) * (other @ other)))
     return float(own @ other) / size if size else 0.0

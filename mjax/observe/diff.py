@@ -3,9 +3,9 @@
     python -m mjax.observe diff runs/a runs/b [--json] [--out FILE]
 
 Enters: two work dirs; A is the baseline. Leaves: the first eight questions about a slow
-run, each with one line of answer from the records of the runs, or with the record that
-is missing; what differs; and the times of each phase.
-Exit codes: 0 done, 2 bad input.
+run, each answered in one line from the records of the runs, or with the name of the
+missing record; the differences; and the times of each phase. Exit codes: 0 done, 2 bad
+input.
 
 Source of the questions: the list for slow runs in Imbue's guide to the infrastructure
 of a 70B model (https://imbue.com/research/70b-infrastructure/), in our own words.
@@ -27,9 +27,10 @@ from mjax.observe.records import Record
 from mjax.observe.run_differences import Group, Losses
 
 _FEWEST_STEPS = 20
-"""Steps for a correlation. Chosen: with fewer, noise alone gives 0.5."""
+"""Minimum number of steps for a correlation. Chosen: with fewer, noise alone reaches
+0.5."""
 _CLOCKS = 0.01
-"""Part by which two measurements of a step may differ. Chosen."""
+"""Largest relative difference between two measurements of a step. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +45,7 @@ class Diff:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """What could not be read of the two runs."""
+        """Records of the two runs that could not be read."""
         return self.a.problems + self.b.problems
 
 
@@ -52,7 +53,7 @@ def diff(path_a: Path, path_b: Path) -> Diff:
     """Compare two runs.
 
     Raises:
-      ValueError: a path is no run, or both are the same one.
+      ValueError: a path is not the work dir of a run, or both are the same.
     """
     a, b = records.read(path_a, "RUN_A"), records.read(path_b, "RUN_B")
     if path_a.resolve() == path_b.resolve():
@@ -72,7 +73,7 @@ def diff(path_a: Path, path_b: Path) -> Diff:
 
 
 def questions(found: Diff) -> list[tuple[str, str]]:
-    """Return the eight questions, each with its answer."""
+    """Answer the eight questions."""
     answers: list[tuple[str, Callable[[Diff], str]]] = [
         ("Has it worked before?", _worked),
         ("What has changed since?", _changed),
@@ -172,7 +173,7 @@ def _reproduced(found: Diff) -> str:
             return f"not known: metrics.jsonl of {letter} is missing, or has no rows"
     compared = found.losses
     if not compared.num_shared:
-        return "not known: metrics.jsonl of both have no step in common"
+        return "not known: the two metrics.jsonl have no step in common"
     if compared.first_step is None:
         return f"losses are the same, bit by bit, in {compared.num_shared} steps"
     first, second = compared.values or (None, None)
@@ -213,10 +214,10 @@ def _measured(found: Diff) -> str:
 
 
 def _clock_difference(record: Record) -> float | None:
-    """Return by how much the step times of the rows and of the spans differ."""
+    """Return the relative difference of the step times in rows and in spans."""
     spans_s: dict[int, float] = {}
     for of in record.files:
-        if of.header.rank == 0:  # the rank that writes rows
+        if of.header.rank == 0:  # rank 0 writes the rows
             for line in of.lines:
                 for span in line.spans:
                     if span.stream == "step":
@@ -244,8 +245,8 @@ def _with_less(found: Diff) -> str:
     named = (("data", "waiting for data"), ("ckpt", "saves"), ("eval", "evaluations"))
     parts = ", ".join(f"{name} {total_ns[kind] / whole_ns:.1%}" for kind, name in named)
     return (
-        f"of the time between B's first and last step: {parts}; leaving one out gains "
-        "at most that. To see what each really gains: python -m mjax.observe fake "
+        f"of the time between B's first and last step: {parts}; removing a part gains "
+        "at most its share. To measure the real gains: python -m mjax.observe fake "
         f"--work-dir {found.b.path}"
     )
 
@@ -313,18 +314,18 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
         prog="python -m mjax.observe diff",
-        description="What differs between two runs, and which phase takes longer.",
+        description="Show what differs between two runs, and which phase takes longer.",
     )
     add = parser.add_argument
-    add("run_a", metavar="RUN_A", type=Path, help="work dir of the run to compare with")
+    add("run_a", metavar="RUN_A", type=Path, help="work dir of the baseline run")
     add(
         "run_b",
         metavar="RUN_B",
         type=Path,
-        help="work dir of the run that is unlike it",
+        help="work dir of the run that differs",
     )
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write the JSON object there too")
+    add("--out", type=Path, help="also write the JSON object to this file")
     args = parser.parse_args(argv)
     try:
         found = diff(args.run_a, args.run_b)

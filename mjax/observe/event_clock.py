@@ -1,11 +1,11 @@
-"""When the events of a launch happened, on one clock that does not jump.
+"""Times of the events of a launch, on one clock that does not jump.
 
-Enters: the events of the drivers of one run, oldest first. Leaves: each with its
-seconds since the first driver began, and what is wrong. A driver writes the wall clock,
+Enters: the events of the drivers of one run, oldest first. Leaves: each event with its
+seconds since the first driver began, and problems. A driver writes the wall clock,
 which may be set at any time, and the monotonic clock, which never jumps but restarts
-when its host boots. So the monotonic clock counts within the life of a driver, and
-between two drivers in one boot of one host. Otherwise the wall clock counts, as for old
-events that have no monotonic clock.
+when its host boots. So the monotonic clock is used during the life of a driver, and
+between two drivers in the same boot of one host. Otherwise the wall clock is used, also
+for old events without a monotonic clock.
 """
 
 import dataclasses
@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from mjax.observe.events import Event
 
 BEGAN = "launch"
-"""Kind of a driver's first event: it gives the age and the boot of the process."""
+"""Kind of a driver's first event, which holds the age and the boot of the process."""
 _JUMP_S = 1.0
-"""Difference of the two clocks that is reported. Chosen: NTP slews smaller errors."""
+"""Smallest reported difference between the two clocks. Chosen: NTP slews smaller
+errors."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,11 @@ class Timed:
     event: Event
     at_s: float
     began_s: float
-    """For `launch`: when the process began, not before the preceding event. For all
-    others: `at_s`."""
+    """For `launch`: when the process began, but not before the preceding event. For all
+    other events: `at_s`."""
 
     def place_s(self, monotonic_s: float | None) -> float | None:
-        """Convert a time of the monotonic clock to that of `at_s`, by this event."""
+        """Convert a time of the monotonic clock to that of `at_s`."""
         if monotonic_s is None or self.event.monotonic_ns is None:
             return None
         return self.at_s - (self.event.monotonic_ns / 1e9 - monotonic_s)
@@ -42,7 +43,7 @@ def timed(events: Sequence[Event]) -> tuple[list[Timed], list[str]]:
     Args:
       events: at least one.
     Returns:
-      the events, and what is wrong with their clocks and numbers, for people.
+      the events, and problems with their clocks and numbers, for people.
     """
     found: list[Timed] = []
     problems: list[str] = []
@@ -71,12 +72,12 @@ def timed(events: Sequence[Event]) -> tuple[list[Timed], list[str]]:
 
 
 def _number(value: object) -> float:
-    """Return a number of seconds; 0 if there is none."""
+    """Return a number of seconds from the event's data; 0 if absent."""
     return max(0.0, float(value)) if isinstance(value, int | float) else 0.0
 
 
 def _missing(before: Event, event: Event) -> list[str]:
-    """Say which events are missing between two events."""
+    """Describe the events that are missing between two events."""
     if before.number is None or event.number is None:
         return []
     num_missing = event.number - before.number - 1

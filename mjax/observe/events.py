@@ -1,7 +1,7 @@
-"""The events of a run, from its driver and others: one JSON object a line.
+"""The events of a run, from its driver and other sources: one JSON object per line.
 
-Enters: `events.jsonl` in the work dir, as `mjax.launch.journal` appends to it. Leaves:
-its events in the order of the file, and what is wrong with it.
+Enters: `events.jsonl` in the work dir, to which `mjax.launch.journal` appends. Leaves:
+its events in file order, and problems of the file.
 """
 
 from pathlib import Path
@@ -19,15 +19,16 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Something that happened to a run."""
 
     time_ns: int
-    """Since 1970, by the clock of the writer."""
+    """Time since 1970, by the clock of the writer."""
     monotonic_ns: int | None = None
-    """By the monotonic clock of the same host. The event `launch` names its boot."""
+    """Time by the monotonic clock of the same host. The event `launch` names its
+    boot."""
     number: int | None = None
-    """In the journal of its source: one more than for the event before."""
+    """Number in the journal of its source: one more than that of the event before."""
     kind: str
     source: str = DRIVER
     generation: int = 0
-    """Of the launch, from 1."""
+    """Number of the start within the launch, from 1."""
     severity: str = "info"
     """`debug`, `info`, `warning` or `error`."""
     host: str | None = None
@@ -40,10 +41,11 @@ _decode = msgspec.json.Decoder(Event).decode
 
 
 def read(work_dir: Path) -> tuple[list[Event], list[str]]:
-    """Read the events of a run; its driver may still write.
+    """Read the events of a run; its driver may still be writing.
 
     Returns:
-      the events, none if there is no file; and what was left out, for people.
+      the events, none if there is no file; and descriptions of the lines that were left
+      out, for people.
     Raises:
       ValueError: the file cannot be read.
     """

@@ -1,17 +1,17 @@
-"""`python -m mjax.observe fake`: what is the time of a step lost in?
+"""`python -m mjax.observe fake`: what explains the time of a step?
 
     python -m mjax.observe fake --work-dir runs/a [--steps 120] [--out-dir DIR]
                                 [--rungs no-saves,fake-data] [--dry-run] ...
 
-Enters: the work dir of a run. Leaves: a folder with short runs that do what the run
-does, each with one thing less (see `rungs`), and a table of what each gains, with the
-one that explains the time, or that none does. The run's own folders are only read.
-Exit codes: 0 done, 1 some run failed, 2 bad input.
+Enters: the work dir of a run. Leaves: a folder with short runs that repeat the run,
+each with one thing removed (see `rungs`), and a table of the gain of each. It names the
+removed part that explains the time, or says that none does. The run's own folders are
+only read. Exit codes: 0 done, 1 some run failed, 2 bad input.
 
 The short runs are started one after the other as `python -m mjax.train`, or as `python
--m mjax.launch` if the run had several processes, all of them on this machine. A run on
-several machines is not started from here: the commands are printed, and
-`--compare-only` compares what they have left.
+-m mjax.launch` if the run had several processes on this machine. For a run on several
+machines only the commands are printed; after you have run them, `--compare-only`
+compares their results.
 """
 
 import argparse
@@ -46,10 +46,10 @@ _PAUSING = ("no-saves", "no-evals")
 def compare(
     found: Plan, out_dir: Path, failed: Mapping[str, str], least: float
 ) -> tuple[Ladder, list[str]]:
-    """Read what the short runs have left; return the comparison, and problems.
+    """Read the results of the short runs; return the comparison, and problems.
 
     Raises:
-      ValueError: the baseline run has left nothing.
+      ValueError: the baseline run has no records.
     """
     read: dict[str, Record] = {}
     why, problems = dict(failed), []
@@ -70,7 +70,7 @@ def compare(
 
 
 def _unlike(run: Record, short: Record) -> list[str]:
-    """Say what differs between a run and a short run, but should be equal."""
+    """Describe differences between a run and a short run that should not exist."""
     said = []
     for group in run_differences.groups(run, short):
         names = [*group.differing]
@@ -79,8 +79,8 @@ def _unlike(run: Record, short: Record) -> list[str]:
         if group.name in ("code", "versions", "environment", "hosts") and names:
             shown = run_differences.shown_names(names)
             said.append(
-                f"the short runs differ from the run in {group.name} ({shown}); what "
-                "they show may not hold for it"
+                f"the short runs differ from the run in {group.name} ({shown}); their "
+                "result may not hold for it"
             )
     return said
 
@@ -112,7 +112,7 @@ def as_json(
 
 
 def summary(ladder: Ladder, least: float) -> str:
-    """Say in one line which rung explains the time of a step."""
+    """Describe in one line which rung explains the time of a step."""
     if ladder.explains is not None:
         one = next(one for one in ladder.rungs if one.name == ladder.explains)
         return (
@@ -130,13 +130,13 @@ def summary(ladder: Ladder, least: float) -> str:
     drift = abs(ladder.drift or 0.0)
     needed = max(least, 2 * drift)
     return (
-        "nothing that was taken away explains the time of a step: nothing gains "
+        "none of the removed parts explains the time of a step: none gains "
         f"{needed:.0%} of it beyond noise"
     )
 
 
 def _change(one: Compared) -> str:
-    """Say how much less, or more, time a step takes, with the interval."""
+    """Describe how much less, or more, time a step takes, with the interval."""
     assert one.gain is not None
     word, sign = ("less", 1) if one.gain >= 0 else ("more", -1)
     if one.gain_low is None or one.gain_high is None:
@@ -166,7 +166,7 @@ def page(ladder: Ladder, least: float, steps: int) -> str:
 
 
 def _line(one: Compared, ladder: Ladder) -> str:
-    """Say what a rung gains."""
+    """Describe the gain of a rung."""
     if one.measured is None:
         return f"not run: {one.reason}"
     if one.gain is None:
@@ -192,12 +192,14 @@ def _print_commands(found: Plan) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(
         prog="python -m mjax.observe fake",
-        description="Make short runs with one thing less each, and compare them.",
+        description="Make short runs, each with one thing removed, and compare them.",
     )
     add = parser.add_argument
-    add("--work-dir", type=Path, required=True, help="of the run")
-    add("--out-dir", type=Path, help="of the short runs; WORK_DIR-fake if absent")
-    add("--steps", type=int, default=STEPS, help=f"of each short run ({STEPS})")
+    add("--work-dir", type=Path, required=True, help="work dir of the run")
+    add(
+        "--out-dir", type=Path, help="folder for the short runs; default: WORK_DIR-fake"
+    )
+    add("--steps", type=int, default=STEPS, help=f"steps of each short run ({STEPS})")
     add("--rungs", default=",".join(NAMES), help=f"of {','.join(NAMES)}; all if absent")
     add(
         "--least",
@@ -207,15 +209,15 @@ def _parser() -> argparse.ArgumentParser:
         f"({rung_times.LEAST:g})",
     )
     add("--limit-s", type=float, default=LIMIT_S, help=f"of a run ({LIMIT_S:g})")
-    add("--dry-run", action="store_true", help="print the commands only")
+    add("--dry-run", action="store_true", help="only print the commands")
     add("--compare-only", action="store_true", help="compare the runs in --out-dir")
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write the JSON object there too")
+    add("--out", type=Path, help="also write the JSON object to this file")
     return parser
 
 
 def _checked(args: argparse.Namespace) -> tuple[str, ...]:
-    """Check the flags; return the names of the rungs.
+    """Check the flags; return the names of the chosen rungs.
 
     Raises:
       ValueError: one is out of range.
@@ -255,8 +257,8 @@ def main(argv: Sequence[str]) -> int:
         failed: dict[str, str] = {}
         if found.elsewhere and not args.compare_only:
             print(
-                f"{found.elsewhere}; run these commands as you started the run, then "
-                "this one again with --compare-only:\n"
+                f"{found.elsewhere}; start these commands in the same way as the run, "
+                "then repeat this one with --compare-only:\n"
             )
             _print_commands(found)
             return 0

@@ -1,7 +1,7 @@
-"""The short runs of `fake`: their commands, and running them.
+"""The short runs of `fake`: make their commands and run them.
 
-Enters: the work dir of a run. Leaves: a command for each rung, and a folder with what
-the short runs have left. The run's own folders are only read.
+Enters: the work dir of a run. Leaves: a command for each rung, and a folder with the
+files of the short runs. The run's own folders are only read.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from mjax.observe.rungs import FIRST, Origin, Rung
 from mjax.recipes import RECIPES
 
 _STOP_S = 120.0
-"""Seconds that a run has to end after SIGTERM: a launch stops its hosts first."""
+"""Seconds that a run may take to end after SIGTERM: a launch stops its hosts first."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,11 +32,12 @@ class Plan:
 
     ladder: list[Rung]
     commands: Mapping[str, list[str]]
-    """By name of the rung; a rung with nothing to take away is absent."""
+    """Commands by name of the rung; a rung that removes nothing from this run is
+    absent."""
     elsewhere: str
-    """Why the runs cannot be started from here; empty if they can."""
+    """Reason why the runs cannot be started from this machine; empty if they can."""
     record: Record
-    """Of the run."""
+    """Records of the run."""
 
 
 def plan(work_dir: Path, out_dir: Path, *, steps: int, names: tuple[str, ...]) -> Plan:
@@ -62,7 +63,7 @@ def plan(work_dir: Path, out_dir: Path, *, steps: int, names: tuple[str, ...]) -
 
 
 def _origin(record: Record, work_dir: Path) -> Origin:
-    """Read what the run is, and how many processes and hosts it has had."""
+    """Read the config of the run and its numbers of processes and hosts."""
     path = work_dir / "config.json"
     if record.config is None or not record.starts:
         missing = "config.json" if record.config is None else "starts/"
@@ -98,7 +99,7 @@ def _hosts(record: Record) -> list[str]:
 
 
 def _elsewhere(record: Record, origin: Origin) -> str:
-    """Say why the short runs cannot be started from this machine; empty if they can."""
+    """Return why this machine cannot start the short runs; empty if it can."""
     others = {*_hosts(record)} - {socket.gethostname()}
     if origin.processes == 1 or not others:
         return ""
@@ -109,7 +110,7 @@ def _elsewhere(record: Record, origin: Origin) -> str:
 
 
 def _program(record: Record, origin: Origin, *, is_here: bool) -> list[str]:
-    """Return the command that starts the run: the trainer, or a launch of several."""
+    """Return the command that starts the run: the trainer, or a launch."""
     start = record.starts[-1]
     variables = start.get("environment") or {}
     is_slurm = any(name.startswith("SLURM_") for name in variables)
@@ -123,7 +124,7 @@ def _program(record: Record, origin: Origin, *, is_here: bool) -> list[str]:
 
 
 def _command(rung: Rung, program: Sequence[str]) -> list[str]:
-    """Return the command of a rung: the nearest recipe, and flags."""
+    """Return the command of a rung: the nearest recipe, with flags."""
     assert rung.config is not None
     own = _fields(rung.config)
     bases = {name: make() for name, make in RECIPES.items()}
@@ -145,12 +146,12 @@ def _fields(config: TrainConfig) -> set[tuple[str, str]]:
 
 
 def check_out_dir(out_dir: Path, work_dir: Path, *, has_runs: bool) -> None:
-    """Refuse a folder that is in use, or is in the run.
+    """Refuse a folder that is in use, or is inside the run's work dir.
 
     Args:
-      out_dir: of the short runs.
-      work_dir: of the run.
-      has_runs: the short runs exist already.
+      out_dir: folder for the short runs.
+      work_dir: work dir of the run.
+      has_runs: whether the short runs already exist.
     Raises:
       ValueError: the folder is refused.
     """
@@ -168,7 +169,7 @@ def check_out_dir(out_dir: Path, work_dir: Path, *, has_runs: bool) -> None:
 
 
 def run_all(found: Plan, out_dir: Path, limit_s: float) -> dict[str, str]:
-    """Run the rungs one after the other; return why some failed, by name.
+    """Run the rungs one after the other; return the reason of each failure, by name.
 
     Raises:
       ValueError: the folder cannot be made, or the baseline run fails.
@@ -190,19 +191,19 @@ def run_all(found: Plan, out_dir: Path, limit_s: float) -> dict[str, str]:
         if why:
             failed[name] = why
         if why and name == FIRST:
-            raise ValueError(f"the run as it is failed: {why}")
+            raise ValueError(f"the unchanged run failed: {why}")
     return failed
 
 
 def _remove_copies(rung: Rung) -> None:
-    """Delete the copies of a short run's state, which may be in memory."""
+    """Delete the copies of a short run's state, which may occupy memory."""
     folder = None if rung.config is None else rung.config.ckpt.local_dir
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _run(words: Sequence[str], log: Path, limit_s: float) -> str:
-    """Run a command to its end; return why it failed, or an empty string."""
+    """Run a command to its end; return the reason of a failure, or an empty string."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, *words],

@@ -1,8 +1,7 @@
-"""Which parameters never had a gradient, according to the optimizer's moments.
+"""Find parameters that never had a gradient, from the optimizer's moments.
 
-Enters: the moments of a saved step, in pieces. Leaves: the parameters whose gradient
-was zero in every step, likewise single layers of stacked parameters, and slices of
-parameters.
+Enters: the moments of a saved step, in pieces. Leaves: the parameters, single layers of
+stacked parameters, and slices of parameters whose gradient was zero in every step.
 
 The optimizer keeps a decaying mean of each squared gradient, nu, which starts at zero.
 It stays zero if and only if the gradient is always zero, with two exceptions. First,
@@ -25,11 +24,11 @@ from jaxtyping import Bool, Shaped
 
 NU, MU = "opt_state.adam.nu.", "opt_state.adam.mu."
 _STACKED = "blocks."
-"""Leaves with this prefix have a first dim of layers."""
+"""In leaves with this prefix the first dim is the layer."""
 _TINY = float(np.finfo(np.float32).tiny)
-"""A float below this is subnormal: some devices flush it to zero, others do not."""
+"""Floats below this are subnormal: some devices flush them to zero, others do not."""
 SMALL_GRADIENT = 1e-6
-"""The gradient for which the decay time is reported. Chosen: a usual entry."""
+"""Gradient for which the decay time is reported. Chosen: a typical entry."""
 
 type Box = tuple[tuple[int, int], ...]
 """(start, stop) in every dim."""
@@ -50,7 +49,7 @@ class Moments(Protocol):
         ...
 
     def pieces(self, name: str) -> Iterable[Piece]:
-        """Yield the pieces of a leaf, each with its place."""
+        """Yield the pieces of a leaf, each with its position."""
         ...
 
 
@@ -60,7 +59,7 @@ class Unused:
 
     name: str
     layer: int | None
-    """From 0; None: the parameter belongs to no layer."""
+    """Number of the layer, from 0; None: the parameter belongs to no layer."""
     shape: tuple[int, ...]
     """Shape of the layer, if there are layers."""
     reason: Reason
@@ -68,7 +67,7 @@ class Unused:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Part:
-    """Slices of a parameter along one dim; some of them had no gradient."""
+    """Slices of a parameter along one dim, some of which had no gradient."""
 
     name: str
     layer: int | None
@@ -81,10 +80,10 @@ class Part:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What the moments show."""
+    """Result of the check."""
 
     num_parameters: int
-    """Number of tensors; each layer of a stacked one counts."""
+    """Number of tensors; each layer of a stacked one counts separately."""
     unused: tuple[Unused, ...]
     dead_layers: tuple[int, ...]
     """Layers in which no parameter had a gradient."""
@@ -126,16 +125,16 @@ def find_unused(moments: Moments) -> Found:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Traces:
-    """Where a moment is not zero."""
+    """Where the moments of a parameter are nonzero."""
 
     layers: Bool[np.ndarray, "L"]
-    """Anywhere in the layer; one entry if there are no layers."""
+    """Whether any entry of the layer is nonzero; one element if there are no layers."""
     slices: tuple[Bool[np.ndarray, "L _"], ...]
-    """By dim, without that of the layers: anywhere in the slice."""
+    """By dim, without the layer dim: whether any entry of the slice is nonzero."""
 
 
 def _traces(moments: Moments, name: str, *, is_stacked: bool) -> _Traces:
-    """Read a moment piece by piece; memory stays below the size of a leaf."""
+    """Read a moment piece by piece, in less memory than a whole leaf."""
     shape = moments.shape(name) if is_stacked else (1, *moments.shape(name))
     layers = np.zeros(shape[0], bool)
     slices = [np.zeros((shape[0], size), bool) for size in shape[1:]]
@@ -170,7 +169,7 @@ def _parts(
 
 
 def forgotten_after(beta2: float, gradient: float = SMALL_GRADIENT) -> int:
-    """Return after how many zero gradients nu has lost a nonzero one.
+    """Return the number of zero gradients after which nu has lost a nonzero one.
 
     Args:
       beta2: decay of nu, at least 0 and below 1.

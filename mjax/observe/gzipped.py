@@ -1,11 +1,11 @@
-"""Files that may have been compressed: found, read and compressed in one place.
+"""Find, read and compress files that may already be compressed.
 
-Enters: a folder, or the path of a file. Leaves: the files by name, plain or compressed;
-their contents; a compressed file in place of a plain one.
+Enters: a folder, or the path of a file. Leaves: its files by name, plain or compressed;
+their contents; or a compressed file in place of a plain one.
 
 Compression writes a new file beside the old one, under its name with `.gz`, and only
 then deletes the old one. A process that is killed in between leaves both: the plain
-file counts, and is compressed again.
+file is then the valid one, and is compressed again.
 """
 
 import contextlib
@@ -20,18 +20,19 @@ from pathlib import Path
 
 SUFFIX = ".gz"
 _MAX_BYTES = 2**32
-"""A gzip file has its size before compression modulo this (RFC 1952)."""
+"""A gzip file holds its uncompressed size modulo this (RFC 1952)."""
 _PIECE_BYTES = 2**16
-"""Bytes read at once, chosen: a damaged file loses at most this much before the damage.
+"""Bytes read at once. Chosen: of a damaged file at most this much before the damage is
+lost.
 """
 
 
 def find(folder: Path, ending: str) -> dict[str, Path]:
-    """Return the files of a folder by name, compressed or not; by name in order.
+    """Return the files of a folder, compressed or not, by name in ascending order.
 
     Args:
       folder: may be absent.
-      ending: of their names before compression.
+      ending: suffix of their names before compression.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.glob(f"*{ending}")):
@@ -42,21 +43,21 @@ def find(folder: Path, ending: str) -> dict[str, Path]:
 
 
 def is_compressed(path: Path) -> bool:
-    """Say whether a file is compressed."""
+    """Return whether a file is compressed."""
     return path.suffix == SUFFIX
 
 
 def can_compress(path: Path, size: int) -> bool:
-    """Say whether `compress` accepts a file of this size."""
+    """Return whether `compress` accepts a file of this size."""
     return not is_compressed(path) and size < _MAX_BYTES
 
 
 def read(path: Path) -> tuple[bytes, str]:
-    """Read a whole file, even if it has been compressed meanwhile.
+    """Read a whole file, even if another process compresses it meanwhile.
 
     Returns:
-      its contents, and what is wrong with it: of a compressed file that is cut off or
-      damaged, only the contents before the damage are returned.
+      its contents, and its problem or "". If a compressed file is cut off or damaged,
+      only the contents before the damage are returned.
     Raises:
       OSError: it cannot be read.
     """
@@ -72,7 +73,7 @@ def read(path: Path) -> tuple[bytes, str]:
     while begin < len(data) and not problem:
         member = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: with a header of gzip
         try:
-            # In pieces: a call that raises returns nothing.
+            # Decompress in pieces: a call that raises returns nothing.
             while begin < len(data) and not member.eof:
                 pieces.append(member.decompress(data[begin : begin + _PIECE_BYTES]))
                 begin = min(len(data), begin + _PIECE_BYTES) - len(member.unused_data)
@@ -98,7 +99,7 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
 
 
 def size_of(path: Path) -> int:
-    """Return the bytes of a file before compression."""
+    """Return the uncompressed size of a file, in bytes."""
     if not is_compressed(path):
         return path.stat().st_size
     with path.open("rb") as file:  # RFC 1952: the last four bytes have the size
@@ -107,13 +108,13 @@ def size_of(path: Path) -> int:
 
 
 def compress(path: Path) -> None:
-    """Compress a file that nobody writes, and delete it.
+    """Replace a file that no process writes by a compressed one.
 
-    If killed at any moment, it leaves all contents in at least one file.
+    A kill at any moment leaves all contents in at least one file.
 
     Raises:
-      OSError: no room, the file is gone or was written to meanwhile, or another process
-        compresses it; it stays as it was.
+      OSError: the disk is full, the file is gone or was written meanwhile, or another
+        process compresses it. The file is unchanged.
     """
     before = path.stat()
     final = path.with_name(path.name + SUFFIX)
@@ -135,15 +136,15 @@ def compress(path: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(final: Path) -> Iterator[tuple[io.BufferedWriter, Path]]:
-    """Open the file that will replace another one; one process at a time.
+    """Open the file that will replace another one; only one process may at a time.
 
     Raises:
-      OSError: another process has it.
+      OSError: another process has it open.
     """
     path = final.with_name(f"{final.name}.tmp")
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as raw:
         fcntl.flock(raw, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The previous owner of the lock may have moved the file to its place.
+        # The previous owner of the lock may have renamed the file.
         if not os.path.samestat(os.fstat(raw.fileno()), path.stat()):
             raise BlockingIOError(f"another process compresses {final.name}")
         raw.truncate(0)
@@ -163,7 +164,7 @@ def _check_unchanged(path: Path, before: os.stat_result) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Sync a folder: a file has its name on disk before another one is deleted."""
+    """Sync a folder, so that a new name is on disk before another file is deleted."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -1,8 +1,8 @@
-"""Draw a heat map of hosts and phases as a page of one file.
+"""Draw a heat map of hosts and phases as a single-file HTML page.
 
 Enters: percentages by row and column. Leaves: HTML with an SVG; it loads nothing from
 the network and runs no script. Names are escaped. Colour-blind readers can distinguish
-blue, white and orange, and each larger value is written into its cell.
+blue, white and orange; larger values are also written into their cells.
 """
 
 import dataclasses
@@ -13,11 +13,11 @@ import numpy as np
 from jaxtyping import Float
 
 MOST_ROWS = 1000
-"""Rows drawn; chosen: a page of 20,000 pixels."""
+"""Maximum number of rows. Chosen: a page of 20,000 pixels."""
 FULL = 20.0
-"""Percent of the full colour; chosen: a throttled host."""
+"""Percent that get the full colour. Chosen: a throttled host."""
 _WRITTEN = 1.0
-"""Percent from which a value is written into its cell."""
+"""Smallest percent that is written into its cell."""
 _LESS, _NOTHING, _MORE = (33, 102, 172), (247, 247, 247), (217, 95, 2)
 """Blue and grey of ColorBrewer's RdBu, orange of its Dark2 (colorbrewer2.org)."""
 _CELL_WIDTH, _CELL_HEIGHT, _TOP = 84, 20, 62
@@ -38,9 +38,9 @@ class Heat:
     percent: Float[np.ndarray, "H P"]
     """NaN is missing."""
     told: tuple[str, ...]
-    """Problem of each row; empty if there is none."""
+    """Problem of each row; "" if there is none."""
     marked: tuple[frozenset[int], ...]
-    """Framed columns of each row."""
+    """Columns of each row that get a frame."""
 
 
 def page(heat: Heat) -> str:
@@ -50,22 +50,22 @@ def page(heat: Heat) -> str:
         for name, told in zip(heat.rows, heat.told, strict=True)
         if told
     ]
-    found = f"<ul>{''.join(slow)}</ul>" if slow else "<p>Nobody is slow.</p>"
+    found = f"<ul>{''.join(slow)}</ul>" if slow else "<p>No host is slow.</p>"
     hidden = len(heat.rows) - MOST_ROWS
     rest = f"<p>{hidden} more hosts, all with smaller values.</p>" if hidden > 0 else ""
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
-        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>Heat map: hosts and phases</title><style>{_STYLE}</style></head>"
-        f"<body><h1>Hosts and phases</h1><p>{html.escape(heat.title)}. Each cell: how "
-        "much more time than its peers this host takes, in percent of that.</p>"
-        f"{found}{svg(heat)}{rest}</body></html>\n"
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\"><title>Heat map: "
+        f"hosts and phases</title><style>{_STYLE}</style></head><body><h1>Hosts and "
+        f"phases</h1><p>{html.escape(heat.title)}. Each cell shows by how many percent "
+        "this host is slower than its "
+        f"peers.</p>{found}{svg(heat)}{rest}</body></html>\n"
     )
 
 
 def svg(heat: Heat, most_rows: int = MOST_ROWS) -> str:
-    """Return only the picture, of the first rows."""
+    """Return only the picture, with the first rows."""
     names = [_short(name) for name in heat.rows[:most_rows]]
     left = 16 + 7.5 * max((len(name) for name in names), default=0)
     left = max(left, 90.0)
@@ -100,7 +100,7 @@ def svg(heat: Heat, most_rows: int = MOST_ROWS) -> str:
 
 
 def _frame(x: float, y: int) -> str:
-    """Return the frame of a slow cell; it is drawn above its neighbours."""
+    """Return the frame of a slow cell, which is drawn above its neighbours."""
     return (
         f'<rect x="{x + 1:.1f}" y="{y + 1}" width="{_CELL_WIDTH - 3}" '
         f'height="{_CELL_HEIGHT - 3}" fill="none" stroke="#1a1a1a" stroke-width="2"/>'

@@ -1,8 +1,8 @@
 """Show which hosts are slow in which phase: `python -m mjax.observe heatmap`.
 
 Enters: the spans of a run. Leaves: slow hosts and a table of hosts and phases on
-stdout, as JSON with --json, as a page with --out, and with --exclude a file with the
-names of slow hosts. The run is not changed. Exit code 0 done, 2 bad input.
+stdout, or JSON with --json; a page with --out; and with --exclude a file with the names
+of slow hosts. The run is not changed. Exit codes: 0 done, 2 bad input.
 """
 
 import argparse
@@ -23,9 +23,10 @@ from mjax.observe.step_times import StepTimes, step_times
 
 DONE, BAD_INPUT = 0, 2
 LAST = 1000
-"""Steps; chosen: a slow host that was replaced earlier does not count."""
+"""Number of last steps to read. Chosen: a slow host that was replaced earlier is
+ignored."""
 ROWS = 40
-"""Hosts in the table; chosen: a screen."""
+"""Hosts in the table. Chosen: one screen."""
 
 PHASES: dict[Channel, str] = {
     "compute": "forward and backward",
@@ -71,12 +72,12 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(prog="python -m mjax.observe heatmap", description=__doc__)
     add = parser.add_argument
-    add("--work-dir", type=Path, required=True, help="of the run")
+    add("--work-dir", type=Path, required=True, help="work dir of the run")
     add("--json", action="store_true", help="write one JSON object to stdout")
     add("--out", type=Path, help="write a page with the heat map to this file")
     add("--exclude", type=Path, help="add the names of slow hosts to this file")
-    add("--last", type=int, default=LAST, help=f"read so many steps ({LAST})")
-    add("--rows", type=int, default=ROWS, help=f"show so many hosts ({ROWS})")
+    add("--last", type=int, default=LAST, help=f"number of last steps to read ({LAST})")
+    add("--rows", type=int, default=ROWS, help=f"number of hosts to show ({ROWS})")
     return parser
 
 
@@ -97,8 +98,8 @@ def report_of(times: StepTimes, first: int | None = None) -> Report:
     """Find slow hosts.
 
     Args:
-      times: of the run.
-      first: number of first steps to use.
+      times: step times of the run.
+      first: use only this many first steps.
     """
     return find(
         times.phase_s[:first],
@@ -109,10 +110,11 @@ def report_of(times: StepTimes, first: int | None = None) -> Report:
 
 
 def exclude(path: Path, times: StepTimes, report: Report) -> list[str]:
-    """Add the slow hosts to a file, one name a line; return all its names.
+    """Add the slow hosts to a file, one name per line; return all its names.
 
     Raises:
-      ValueError: no host of the run would be left, or the file is not such a list.
+      ValueError: no host of the run would be left, or the file is not a list of host
+        names.
     """
     slow = {times.hosts[each.host] for each in report.outliers}
     before: set[str] = set()
@@ -121,7 +123,8 @@ def exclude(path: Path, times: StepTimes, report: Report) -> list[str]:
             lines = path.read_text(encoding="utf-8").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(
-                f"--exclude {path} is no list of host names: {error}; name another file"
+                f"--exclude {path} is not a list of host names: {error}; "
+                "use another file"
             ) from error
         before = {line.strip() for line in lines if line.strip()}
         for name in before:
@@ -185,7 +188,7 @@ def says(times: StepTimes, found: Outlier) -> str:
 
 
 def _usual(times: StepTimes) -> str:
-    """Name what 100% is."""
+    """Name the quantity that is 100%."""
     return "the usual compute of a step" if times.has_stamps else "a usual step"
 
 
@@ -205,11 +208,11 @@ def as_text(times: StepTimes, report: Report, most_rows: int) -> list[str]:
     ]
     if not times.has_stamps:
         lines.append(
-            "slow GPUs do not show without stamps; train with --observe.stamps True"
+            "slow GPUs are not visible without stamps; train with --observe.stamps True"
         )
     if len(times.units) < 3:
-        lines.append("two processes have no majority: nobody is named")
-    lines.append("slow:" if report.outliers else "nobody is slow")
+        lines.append("two processes have no majority: no host is named")
+    lines.append("slow:" if report.outliers else "no host is slow")
     for each in report.outliers:
         lines.append(f"  {times.units[each.host]}: {says(times, each)}")
     shown = _order(report)[:most_rows]
@@ -230,7 +233,7 @@ def as_text(times: StepTimes, report: Report, most_rows: int) -> list[str]:
 
 
 def heat_of(times: StepTimes, report: Report) -> Heat:
-    """Return what the page draws."""
+    """Return the input of the page."""
     order = _order(report)
     told = {each.host: says(times, each) for each in report.outliers}
     slow_phases = {each.host: _phases_of(times, each) for each in report.outliers}
@@ -246,6 +249,6 @@ def heat_of(times: StepTimes, report: Report) -> Heat:
 
 
 def _phases_of(times: StepTimes, found: Outlier) -> frozenset[int]:
-    """Return the columns of the phase that is slow."""
+    """Return the columns of the slow phase."""
     role = "sync" if found.channel in ("network", "last") else found.channel
     return frozenset(p for p, own in enumerate(times.roles) if own == role)

@@ -1,6 +1,6 @@
 """`python -m mjax.observe ingest`: own the database, and write what collectors send.
 
-Enters: flags. Leaves: a database that is fed until SIGTERM or Ctrl-C.
+Enters: flags. Leaves: a database that receives batches until SIGTERM or Ctrl-C.
 """
 
 import dataclasses
@@ -25,29 +25,30 @@ class IngestFlags:
     """Write what collectors send into a database, exactly once."""
 
     work_dir: Path
-    """Of the run; the database, the socket and the token are in its folder observe."""
+    """Work dir of the run; the database, the socket and the token are in its folder
+    observe."""
     store: str | None = None
-    """Path of a DuckDB file, or postgresql://USER@HOST/NAME. None: observe/store.duckdb
-    in the work dir."""
+    """Database: path of a DuckDB file, or postgresql://USER@HOST/NAME. None:
+    observe/store.duckdb in the work dir."""
     listen: str | None = None
-    """unix:PATH, or HOST:PORT, which needs the token. None: observe/ingest.sock in the
-    work dir."""
+    """Address to listen on: unix:PATH, or HOST:PORT, which needs the token. None:
+    observe/ingest.sock in the work dir."""
     token_file: Path | None = None
-    """File of mode 0600 with the token of requests on a port; it is made if it is
-    absent. None: observe/token in the work dir."""
+    """File of mode 0600 with the token for requests on a port; created if absent. None:
+    observe/token in the work dir."""
     nats: str | None = None
-    """nats://HOST:PORT to take batches from as well."""
+    """NATS server from which to take batches as well, nats://HOST:PORT."""
     threads: int = 2
-    """Threads of DuckDB."""
+    """Number of DuckDB threads."""
     keep_days: float | None = None
-    """Delete spans and metrics of runs whose last span is so many days old. Their files
-    stay known as stored. None: they are kept."""
+    """Delete spans and metrics of runs whose last span is older than this many days.
+    Their files still count as stored. None: keep them."""
     keep_sums_days: float | None = None
-    """With --keep-days: delete the sums of the heat map too, after so many days. None:
-    they are kept."""
+    """With --keep-days: also delete the sums of the heat map after this many days.
+    None: keep them."""
     compact: bool = False
-    """Before listening, write the database anew, which gives the room of deleted rows
-    back to the disk. Needs room for a second copy."""
+    """Rewrite the database before listening, to return the space of deleted rows to the
+    disk. Needs space for a second copy."""
 
     def __post_init__(self) -> None:
         for flag, days in (
@@ -60,8 +61,8 @@ class IngestFlags:
             self.keep_days is None or self.keep_sums_days < self.keep_days
         ):
             raise ValueError(
-                f"--keep-sums-days {self.keep_sums_days:g} needs a --keep-days that is "
-                f"not longer, got {self.keep_days}"
+                f"--keep-sums-days {self.keep_sums_days:g} needs a --keep-days of at "
+                f"most that, got {self.keep_days}"
             )
         if self.threads < 1:
             raise ValueError(f"--threads must be at least 1, got {self.threads}")

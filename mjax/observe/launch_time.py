@@ -1,18 +1,18 @@
-"""Where the wall time of a launched run went, from the events of its driver only.
+"""Account for the wall time of a launched run from the events of its driver.
 
 Enters: the events of `events.jsonl`. Leaves: seconds by part, and the time that no
-event explains. The driver's states cover the time of the run, from the start of its
-first process. While the counted rank (0, or the lowest one that was seen to its end)
-runs, the phases in its progress word split the time, by the clock of its own host. The
-driver knows only the latest time at which the rank was to be started: time before that
-is the delay of the order, and time left after the rank's life is the delay of the
-report of its end. The rest is reported as `unexplained`.
+event explains. The driver's states cover the run from the start of its first process.
+One rank is counted: rank 0, or the lowest rank whose end the driver saw. While it runs,
+the phases in its progress word split the time, by the clock of its host. The driver
+knows only the latest time at which the rank should have started. Time before that is
+the delay of the start order; time after the rank's end is the delay of the report of
+that end. The rest is `unexplained`.
 
-Steps after the newest saved step of a failed generation are lost: their share of the
-time in steps counts as lost, or the time in spans, if there are any. Spans also say
-what a rank did while its host was out of contact. The time since the last mark of a
-rank that hung, or that waited for one that hung, is not a step. A rank reports nothing
-for seconds while it exits: that is a hang only if the driver asked for stacks.
+Steps after the newest saved step of a failed generation are lost. The time lost is that
+of their spans; without spans it is their share of the time in steps. Spans also show
+what a rank did while its host was out of contact. If a rank hung or waited for a rank
+that hung, the time since its last report is not step time. While a rank exits, it
+reports nothing for seconds; this counts as a hang only if the driver asked for stacks.
 """
 
 import collections
@@ -32,28 +32,30 @@ RUNNING = "running"
 STACKS = "collecting stacks"
 STOPPING = "ending the ranks"
 ENDED = "ended"
-"""These are texts of events of kind `state`, see `mjax.launch.supervisor.State`."""
+"""Texts of events of kind `state`, see `mjax.launch.supervisor.State`."""
 _RANKS_LIVE = (RUNNING, STACKS, STOPPING)
 ALONE = "no driver"
-"""Part: no process ran, or ranks had ended and no driver was there to notice."""
+"""Part: no process ran, or ranks had ended and no driver was running to notice it."""
 UNEXPLAINED = "unexplained"
 MOST_UNEXPLAINED = 0.005
-"""Part of the wall time from which it is a problem. Chosen: the benchmark's bound."""
+"""Unexplained share of the wall time that is reported as a problem. Chosen: the
+benchmark's bound."""
 _CLOSED = "closed"
 _SILENT = "host silent"
 _KEPT, _LOST = "productive steps", "lost steps"
 _START = ("import", "init", "build", "compile", "restore")
 _HUNG_S = 1.0
-"""A rank that is silent for longer hung. Chosen: a rank reports several times a second,
-except in one long step; its last step is rarely a long one."""
+"""A rank that is silent for longer has hung. Chosen: a rank reports several times a
+second, except during a long step; its last step is rarely long."""
 _STARTING = "driver: starting"
 _MESSAGE_S = 1.0
-"""Longest delay of an order or of the report of an end. Chosen: twice the pause before
-an agent calls a driver again; a longer delay has another cause."""
+"""Longest delay of a start order or of the report of an end. Chosen: twice the pause
+between two calls of an agent to its driver; a longer delay has another cause."""
 
 
 type Seen = Callable[[float], Mapping[str, float]]
-"""From seconds since the first span of a start to its time until then, by part."""
+"""Maps seconds since the first span of a start to the time spent until then, by
+part."""
 
 
 class _Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,17 +68,18 @@ class _Spent(msgspec.Struct, frozen=True, kw_only=True):
     start_step: int
     step: int
     asked_s: float | None = None
-    """When it was to be started, at the latest, by the driver's monotonic clock."""
+    """Latest time at which the rank should have started, by the driver's monotonic
+    clock."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counted:
-    """Where the time of a run went."""
+    """Wall time of a run by part."""
 
     parts: Mapping[str, float]
     """Seconds."""
     num_starts: int
-    """Starts of the ranks."""
+    """Number of starts of the ranks."""
     num_lost_steps: int
     """Steps that a later start repeated; a step that was lost twice counts twice."""
     problems: tuple[str, ...]
@@ -84,7 +87,7 @@ class Counted:
 
 @dataclasses.dataclass(kw_only=True)
 class _Life:
-    """The time of one generation in which its counted rank ran, as the driver saw it.
+    """Time of one generation in which its counted rank ran, as seen by the driver.
 
     Seconds are on the clock of `event_clock`.
     """
@@ -93,23 +96,22 @@ class _Life:
     last_s: float = 0.0
     total_s: float = 0.0
     gaps: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
-    """Part, begin and end of the times in which no driver could notice an end."""
+    """Part, start and end of each time in which no driver could notice an end."""
 
 
 def has_ended(events: Sequence[Event]) -> bool:
-    """Say whether the driver has ended the run, and no further launch has begun."""
+    """Return whether the driver has ended the run without a further launch."""
     told = [event for event in events if event.source == DRIVER]
     states = [event.text for event in told if event.kind in ("state", BEGAN)]
     return bool(states) and states[-1] == ENDED
 
 
 def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> Counted:
-    """Return where the time of a run that has ended went; the parts add up to it.
+    """Return the wall time of an ended run by part; the parts add up to the total.
 
-      events: of one work dir, oldest first; events of other sources than the driver are
-        ignored.
-        over.
-      seen: what the spans of a rank say of its generation.
+    Args:
+      events: events of one work dir, oldest first; only those of the driver are used.
+      seen: by generation, the times from the spans of a rank.
     Raises:
       ValueError: there are no states, or events of two journals.
     """
@@ -156,9 +158,10 @@ def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> 
 def kept_steps(begins: Mapping[int, int]) -> dict[int, int]:
     """Return, by start, the last step whose work was kept.
 
-    That is the step at which the earliest of all later starts that took steps began.
+    That is the smallest initial step of all later starts that ran steps.
+
     Args:
-      begins: by start: the step of its initial state; -1 if it took no steps.
+      begins: by start: the step of its initial state; -1 if it ran no steps.
     """
     kept, following = {}, sys.maxsize
     for number in sorted(begins, reverse=True):
@@ -183,7 +186,7 @@ def _check(events: Sequence[Event]) -> None:
 
 
 def _rank_times(timed: Sequence[Timed]) -> dict[int, Timed]:
-    """Return the times that the counted rank reported, by generation."""
+    """Return by generation the event with the times that the counted rank reported."""
     return {one.event.generation: one for one in timed if one.event.kind == "times"}
 
 
@@ -200,17 +203,17 @@ def _spent(event: Event) -> _Spent:
 def _driver_times(
     timed: Sequence[Timed], ranks: Mapping[int, int | None]
 ) -> tuple[dict[str, float], dict[int, _Life]]:
-    """Return the seconds by state, and those by generation in which a rank ran.
+    """Return the seconds by state, and by generation the time in which a rank ran.
 
     Args:
       timed: the events.
-      ranks: the counted one by generation; 0 where the events name none.
+      ranks: the counted rank by generation; 0 where the events name none.
     """
     parts: dict[str, float] = collections.defaultdict(float)
     lives: dict[int, _Life] = {}
     ended: set[int] = set()
     state, since_s, generation = GATHERING, timed[0].began_s, 0
-    heard_s = since_s  # the last time that a driver was known to live
+    heard_s = since_s  # the last time at which a driver was known to run
     for one in timed:
         event = one.event
         number = event.generation
@@ -245,22 +248,22 @@ def _driver_times(
 
 
 def _part(state: str) -> str:
-    """Name the part of a state in which no rank is counted."""
+    """Return the part for a state in which no rank is counted."""
     return f"driver: {STOPPING if state in _RANKS_LIVE else state}"
 
 
 def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str, float]:
-    """Return the rest of the time in which a rank ran, by part.
+    """Return, by part, the rest of the time in which a rank ran.
 
     Args:
-      life: as the driver saw it.
-      known_s: by the clock of the rank's own host.
-      asked_s: when it was to be started, at the latest.
+      life: the rank's life as the driver saw it.
+      known_s: time that the rank reported, by the clock of its own host.
+      asked_s: latest time at which the rank should have started.
     """
     left_s = life.total_s - known_s
     if asked_s is None:
         return {UNEXPLAINED: left_s}
-    # At the latest: the message itself took time too.
+    # An upper bound: the message itself also took time.
     order_s = min(max(0.0, asked_s - life.first_s), max(0.0, left_s))
     news_s = left_s - order_s
     ended_s = life.last_s - news_s
@@ -279,11 +282,11 @@ def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str,
 def _with_spans(
     own: dict[str, float], seen: Seen, *, is_first: bool
 ) -> dict[str, float]:
-    """Add what only the spans of a start know; the sum stays.
+    """Refine the parts by the spans of a start; the sum stays the same.
 
-    A rank lives on while its host is out of contact: its spans say what it did. They
-    also give the duration of each step. Steps after the last one that was kept are
-    lost, including those that had not ended.
+    A rank keeps running while its host is out of contact; its spans show what it did.
+    They also give the duration of each step. Steps after the last kept one are lost,
+    including those that had not ended.
     """
     kind = "start: " if is_first else "restart: "
 
@@ -297,7 +300,7 @@ def _with_spans(
     all_s = until(math.inf)
     if _SILENT in own:
         importing = f"{kind}import"
-        # The process has no span for its start.
+        # Spans do not cover the start of the process.
         before_s = max(0.0, own[importing] - all_s.get(importing, 0.0))
         total_s = sum(own.values())
         found = until(total_s - before_s)
@@ -321,7 +324,7 @@ def _num_lost(found: _Spent, kept: int) -> int:
 def _of_rank(
     found: _Spent, generation: int, kept: Mapping[int, int], *, may_exit: bool
 ) -> dict[str, float]:
-    """Return the seconds of the counted rank in one generation, by part."""
+    """Return, by part, the seconds of the counted rank in one generation."""
     spent = collections.defaultdict(float, found.spent_s)
     parts = {}
     kind = "start" if generation == min(kept) else "restart"

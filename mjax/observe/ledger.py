@@ -1,19 +1,19 @@
-"""`python -m mjax.observe ledger`: how much of its time a run has spent on training.
+"""`python -m mjax.observe ledger`: how much of its time a run spent on training.
 
     python -m mjax.observe ledger --work-dir DIR [--json] [--out FILE]
 
 Enters: the work dir of a run. Leaves: its wall time by bucket, and the effective
 training time, which is the productive part. There are two sources. The events of a
-launch tell what its driver did between the starts (`launch_time`). The spans of the
-lowest rank describe each start (`start_time`). Where both exist the events count; the
-spans check them, and give the duration of steps. Exit codes: 0 done, 2 bad input.
+launch show what its driver did between the starts (`launch_time`). The spans of the
+lowest rank describe each start (`start_time`). If both exist, the events are used; the
+spans check them and give the duration of steps. Exit codes: 0 done, 2 bad input.
 
-Buckets: `productive` are steps whose work was kept; `lost` are steps that a later start
-repeated, and the time until a hang was noticed; `compile`; `restart` is any other time
-for starting and ending processes, including the first start; `save` is the time that
-saves block; `eval` includes samples; `idle` is time without processes. Time that no
-record explains is `unexplained`, in no bucket. More than half a percent of it is a
-problem.
+Buckets: `productive` is the time of steps whose work was kept; `lost` that of steps
+that a later start repeated, and the time until a hang was noticed; `compile` is
+compilation; `restart` is all other time for starting and ending processes, including
+the first start; `save` is the time that saves block the run; `eval` includes samples;
+`idle` is time without processes. Time that no record explains is `unexplained` and in
+no bucket; more than half a percent of it is reported as a problem.
 
 Source: the effective training time is a figure of MegaScale (arXiv:2402.15627).
 Differs: compilation, saves and evaluations do not count as effective.
@@ -55,38 +55,38 @@ _BUCKET = {
 }
 """Bucket of each part; all other parts belong to starting or ending processes."""
 _MOST_DIFFERENCE = 0.01
-"""Difference of two sources, as part of the wall time. Chosen: the events include the
-time of a step that was killed, and no span does."""
+"""Largest difference of the two sources, as a fraction of the wall time. Chosen: the
+events include the time of a killed step, but no span does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ledger:
-    """Where the wall time of a run went."""
+    """Wall time of a run by part."""
 
     source: Literal["events", "spans"]
     parts: Mapping[str, float]
-    """Seconds; they add up to the wall time."""
+    """Seconds of each part; they add up to the wall time."""
     num_starts: int
     num_lost_steps: int
     """Steps that a later start repeated; a step that was lost twice counts twice."""
     problems: tuple[str, ...] = ()
-    """What was left out or does not fit, for people."""
+    """Records that were left out or disagree, for people."""
     check: Mapping[str, float] | None = None
-    """By bucket: seconds by the spans, minus those by the events."""
+    """By bucket: seconds from the spans minus those from the events."""
 
     @property
     def wall_s(self) -> float:
-        """From the begin of the first start to the end of the last one."""
+        """Time from the beginning of the first start to the end of the last one."""
         return sum(self.parts.values(), 0.0)
 
     @property
     def unexplained_s(self) -> float:
-        """Time that no record explains; below 0 if records contradict each other."""
+        """Time that no record explains; negative if records contradict each other."""
         return self.parts.get(UNEXPLAINED, 0.0)
 
     @property
     def buckets(self) -> dict[str, float]:
-        """Seconds; they and the unexplained seconds add up to the wall time."""
+        """Seconds by bucket; with the unexplained ones they add up to the wall time."""
         found = dict.fromkeys(BUCKETS, 0.0)
         for part, part_s in self.parts.items():
             if part != UNEXPLAINED:
@@ -95,18 +95,18 @@ class Ledger:
 
     @property
     def effective(self) -> float:
-        """Part of the wall time that was productive."""
+        """Productive fraction of the wall time."""
         return self.buckets["productive"] / self.wall_s if self.wall_s > 0 else 0.0
 
 
 def ledger(work_dir: Path, files: Sequence[spans.SpanFile] | None = None) -> Ledger:
-    """Read where the time of a run went.
+    """Read the records of a run and account for its wall time.
 
     Args:
-      work_dir: of the run.
-      files: of the spans of the lowest rank of each start, if they have been read.
+      work_dir: work dir of the run.
+      files: span files of the lowest rank of each start, if already read.
     Raises:
-      ValueError: neither the events nor the spans are enough.
+      ValueError: neither the events nor the spans suffice.
     """
     output.check_folder(work_dir)
     found, problems = events.read(work_dir)
@@ -143,7 +143,7 @@ def ledger(work_dir: Path, files: Sequence[spans.SpanFile] | None = None) -> Led
 def _why_not_events(
     found: Sequence[events.Event], files: Sequence[spans.SpanFile]
 ) -> str:
-    """Say why the events do not cover the whole run; "" if they do."""
+    """Return why the events do not cover the whole run; "" if they do."""
     if not any(event.kind == "state" for event in found):
         return f"{events.NAME} has no state of a launch"
     if not launch_time.has_ended(found):
@@ -169,7 +169,7 @@ def _of(source: Literal["events", "spans"], counted: Counted) -> Ledger:
 
 
 def _checked(by_events: Ledger, by_spans: Ledger) -> Ledger:
-    """Compare the two sources."""
+    """Compare the spans with the events."""
     check = {
         bucket: by_spans.buckets[bucket] - of_events
         for bucket, of_events in by_events.buckets.items()
@@ -234,7 +234,7 @@ def page(found: Ledger) -> str:
     if found.check is not None:
         lines += [
             "",
-            "Spans know nothing of the time between starts: it is idle there.",
+            "Spans do not cover the time between starts, so it counts as idle.",
         ]
     return "\n".join(lines) + "\n"
 
@@ -243,12 +243,12 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
         prog="python -m mjax.observe ledger",
-        description="How much of its time a run has spent on training.",
+        description="Show how much of its time a run spent on training.",
     )
     add = parser.add_argument
-    add("--work-dir", type=Path, required=True, help="of the run")
+    add("--work-dir", type=Path, required=True, help="work dir of the run")
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write the JSON object there too")
+    add("--out", type=Path, help="also write the JSON object to this file")
     args = parser.parse_args(argv)
     try:
         found = ledger(args.work_dir)

@@ -1,13 +1,13 @@
-"""Some steps of all ranks on one clock, with error bounds.
+"""Merge some steps of all ranks onto one clock, with error bounds.
 
-Enters: the files of spans of a run, its events, and which steps. Leaves: the spans of
-each rank on the clock of rank 0, with their error bound; and the events in that time.
+Enters: the span files of a run, its events, and a range of steps. Leaves: the spans of
+each rank on the clock of rank 0, with their error bound; and the events of that time.
 
-A rank has one offset for all of the steps, taken in their middle, so that its spans
-stay in order; the bound includes the drift to both ends. Ranks of one host read one
-clock. Where barriers give no bound, because there are none or they contradict each
-other, the bound is infinite: the nearest barrier places the spans, or the wall clocks
-if there is no barrier.
+Each rank gets one clock offset for all its spans, so that they stay in order. It is the
+offset at the middle of the steps, and the bound includes the drift to both ends. Ranks
+of one host share a clock. The bound is infinite if there are no barriers or they
+contradict each other. Then the nearest barrier places the spans, or without barriers
+the wall clocks.
 """
 
 import dataclasses
@@ -29,12 +29,11 @@ class Rank:
 
     header: Header
     error_ns: float
-    """Largest error of times between the first span of the steps and the last one;
-    infinite if there is no bound."""
+    """Bound of the error of all times in these steps; infinite if there is none."""
     offset_ns: int
-    """Offset that was subtracted from the times of its own clock."""
+    """Offset that was subtracted from times of its own clock."""
     spans: tuple[tuple[int, Span], ...]
-    """Each with its step, by time."""
+    """Spans with their steps, sorted by time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class Mark:
 
     time_ns: int
     rank: int | None
-    """None: the event belongs to the whole run."""
+    """Rank of the event; None: it belongs to the whole run."""
     kind: str
     text: str
     severity: str
@@ -56,22 +55,23 @@ class Merged:
     run: str
     generation: int
     ranks: tuple[Rank, ...]
-    """In the order of the view."""
+    """Ranks in the order of the view."""
     marks: tuple[Mark, ...]
     problems: tuple[str, ...]
 
     steps: tuple[int, int]
-    """First and last; spans of other steps are included as far as they overlap these.
+    """First and last step. Spans of other steps that overlap these in time are
+    included.
     """
 
     @functools.cached_property
     def start_ns(self) -> int:
-        """When the first span of the steps begins."""
+        """Start of the first span of the steps."""
         return min(span.start_ns for span in self._of_steps)
 
     @functools.cached_property
     def end_ns(self) -> int:
-        """When the last span of the steps ends."""
+        """End of the last span of the steps."""
         return max(span.end_ns for span in self._of_steps)
 
     @property
@@ -91,17 +91,18 @@ def merge(
     view: View = "dp",
     ranks: Collection[int] | None = None,
 ) -> Merged:
-    """Put some steps of all ranks on one clock.
+    """Merge some steps of all ranks onto one clock.
 
     Args:
-      files: of a run.
-      events: of the same run.
-      first: a step.
-      last: a step, too.
-      generation: a start of the run; None is the newest that took one of the steps.
-      view: ranks that differ along this axis only are neighbours.
-      ranks: to show; None shows all. Of the others only barriers are needed, and of
-        those only the barriers of the lowest rank.
+      files: span files of a run.
+      events: events of the same run.
+      first: first step.
+      last: last step, included.
+      generation: number of a start; None takes the newest that ran one of the steps.
+      view: axis along which ranks are sorted: ranks that differ only in it are
+        neighbours.
+      ranks: ranks to show; None shows all. The files of other ranks need only barriers,
+        and only the lowest rank's are used.
     Raises:
       ValueError: no rank has spans of these steps.
     """
@@ -168,7 +169,7 @@ def _start(
 
 
 def _clocks(files: Sequence[SpanFile]) -> dict[int, Clock]:
-    """Return the clocks, by rank; the lowest rank is the reference."""
+    """Return the clocks by rank; the lowest rank is the reference."""
     lowest = files[0].header.rank
     return clocks(
         {
@@ -183,7 +184,7 @@ def _clocks(files: Sequence[SpanFile]) -> dict[int, Clock]:
 
 
 def _window(lines: Sequence[Line], first: int, last: int) -> tuple[int, int] | None:
-    """Return when the first span of the steps begins, and the last one ends."""
+    """Return the start of the first span of the steps and the end of the last one."""
     spans = [s for line in lines if first <= line.step <= last for s in line.spans]
     if not spans:
         return None
@@ -193,7 +194,7 @@ def _window(lines: Sequence[Line], first: int, last: int) -> tuple[int, int] | N
 def _offset(
     header: Header, lowest: Header, clock: Clock, window: tuple[int, int]
 ) -> tuple[int, float, str]:
-    """Return the offset of a rank in ns, its error, and a problem or ""."""
+    """Return the offset of a rank in ns, its error bound, and a problem or ""."""
     if header.rank == lowest.rank:
         return 0, 0.0, ""
     middle_ns = (window[0] + window[1]) // 2
@@ -203,7 +204,7 @@ def _offset(
         return 0, 0.0, ""
     if math.isfinite(found.error_ns):
         drift_ns = clock.drift * (window[1] - window[0]) / 2
-        # Half a nanosecond more: the offset is rounded.
+        # Add half a nanosecond, because the offset is rounded.
         return round(found.ns), found.error_ns + drift_ns + 0.5, ""
     who = f"rank {header.rank} on {header.host}"
     if len(clock.time_ns):
@@ -235,7 +236,7 @@ def _moved(
     window: tuple[int, int],
     offset_ns: int,
 ) -> tuple[tuple[int, Span], ...]:
-    """Return the spans of the steps, and those of other steps in that time."""
+    """Return the spans of the steps, and those of other steps at the same time."""
     found = []
     for line in lines:
         for span in line.spans:
@@ -248,7 +249,7 @@ def _moved(
 
 
 def _missing(files: Sequence[SpanFile]) -> list[str]:
-    """Say which devices of the mesh are in no file of spans."""
+    """Describe the devices of the mesh that are in no span file."""
     num = math.prod(files[0].header.mesh.values())
     there = {device for of in files for device in of.header.devices}
     absent = [str(device) for device in range(num) if device not in there]
@@ -263,7 +264,7 @@ def _marks(
     events: Sequence[Event],
     offsets_ns: Mapping[int, int],
 ) -> Iterator[Mark]:
-    """Yield the events, by time of the clock of the lowest rank."""
+    """Yield the events, with times on the clock of the lowest rank."""
     for of in files:
         header = of.header
         to_lowest_ns = header.monotonic_ns - header.wall_ns

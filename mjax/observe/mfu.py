@@ -1,10 +1,10 @@
-"""`python -m mjax.observe mfu`: what the shape of a run's MFU series says.
+"""`python -m mjax.observe mfu`: diagnose a run from the shape of its MFU series.
 
-Enters: the work dir of a run. Leaves: the class by the signatures of the field guide,
-the numbers behind it, and what to do next. The command changes nothing.
+Enters: the work dir of a run. Leaves: its class among the signatures of the field
+guide, the evidence, and the next action. The command changes nothing.
 
-The signatures and what to do about them are those of Imbue, "From bare metal to a 70B
-model: infrastructure set-up and scripts", imbue.com/research/70b-infrastructure/, and
+The signatures and remedies are those of Imbue, "From bare metal to a 70B model:
+infrastructure set-up and scripts", imbue.com/research/70b-infrastructure/, and
 MegaScale, arXiv:2402.15627, section 6.3.
 
 Exit codes: 0 done, 2 bad input.
@@ -28,20 +28,20 @@ from mjax.observe.mfu_run import RunSeries, read_series
 _GUIDE = "imbue.com/research/70b-infrastructure"
 _MEANING: dict[Kind, tuple[str, str, str]] = {
     "healthy": (
-        "the MFU holds its level; saves, evaluations and restarts explain its dips",
+        "the MFU keeps its level; saves, evaluations and restarts explain its dips",
         "Nothing to do.",
         _GUIDE,
     ),
     "dead_link": (
         "the MFU is below 10% of what is expected: a link is dead, or PCIe runs with "
         "too few lanes",
-        "Check network and PCIe on every host (python -m mjax.health check), then test "
-        "groups of hosts (python -m mjax.health bisect); take the bad host out.",
+        "Check network and PCIe on every host (python -m mjax.health check), then "
+        "test groups of hosts (python -m mjax.health bisect); remove the bad host.",
         _GUIDE,
     ),
     "no_gpudirect": (
-        "the MFU is about 30% of what is expected: a host copies what it sends through "
-        "main memory",
+        "the MFU is about 30% of what is expected: a host copies outgoing data "
+        "through main memory",
         "Check on every host that GPUDirect RDMA works (nvidia_peermem is loaded or "
         "NCCL uses DMA-BUF; NCCL's log has GDRDMA): python -m mjax.health check.",
         _GUIDE,
@@ -49,9 +49,9 @@ _MEANING: dict[Kind, tuple[str, str, str]] = {
     "bad_link": (
         "the MFU is at 60-80% of what is expected: a link or a network card is bad, or "
         "a CPU is throttled",
-        "Read error counters and rates of all links, and CPU frequencies "
-        "(python -m mjax.health check); if nothing is named, test groups of hosts "
-        "(python -m mjax.health bisect).",
+        "Read error counters and rates of all links, and CPU frequencies (python -m "
+        "mjax.health check); if that finds nothing, test groups of hosts (python -m "
+        "mjax.health bisect).",
         _GUIDE,
     ),
     "regular_dips": (
@@ -64,8 +64,8 @@ _MEANING: dict[Kind, tuple[str, str, str]] = {
     "rare_dips": (
         "single steps are about ten times as long, rarely and at no fixed interval: "
         "another process takes the CPU, or the data loader is late",
-        "Look at the data_wait_s of these steps, and at what else ran on the CPUs of "
-        "the hosts then.",
+        "Check data_wait_s of these steps, and which other programs ran on the CPUs "
+        "of the hosts then.",
         _GUIDE,
     ),
     "slow_decay": (
@@ -91,18 +91,20 @@ _MEANING: dict[Kind, tuple[str, str, str]] = {
     ),
 }
 MODELLED_DEVIATION = 0.08
-"""Deviation of the log of a modelled MFU: modelled step times of 175B are within 8% of
-those that MegaScale reports (docs/benchmarks/megascale.md)."""
+"""Standard deviation of the logarithm of a modelled MFU: modelled step times of 175B
+are within 8% of those that MegaScale reports (docs/benchmarks/megascale.md)."""
 _NEAR_S = 120.0
-"""Chosen: events this close to the beginning of a fault are shown with it."""
+"""Events this close to the onset of a fault are shown with it. Chosen."""
 _LONG_S = 1800.0
-"""Chosen: twice the time between two rare dips."""
+"""Shorter runs get a warning. Chosen: twice the time between two rare dips."""
 _MOST_STEPS = 8
-"""Chosen: as many as fit into a line."""
+"""Steps listed in a line. Chosen: they fit into it."""
 _DEEP = 0.05
-"""Chosen: 0.03 is the deviation of an even spread between 90% and 100%."""
+"""Deviation of a wander above which the report warns. Chosen: an even spread between
+90% and 100% has 0.03."""
 _NOISY = 0.05
-"""Chosen: five times the noise of a healthy run on GPUs (0.2 to 1%)."""
+"""Noise of a step above which the report warns. Chosen: five times that of a healthy
+run on GPUs (0.2 to 1%)."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -118,7 +120,7 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(text)
     except BrokenPipeError:
-        raise  # the reader of stdout has closed it; the input is fine
+        raise  # the reader has closed stdout; the input is fine
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -128,19 +130,21 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = ArgumentParser(
         prog="python -m mjax.observe mfu",
-        description="Tell what the shape of a run's MFU series says.",
+        description="Diagnose a run from the shape of its MFU series.",
     )
-    parser.add_argument("--work-dir", type=Path, required=True, help="of the run")
+    parser.add_argument(
+        "--work-dir", type=Path, required=True, help="work dir of the run"
+    )
     parser.add_argument(
         "--expected-mfu",
         type=float,
-        help="MFU of the same run in health, 0 to 1; default: of the plan, if there "
-        "is one, or else the best level of the run itself",
+        help="MFU of the same run when healthy, 0 to 1; default: that of the plan, or "
+        "without a plan the best level of the run itself",
     )
     parser.add_argument(
         "--plan",
         type=Path,
-        help="output of python -m mjax.plan --json; default: plan.json of the work dir",
+        help="output of python -m mjax.plan --json; default: plan.json in the work dir",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--out", type=Path, help="file for the report")
@@ -151,11 +155,12 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
     """Classify a run and give the reasons.
 
     Args:
-      series: of the run.
-      expected_mfu: None takes the plan's; without a plan the best level of the run.
+      series: MFU series of the run.
+      expected_mfu: None takes that of the plan, or without a plan the best level of the
+        run.
     Raises:
-      ValueError: the expected MFU is not between 0 and 1, or the run has no MFU to
-        compare it with; or too few steps are usable.
+      ValueError: the expected MFU is not between 0 and 1, the run has no MFU to compare
+        with it, or too few steps are usable.
     """
     source, deviation = "--expected-mfu", EXPECTED_DEVIATION
     if expected_mfu is not None:
@@ -220,14 +225,14 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
 
 
 def _known(series: RunSeries) -> np.ndarray:
-    """Return the positions of the steps that the classifier has used."""
+    """Return the positions of the steps that the classifier used."""
     rate, took_s = series.rate, series.step_s
     good = np.isfinite(rate) & (rate > 0) & np.isfinite(took_s) & (took_s > 0)
     return np.flatnonzero(good)
 
 
 def _evidence(series: RunSeries, found: Finding) -> Iterator[str]:
-    """Yield the numbers behind a class, with units."""
+    """Yield the evidence for a class: numbers with units."""
     blocks, level, dips = found.prepared.blocks, found.level, found.prepared.dips
     unit = "the expected MFU" if series.has_mfu else "the best level"
     low, high = np.exp(np.quantile(blocks.value, [0.1, 0.9]))
@@ -241,11 +246,11 @@ def _evidence(series: RunSeries, found: Finding) -> Iterator[str]:
         since = "from the start"
         if level.onset_s is not None:
             since = f"since {_duration(level.onset_s)} ({_step_at(series, level)})"
-        yield f"level {level.level:.1%} of what is healthy, {since}"
+        yield f"level {level.level:.1%} of the healthy level, {since}"
     if "thermal" in kinds:
         yield (
-            f"level {level.level:.1%} after {level.delay_s:.0f} s of load; faster "
-            "before, after the start and after long pauses"
+            f"level {level.level:.1%} after {level.delay_s:.0f} s of load; faster at "
+            "first, after each start and long pause"
         )
     if "slow_decay" in kinds:
         num = sum(mark.kind == "restart" for mark in series.marks)
@@ -255,7 +260,7 @@ def _evidence(series: RunSeries, found: Finding) -> Iterator[str]:
         yield f"{level.lost:.0%} of the MFU is lost before a restart; {reset}"
     if "ragged" in kinds:
         yield (
-            f"it wanders by {found.wander.deviation:.1%} (deviation) within some "
+            f"the MFU wanders by {found.wander.deviation:.1%} (deviation) within some "
             f"{found.wander.time_s:.0f} s; healthy runs by 1.2% or less"
         )
     if len(dips.step):
@@ -272,18 +277,19 @@ def _evidence(series: RunSeries, found: Finding) -> Iterator[str]:
     onset_s = 0.0 if level.onset_s is None else level.onset_s
     for event in series.events:
         if level.onset_s is not None and abs(event.time_s - onset_s) <= _NEAR_S:
-            yield f"{event.time_s - onset_s:+.0f} s from there, {event.kind}: " + (
-                event.text.encode("unicode_escape").decode()
+            yield (
+                f"{event.time_s - onset_s:+.0f} s from the onset of the fault, "
+                f"{event.kind}: {event.text.encode('unicode_escape').decode()}"
             )
 
 
 def _dip_evidence(series: RunSeries, dips: Dips) -> Iterator[str]:
-    """Yield how long dips last, where they are, and whether they waited for data."""
+    """Yield the depth of dips, their steps, and whether they waited for data."""
     at = _known(series)[dips.step]
     steps = ", ".join(map(str, series.step[at][:_MOST_STEPS]))
     more = ", ..." if len(at) > _MOST_STEPS else ""
     yield (
-        f"{len(at)} of the steps outside of marks took {dips.factor.min():.1f} to "
+        f"{len(at)} of the steps without a mark took {dips.factor.min():.1f} to "
         f"{dips.factor.max():.1f} times as long as their neighbours: {steps}{more}"
     )
     waited = series.data_wait_s[at] > 0.5 * series.step_s[at]
@@ -298,7 +304,7 @@ def _step_at(series: RunSeries, level: Any) -> str:
 def _cautions(
     series: RunSeries, found: Finding, expected_mfu: float | None
 ) -> Iterator[str]:
-    """Yield why the class may be wrong."""
+    """Yield reasons why the class may be wrong."""
     if not found.is_clear:
         yield (
             f"{found.runner_up} explains the series nearly as well: "
@@ -306,37 +312,37 @@ def _cautions(
         )
     if expected_mfu is None:
         yield (
-            "what is healthy is not known: a level that is low from the start looks "
+            "the healthy level is unknown: a level that is low from the start looks "
             "healthy; give --expected-mfu"
         )
     elif series.expected_mfu == expected_mfu:
         yield (
-            "the expected MFU is modelled and may be some 8% wrong; give "
-            "--expected-mfu from a healthy run"
+            "the expected MFU is modelled and may be off by 8%; give --expected-mfu "
+            "from a healthy run"
         )
     kinds, level = {found.kind, found.also}, found.level
     for kind, (low, high) in (LEVELS | {"thermal": THERMAL_LEVEL}).items():
         if kind in kinds and not 0.9 * low <= level.level <= 1.1 * high:
             yield (
-                f"the level of {level.level:.1%} is none of the field guide's; {kind} "
-                f"({low:.0%} to {high:.0%}) is the nearest"
+                f"the level of {level.level:.1%} matches none in the field guide; "
+                f"{kind} ({low:.0%} to {high:.0%}) is the nearest"
             )
     if "slow_decay" in kinds and not LOST[0] * 0.9 <= level.lost <= LOST[1] * 1.2:
         yield f"a decay of {level.lost:.0%} is outside of {LOST[0]:.0%}-{LOST[1]:.0%}"
     if "ragged" in kinds and found.wander.deviation > _DEEP:
         yield (
-            f"a wander of {found.wander.deviation:.1%} is deeper than the field guide's"
-            " 90% to 100%: something else slows the run now and then"
+            f"a wander of {found.wander.deviation:.1%} is deeper than the field "
+            "guide's 90% to 100%: something else also slows the run at times"
         )
     if found.prepared.blocks.deviation > _NOISY:
         yield (
             f"steps differ by {found.prepared.blocks.deviation:.0%} from one to the "
-            "next, much more than on GPUs of one's own: small effects do not show"
+            "next, much more than on dedicated GPUs: small effects are not visible"
         )
     if series.step_end_s[-1] < _LONG_S:
         yield (
             f"the run took {_duration(series.step_end_s[-1])}; rare dips, a slow decay "
-            f"and heat need at least {_LONG_S / 60:.0f} min to show"
+            f"and throttling need at least {_LONG_S / 60:.0f} min to show"
         )
     if not series.marks:
         yield "no save, evaluation or restart is marked; dips may be theirs"

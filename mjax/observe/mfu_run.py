@@ -1,11 +1,11 @@
-"""Read the MFU series of a run, with marks, from the files of the run.
+"""Read the MFU series of a run, with marks, from its files.
 
-Enters: a work dir. Leaves: time, duration and rate of each step on one clock, and what
-the trainer did in that time. Nothing here changes a file.
+Enters: a work dir. Leaves: time, duration and rate of each step on one clock, and marks
+of saves, evaluations and restarts. Nothing here changes a file.
 
-`metrics.jsonl` has the rate of each step, but no time. The spans of the first rank say
-when a step ended, and when there were saves, evaluations and restarts. Without spans,
-the time is the sum of the step times, and marks follow from the fields `eval_*` and
+`metrics.jsonl` has the rate of each step, but no time. The spans of the first rank have
+the times of steps, saves, evaluations and restarts. Without spans, the time of a step
+is the sum of the step times so far, and marks come from the fields `eval_*` and
 `ckpt_*` of the rows and from `starts/`.
 """
 
@@ -45,17 +45,17 @@ class RunSeries:
     step_s: Array
     """[T], float64."""
     rate: Array
-    """[T], float64: MFU, or tokens/s; NaN where it is not known."""
+    """[T], float64: MFU, or tokens/s; NaN where unknown."""
     has_mfu: bool
     data_wait_s: Array
-    """[T], float64: part of step_s; NaN where it is not known."""
+    """[T], float64: wait for data, a part of step_s; NaN where unknown."""
     marks: tuple[Mark, ...]
     events: tuple[Happened, ...]
-    """Warnings and errors on the clock of step_end_s; none without spans."""
+    """Warnings and errors, on the clock of step_end_s; empty without spans."""
     problems: tuple[str, ...]
     """Problems of the files, for people."""
     expected_mfu: float | None
-    """Of the plan in the work dir."""
+    """MFU of the plan, if there is one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,10 +75,10 @@ def read_series(
     """Read a run.
 
     Args:
-      work_dir: of the run.
-      plan_path: what `python -m mjax.plan --json` printed; None takes plan.json of the
-        work dir, if it is there.
-      files: of the spans of the lowest rank of each start, if they have been read.
+      work_dir: work dir of the run.
+      plan_path: output of `python -m mjax.plan --json`; None takes plan.json of the
+        work dir, if present.
+      files: span files of the lowest rank of each start, if already read.
     Raises:
       ValueError: there are no rows, or a file cannot be read.
     """
@@ -115,7 +115,7 @@ def read_series(
 
 
 def _column(rows: Rows, name: str) -> Array:
-    """Return a field of all rows; NaN where it is not a number."""
+    """Return a field of all rows; NaN where it is no number."""
     return np.array([_number(row.get(name)) for row in rows])
 
 
@@ -137,7 +137,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_rows(path: Path, problems: list[str]) -> Rows:
-    """Read the rows, ascending by step; a later row of a step replaces the earlier."""
+    """Read the rows, ascending by step; of several rows of a step the last counts."""
     if not path.exists():
         raise ValueError(
             f"{path} does not exist; name the work dir of a run with --work-dir"
@@ -187,7 +187,7 @@ def _read_start(file: spans.SpanFile) -> _Start:
 def _lay_spans(
     steps: list[int], step_s: Array, starts: list[_Start], problems: list[str]
 ) -> tuple[Array, list[Mark]]:
-    """Return when each step ended, and the marks; starts do not overlap."""
+    """Return the end of each step, and the marks; starts do not overlap."""
     of = {step: i for i, start in enumerate(starts) for step in start.steps}
     shift_s = [0.0] * len(starts)
     ends: list[float] = []
@@ -222,7 +222,7 @@ def _lay_spans(
 
 
 def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Mark]]:
-    """Return when each step ended; rows have no time between steps, so it is absent."""
+    """Return the end of each step, without the time between steps, which rows lack."""
     restarts = _read_restarts(work_dir / "starts")
     marks: list[Mark] = []
     ends: list[float] = []
@@ -242,13 +242,13 @@ def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Ma
 
 
 def _read_restarts(folder: Path) -> set[int]:
-    """Return after which steps the run was started again."""
+    """Return the steps after which the run was restarted."""
     found = set()
     for path in sorted(folder.glob("*.json")):
         try:
             start = checked_json.read(_read_text(path), dict[str, Any])
             found.add(checked_json.check(start.get("start_step"), int, "start_step"))
-        except ValueError:  # a run writes it at its start, which may be now
+        except ValueError:  # a run writes it at its start, which may be in progress
             continue
     return found
 
@@ -277,7 +277,7 @@ def _read_events(path: Path, problems: list[str]) -> list[Happened]:
 
 
 def _read_plan(work_dir: Path, plan_path: Path | None) -> float | None:
-    """Return the modelled MFU of the plan; None if there is no plan."""
+    """Return the modelled MFU of the plan; None without a plan."""
     path = plan_path or work_dir / "plan.json"
     if plan_path is None and not path.exists():
         return None

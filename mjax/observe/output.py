@@ -1,6 +1,6 @@
-"""What the commands of this package write: warnings, tables, files.
+"""Output of the commands of this package: warnings, tables, files.
 
-Enters: texts. Leaves: the same on stderr, in columns, or in the file of `--out`.
+Enters: texts. Leaves: text on stderr, in aligned columns, or in the file of `--out`.
 """
 
 import sys
@@ -8,23 +8,23 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 BAD_INPUT = 2
-"""Exit code: one line on stderr names the value and what to do."""
+"""Exit code for bad input; one line on stderr gives the value and the fix."""
 
 
 def refuse(error: ValueError) -> int:
-    """Print what is wrong, in one line; return the exit code."""
+    """Print a problem in one line; return the exit code."""
     print(f"error: {printable(str(error))}", file=sys.stderr)
     return BAD_INPUT
 
 
 def warn(problems: Iterable[str]) -> None:
-    """Print what was left out or is not known."""
+    """Print warnings: data that was left out or is unknown."""
     for problem in problems:
         print(f"warning: {printable(problem)}", file=sys.stderr)
 
 
 def printable(text: str) -> str:
-    """Replace control characters: names come from files of others."""
+    """Replace control characters, since names come from files that others wrote."""
     return "".join(char if char.isprintable() else "\ufffd" for char in text)
 
 

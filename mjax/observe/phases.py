@@ -1,10 +1,10 @@
-"""`python -m mjax.observe phases`: where the time of recorded steps went.
+"""`python -m mjax.observe phases`: time of recorded steps by phase and role.
 
     python -m mjax.observe phases --work-dir DIR [--each] [--json] [--out FILE]
 
 Enters: a work dir with windows of the profiler (`python -m mjax.train --profile.steps
-A:B`, or `--profile.every N`). Leaves: seconds a step by phase and role, of each device
-and in the mean, with the exposed and the overlapped part (`windows.seconds`). Exit
+A:B`, or `--profile.every N`). Leaves: seconds per step by phase and role, for each
+device and as their mean, split into exposed and overlapped (`windows.seconds`). Exit
 codes: 0 done, 2 bad input.
 """
 
@@ -30,7 +30,7 @@ Parts = Mapping[tuple[str, str], Seconds]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DevicePhases:
-    """Times of one device, in the mean of its windows."""
+    """Times of one device: means over its windows."""
 
     device: int
     """Number in the mesh."""
@@ -39,26 +39,26 @@ class DevicePhases:
     stage: int
     windows: int
     span_s: float
-    """From the first event of a step to the end of the last."""
+    """From the start of the first event of a step to the end of the last."""
     idle_s: float
     parts: Parts
     unknown: Mapping[str, float]
-    """Seconds of instructions without a place, in all windows."""
+    """Seconds of instructions without a place, summed over all windows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phases:
-    """What the windows of a run show."""
+    """Result of the command."""
 
     generation: int
     steps: tuple[int, ...]
     devices: tuple[DevicePhases, ...]
     problems: tuple[str, ...]
-    """Windows that could not be read, and are left out."""
+    """Windows that could not be read and are left out."""
 
     @property
     def mean(self) -> Parts:
-        """Seconds of a step, in the mean over the devices."""
+        """Seconds of a step: mean over the devices."""
         parts = merged(device.parts for device in self.devices)
         return {key: _part_of(s, len(self.devices)) for key, s in parts.items()}
 
@@ -67,15 +67,15 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
         prog="python -m mjax.observe phases",
-        description="Where the time of recorded steps went, by phase and role.",
+        description="Show the time of recorded steps by phase and role.",
     )
     add = parser.add_argument
-    add("--work-dir", type=Path, required=True, help="of the run")
-    add("--generation", type=int, help="a start of the run; default: the newest")
+    add("--work-dir", type=Path, required=True, help="work dir of the run")
+    add("--generation", type=int, help="number of a start; default: the newest")
     add("--step", type=int, help="one recorded step; default: all of the generation")
-    add("--each", action="store_true", help="show the phases of each device, too")
+    add("--each", action="store_true", help="also show the phases of each device")
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write the JSON object there too")
+    add("--out", type=Path, help="also write the JSON object to this file")
     args = parser.parse_args(argv)
     try:
         found = phases(args.work_dir, generation=args.generation, step=args.step)
@@ -96,14 +96,16 @@ def phases(
     """Read the windows of a run.
 
     Args:
-      work_dir: of the run.
-      generation: a start of the run; None is the newest that has windows.
-      step: one step; None is all.
+      work_dir: work dir of the run.
+      generation: number of a start; None takes the newest that has windows.
+      step: one step; None takes all.
     Raises:
-      ValueError: there are no such windows, or none that can be read.
+      ValueError: there are no such windows, or none can be read.
     """
     if not work_dir.is_dir():
-        raise ValueError(f"--work-dir {work_dir} is no folder; give that of a run")
+        raise ValueError(
+            f"--work-dir {work_dir} is no folder; give the work dir of a run"
+        )
     complete, partial = folders.find(work_dir)
     if not complete and not partial:
         raise ValueError(f"--work-dir {work_dir} has no recorded steps; {_RECORD}")

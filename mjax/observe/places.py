@@ -1,7 +1,7 @@
-"""Where in the mesh devices and their streams are.
+"""Positions of devices and their streams in the mesh.
 
-Enters: numbers of devices and sizes of the mesh axes, as headers of spans have them.
-Leaves: coordinates, and keys that sort devices by an axis.
+Enters: device numbers and mesh axis sizes, as in the headers of span files. Leaves:
+coordinates, and keys that sort devices by an axis.
 """
 
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ DEVICE = "device:"
 
 
 def coordinates(device: int, mesh: Mapping[str, int]) -> dict[str, int]:
-    """Return where in the mesh a device is, by axis; axes are outermost first."""
+    """Return the coordinate of a device on each mesh axis; axes are outermost first."""
     found = {}
     for axis in reversed([*mesh]):
         device, found[axis] = divmod(device, max(1, mesh[axis]))

@@ -1,7 +1,7 @@
-"""What a run has left in its work dir, for the comparison of runs.
+"""Read the records in a run's work dir, for the comparison of runs.
 
-Enters: a work dir. Leaves: its config, starts, rows, summary, spans, events and the
-fingerprint of its data, and what could not be read. A part without a file is absent.
+Enters: a work dir. Leaves: its config, starts, rows, summary, spans, events, the
+fingerprint of its data, and reading problems. A part without a file is absent.
 """
 
 import dataclasses
@@ -20,33 +20,34 @@ _OBJECT = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """What is known of a run."""
+    """The records of a run."""
 
     path: Path
     config: Mapping[str, Any] | None
-    """By dotted name of the field, `optim.lr`."""
+    """Values by dotted name of the field, such as `optim.lr`."""
     starts: tuple[Mapping[str, Any], ...]
     """Records of its starts, oldest first."""
     rows: Mapping[int, Mapping[str, Any]]
-    """Of metrics.jsonl, by step."""
+    """Rows of metrics.jsonl, by step."""
     summary: Mapping[str, Any] | None
     files: tuple[SpanFile, ...]
     events: tuple[Event, ...] | None
-    """None: there is no events.jsonl."""
+    """Events; None: there is no events.jsonl."""
     data: str | None
-    """Fingerprint of the data: equal if and only if the samples of all steps are."""
+    """Fingerprint of the data; equal if and only if the samples of all steps are
+    equal."""
     problems: tuple[str, ...]
-    """What could not be read, for people."""
+    """Reading problems, for people."""
 
 
 def read(path: Path, flag: str) -> Record:
-    """Read what a run has left.
+    """Read the records of a run.
 
     Args:
-      path: its work dir.
-      flag: that gave the path, for messages.
+      path: work dir of the run.
+      flag: flag that gave the path, for messages.
     Raises:
-      ValueError: the path is no folder, or no run has left anything there.
+      ValueError: the path is not a folder, or has no records of a run.
     """
     output.check_folder(path, flag)
     problems: list[str] = []
@@ -88,7 +89,7 @@ def read(path: Path, flag: str) -> Record:
 
 
 def flat(nested: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """Return the leaves of nested objects, by dotted name."""
+    """Flatten nested objects: return their leaves by dotted name."""
     found: list[tuple[str, Any]] = []
     for name, value in nested.items():
         if isinstance(value, Mapping):
@@ -101,7 +102,7 @@ def flat(nested: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
 def _guarded[T](
     file: Path, decode: Callable[[bytes], T], problems: list[str]
 ) -> T | None:
-    """Return what a file holds; None if it is absent or cannot be read."""
+    """Return the contents of a file; None if it is absent or cannot be read."""
     try:
         return decode(file.read_bytes())
     except FileNotFoundError:
@@ -118,7 +119,7 @@ def _decode_object(data: bytes) -> Mapping[str, Any]:
 
 
 def _rows(data: bytes, problems: list[str]) -> dict[int, Mapping[str, Any]]:
-    """Return the rows by step; a last line that is cut off is ignored."""
+    """Return the rows by step; an incomplete last line is ignored."""
     *whole, _ = data.split(b"\n")
     found: dict[int, Mapping[str, Any]] = {}
     for number, line in enumerate(whole, start=1):

@@ -1,7 +1,7 @@
-"""What differs between two runs, except their times: flags, code, hosts, losses.
+"""Find differences between two runs other than times: flags, code, hosts, losses.
 
-Enters: two records. Leaves: by group the names that differ, with both values; which
-records are missing; and the first step whose loss differs.
+Enters: the records of two runs. Leaves: by group the names that differ, with both
+values; the missing records; and the first step whose loss differs.
 """
 
 import dataclasses
@@ -16,12 +16,12 @@ GROUPS = (
     *("seed", "data", "mesh"),
 )
 _NOT_COMPARED = ("work_dir", "ckpt.dir", "ckpt.local_dir", "distributed.")
-"""Of the config: where a run is, and how its processes connect."""
+"""Fields of the config that say where a run is and how its processes connect."""
 _OF_A_START = (
     *("MJAX_GENERATION", "MJAX_LAUNCH", "MJAX_PROGRESS_FILE", "MJAX_STACKS_FILE"),
     *("MJAX_HOST", "SLURM_JOB_ID", "SLURM_JOBID"),
 )
-"""Variables that differ between any two starts."""
+"""Environment variables that differ between any two starts."""
 _ABSENT = "(absent)"
 
 type Facts = Mapping[str, Any]
@@ -33,13 +33,13 @@ class Group:
 
     name: str
     differing: Mapping[str, tuple[Any, Any]]
-    """By name: the values in both runs."""
+    """Values in both runs, by name."""
     missing: tuple[str, ...] = ()
-    """Files without which the group is not known."""
+    """Missing files without which the group is unknown."""
 
     @property
     def is_same(self) -> bool | None:
-        """None if a file is missing."""
+        """Differences; None if a file is missing."""
         return None if self.missing else not self.differing
 
 
@@ -63,7 +63,7 @@ def groups(a: Record, b: Record) -> list[Group]:
 
 
 def changes_within(record: Record) -> list[str]:
-    """Say what the later starts of a run changed."""
+    """Describe the changes by later starts of a run."""
     said = []
     for number, (before, after) in enumerate(
         zip(record.starts, record.starts[1:], strict=False), start=2
@@ -138,9 +138,9 @@ class Losses:
     num_shared: int
     """Number of steps for which both have a loss."""
     first_step: int | None
-    """First step whose loss differs; None if there is none."""
+    """First step whose loss differs; None if all are equal."""
     values: tuple[Any, Any] | None
-    """At that step; None stands for a loss that is not finite."""
+    """Both losses at that step; None stands for a loss that is not finite."""
 
 
 def losses(a: Record, b: Record) -> Losses:
@@ -156,18 +156,18 @@ def losses(a: Record, b: Record) -> Losses:
 
 
 def _loss(row: Facts) -> Any:
-    """Return a loss; a value that is not finite by its name, `nan`."""
+    """Return a loss; one that is not finite is returned by name, such as `nan`."""
     loss = row.get("loss")
     return _object(row.get("nonfinite")).get("loss") if loss is None else loss
 
 
 def shown(value: Any, *, most: int = 40) -> str:
-    """Write a value in few characters."""
+    """Format a value in few characters."""
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def shown_names(names: Sequence[str], *, most: int = 4) -> str:
-    """Write the first few names."""
+    """Format the first few names."""
     rest = len(names) - most
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")

@@ -1,14 +1,13 @@
-"""Which rung explains the time of a step: compares the short runs of `fake`.
+"""Compare the short runs of `fake`: which rung explains the time of a step?
 
-Enters: what the short runs have recorded. Leaves: for each its times and its gain over
-the baseline run, and the rung that explains the loss, if any does.
+Enters: the records of the short runs. Leaves: the times of each, its gain over the
+baseline run, and the rung that explains the lost time, if any does.
 
-Each rung is compared with two baseline runs: one before all rungs, and one after them.
-It gains if the means of its blocks of steps are below those of both (see
-`compared_times` for blocks, permutations and the correction of Holm), and if the gain
-is above a limit and above twice the drift between the two. The means are compared, not
-the medians: a save in one step of ten may cost a run half of its time and changes no
-median.
+Each rung is compared with two baseline runs, one before all rungs and one after them.
+It gains if its block means are below those of both (see `compared_times` for blocks,
+permutations and Holm's correction), and if the gain exceeds both a limit and twice the
+drift between the baselines. Means are compared, not medians: a save in one of ten steps
+may take half of the time without changing the median.
 """
 
 import dataclasses
@@ -23,36 +22,38 @@ from mjax.observe.records import Record
 from mjax.observe.rungs import FIRST, LAST, Rung
 
 LEAST = 0.05
-"""Part of a step that a rung must gain. Chosen: two starts of one run may differ so."""
+"""Fraction of a step that a rung must gain. Chosen: two starts of one run may differ by
+as much."""
 _DRIFTS = 2.0
-"""A gain must be so many times the drift. Chosen."""
+"""Required ratio of a gain to the drift. Chosen."""
 _PAUSES: dict[str, frozenset[str]] = {
     "no-saves": frozenset({"ckpt"}),
     "no-evals": frozenset({"eval"}),
 }
-"""By rung: kinds of spans that add to the time of a step; others cause no pauses."""
+"""By rung: kinds of spans that pause the run between steps and are added to the step
+time."""
 
 type Verdict = Literal[
     "gains", "gains little", "within noise", "too few steps", "differs", "not run"
 ]
-"""differs: the rung has a smaller model, which takes less time in any case."""
+"""differs: the rung has a smaller model, which always takes less time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Measured:
-    """The times of one short run; seconds a step."""
+    """Times of one short run, in seconds per step."""
 
     steps: int
     mean_s: float
     median_s: float
     median_low_s: float | None
     median_high_s: float | None
-    """The median's interval of 95%, by blocks; None: too few steps."""
+    """95% interval of the median, by blocks; None: too few steps."""
     data_wait_s: float
     """Mean."""
     tokens_per_s: float
     mfu: float | None
-    """Median; None: no peak is known."""
+    """Median; None: the peak is unknown."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,18 +64,21 @@ class Compared:
     less: str
     verdict: Verdict
     measured: Measured | None
-    """None: it was not run, or failed."""
+    """Its times; None: it was not run, or failed."""
     reason: str = ""
-    """Why there is nothing to compare."""
+    """Reason why there is nothing to compare."""
     gain: float | None = None
-    """Saved part of the time of a step, in the mean of the two baseline runs."""
+    """Saved fraction of the time of a step, relative to the mean of the two baseline
+    runs."""
     gain_low: float | None = None
     gain_high: float | None = None
-    """Interval of 95%, by blocks; None: too few steps."""
+    """95% interval, by blocks; None: too few steps."""
     outside_layers: float | None = None
-    """Part of a step that does not shrink with fewer layers, for a smaller model."""
+    """For a smaller model: fraction of a step that does not depend on the number of
+    layers."""
     p: float | None = None
-    """p: how often blocks of equal runs differ as much; the larger of both."""
+    """p: probability that equal runs differ as much; the larger of the two
+    comparisons."""
     block: int | None = None
     """Steps."""
 
@@ -85,17 +89,17 @@ class Ladder:
 
     rungs: tuple[Compared, ...]
     drift: float | None
-    """By how much the last baseline run is slower than the first."""
+    """Relative slowdown of the last baseline run over the first."""
     explains: str | None
-    """Rung with the largest gain; None: no rung gains."""
+    """Rung with the largest gain; None if no rung gains."""
 
 
 def series(record: Record, kinds: Collection[str] = ()) -> Steps:
-    """Return the seconds of each step, without the first ones and the last.
+    """Return the seconds of each step, without the first and the last steps.
 
     Args:
-      record: of a short run.
-      kinds: of spans between steps that count too; those of the first rank are used.
+      record: records of a short run.
+      kinds: kinds of spans between steps that count too; the first rank's are used.
     """
     pauses: dict[int, float] = {}
     if kinds and record.files:
@@ -117,12 +121,12 @@ def series(record: Record, kinds: Collection[str] = ()) -> Steps:
 
 
 def _steps(record: Record) -> list[int]:
-    """Return the steps that count: the last one is always saved and evaluated."""
+    """Return the steps that count: all but the last, which is saved and evaluated."""
     return sorted(record.rows)[compared_times.WARM_UP : -1]
 
 
 def measured(record: Record) -> Measured | None:
-    """Return the times of a short run; None if it has taken no steps."""
+    """Return the times of a short run; None if it ran no steps."""
     times = series(record)
     if not len(times):
         return None
@@ -151,10 +155,10 @@ def compare(
     """Compare the rungs with the baseline runs.
 
     Args:
-      rungs: all of them, with the baseline run first and last.
-      records: of those that ran to their end, by name.
-      failed: why the others failed.
-      least: part of a step that a rung must gain to explain anything.
+      rungs: all rungs, with a baseline run first and last.
+      records: records of the rungs that ran to their end, by name.
+      failed: reasons why the others failed, by name.
+      least: fraction of a step that a rung must gain to explain anything.
     Raises:
       ValueError: the baseline was not run, or has too few steps.
     """
@@ -162,7 +166,7 @@ def compare(
         if name not in records or measured(records[name]) is None:
             why = failed.get(name, "it has too few steps")
             raise ValueError(
-                f"the run as it is ({name}) cannot be compared with: {why}"
+                f"the unchanged run ({name}) cannot serve as the baseline: {why}"
             )
     first, last = (series(records[name]) for name in (FIRST, LAST))
     drift = float(last.mean() / first.mean() - 1)
@@ -180,7 +184,7 @@ def compare(
 def _compared(
     rung: Rung, records: Mapping[str, Record], failed: Mapping[str, str]
 ) -> Compared:
-    """Return the times of a rung; the verdict follows when all rungs are known."""
+    """Return the times of a rung; the verdict needs all rungs and follows later."""
     record = records.get(rung.name)
     times = None if record is None else measured(record)
     if record is None or times is None:
@@ -199,7 +203,7 @@ def _compared(
     kinds = _PAUSES.get(rung.name, frozenset())
     own = series(record, kinds)
     whole = [series(records[name], kinds) for name in (FIRST, LAST)]
-    # Pauses that repeat are not autocorrelation.
+    # Blocks are whole periods: repeating pauses are not autocorrelation.
     steps = [series(records[name]) for name in (FIRST, LAST)]
     block = max(
         compared_times.block_length(series(record), x, period=rung.period)
@@ -209,7 +213,7 @@ def _compared(
     both = np.concatenate(whole)
     ratio = compared_times.ratio_interval(own, both, block)
     p_values = [p for p in tests if p is not None]
-    # Slower than one baseline and faster than the other is no gain.
+    # If it is slower than one baseline and faster than the other, it gains nothing.
     is_between = len({bool(own.mean() < x.mean()) for x in whole}) > 1
     p = max(p_values) if len(p_values) == len(tests) else None
     gain, gone = 1 - float(own.mean() / both.mean()), rung.layers_gone
@@ -228,12 +232,12 @@ def _compared(
 
 
 def _judged(one: Compared, limit: float, needed: float) -> Compared:
-    """Give a rung its verdict.
+    """Return a rung with its verdict.
 
     Args:
-      one: the rung.
-      limit: largest p that counts.
-      needed: smallest gain that explains something.
+      one: rung to judge.
+      limit: largest significant p.
+      needed: smallest gain that explains the time.
     """
     if one.p is None or one.gain is None:
         return one

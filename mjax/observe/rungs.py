@@ -1,12 +1,12 @@
-"""The rungs of `fake`: configs of short runs that each have one thing less.
+"""The rungs of `fake`: configs of short runs, each with one thing removed.
 
-Enters: the config of a run, and how many processes and hosts it had. Leaves: for each
-rung the config of its run, or why there is nothing to take away. This module writes
+Enters: the config of a run, and its numbers of processes and hosts. Leaves: for each
+rung the config of its run, or why there is nothing to remove. This module writes
 nothing and runs nothing.
 
 Source of the idea: question 8 of the list for slow runs in Imbue's guide to the
-infrastructure of a 70B model (https://imbue.com/research/70b-infrastructure/): is it
-still there with a smaller model, fake data, no checkpoints, one host?
+infrastructure of a 70B model (https://imbue.com/research/70b-infrastructure/): does it
+persist with a smaller model, fake data, no checkpoints, one host?
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from mjax.config.train import TrainConfig
 from mjax.processes.config import DistributedConfig
 
 FIRST, LAST = "as-it-is-first", "as-it-is-last"
-"""The baseline: the run as it is, before and after all others. Their difference is
+"""The baseline: the unchanged run, before and after all others. Their difference is the
 drift."""
 
 
@@ -31,7 +31,7 @@ class Origin:
     processes: int
     hosts: int
     dp: int
-    """Size of the data-parallel axes together."""
+    """Product of the data-parallel axis sizes."""
     pp: int
 
 
@@ -40,36 +40,36 @@ class Rung:
     """One short run."""
 
     name: str
-    """Of its folder, too."""
+    """Name of the rung and of its folder."""
     less: str
-    """What the rung removes, for people."""
+    """The removed thing, for people."""
     config: TrainConfig | None
-    """None: the run has nothing of this kind to remove."""
+    """Config of its run; None: the run has nothing of this kind to remove."""
     reason: str = ""
-    """Why not."""
+    """Reason if there is no config."""
     processes: int = 1
     hosts: int = 1
     layers_gone: float | None = None
-    """Remaining part of the layers; None: all of them."""
+    """Remaining fraction of the layers; None: all of them."""
     period: int = 1
-    """Steps between two removed events, if they happen in some steps only."""
+    """Steps between two removed events, if they do not happen in every step."""
 
 
 class _NothingError(Exception):
-    """A run has nothing of a kind to remove; the text says why."""
+    """The run has nothing of this kind to remove; the text says why."""
 
 
 def as_it_is(origin: Origin, folder: Path, name: str, steps: int) -> TrainConfig:
-    """Return the config of a short run that does what the run does.
+    """Return the config of a short run that repeats the run.
 
-    It starts from scratch, and writes to folders of its own on the same file systems as
+    It starts from scratch and writes to its own folders, on the same file systems as
     the run's checkpoints and copies. The learning rate warms up until the last step.
 
     Args:
-      origin: the run.
-      folder: of the run's folder.
-      name: of the run.
-      steps: of the short run.
+      origin: the original run.
+      folder: folder that will contain the folder of the short run.
+      name: name of the short run.
+      steps: number of steps of the short run.
     """
     config = origin.config
     own_ckpt = dataclasses.replace(
@@ -92,7 +92,7 @@ def as_it_is(origin: Origin, folder: Path, name: str, steps: int) -> TrainConfig
         ),
         data=dataclasses.replace(config.data, skip=()),
         ckpt=own_ckpt,
-        # The evaluation after the last step is not measured.
+        # The evaluation after the last step is not part of the comparison.
         eval=config.eval
         if is_evaluated
         else dataclasses.replace(config.eval, batches=1),
@@ -109,13 +109,13 @@ def _beside(path: str | None, name: str) -> str | None:
 def ladder(
     origin: Origin, folder: Path, steps: int, names: tuple[str, ...]
 ) -> list[Rung]:
-    """Return the runs in the order in which they are made.
+    """Return the short runs in the order in which they run.
 
     Args:
-      origin: the run.
-      folder: that gets a folder for each of them.
-      steps: of each.
-      names: of `NAMES`: the rungs to run in addition to the baseline.
+      origin: the original run.
+      folder: folder that will contain one folder for each short run.
+      steps: number of steps of each.
+      names: entries of `NAMES`: the rungs to run in addition to the baseline.
     """
     rungs = [_whole(origin, folder, FIRST, steps)]
     for name in names:
@@ -132,7 +132,7 @@ def ladder(
             rungs.append(change(rung, base, origin))
         except _NothingError as error:
             rungs.append(dataclasses.replace(rung, reason=str(error)))
-        except ValueError as error:  # a config refuses the change
+        except ValueError as error:  # the changed config is invalid
             rungs.append(dataclasses.replace(rung, reason=f"not possible: {error}"))
     return [*rungs, _whole(origin, folder, LAST, steps)]
 
@@ -210,13 +210,13 @@ def _smaller_model(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
 
 
 def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
-    """Keep the rows of each device: a step then takes as long if no host waits."""
+    """Keep the batch rows of each device, so a step takes as long unless hosts wait."""
     hosts, batch = origin.hosts, config.batch
     if hosts == 1:
         raise _NothingError("the run has one host")
     if origin.dp % hosts or batch.size % hosts or origin.processes % hosts:
         raise _NothingError(
-            f"one of {hosts} hosts cannot be left: data-parallel size {origin.dp}, "
+            f"cannot run on one of {hosts} hosts: data-parallel size {origin.dp}, "
             f"--batch.size {batch.size} and {origin.processes} processes must be "
             "multiples of the hosts"
         )

@@ -1,11 +1,11 @@
-"""The schedule of a pipeline as the run recorded it: the work of each stage and tick.
+"""The pipeline schedule that a run recorded: the work of each stage in each tick.
 
-Enters: the tables that the step of the run follows. Leaves: `schedules/0001.json` in
-the work dir, one file for each start of a run that has a pipeline; and answers for
-readers: the slots of a stage in a tick, where a slot sends to, how many are idle.
+Enters: the tables that the run's step follows. Leaves: `schedules/0001.json` in the
+work dir, one file for each start of a run with a pipeline; and, for readers, the slots
+of a stage, the receiver of each slot, and the number of idle slots.
 
-A slot is idle if its stage has no work in it while another stage has. If no stage uses
-a slot, the tick does not have it, and it takes no time.
+A slot is idle if its stage has no work in it but another stage does. A slot that no
+stage uses does not exist in the tick and takes no time.
 
 Source of the bubble's formula: Narayanan et al. 2021, arXiv:2104.04473, section 2.2.
 """
@@ -28,7 +28,7 @@ class Work(NamedTuple):
     """The work in a slot."""
 
     chunk: int
-    """Virtual stage of the stage, from 0."""
+    """Virtual stage within the stage, from 0."""
     microbatch: int
 
 
@@ -42,8 +42,8 @@ class Slot(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """The file; tables have a row for each tick and an entry for each stage: its work,
-    or none."""
+    """Contents of the file. Tables have a row for each tick, with an entry for each
+    stage: its work, or none."""
 
     format: str = FORMAT
     version: int = VERSION
@@ -52,17 +52,17 @@ class Schedule:
     """Number of the start of the run."""
     name: str
     idle: Literal["compute", "skip"]
-    """What a stage does in an idle slot."""
+    """Whether a stage computes or skips an idle slot."""
     num_stages: int
     num_chunks: int
-    """Virtual stages of each stage."""
+    """Number of virtual stages of each stage."""
     num_microbatches: int
     forward: list[list[list[int] | None]]
     backward: list[list[list[int] | None]]
 
     @property
     def num_ticks(self) -> int:
-        """Ticks of a step."""
+        """Number of ticks of a step."""
         return len(self.forward)
 
     def work(self, slot: Slot) -> Work | None:
@@ -71,27 +71,27 @@ class Schedule:
         return None if found is None else Work(*found)
 
     def exists(self, direction: Direction, tick: int) -> bool:
-        """Say whether a tick has a slot of a direction: at least one stage uses it."""
+        """Return whether at least one stage uses the slot of a tick and direction."""
         return any(entry is not None for entry in getattr(self, direction)[tick])
 
     def slots(self, stage: int) -> Iterator[Slot]:
-        """Yield the slots of a stage, idle ones too."""
+        """Yield the slots of a stage, including idle ones."""
         for tick in range(self.num_ticks):
             for direction in DIRECTIONS:
                 if self.exists(direction, tick):
                     yield Slot(direction, tick, stage)
 
     def num_idle(self, stage: int, direction: Direction) -> int:
-        """Count idle slots of a stage."""
+        """Count the idle slots of a stage."""
         return sum(
             slot.direction == direction and self.work(slot) is None
             for slot in self.slots(stage)
         )
 
     def receiver(self, slot: Slot) -> Slot | None:
-        """Return the slot that receives what a slot sends to another stage.
+        """Return the slot on another stage that receives the output of a slot.
 
-        None: it sends nothing, since it is idle or at an end of the model.
+        None: it sends nothing, because it is idle or at an end of the model.
         """
         own = self.work(slot)
         if own is None or self.num_stages == 1:
@@ -115,7 +115,7 @@ class Schedule:
 
 
 def label(slot: Slot, work: Work | None) -> str:
-    """Return the name of a slot for people, such as F2b: forward, microbatch 2."""
+    """Return a name such as F2b: forward, microbatch 2, virtual stage b."""
     letter = slot.direction[0].upper()
     return (
         f"{letter} idle"
@@ -125,7 +125,7 @@ def label(slot: Slot, work: Work | None) -> str:
 
 
 def _letter(chunk: int) -> str:
-    """Name a virtual stage: a to z, then by number."""
+    """Return the name of a virtual stage: a to z, then a number."""
     return chr(ord("a") + chunk) if chunk < 26 else f".{chunk}"
 
 
@@ -140,10 +140,10 @@ def to_json(schedule: Schedule) -> str:
 
 
 def read(work_dir: Path, generation: int) -> Schedule | None:
-    """Read the record of a start; None: there is none.
+    """Read the record of a start; None if there is none.
 
     Raises:
-      ValueError: it cannot be read, is of another version, or is no schedule.
+      ValueError: it cannot be read, has another version, or is not a schedule.
     """
     path = path_of(work_dir, generation)
     try:
@@ -171,7 +171,7 @@ def _check(found: Schedule) -> None:
     if len(found.forward) != len(found.backward):
         raise ValueError("its tables have different numbers of ticks")
     if any(len(row) != found.num_stages for table in tables for row in table):
-        raise ValueError(f"a tick has not {found.num_stages} stages")
+        raise ValueError(f"a tick does not have {found.num_stages} stages")
     entries = [e for table in tables for row in table for e in row if e is not None]
     if any(len(entry) != 2 for entry in entries):
         raise ValueError("an entry is not [chunk, microbatch]")
@@ -191,7 +191,7 @@ def _check(found: Schedule) -> None:
 def _ticks(
     table: Sequence[Sequence[Sequence[int] | None]], stage: int
 ) -> dict[tuple[int, ...], int]:
-    """Return the tick of each work of a stage, without work that occurs twice."""
+    """Return the tick of each work of a stage, leaving out work that occurs twice."""
     found: dict[tuple[int, ...], int] = {}
     for tick, row in enumerate(table):
         entry = row[stage]

@@ -1,7 +1,8 @@
-"""What `mjax.observe.stuck` can read of the ranks of a run from outside.
+"""Read the state of the ranks of a run from outside, for `mjax.observe.stuck`.
 
-Enters: a work dir. Leaves: for each rank of the newest start its position, since when
-it has been there, and whether it lives. No process is signalled, no file is changed.
+Enters: a work dir. Leaves: for each rank of the newest start its progress, the time
+since its last progress, and whether it is alive. No process is signalled, no file is
+changed.
 """
 
 import dataclasses
@@ -17,55 +18,56 @@ from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
 
 _SAME_BOOT_S = 2.0
-"""Largest difference of wall and monotonic clock within one boot of one machine.
-Chosen: more than NTP corrects at once, far less than between two boots."""
+"""Largest difference between two values of wall minus monotonic clock within one boot
+of one machine. Chosen: more than NTP corrects at once, far less than between two
+boots."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What can be read of one rank."""
+    """State of one rank as far as it can be read."""
 
     rank: int
     host: str | None
     phase: Phase
     step: int
     age_s: float
-    """Since it last made progress; infinite if it has no records."""
+    """Seconds since its last progress; infinite if it has no records."""
     has_stepped: bool
-    """Its first step has ended."""
+    """Whether its first step has ended."""
     code: int | None = None
-    """Exit code, if it ended and was not killed."""
+    """Exit code, if it ended by itself."""
     state: str = "?"
     """Letter of /proc/PID/stat, "gone" if there is no such process, "?" elsewhere."""
     entered: tuple[int, int] | None = None
-    """Its progress, for comparison with other ranks; None without beats."""
+    """Progress, for comparison with other ranks; None without beats."""
     doing: str = ""
-    """Open span; "" without beats."""
+    """Name of the open span; "" without beats."""
     is_beating: bool | None = None
-    """It is still beating; None if that is not known."""
+    """Whether it still beats; None if unknown."""
     quiet_s: float | None = None
-    """Seconds since its last beat, by the wall clocks of its host and of this one; None
-    without beats."""
+    """Seconds since its last beat, by the wall clocks of its host and of this host;
+    None without beats."""
     stack: str = ""
     devices: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Records:
-    """The contents of the files of the newest start, by rank."""
+    """Contents of the files of the newest start, by rank."""
 
     spans: Mapping[int, SpanFile]
     words: Mapping[int, Word]
     beats: Mapping[int, Beat]
-    """Run id of all ranks with spans, or none."""
+    """Run id that all ranks with spans share, if any has spans."""
     problems: tuple[str, ...]
     launch: Path | None = None
-    """Folder of the launcher for this start."""
+    """The launcher's folder for this start."""
     beating: Collection[int] | None = None
-    """Ranks that have beaten again; None: not checked."""
+    """Ranks that beat again; None: not checked."""
 
     def header(self, rank: int) -> Header | None:
-        """Return the header of these records, if they have one."""
+        """Return the header of a rank's records, if there is one."""
         if rank in self.spans:
             return self.spans[rank].header
         return self.beats[rank].whose if rank in self.beats else None
@@ -78,7 +80,7 @@ class Records:
 
     @property
     def num_ranks(self) -> int:
-        """Number of expected ranks."""
+        """Return the number of expected ranks."""
         num = max([*self.spans, *self.words, *self.beats]) + 1
         for header in self.headers.values():
             devices = math.prod(header.mesh.values())
@@ -90,13 +92,13 @@ def read(work_dir: Path, spans: Sequence[SpanFile] | None = None) -> Records:
     """Return the records of the newest start.
 
     Args:
-      work_dir: of the run.
-      spans: their files, if they have been read, with the newest lines of each rank.
+      work_dir: work dir of the run.
+      spans: span files, if already read, with the newest lines of each rank.
     Raises:
       ValueError: there is no record of a run.
     """
     if not work_dir.is_dir():
-        raise ValueError(f"--work-dir must be a folder of a run, got {work_dir}")
+        raise ValueError(f"--work-dir must be the work dir of a run, got {work_dir}")
     files, problems = list(spans or ()), list[str]()
     if spans is None and paths(work_dir / FOLDER):
         files, problems = read_run(work_dir)
@@ -112,11 +114,11 @@ def read(work_dir: Path, spans: Sequence[SpanFile] | None = None) -> Records:
     if folder is not None and any(starts):
         number = int(folder.name.rpartition("-")[2])
         if number not in {start.generation for start in starts if start}:
-            last, beats = {}, {}  # of an older start; the newer one has no spans yet
+            last, beats = {}, {}  # spans of an older start; the newer one has none yet
     missing = sorted(last.keys() - beats.keys())
     if beats and missing:
         named = ", ".join(map(str, missing))
-        problems.append(f"beats are left out: those of rank {named} are missing")
+        problems.append(f"beats are ignored, because those of rank {named} are missing")
         beats = {}
     words = _words(folder, problems)
     if not last and not words and not beats:
@@ -130,7 +132,7 @@ def read(work_dir: Path, spans: Sequence[SpanFile] | None = None) -> Records:
 
 
 def _words(folder: Path | None, problems: list[str]) -> dict[int, Word]:
-    """Return the progress words that a launcher has requested."""
+    """Return the progress words that a launcher requested."""
     words = {}
     for path in sorted(folder.glob("progress-*")) if folder else ():
         rank = path.name.removeprefix("progress-")
@@ -147,19 +149,19 @@ def _words(folder: Path | None, problems: list[str]) -> dict[int, Word]:
 
 
 def look_again(work_dir: Path, records: Records) -> Records:
-    """Find out which processes beat; wait for their next beats."""
+    """Wait for the next beats, and note which processes beat."""
     again = beats_.still_beating(work_dir, records.beats)
     beats = {**records.beats, **again}
     return dataclasses.replace(records, beats=beats, beating={*again})
 
 
 def see(records: Records) -> dict[int, Seen]:
-    """Return the state of each rank, by the records."""
+    """Return the state of each rank, from the records."""
     now_ns = time.time_ns()
     seen = {r: _see(r, records, now_ns) for r in range(records.num_ranks)}
     waiting_s = [one.age_s for one in seen.values() if one.is_beating]
     for rank, one in seen.items():
-        # Its clock may differ from ours, but ranks that wait for it came later.
+        # Its clock may differ from ours; but ranks that wait for it arrived later.
         if one.is_beating is False and waiting_s:
             age_s = max(one.age_s, min(waiting_s))
             seen[rank] = dataclasses.replace(one, age_s=age_s)
@@ -167,7 +169,7 @@ def see(records: Records) -> dict[int, Seen]:
 
 
 def _see(rank: int, records: Records, now_ns: int) -> Seen:
-    """Return what can be read of a rank."""
+    """Return the state of a rank as far as it can be read."""
     found, word = records.spans.get(rank), records.words.get(rank)
     beat, header = records.beats.get(rank), records.header(rank)
     is_beating = None
@@ -186,7 +188,7 @@ def _see(rank: int, records: Records, now_ns: int) -> Seen:
         ends_ns = [span.end_ns for line in found.lines for span in line.spans]
         last_ns = max(ends_ns, default=found.header.monotonic_ns)
         age_s = _since_s(header, last_ns, now_ns)
-        # A step's line is written after it, so the next step is under way.
+        # The line of a step is written after it, so the next step is running.
         phase, step, first = Phase.STEP, max(last, 0) + 1, last > 0
     else:
         age_s, phase, step, first = math.inf, Phase.IMPORT, 0, False
@@ -211,7 +213,7 @@ def _see(rank: int, records: Records, now_ns: int) -> Seen:
 
 def _since_s(header: Header | None, monotonic_ns: int, now_ns: int) -> float:
     """Return the seconds since a time of a host's monotonic clock."""
-    if header is None:  # no spans yet: assume a process of this machine
+    if header is None:  # no spans yet: assume that the process is on this machine
         return (time.monotonic_ns() - monotonic_ns) / 1e9
     return (now_ns - header.wall_ns - monotonic_ns + header.monotonic_ns) / 1e9
 

@@ -2,8 +2,8 @@
 
     python -m mjax.observe serve --work-dir DIR [--listen HOST:PORT]
 
-Enters: flags. Leaves: a page on a port until Ctrl-C or SIGTERM; its address on stdout,
-with the token that it needs. The run is only read. Exit codes: 0 done, 2 bad input.
+Enters: flags. Leaves: a page on a port until Ctrl-C or SIGTERM, and its address with
+the access token on stdout. The run is only read. Exit codes: 0 done, 2 bad input.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mjax.observe.page.server import PageServer
 
 _BEGUN = ("config.json", "starts", "launch", "events.jsonl")
-"""Files of a run in its work dir before its first spans."""
+"""Files that a run writes to its work dir before its first spans."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,21 +29,21 @@ class ServeFlags:
     """Show a run in a browser while it runs, or afterwards."""
 
     work_dir: Path
-    """Of the run."""
+    """Work dir of the run."""
     listen: str = "127.0.0.1:7450"
-    """HOST:PORT. Other machines reach a loopback address through `ssh -L`; on others
-    the page is not encrypted."""
+    """Address to listen on, HOST:PORT. Other machines reach a loopback address through
+    `ssh -L`; on other addresses the page is not encrypted."""
     spans_dir: Path | None = None
-    """Where the spans are, as in the flag --observe.spans-dir of the run. None: the
+    """Folder of the spans, as given to the run with --observe.spans-dir. None: the
     folder spans in the work dir."""
     store: str | None = None
-    """postgresql://USER@HOST/NAME that ingesters feed: spans are read from there, and
-    only rows, events and the config from the work dir. None: spans are read from
+    """Database that ingesters fill, postgresql://USER@HOST/NAME: spans are read from
+    it; rows, events and the config from the work dir. None: spans are read from
     files."""
     run: str | None = None
-    """Of the spans in the store. None: the one that began last."""
+    """Run in the store to show. None: the one that began last."""
     token_file: Path | None = None
-    """File with the token that viewers need. None: a new one at each start."""
+    """File with the token that viewers need. None: a new token at each start."""
 
     def __post_init__(self) -> None:
         if self.run is not None and self.store is None:
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
         page, server = _start(given, token)
     except ValueError as error:
         return output.refuse(error)
-    except RuntimeError as error:  # the database does not answer
+    except RuntimeError as error:  # the database is unreachable
         print(f"error: {output.printable(str(error))}", file=sys.stderr)
         return 1
     from mjax.observe.stream.service import stopped_by_signals
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def check_run(work_dir: Path, spans_dir: Path | None) -> None:
-    """Refuse a folder without spans, unless a run has just begun in it.
+    """Refuse a folder without spans, unless a run is just starting in it.
 
     Raises:
       ValueError: there is nothing to show.
@@ -102,8 +102,8 @@ def check_run(work_dir: Path, spans_dir: Path | None) -> None:
         )
     if not any((work_dir / name).exists() for name in _BEGUN):
         raise ValueError(
-            f"--work-dir {work_dir} has no spans and no run that begins; name the work "
-            "dir of a run"
+            f"--work-dir {work_dir} has no spans and no run that is starting; name the "
+            "work dir of a run"
         )
 
 
@@ -137,10 +137,10 @@ def _start(given: ServeFlags, token: str) -> "tuple[Page, PageServer]":
 
 
 def read_token(path: Path | None) -> str:
-    """Read a token, or make one.
+    """Read the token from a file, or create one.
 
     Raises:
-      ValueError: the file cannot be read, others may read it, or it has no token.
+      ValueError: the file cannot be read, other users may read it, or it has no token.
     """
     if path is None:
         return secrets.token_hex(16)

@@ -1,9 +1,9 @@
-"""The slots of a pipeline in the picture of a timeline: used, idle, and transfers.
+"""Draw the slots of a pipeline in the picture of a timeline.
 
-Enters: slots, and where times and rows are in the picture. Leaves: parts of an SVG. A
-row has a lane for forward slots, one for transfers, and one for backward slots. As in
-docs/pipeline.md numbers are microbatches, letters virtual stages, forward slots light
-and backward slots dark; an idle slot is hatched over the whole of its tick.
+Enters: slots, and the positions of times and rows in the picture. Leaves: parts of an
+SVG. A row has a lane for forward slots, one for transfers, and one for backward slots.
+As in docs/pipeline.md, numbers are microbatches, letters are virtual stages, forward
+slots are light and backward slots dark. An idle slot is hatched over its whole tick.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ _HUES += (("#e3c8f0", "#7a3a9c"),)
 _REPLICAS = "#2aa5a0"
 _SENT: dict[Direction, str] = {"forward": "#c9447a", "backward": "#6b2145"}
 MOST_ARROWS = 2_000
-"""Chosen: more arrows would hide the rest."""
+"""Maximum number of arrows. Chosen: more would hide the rest."""
 _LETTER = 6.5
 """Width of a letter, in pixels."""
 _TIP = """<marker id="{}" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6"
@@ -35,12 +35,12 @@ DEFINITIONS = "".join(_TIP.format(*both) for both in _SENT.items())
 DEFINITIONS += """<pattern id="idle" width="6" height="6" patternUnits="userSpaceOnUse"
  patternTransform="rotate(45)"><rect width="6" height="6" fill="#f1f2f4"/>
 <path d="M0 0V6" stroke="#b9bec5" stroke-width="2.4"/></pattern>"""
-"""Of the SVG."""
+"""Elements for the SVG's `defs`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Scale:
-    """Maps times to positions in the picture, in pixels."""
+    """Maps times to horizontal positions in the picture, in pixels."""
 
     left: int
     width: int
@@ -85,10 +85,10 @@ def drawn(
     """Yield slots, transfers and arrows.
 
     Args:
-      slots: to draw.
-      ranks: of the picture.
-      scale: of time.
-      tops: of the rows, by the name of the row.
+      slots: slots to draw.
+      ranks: ranks in the picture.
+      scale: time scale.
+      tops: top of each row in pixels, by name of the row.
     """
     for bar in slots.bars:
         yield _slot(bar, scale, _top(bar, tops))

@@ -1,13 +1,14 @@
-"""The slots of a pipeline in a run: when each one ran, and whether it ran.
+"""The slots of a pipeline in a run: whether and when each one ran.
 
-Enters: some steps of all ranks on one clock, windows of the profiler that were recorded
-in them, and the schedule that the run recorded. Leaves: a bar for each slot, the
-transfers between stages, and every disagreement between the three.
+Enters: some steps of all ranks on one clock, profiler windows of these steps, and the
+schedule that the run recorded. Leaves: a bar for each slot, the transfers between
+stages, and every disagreement between stamps, windows and schedule.
 
-A stamp says when a tick began. The schedule says what a stage does in the tick. Where a
-step was recorded, the operations themselves say which slots ran, and when. An idle slot
-that is skipped has no operations. An idle slot that is computed (`--pipeline.idle
-compute`) has the same operations as a used one, so windows do not distinguish them.
+A stamp gives the start of a tick. The schedule gives the work of a stage in the tick.
+If a step was recorded with the profiler, its operations show which slots ran, and when.
+An idle slot that is skipped has no operations. An idle slot that is computed
+(`--pipeline.idle compute`) has the same operations as a used one, so windows do not
+distinguish them.
 """
 
 import collections
@@ -26,12 +27,12 @@ from mjax.observe.windows.placed import Placed
 from mjax.observe.windows.read import read
 
 PIPELINE = "pp"
-"""Axis of the mesh, and role of the communication between stages."""
+"""Axis of the mesh, and the role of communication between stages."""
 _ROLES: tuple[Literal["pp", "dp"], ...] = ("pp", "dp")
 TICK = "tick"
 """Name of a span."""
 APART_NS = 2_000_000
-"""Operations may lie so far outside of the stamps of their tick. Chosen: a stamp on a
+"""Operations may lie this far outside of the stamps of their tick. Chosen: a stamp on a
 CPU is a callback that takes half a millisecond, or more if the cores are busy."""
 
 
@@ -44,21 +45,22 @@ class Bar:
     step: int
     slot: Slot
     work: Work | None
-    """By the schedule; None: the slot is idle."""
+    """Work by the schedule; None: the slot is idle."""
     start_ns: int
     end_ns: int
     is_measured: bool
-    """Times are those of its operations; otherwise they are those of its tick."""
+    """Whether the times are those of its operations; otherwise they are those of its
+    tick."""
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Name of the slot, for people."""
         return schedules.label(self.slot, self.work)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Transfer:
-    """A device communicates in a tick, or waits for its partners."""
+    """Time in a tick in which a device communicates or waits for its partners."""
 
     rank: int
     device: int
@@ -66,7 +68,8 @@ class Transfer:
     tick: int
     direction: Direction
     role: Literal["pp", "dp"]
-    """With another stage, or with the replicas: gathered weights, reduced gradients."""
+    """Communication with another stage, or with the replicas: gathered weights, reduced
+    gradients."""
     start_ns: int
     end_ns: int
 
@@ -80,17 +83,18 @@ class Recorded:
     stage: int
     step: int
     ran: Mapping[tuple[Direction, int], tuple[int, int]]
-    """By direction and tick: begin and end of each slot that ran."""
+    """Start and end of each slot that ran, by direction and tick."""
     ticks: Mapping[int, tuple[int, int]]
-    """When the first operation of a tick began and the last one ended."""
+    """Start of the first operation of each tick and end of the last."""
     transfers: tuple[Transfer, ...]
     is_computed: bool
-    """Idle slots are computed too, so operations do not show which slots are idle."""
+    """Whether idle slots are computed too; then operations do not show which are
+    idle."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slots:
-    """Slots of some steps."""
+    """The slots of some steps."""
 
     schedule: Schedule | None
     bars: tuple[Bar, ...] = ()
@@ -153,7 +157,7 @@ def _bars(
     spans: Sequence[Span] | None,
     ran: Recorded | None,
 ) -> Iterator[Bar]:
-    """Yield the slots of a device in a step whose times are known."""
+    """Yield the slots of a device in a step, as far as their times are known."""
     for slot in known.slots(stage_of(device, owner.mesh)):
         work = known.work(slot)
         own = None
@@ -174,7 +178,7 @@ def _bars(
 
 
 def _ticks(found: Merged) -> Iterator[tuple[tuple[int, int], list[Span]]]:
-    """Yield step and device, with its ticks in their order."""
+    """Yield step and device with its ticks, in order."""
     first, last = found.steps
     every = collections.defaultdict(list)
     for rank in found.ranks:
@@ -187,7 +191,7 @@ def _ticks(found: Merged) -> Iterator[tuple[tuple[int, int], list[Span]]]:
 
 
 def _misfit(known: Schedule, found: Merged) -> list[str]:
-    """Say why a schedule cannot belong to the run."""
+    """Describe why a schedule cannot belong to the run."""
     stages = found.ranks[0].header.mesh.get(PIPELINE, 1)
     if known.run != found.run or known.generation != found.generation:
         return [
@@ -205,7 +209,7 @@ def _misfit(known: Schedule, found: Merged) -> list[str]:
 def _of_tick(
     tick: int, spans: Sequence[Span] | None, ran: Recorded | None
 ) -> tuple[int, int] | None:
-    """Return when a tick began and ended, by its stamps, or by its operations."""
+    """Return start and end of a tick, by its stamps or by its operations."""
     if spans is not None:
         return spans[tick].start_ns, spans[tick].end_ns
     return None if ran is None else ran.ticks.get(tick)
@@ -232,11 +236,11 @@ def recorded_slots(work_dir: Path, found: Merged) -> list[Recorded]:
 
 
 def _read(folder: Path, rank: Rank) -> Iterator[Recorded]:
-    """Yield what the devices of a process did in one window."""
+    """Yield the slots of the devices of a process in one window."""
     reading = read(folder)
     if reading.offset_ns is None:
         return
-    # From the clock of the window to that of its host, and to that of the lowest rank.
+    # From the window's clock to its host's clock, then to that of the lowest rank.
     ahead_ns = round(reading.offset_ns) - rank.offset_ns
     for device, events in reading.by_device.items():
         of_ticks = [p for p in events if p.tick is not None]
@@ -286,7 +290,7 @@ def _by_tick(events: Iterable[Placed]) -> Iterator[tuple[int, list[Placed]]]:
 
 
 def _extent(events: Sequence[Placed], ahead_ns: int) -> tuple[int, int]:
-    """Return when the first event began and the last one ended."""
+    """Return the start of the first event and the end of the last one."""
     start_ns = min(placed.event.start_ns for placed in events)
     stop_ns = max(placed.event.stop_ns for placed in events)
     return round(start_ns) + ahead_ns, round(stop_ns) + ahead_ns
@@ -296,9 +300,9 @@ def _extent(events: Sequence[Placed], ahead_ns: int) -> tuple[int, int]:
 
 
 def disagreements(known: Schedule, ran: Recorded) -> list[str]:
-    """Say which idle slots ran, and which used slots did not run.
+    """Describe idle slots that ran, and used slots that did not run.
 
-    If idle slots are computed, all slots run: there is nothing to report.
+    If idle slots are computed, all slots run, so nothing is reported.
     """
     if ran.is_computed:
         return []
@@ -306,9 +310,12 @@ def disagreements(known: Schedule, ran: Recorded) -> list[str]:
     seen = {Slot(direction, tick, ran.stage) for direction, tick in ran.ran}
     where = f"device {ran.device}, step {ran.step}"
     return [
-        *(f"{where}: {_name(s)} ran, idle by the schedule" for s in seen - slots),
         *(
-            f"{where}: {_name(s)} did not run, the schedule has it"
+            f"{where}: {_name(s)} ran, but is idle by the schedule"
+            for s in seen - slots
+        ),
+        *(
+            f"{where}: {_name(s)} did not run, but is in the schedule"
             for s in slots - seen
         ),
     ]
@@ -319,9 +326,9 @@ def _name(slot: Slot) -> str:
 
 
 def outside_ticks(ran: Recorded, spans: Sequence[Span]) -> list[str]:
-    """Say which slots have operations outside of their tick, by its stamps.
+    """Describe slots with operations outside of the stamps of their tick.
 
-    Stamps and the profiler read different clocks: `_APART_NS` is allowed for that.
+    Stamps and the profiler read different clocks, so `_APART_NS` is tolerated.
     """
     found = []
     for (direction, tick), (start_ns, end_ns) in sorted(ran.ran.items()):

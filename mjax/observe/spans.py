@@ -1,17 +1,17 @@
-"""The file of spans: what one process did when, one JSON object a line.
+"""The span file of a process: what it did, and when, one JSON object per line.
 
-Enters: a file below `spans/` in the work dir, named HOST-RANK-GENERATION.jsonl, or the
-same compressed (`mjax.observe.gzipped`). Leaves: its header and its lines, and what is
-wrong with it. Nothing here changes a file.
+Enters: a file below `spans/` in the work dir, named HOST-RANK-GENERATION.jsonl, plain
+or compressed (`mjax.observe.gzipped`). Leaves: its header, its lines, and its problems.
+Nothing here changes a file.
 
 The first line is a `Header`, every other one a `Line`. A line is appended with one
-write, so a process that is killed loses at most the line that it was about to write. A
-last line that is cut off is normal; any other unreadable line is reported and left out.
-(run, generation, rank, n) identifies a line permanently: a reader that stores lines can
-take the same file twice.
+write, so a killed process loses at most the line that it was about to write. An
+incomplete last line is normal; any other unreadable line is reported and left out.
+(run, generation, rank, n) identifies a line permanently, so a reader that stores lines
+can read the same file twice.
 
-Times are those of the host's monotonic clock (CLOCK_MONOTONIC), in nanoseconds: it
-never jumps. The header holds the wall clock at one of these times. The offsets between
+Times are nanoseconds of the host's monotonic clock (CLOCK_MONOTONIC), which never
+jumps. The header holds the wall-clock time at one of these times. The offsets between
 the clocks of hosts follow from barriers, see `mjax.observe.clocks`.
 """
 
@@ -52,7 +52,8 @@ class Span(NamedTuple):
     name: str
     kind: Kind
     stream: str
-    """Sequence of spans: `host`, `step`, or `device:N` with N as in the mesh."""
+    """Name of the sequence of spans: `host`, `step`, or `device:N` with N as in the
+    mesh."""
     start_ns: int
     end_ns: int
 
@@ -62,7 +63,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     generation: int
-    """As the driver counts: 0 is the first."""
+    """Number by the driver's count; 0 is the first."""
 
 
 class Header(
@@ -72,29 +73,29 @@ class Header(
 
     version: int = VERSION
     run: str
-    """The same in all starts in a work dir."""
+    """Id of the run; the same in all starts in a work dir."""
     host: str
     rank: int
     generation: int
-    """How often the run has been started, this time included."""
+    """Number of starts of the run, including this one."""
     pid: int
     wall_ns: int
-    """Time since 1970, read together with monotonic_ns."""
+    """Wall-clock time since 1970, read together with monotonic_ns."""
     monotonic_ns: int
     devices: tuple[int, ...]
-    """Numbers in the mesh of the devices of this process."""
+    """Mesh numbers of the devices of this process."""
     mesh: dict[str, int]
     """Sizes of the mesh axes, outermost first."""
     launch: Launch | None = None
     boot: str | None = None
-    """Of the host: processes of one boot have one monotonic clock."""
+    """Boot id of the host: processes of one boot share a monotonic clock."""
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to this process; as in events.jsonl."""
+    """An event of this process, as in events.jsonl."""
 
     time_ns: int
-    """Since 1970."""
+    """Time since 1970."""
     kind: str
     text: str
     severity: Literal["info", "warning", "error"] = "info"
@@ -111,10 +112,11 @@ class Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The optimizer step, from 1; -1 outside of steps."""
     spans: tuple[Span, ...] = ()
     barrier: int | None = None
-    """The only span is this barrier of all processes, from 0 in each generation."""
+    """Number of a barrier of all processes, from 0 in each generation; the line's only
+    span is that barrier."""
     event: Event | None = None
     end: int | None = None
-    """Exit code: the last line of a process that was not killed."""
+    """Exit code, in the last line of a process that ended by itself."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,17 +127,17 @@ class SpanFile:
     header: Header
     lines: tuple[Line, ...]
     problems: tuple[str, ...]
-    """Problems, with file and line, for people."""
+    """Problems with file and line, for people."""
 
 
 def file_name(header: Header) -> str:
-    """Return the name of the file of a process; a host may have any name."""
+    """Return the file name for a process, with the host name percent-encoded."""
     host = urllib.parse.quote(header.host, safe="")
     return f"{host}-{header.rank}-{header.generation}{ENDING}"
 
 
 def encode(line: Header | Line) -> bytes:
-    """Write a line, with its end."""
+    """Encode a line, with a newline."""
     return msgspec.json.encode(line) + b"\n"
 
 
@@ -147,12 +149,12 @@ def decode_header(data: bytes) -> Header:
     """Read the first line of a file.
 
     Raises:
-      ValueError: it is not a header, or of another version.
+      ValueError: it is not a header, or has another version.
     """
     try:
         header = _decode_header(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise ValueError(f"line 1 is no header of spans: {error}") from error
+        raise ValueError(f"line 1 is not a header of spans: {error}") from error
     if header.version != VERSION:
         raise ValueError(
             f"version {header.version} of the format, this mjax reads {VERSION}; read "
@@ -162,7 +164,7 @@ def decode_header(data: bytes) -> Header:
 
 
 def decode_line(data: bytes) -> Line:
-    """Read any other line.
+    """Read a line after the header.
 
     Raises:
       ValueError: it is not a line, or a span ends before it starts.
@@ -178,7 +180,7 @@ def decode_line(data: bytes) -> Line:
 
 
 def read(path: Path) -> SpanFile:
-    """Read a whole file; the process may still write it.
+    """Read a whole file; the process may still be writing it.
 
     Raises:
       ValueError: it cannot be read, or has no header.
@@ -199,7 +201,7 @@ def read(path: Path) -> SpanFile:
 
 
 def _lines(data: bytes, path: Path, problems: list[str]) -> Iterator[Line]:
-    """Yield the lines whose number is the next one, or later."""
+    """Yield the lines in order of their numbers; report gaps and repetitions."""
     *whole, _ = data.split(b"\n")  # the last line is cut off, or empty
     following = 0
     for number, text in enumerate(whole, start=2):
@@ -219,7 +221,7 @@ def _lines(data: bytes, path: Path, problems: list[str]) -> Iterator[Line]:
 
 
 def paths(folder: Path) -> list[Path]:
-    """Return the files of spans of a folder, compressed or not; each process once."""
+    """Return the span files of a folder, compressed or not, one for each process."""
     return [*gzipped.find(folder, ENDING).values()]
 
 
@@ -227,7 +229,7 @@ def read_run(work_dir: Path) -> tuple[list[SpanFile], list[str]]:
     """Read all files of a run, by generation and rank.
 
     Returns:
-      the files, and problems with them and with the files that were left out.
+      the files, and problems with them and with files that were left out.
     Raises:
       ValueError: the run has no spans.
     """
@@ -250,8 +252,8 @@ def read_run(work_dir: Path) -> tuple[list[SpanFile], list[str]]:
         key = found.header.generation, found.header.rank
         if key in files:
             problems.append(
-                f"{path} is left out: {files[key].path.name} is of rank {key[1]} in "
-                f"generation {key[0]} too"
+                f"{path} is left out: {files[key].path.name} is also of rank {key[1]} "
+                f"in generation {key[0]}"
             )
             continue
         files[key] = found

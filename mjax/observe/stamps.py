@@ -1,12 +1,13 @@
-"""From the stamps of a device to spans on the clock of its host.
+"""Convert the stamps of a device to spans on the clock of its host.
 
-Enters: the log of one step (`mjax.kernels.stamp`), and when the host dispatched the
-step and received its metrics. Leaves: spans, one for each interval between two rows.
+Enters: the log of one step (`mjax.kernels.stamp`), and the times at which the host
+dispatched the step and received its metrics. Leaves: one span for each interval between
+two rows.
 
 The clock of a device has 32 bits and its own zero. A step begins after its dispatch,
-and its last row is written before the host receives its metrics. So each step bounds
-the offset from both sides; the bounds are tightest when the device was idle. The bounds
-of many steps together give the offset; they widen by `MOST_DRIFT` of the time.
+and its last row is written before the host receives the metrics. So each step bounds
+the offset from both sides; the bounds are tightest if the device was idle. The bounds
+of many steps are combined; older ones are widened by `MOST_DRIFT` of their age.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from mjax.observe.clocks import MOST_DRIFT
 from mjax.observe.spans import Kind, Span
 
 UNIT_NS = 2**8
-"""Nanoseconds of a unit of the clock in a log."""
+"""Nanoseconds per unit of the clock in a log."""
 _WRAP_NS = 2**32 * UNIT_NS
 
 INTERVALS: dict[int, tuple[str, Kind]] = {
@@ -29,13 +30,14 @@ INTERVALS: dict[int, tuple[str, Kind]] = {
     3: ("tick", "compute"),
     4: ("norm", "dp"),
 }
-"""Name and kind of the interval that a row ends, by its tag (`mjax.step.stamps`)."""
+"""Name and kind of the interval that ends at a row, by the row's tag
+(`mjax.step.stamps`)."""
 _BEGIN, _BACKWARD, _TICK = 0, 2, 3
 _BESIDE_TICKS = {(_BEGIN, _TICK): 1, (_TICK, _BACKWARD): _TICK}
-"""A tick writes its row when it begins: the interval before the first such row is not a
-tick, and the interval after the last one is a tick."""
+"""A tick writes its row when it begins. So the interval before the first such row is
+not a tick, and the interval after the last one is."""
 _MOST_BOUNDS = 64
-"""Steps that bound the offset. Chosen: drift makes older ones useless."""
+"""Number of steps that bound the offset. Chosen: drift makes older ones useless."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,7 @@ class DeviceClock:
         """Start without an offset.
 
         Args:
-          is_host_clock: the device reads the clock of the host, as CPUs do.
+          is_host_clock: whether the device reads the clock of the host, as CPUs do.
         """
         self._is_host_clock = is_host_clock
         self._bounds: deque[_Bounds] = deque(maxlen=_MOST_BOUNDS)
@@ -71,10 +73,10 @@ class DeviceClock:
         """Return the spans of a step; none if the log has fewer than two rows.
 
         Args:
-          log: of this device.
+          log: log of this device.
           device: its number in the mesh.
-          dispatched_ns: before the host dispatched the step.
-          ready_ns: after the host had its metrics.
+          dispatched_ns: a time before the host dispatched the step.
+          ready_ns: a time after the host received its metrics.
         """
         rows = log[1 : 1 + min(int(log[0, 0]), len(log) - 1)]
         if len(rows) < 2:
@@ -95,7 +97,7 @@ class DeviceClock:
         return [*found, Span("optimizer", "optimizer", stream, times_ns[-1], end_ns)]
 
     def _unwrap(self, clocks: Int32[np.ndarray, " rows"], ready_ns: int) -> list[int]:
-        """Return the clocks in ns, the last one less than a wrap before ready_ns."""
+        """Return unwrapped clocks in ns, the last less than a wrap before ready_ns."""
         units = clocks.view(np.uint32).astype(np.int64)
         passed = np.diff(units, prepend=units[:1]) % 2**32
         since_ns = (np.cumsum(passed) * UNIT_NS).tolist()
@@ -103,8 +105,8 @@ class DeviceClock:
         if not self._is_host_clock and not self._bounds:
             self._offset_ns = ready_ns - first_ns - since_ns[-1]
         last_ns = first_ns + since_ns[-1]
-        # The host gets the metrics shortly after the last row. The offset, which is
-        # known to much less than half a wrap, gives the number of wraps.
+        # The host gets the metrics shortly after the last row. The error of the offset
+        # is much less than half a wrap, so it gives the number of wraps.
         num_wraps = round((ready_ns - self._offset_ns - last_ns) / _WRAP_NS)
         return [first_ns + num_wraps * _WRAP_NS + ns for ns in since_ns]
 

@@ -1,13 +1,13 @@
-"""Where the wall time of a run went, from the spans of one rank of each start.
+"""Account for the wall time of a run from the spans of one rank of each start.
 
-Enters: the files of spans of a run. Leaves: seconds by part, as in `launch_time`, and
-what is wrong. In a start the spans of the host cover the time, by its monotonic clock.
-That clock also measures a gap between two starts, if their host has not rebooted;
-otherwise the wall clocks of the headers do. A process that was killed has no span for
-its last moments: they are part of that gap.
+Enters: the span files of a run. Leaves: seconds by part, as in `launch_time`, and
+problems. Within a start the spans of the host cover the time, by its monotonic clock.
+That clock also measures the gap between two starts if their host has not rebooted;
+otherwise the wall clocks in the headers do. A killed process has no span for its last
+moments, so they belong to the gap.
 
-The events of a launch know more about the time between starts and less about the steps.
-So `by_generation` passes the seconds of each start to `launch_time`.
+The events of a launch say more about the time between starts and less about steps. So
+`by_generation` passes the seconds of each start to `launch_time`.
 """
 
 import collections
@@ -28,20 +28,21 @@ from mjax.observe.spans import Span, SpanFile
 BETWEEN = "between starts"
 _SAVES = "save"
 _JUMP_S = 1.0
-"""Difference of wall and monotonic clock that is reported, as in `event_clock`."""
+"""Smallest reported difference of wall and monotonic clock, as in `event_clock`."""
 _PHASE = {"eval": "eval", "sample": "sample", "exit": "exit"}
-"""Spans that have the name of the part."""
+"""Names of spans that are also the names of parts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Start:
-    """One process in one start."""
+    """The process that is counted in one start."""
 
     file: SpanFile
     begin_ns: int
     end_ns: int
-    """Of its host's monotonic clock. The process may have outlived the next start's
-    begin, on a host that the driver had lost: that time is not counted."""
+    """End of the counted time, by its host's monotonic clock. On a host that the driver
+    had lost, the process may have run beyond the beginning of the next start; that time
+    is not counted."""
     kept: int
     """The last step whose work was kept."""
     kind: str
@@ -61,10 +62,10 @@ class Start:
 
 
 def counted(files: Sequence[SpanFile]) -> Counted:
-    """Return where the time of a run went.
+    """Return the wall time of a run by part.
 
     Args:
-      files: of all ranks, at least one.
+      files: span files of all ranks, at least one.
     Raises:
       ValueError: no file has a span of the host.
     """
@@ -85,8 +86,8 @@ def counted(files: Sequence[SpanFile]) -> Counted:
     last = found[-1].file
     if last.lines[-1].end is None:
         problems.append(
-            f"{last.path.name} has no last line: the process runs, or was killed; the "
-            "time after its last span is not counted"
+            f"{last.path.name} has no last line: the process is running or was killed; "
+            "the time after its last span is not counted"
         )
     unexplained_s = parts.get(UNEXPLAINED, 0.0)
     if abs(unexplained_s) > MOST_UNEXPLAINED * sum(parts.values()):
@@ -103,7 +104,7 @@ def counted(files: Sequence[SpanFile]) -> Counted:
 
 
 def starts(files: Sequence[SpanFile]) -> tuple[list[Start], list[str]]:
-    """Return the lowest rank's process in each start, oldest first; and problems."""
+    """Return the lowest rank's process in each start, oldest first, and problems."""
     chosen, problems = _chosen(files)
     begins = {of.header.generation: _first_step(of) - 1 for of in chosen}
     kept = kept_steps({n: at if at >= 0 else -1 for n, at in begins.items()})
@@ -126,7 +127,7 @@ def starts(files: Sequence[SpanFile]) -> tuple[list[Start], list[str]]:
 
 
 def by_generation(files: Sequence[SpanFile]) -> dict[int, Seen]:
-    """Return the seconds of each start of the newest launch, as its driver counts."""
+    """Return the seconds of each start of the newest launch, by generation."""
     found = [one for one in starts(files)[0] if one.file.header.launch is not None]
     names = [one.file.header.launch.name for one in found if one.file.header.launch]
     return {
@@ -141,7 +142,7 @@ def _is_one_clock(one: SpanFile, other: SpanFile) -> bool:
 
 
 def _gap_s(before: Start, start: Start, problems: list[str]) -> float:
-    """Return the seconds between two starts; below 0 if clocks contradict them."""
+    """Return the seconds between two starts; negative if their clocks disagree."""
     of = start.file
     gap_s = (
         start.begin_ns + _to_wall_ns(of) - before.end_ns - _to_wall_ns(before.file)
@@ -187,8 +188,8 @@ def _host_spans(of: SpanFile) -> Iterator[tuple[int, Span]]:
     """Yield the spans of the host, each with its step.
 
     A host dispatches a step before it waits for the previous one, and writes the spans
-    of a step together. So a file without an end lacks the newest dispatch, though it
-    has the spans after it.
+    of a step together. So a file without a last line lacks the newest dispatch, but has
+    later spans of the previous step.
     """
     lines = [line for line in of.lines if any(s.stream == "host" for s in line.spans)]
     is_cut_off = bool(lines) and of.lines[-1].end is None
@@ -207,26 +208,26 @@ def _host_spans(of: SpanFile) -> Iterator[tuple[int, Span]]:
 
 
 def _first_step(of: SpanFile) -> int:
-    """Return the first step that a start took; 0 if none."""
+    """Return the first step that a start ran; 0 if none."""
     return min((step for step, _ in _host_spans(of) if step > 0), default=0)
 
 
 def _to_wall_ns(of: SpanFile) -> int:
-    """Return the wall clock minus the monotonic clock of the host."""
+    """Return wall clock minus monotonic clock of the host."""
     return of.header.wall_ns - of.header.monotonic_ns
 
 
 def _own_ns(of: SpanFile) -> tuple[int, int]:
-    """Return when the host began and ended, by its monotonic clock."""
+    """Return the start and the end of the host's spans, by its monotonic clock."""
     spans = [span for _, span in _host_spans(of)]
     return min(span.start_ns for span in spans), max(span.end_ns for span in spans)
 
 
 def _parts(of: SpanFile, kept: int, end_ns: int, kind: str) -> dict[str, float]:
-    """Return the seconds of one start; host time in no span is a separate part.
+    """Return the seconds of one start by part; host time in no span is its own part.
 
     Args:
-      of: its spans.
+      of: spans of the start.
       kept: the last step whose work was kept.
       end_ns: time after it is not counted.
       kind: `start`, or `restart` if it is not the first.
@@ -236,7 +237,7 @@ def _parts(of: SpanFile, kept: int, end_ns: int, kind: str) -> dict[str, float]:
     cursor_ns, has_stepped = ordered[0][1].start_ns, False
     for step, span in ordered:
         gap_ns = max(0, min(span.start_ns, end_ns) - cursor_ns)
-        # Before the first step: barriers, and the loop is made.
+        # Before the first step: barriers, and setup of the loop.
         rest = UNEXPLAINED if has_stepped else f"{kind}: other"
         parts[rest] += gap_ns / 1e9
         has_stepped |= step > 0

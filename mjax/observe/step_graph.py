@@ -1,4 +1,4 @@
-"""The graph of the steps of a run: what each device did, and what it waited for.
+"""Build the graph of the steps of a run: what each device did and waited for.
 
 Enters: the span files of one start of a run, with stamps. Leaves: a
 `mjax.observe.detect.whatif.Trace`, which can be replayed with other times.
@@ -6,12 +6,13 @@ Enters: the span files of one start of a run, with stamps. Leaves: a
 Operations of a device in a step, in sequence:
 
 - data, host: from the end of the previous step to the first pass. `data` is the part in
-  which its host waited for a batch. A host has two steps in flight, so its work during
-  the compute of the device costs nothing and is in neither.
+  which its host waited for a batch. A host has two steps in flight, so its work that
+  overlaps the device's compute costs nothing and is in neither.
 - forward and backward passes, or the ticks of a pipeline.
-- sync: the rest of the gradients' reduction and their norm, a collective of all.
-- optimizer: at most its usual time. The host sees the end of a step only when it looks,
-  and a late host looks late: the excess counts as `host`.
+- sync: the rest of the gradient reduction, and the gradient norm, a collective of all
+  devices.
+- optimizer: at most its usual time. A late host notices the end of a step late, so the
+  excess counts as `host`.
 
 Edges across devices:
 
@@ -19,12 +20,13 @@ Edges across devices:
   group has arrived and the work is done.
 - pp: a tick receives what the neighbours send in it; the last stage and the first are
   neighbours too.
-- dp: weights are gathered and gradients reduced within passes where the devices do not
-  overlap this with compute, as on CPUs. The times show whether a pass waits for its dp
-  group: of the two graphs, the one whose operations differ least between devices.
-- sync: all wait for all.
+- dp: where devices do not overlap communication with compute, as on CPUs, weights are
+  gathered and gradients reduced within passes. The times show whether a pass waits for
+  its dp group: of the graphs with and without these edges, the one is used whose
+  operations differ less between devices.
+- sync: all devices wait for each other.
 
-Clocks of hosts differ: they are shifted so that the sync ends at one time for all.
+Host clocks differ, so they are shifted until the sync ends at the same time for all.
 """
 
 import collections
@@ -38,24 +40,24 @@ from mjax.observe.spans import Line, Span, SpanFile
 
 PASSES = ("forward", "backward", "tick")
 _INTERRUPTS = frozenset({"eval", "ckpt"})
-"""Kinds of spans that make their step, and the next one, unusual."""
+"""Kinds of spans that make their step and the next one unusual."""
 _CLOCK_ERROR_NS = 1_000_000
-"""Chosen: between devices, the ends of a sync differ by less."""
+"""Tolerance for the ends of a sync. Chosen: they differ by less between devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Worker:
-    """A device, which does one thing at a time."""
+    """A device, which runs one operation at a time."""
 
     rank: int
     host: str
     stream: str
-    """As in the spans: `device:N`."""
+    """Stream as in the spans: `device:N`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Place of a worker in the mesh."""
+    """Position of a worker in the mesh."""
 
     pp: int
     dp: int
@@ -69,23 +71,23 @@ class _Step:
     passes: tuple[Span, ...]
     sync: Span
     ready_ns: int
-    """When the host had its metrics."""
+    """Time at which the host had its metrics."""
     data_ns: int
     """Seconds that the host waited for its batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Steps:
-    """The steps of all devices of one start."""
+    """Steps of all devices of one start."""
 
     workers: tuple[Worker, ...]
     places: tuple[Place, ...]
     of: tuple[Mapping[int, _Step], ...]
-    """By worker, then by step."""
+    """Steps by worker, then by step number."""
 
     @property
     def shared(self) -> list[int]:
-        """Return the steps that all workers have taken, except those with a save."""
+        """Return the steps that all workers ran, except those with a save."""
         return sorted(set.intersection(*(set(steps) for steps in self.of)))
 
 
@@ -107,8 +109,8 @@ def read_steps(files: Sequence[SpanFile]) -> Steps:
         devices = [name for name in streams if name.startswith("device:")]
         if not devices:
             raise ValueError(
-                f"{file.path} has no spans of devices, so nobody can tell which rank "
-                "the others wait for; run with --observe.stamps True"
+                f"{file.path} has no spans of devices, so the rank that the others "
+                "wait for is unknown; run with --observe.stamps True"
             )
         left_out = _interrupted(file.lines)
         for stream in sorted(devices, key=lambda name: int(name.partition(":")[2])):
@@ -135,7 +137,7 @@ def _interrupted(lines: Sequence[Line]) -> set[int]:
 
 
 def _place(mesh: Mapping[str, int], device: int) -> Place:
-    """Read the place of a device from the mesh of a header."""
+    """Return the position of a device in the mesh of a header."""
     sizes = tuple(mesh.values())
     if device >= int(np.prod(sizes)):
         raise ValueError(f"device {device} is outside of the mesh {dict(mesh)}")
@@ -148,7 +150,7 @@ def _place(mesh: Mapping[str, int], device: int) -> Place:
 
 
 def _step(spans: Sequence[Span], stream: str) -> _Step | None:
-    """Return a step of a device; None if it lacks its passes or its norm."""
+    """Return a step of a device; None if passes or the norm are missing."""
     own = sorted(
         (s for s in spans if s.stream == stream), key=lambda span: span.start_ns
     )
@@ -170,26 +172,26 @@ class _Times:
     """Times of all workers: W workers, S steps, K passes, seconds on one clock."""
 
     names: tuple[str, ...]
-    """[K], of the passes."""
+    """[K], names of the passes."""
     begin_s: np.ndarray
-    """[W, S], of the first pass."""
+    """[W, S], start of the first pass."""
     ends_s: np.ndarray
-    """[W, S, K], of the passes."""
+    """[W, S, K], ends of the passes."""
     sync_s: np.ndarray
     """[W, S], end of the sync."""
     end_s: np.ndarray
     """[W, S], end of the step."""
     before_s: np.ndarray
-    """[W], end of the step before the first one; the first step's begin if unknown."""
+    """[W], end of the step before the first one; start of the first step if unknown."""
     data_s: np.ndarray
     """[W, S], seconds that the host waited for the batch."""
 
 
 def build(steps: Steps, chosen: Sequence[int]) -> Trace:
-    """Build the graph of steps that follow each other.
+    """Build the graph of consecutive steps.
 
     Args:
-      steps: of all devices.
+      steps: steps of all devices.
       chosen: numbers of the steps.
     Raises:
       ValueError: devices do not have the same passes in all steps.
@@ -207,9 +209,8 @@ def _times(steps: Steps, chosen: Sequence[int]) -> _Times:
     }
     if len(names) > 1:
         raise ValueError(
-            "devices have different passes in different steps: "
-            f"{sorted(map(len, names))} of them; name other steps with --from-step and "
-            "--to-step"
+            f"devices have different passes in some steps: {sorted(map(len, names))} "
+            "of them; name other steps with --from-step and --to-step"
         )
     rows = [[of[step] for step in chosen] for of in steps.of]
     earlier = [of.get(chosen[0] - 1) for of in steps.of]
@@ -250,7 +251,7 @@ def _times(steps: Steps, chosen: Sequence[int]) -> _Times:
 
 
 type _Groups = list[tuple[list[int], list[int]]]
-"""Workers, and for whom each of them waits."""
+"""Workers, and the workers that each of them waits for."""
 
 
 def _waits_for(places: Sequence[Place], times: _Times, at: int) -> _Groups:
@@ -285,7 +286,7 @@ def _split(keys: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
 def _with_neighbours(
     groups: Mapping[tuple[int, ...], list[int]], *, is_tick: bool
 ) -> _Groups:
-    """Let groups wait for themselves, and in a tick also for the stages beside them."""
+    """Make groups wait for themselves, and in a tick also for neighbouring stages."""
     num_stages = max(key[0] for key in groups) + 1
     found = []
     for (stage, *rest), members in groups.items():
@@ -314,7 +315,7 @@ class _Table:
         before: Sequence[int],
         start_s: float = -np.inf,
     ) -> int:
-        """Add an operation that starts when those that it waits for have ended."""
+        """Add an operation that starts when its predecessors have ended."""
         came_s = max([self.rows[each][5] for each in before], default=start_s)
         came_s = min(max(came_s, start_s), end_s)
         self.rows.append((phase, worker, step, micro, came_s, end_s))
@@ -349,7 +350,7 @@ def _trace(
         worker=of,
         step=np.array(column[2], np.int64),
         micro=np.array(column[3], np.int64),
-        stage=share[of],  # of the model; its peers in other replicas share it
+        stage=share[of],  # place in the model, shared with its peers in other replicas
         backward=np.zeros(len(of), bool),
         edges=np.array(table.edges, np.int64).reshape(-1, 2),
         start_s=start_s - origin_s,
@@ -368,10 +369,10 @@ def _joint(
     before: Sequence[int],
     groups: _Groups,
 ) -> list[int]:
-    """Add an operation of all workers, in which groups wait for each other.
+    """Add an operation of all workers in which the members of a group wait.
 
-    A join (an operation without work) collects the ranks that are waited for: edges
-    between all pairs of thousands of ranks would not fit into memory.
+    A join (an operation without work) collects the ranks of a group: edges between all
+    pairs of thousands of ranks would not fit into memory.
     """
     at = [*before]
     for members, waited in groups:
@@ -388,7 +389,7 @@ def _joint(
 def _between(
     table: _Table, times: _Times, worker: int, step: int, last: Sequence[int]
 ) -> int:
-    """Add the operations before the first pass: the waits for data and for the host."""
+    """Add the operations before the first pass: waits for data and for the host."""
     begin_s = float(times.begin_s[worker, step])
     ended_s = times.end_s[worker, step - 1] if step else times.before_s[worker]
     gap_s = max(begin_s - float(ended_s), 0.0)
@@ -400,7 +401,7 @@ def _between(
 
 
 def runs_of(steps: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the steps that follow each other, run by run."""
+    """Yield each series of consecutive steps."""
     ordered = np.array(sorted(steps), np.int64)
     for part in np.split(ordered, np.flatnonzero(np.diff(ordered) != 1) + 1):
         if len(part):

@@ -4,10 +4,10 @@ Enters: the span files of a run. Leaves: `StepTimes`, the input of the detectors
 `mjax.observe.detect`. All values are durations, each by one clock, so offsets between
 the clocks of hosts do not matter.
 
-With stamps a column is a device. The phases are those of the device, plus the work of
-the host that the device waited for: `data` is the wait for data and `between` is the
-rest of the time from the end of the gradient norm to the next forward pass. Without
-stamps a column is a process, and the phases are those of its host.
+With stamps, a column is a device. Its phases are those of the device and the time it
+waited for its host: `data` is the wait for data; `between` is the rest of the time from
+the end of the gradient norm to the next forward pass. Without stamps, a column is a
+process, and the phases are those of its host.
 """
 
 import collections
@@ -36,42 +36,42 @@ UNSTAMPED: dict[str, Role] = {
     "metrics": "host",
     "agree": "wait",
 }
-"""Phases of a host: the host that waits least for its device came last."""
+"""Phases of a host. The host that waits least for its device came last."""
 _INTERRUPTS = frozenset({"eval", "ckpt"})
-"""Kinds of spans whose step, and the next one, do not count."""
+"""Kinds of spans whose step does not count; nor does the next step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StepTimes:
-    """Seconds of the steps of one generation. T steps, R columns, P phases."""
+    """Seconds of the steps of one generation: T steps, R columns, P phases."""
 
     phases: tuple[str, ...]
     roles: tuple[Role, ...]
     phase_s: Float[np.ndarray, "T R P"]
-    """NaN is missing."""
+    """Seconds; NaN is missing."""
     steps: Int[np.ndarray, " T"]
     layout: Layout
-    """Its hosts are indexes of `units`."""
+    """Layout of the columns; its hosts are indexes of `units`."""
     left_out: Bool[np.ndarray, " T"]
     units: tuple[str, ...]
-    """Hosts; processes where the run has fewer than three hosts."""
+    """Names of hosts, or of processes if the run has fewer than three hosts."""
     hosts: tuple[str, ...]
     """Host of each unit."""
     ranks: tuple[int, ...]
     """Rank of each column."""
     devices: tuple[int, ...]
-    """Number in the mesh of the device of each column: the first of its process without
-    stamps."""
+    """Mesh number of the device of each column; without stamps, the first device of the
+    process."""
     has_stamps: bool
     problems: tuple[str, ...]
-    """Missing data, for people."""
+    """Descriptions of missing data, for people."""
 
 
 def step_times(files: Sequence[SpanFile], last: int | None = None) -> StepTimes:
     """Arrange the spans of the newest generation.
 
     Args:
-      files: of a run.
+      files: span files of a run.
       last: number of last steps to use.
     Raises:
       ValueError: there is only one process, or no step has ended.
@@ -81,9 +81,9 @@ def step_times(files: Sequence[SpanFile], last: int | None = None) -> StepTimes:
     if len(files) < 2:
         host = files[0].header.host
         raise ValueError(
-            f"generation {generation} has spans of one rank only (on {host}), and a "
-            "straggler is slower than others; if the run had more, copy their files "
-            "into spans/ of --work-dir"
+            f"generation {generation} has spans of one rank only (on {host}), but "
+            "stragglers are found by comparison; if the run had more ranks, copy "
+            "their files into spans/ of --work-dir"
         )
     rows = [_steps(found.lines) for found in files]
     known = sorted({step for each in rows for step in each})
@@ -91,7 +91,7 @@ def step_times(files: Sequence[SpanFile], last: int | None = None) -> StepTimes:
         known = known[-last:]
     if not known:
         raise ValueError(
-            f"generation {generation} has taken no step yet; wait for the first steps"
+            f"generation {generation} has run no step yet; wait for the first steps"
         )
     has_stamps = any(step.stamps for each in rows for step in each.values())
     columns = [
@@ -148,15 +148,15 @@ def _values(
 
 @dataclasses.dataclass(kw_only=True)
 class _Step:
-    """Durations of one process in one step."""
+    """Durations in one step of one process."""
 
     host_s: dict[str, float] = dataclasses.field(
         default_factory=lambda: collections.defaultdict(float)
     )
     stamps: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
-    """By device: seconds of its phases."""
+    """Seconds of the phases, by device."""
     bounds_ns: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    """By device: from the first phase to the end of the gradient norm."""
+    """Seconds from the first phase to the end of the gradient norm, by device."""
     is_interrupted: bool = False
 
 
@@ -181,7 +181,7 @@ def _steps(lines: Sequence[Line]) -> dict[int, _Step]:
 
 
 def _stamped(rows: dict[int, _Step], step: int, device: int) -> dict[str, float]:
-    """Return the phases of a device, and its waits for its host."""
+    """Return the phases of a device, including waits for its host."""
     own = rows[step]
     found = dict(own.stamps.get(device, {}))
     if step - 1 in rows and device in own.bounds_ns:
@@ -194,7 +194,7 @@ def _stamped(rows: dict[int, _Step], step: int, device: int) -> dict[str, float]
 
 
 def _units(files: Sequence[SpanFile]) -> tuple[tuple[str, ...], list[int]]:
-    """Name the units that can be accused, and the unit of each file."""
+    """Return the names of the units to compare, and the unit of each file."""
     hosts = sorted({found.header.host for found in files})
     if len(hosts) >= MIN_UNITS:
         return tuple(hosts), [hosts.index(found.header.host) for found in files]
@@ -205,7 +205,7 @@ def _units(files: Sequence[SpanFile]) -> tuple[tuple[str, ...], list[int]]:
 def _layout(
     files: Sequence[SpanFile], columns: Sequence[tuple[int, int]], unit_of: list[int]
 ) -> Layout:
-    """Read the places of the columns from the mesh in the headers."""
+    """Return the positions of the columns in the mesh of the headers."""
     places = []
     for number, device in columns:
         mesh = files[number].header.mesh
@@ -225,7 +225,7 @@ def _layout(
 
 
 def _missing(files: Sequence[SpanFile]) -> tuple[str, ...]:
-    """Say which devices of the mesh have no file."""
+    """Describe devices of the mesh that have no file."""
     sizes = files[0].header.mesh.values()
     devices = {device for found in files for device in found.header.devices}
     absent = sorted(set(range(int(np.prod(list(sizes))))) - devices)
@@ -241,7 +241,7 @@ def _missing(files: Sequence[SpanFile]) -> tuple[str, ...]:
 def _silent(
     files: Sequence[SpanFile], columns: Sequence[tuple[int, int]], values: np.ndarray
 ) -> tuple[str, ...]:
-    """Say which processes have a file and no times."""
+    """Describe processes that have a file but no times."""
     is_silent = np.isnan(values).all(axis=(0, 2))
     ranks = sorted(
         {
@@ -254,6 +254,6 @@ def _silent(
         return ()
     shown = ", ".join(map(str, ranks[:5])) + (", ..." if ranks[5:] else "")
     return (
-        f"no times of these steps from rank {shown}: it is not judged; see whether it "
-        "has ended, and whether it writes stamps as the others do",
+        f"no times of these steps from rank {shown}: it is not compared; check "
+        "whether it has ended, and whether it writes stamps like the others",
     )

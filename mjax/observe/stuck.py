@@ -1,4 +1,4 @@
-"""`python -m mjax.observe stuck`: which ranks hold up a run, and who waits for them.
+"""`python -m mjax.observe stuck`: which ranks block a run, and who waits for them.
 
     python -m mjax.observe stuck --work-dir DIR [--step-s S] [--eval-s S] [--save-s S]
                                  [--json] [--out FILE]
@@ -6,13 +6,12 @@
 Enters: a work dir. Leaves: the ranks to blame, with host, phase and step, the reason,
 the members of their groups, and their stacks. Exit codes: 0 done, 2 bad input.
 
-Sources for each rank, the best first: its beats, which give its progress, where its
-main thread stands, and whether it lives; its progress word, which `python -m
-mjax.launch` asks for; the last line of its spans; its stacks, from the launcher or from
-the watchdog of slow steps; the state of its process, if that runs on this machine. The
-order of the reasons is that of MegaScale (arXiv 2402.15627, section 5.2: the rank
-without a log is the one that hangs), then that of `mjax.launch.stacks`. No process is
-signalled.
+Sources for each rank, the best first: its beats, with its progress, the stack of its
+main thread, and whether it is alive; its progress word, which `python -m mjax.launch`
+requests; the last line of its spans; its stacks, from the launcher or from the watchdog
+of slow steps; the state of its process, if it runs on this machine. Reasons are ordered
+as in MegaScale (arXiv 2402.15627, section 5.2: the rank without a log is the one that
+hangs), then as in `mjax.launch.stacks`. No process is signalled.
 """
 
 import dataclasses
@@ -35,13 +34,13 @@ from mjax.observe.spans import Header, SpanFile
 from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _NUM_STEPS = 256
-"""Number of last steps that give the usual time; the same as in the launcher."""
+"""Number of last steps from which the usual time is computed, as in the launcher."""
 _MOST_SHOWN = 8
 _BEFORE_S = 5.0
-"""Seconds that a rank must stand still before others end, to be the reason. Chosen:
-beats come each second, and a rank that waits for a killed one stands still after it."""
+"""A rank that made no progress for this many seconds before others ended is the reason.
+Chosen: beats come every second, and a rank that waits for a killed one stops later."""
 _LIMITED = {"step": "a step", "eval": "a batch of an evaluation", "save": "a save"}
-"""Phases whose limit is a flag, and what the flag limits."""
+"""Phases whose time limit is a flag, with a description of what is limited."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,7 +52,7 @@ class Report:
     reason: str
     seen: Mapping[int, Seen]
     groups: Mapping[str, Sequence[int]]
-    """By axis, the ranks that share a group with the ranks to blame."""
+    """Ranks that share a group with the ranks to blame, by axis."""
     problems: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
@@ -79,14 +78,15 @@ class Report:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
-        prog="python -m mjax.observe stuck", description="Who holds up a run."
+        prog="python -m mjax.observe stuck",
+        description="Show which ranks block a run, and who waits for them.",
     )
     add = parser.add_argument
-    add("--work-dir", type=Path, required=True, help="of the run")
+    add("--work-dir", type=Path, required=True, help="work dir of the run")
     for name, what in _LIMITED.items():
-        add(f"--{name}-s", type=float, help=f"seconds that {what} may take")
+        add(f"--{name}-s", type=float, help=f"longest time for {what}, in seconds")
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write the JSON object there too")
+    add("--out", type=Path, help="also write the JSON object to this file")
     args = parser.parse_args(argv)
     try:
         given = {name: getattr(args, f"{name}_s") for name in _LIMITED}
@@ -106,25 +106,26 @@ def report(
     spans: Sequence[SpanFile] | None = None,
     limits_s: Mapping[str, float] | None = None,
 ) -> Report:
-    """Find the ranks that hold up the newest start of a run.
+    """Find the ranks that block the newest start of a run.
 
-    If there seem to be any, this takes some seconds: it waits for the next beats.
+    If some seem to block it, this takes some seconds to wait for the next beats.
 
     Args:
-      work_dir: of the run.
-      spans: their files, if they have been read: the newest lines of each rank, and
-        256 steps of the lowest one.
-      limits_s: how long `step`, `eval` and `save` may take; the launcher's limits
-        replace absent ones.
+      work_dir: work dir of the run.
+      spans: span files, if already read: the newest lines of each rank, and 256 steps
+        of the lowest rank.
+      limits_s: time limits of `step`, `eval` and `save`; absent ones are replaced by
+        the launcher's limits.
     Raises:
-      ValueError: there is no record of a run, or a limit is not a time.
+      ValueError: there is no record of a run, or a limit is not a positive finite
+        number.
     """
     limits_s = limits_s or {}
     for name, limit_s in limits_s.items():
         if not 0 < limit_s < math.inf:
             raise ValueError(
-                f"--{name}-s must be finite and above 0, got {limit_s:g}; name the "
-                f"seconds that {_LIMITED[name]} may take"
+                f"--{name}-s must be finite and above 0, got {limit_s:g}; give the "
+                f"longest time for {_LIMITED[name]}, in seconds"
             )
     records = seen_.read(work_dir, spans)
     usual_s = 0.0 if "step" in limits_s else _p99_s(records.spans)
@@ -139,15 +140,15 @@ def report(
         for rank, one in seen.items()
     }
     late = _late(seen, limits, usual_s)
-    is_stuck, ranks, reason = False, (), "all ranks go on"
+    is_stuck, ranks, reason = False, (), "all ranks make progress"
     if _is_over(seen):
         is_killed = any(one.code is None for one in seen.values())
-        told = "ended, or are gone without a last line" if is_killed else "ended"
+        told = "ended, or disappeared without a last line" if is_killed else "ended"
         reason = f"all ranks have {told}"
     elif late:
         is_stuck, (ranks, reason) = True, _blame(seen, traces, mute)
         if ranks and all(seen[r].code is None and r not in late for r in ranks):
-            # It is within its own limit, though others cannot go on meanwhile.
+            # It is within its own limit, although it blocks others.
             is_stuck, reason, ranks = False, _patience(seen, ranks), ()
     return Report(
         is_stuck=is_stuck,
@@ -164,8 +165,8 @@ def _late(
 ) -> tuple[int, ...]:
     """Return the ranks that should have made progress by now.
 
-    Ranks write their first records one after the other. A rank without records is late
-    only if others are late, or have ended.
+    Ranks do not write their first records at the same time. A rank without records is
+    late only if others are late or have ended.
     """
     late = tuple(
         rank for rank, one in seen.items() if one.age_s > _limit_s(one, limits, usual_s)
@@ -179,17 +180,17 @@ def _is_over(seen: Mapping[int, Seen]) -> bool:
 
 
 def _patience(seen: Mapping[int, Seen], ranks: Sequence[int]) -> str:
-    """Say which rank the others wait for, though it is not late."""
+    """Describe which rank the others wait for, although it is not late."""
     first = seen[ranks[0]]
     named = ", ".join(map(str, ranks[:_MOST_SHOWN]))
     return (
-        f"the others wait for rank {named}, in {first.phase.name.lower()} for "
-        f"{first.age_s:.1f} s, which is not too long"
+        f"the others wait for rank {named}, which has been in "
+        f"{first.phase.name.lower()} for {first.age_s:.1f} s, within its limit"
     )
 
 
 def _limit_s(one: Seen, limits: LimitsConfig, usual_s: float) -> float:
-    """Return how long a rank may be without progress, as the launcher does."""
+    """Return the longest time without progress of a rank, by the launcher's rule."""
     if one.code is not None:
         return math.inf
     if one.state == "gone":
@@ -202,7 +203,7 @@ def _limit_s(one: Seen, limits: LimitsConfig, usual_s: float) -> float:
 
 
 def _p99_s(files: Mapping[int, SpanFile]) -> float:
-    """Return the 99th percentile of the last steps of the first rank with any."""
+    """Return the 99th percentile of the last step times of the first rank with any."""
     for _, found in sorted(files.items()):
         steps = [s for line in found.lines for s in line.spans if s.name == "step"]
         if steps:
@@ -214,7 +215,7 @@ def _p99_s(files: Mapping[int, SpanFile]) -> float:
 def _stacks(
     work_dir: Path, records: Records, seen: Mapping[int, Seen]
 ) -> tuple[dict[int, str], list[int]]:
-    """Return the newest stacks of each rank, and ranks whose lock is held."""
+    """Return the newest stacks of each rank, and the ranks whose lock is held."""
     shown: dict[int, str] = {}
     folder = records.launch
     for rank in seen if folder else ():
@@ -225,7 +226,7 @@ def _stacks(
         return shown, [rank for rank, text in shown.items() if LOCK_ANSWER not in text]
     for rank, header in records.headers.items():
         beat = records.beats.get(rank)
-        # The watchdog does not need the interpreter lock; a beat does.
+        # The watchdog works without the interpreter lock; a beat needs it.
         path = work_dir / "stacks" / f"{beats.stem(header)}.txt"
         text = _fresh(path, seen[rank])
         if beat is not None and beat.stack and (seen[rank].is_beating or not text):
@@ -236,7 +237,7 @@ def _stacks(
 
 
 def _fresh(path: Path, one: Seen) -> str:
-    """Return the stacks that were written after the last progress of a rank."""
+    """Return the stacks of a rank that were written after its last progress."""
     try:
         if path.stat().st_mtime < time.time() - one.age_s:
             return ""
@@ -253,8 +254,11 @@ def _blame(
     alive = {rank: one for rank, one in seen.items() if one.code is None}
     failed = [rank for rank, one in seen.items() if one.code]
     silent = [rank for rank, one in alive.items() if one.is_beating is False]
-    if silent and len(silent) == len(alive):  # nobody waits for ended ranks
-        return (), "no rank shows a sign of life: all have ended, or are killed or lost"
+    if silent and len(silent) == len(alive):  # no rank waits for ended ranks
+        return (
+            (),
+            "no rank shows a sign of life: all have ended, were killed or are lost",
+        )
     if before := _stood_before(seen):
         is_stopped = all(seen[rank].state in "Tt" for rank in before)
         reason = "stopped by a signal" if is_stopped else "it stood still"
@@ -265,7 +269,7 @@ def _blame(
         ([r for r, one in alive.items() if one.age_s == math.inf], "it has no record"),
         (
             [rank for rank, one in seen.items() if one.code == 0],
-            "ended while the others go on",
+            "ended while the others run",
         ),
     ):
         if ranks and len(ranks) < len(seen):
@@ -280,18 +284,19 @@ def _blame(
     if any(one.entered is None for one in alive.values()):
         places = {r: stacks.Place(step=s.step, phase=s.phase) for r, s in alive.items()}
     found = {rank: stacks.frames(traces[rank]) for rank in alive if rank in traces}
-    # Watchdogs write at different times: unless all stacks are there, a missing one
-    # shows nothing.
+    # Watchdogs write at different times, so a missing stack means something only if all
+    # others exist.
     usable = found if len(found) == len(alive) else {}
     verdict = stacks.judge(places, usable, stopped, [r for r in mute if r in usable])
     return verdict.ranks, verdict.reason
 
 
 def _stood_before(seen: Mapping[int, Seen]) -> list[int]:
-    """Return living ranks that stood still well before the first of others ended.
+    """Return live ranks that stopped well before the first of the others ended.
 
-    Ranks that wait for another one give up after a time, and end with an error. A rank
-    counts if it is silent, or if it has begun fewer operations than all ended ranks.
+    Ranks that wait for another one give up after a time and end with an error. A rank
+    is returned if it is silent, or if it has begun fewer operations than all ended
+    ranks.
     """
     ended = [one for one in seen.values() if one.code or one.state == "gone"]
     places = [one.entered for one in ended if one.entered is not None]
@@ -310,7 +315,7 @@ def _stood_before(seen: Mapping[int, Seen]) -> list[int]:
 
 
 def _place(one: Seen) -> stacks.Place:
-    """Return the progress of a rank with beats, in the order of the launcher."""
+    """Return the progress of a rank with beats, comparable as in the launcher."""
     entered, microstep = one.entered or (0, 0)
     return stacks.Place(step=entered, phase=microstep)
 
@@ -318,7 +323,7 @@ def _place(one: Seen) -> stacks.Place:
 def _groups(
     headers: Mapping[int, Header], ranks: Sequence[int]
 ) -> dict[str, list[int]]:
-    """Return by axis the other ranks in the groups of the ranks to blame."""
+    """Return, by axis, the other ranks in the groups of the ranks to blame."""
     if not headers:
         return {}
     header = next(iter(headers.values()))
@@ -329,7 +334,7 @@ def _groups(
     groups: dict[str, set[int]] = {}
     for rank in ranks:
         own = headers[rank].devices if rank in headers else ()
-        # A rank without spans has the devices that follow from its number.
+        # The devices of a rank without spans follow from its number.
         for device in own or range(rank * per_rank, (rank + 1) * per_rank):
             at = list(np.unravel_index(device, shape))
             for index, name in enumerate(names):

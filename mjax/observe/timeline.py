@@ -1,11 +1,11 @@
-"""`python -m mjax.observe timeline`: what did all ranks do in some steps?
+"""`python -m mjax.observe timeline`: show what all ranks did in some steps.
 
     python -m mjax.observe timeline --work-dir DIR --steps A:B --out FILE.json
 
 Enters: the work dir of a run. Leaves: steps A to B - 1 of all ranks on one clock, as a
 trace for https://ui.perfetto.dev or chrome://tracing; with `--out FILE.html` a
-self-contained picture of a few steps. A process is a rank, a thread a stream. Exit
-codes: 0 done, 2 bad input.
+self-contained picture of a few steps. In the trace a process is a rank and a thread is
+a stream. Exit codes: 0 done, 2 bad input.
 
 Source: Trace Event Format, Google
 (https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU);
@@ -67,12 +67,12 @@ def steps(text: str) -> tuple[int, int]:
 
 
 def trace(found: Merged, view: View, slots: Slots | None = None) -> dict[str, Any]:
-    """Return the trace; its time 0 is when its first span begins.
+    """Return the trace; its time 0 is the start of its first span.
 
     Args:
-      found: the steps.
-      view: which ranks are neighbours.
-      slots: of a pipeline; None: there are none.
+      found: merged steps.
+      view: order of the ranks.
+      slots: slots of a pipeline; None without a pipeline.
     """
     slots = slots or Slots(schedule=None)
     return {
@@ -113,7 +113,7 @@ def _lowest(found: Merged) -> int:
 
 
 def _threads(found: Merged, view: View, slots: Slots) -> dict[tuple[int, str], int]:
-    """Number the streams of each rank, slots and transfers below their device."""
+    """Number the streams of each rank, with slots and transfers below their device."""
     return {
         (number, name): at
         for number, names in timeline_rows.lanes(found.ranks, view, slots).items()
@@ -122,7 +122,7 @@ def _threads(found: Merged, view: View, slots: Slots) -> dict[tuple[int, str], i
 
 
 def _names(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
-    """Yield names and order of processes and threads."""
+    """Yield the names and the order of processes and threads."""
     for place, rank in enumerate(found.ranks):
         of = {"ph": "M", "pid": rank.header.rank}
         yield of | {"name": "process_name", "args": {"name": timeline_rows.title(rank)}}
@@ -183,7 +183,8 @@ def _slots(found: Merged, view: View, slots: Slots) -> Iterator[dict[str, Any]]:
     for number, arrow in enumerate(timeline_rows.arrows(slots, found.ranks), start=1):
         of = {"cat": PIPELINE, "name": "send", "id": number}
         pid, tid = thread(arrow.sent)
-        # An arrow begins in the slice around its time, so not at its very end.
+        # An arrow attaches to the slice at its time, so it must start before the slice
+        # ends.
         ts = (max(arrow.sent.start_ns, arrow.sent.end_ns - 1) - zero_ns) / 1e3
         yield of | {"ph": "s", "pid": pid, "tid": tid, "ts": ts}
         pid, tid = thread(arrow.received)
@@ -210,17 +211,17 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
         prog="python -m mjax.observe timeline",
-        description="What all ranks did in some steps, on one clock.",
+        description="Show what all ranks did in some steps, on one clock.",
     )
     add = parser.add_argument
-    add("--work-dir", type=Path, required=True, help="of the run")
-    add("--steps", required=True, metavar="A:B", help="steps A to B - 1")
+    add("--work-dir", type=Path, required=True, help="work dir of the run")
+    add("--steps", required=True, metavar="A:B", help="show steps A to B - 1")
     add(
         "--out", type=Path, help="FILE.json: a trace for Perfetto; FILE.html: a picture"
     )
     add("--json", action="store_true", help="print the trace")
-    add("--generation", type=int, help="a start of the run; default: the newest")
-    add("--only-slots", action="store_true", help="draw nothing but a pipeline's slots")
+    add("--generation", type=int, help="number of a start; default: the newest")
+    add("--only-slots", action="store_true", help="draw only the slots of a pipeline")
     add("--view", choices=get_args(View.__value__), default="dp", help="order of ranks")
     args = parser.parse_args(argv)
     try:

@@ -1,7 +1,7 @@
-"""A picture of a few steps of all ranks, as a page of its own.
+"""Draw a few steps of all ranks as a self-contained HTML page.
 
-Enters: merged steps, and the slots of a pipeline. Leaves: HTML with an SVG inside,
-without scripts, fonts or anything from a network; names of hosts and spans are escaped.
+Enters: merged steps, and the slots of a pipeline. Leaves: HTML with an SVG, without
+scripts, fonts or network requests; names of hosts and spans are escaped.
 """
 
 import html
@@ -14,7 +14,8 @@ from mjax.observe.slots import Slots, stage_of
 from mjax.observe.spans import Kind, Span
 
 MOST_SPANS = 20_000
-"""Chosen: browsers stay responsive with so many rectangles."""
+"""Maximum number of spans. Chosen: browsers stay responsive with this many
+rectangles."""
 _COLOURS: dict[Kind, str] = {
     "compute": "#4e9a6b",
     "tp": "#3b7dd8",
@@ -30,7 +31,7 @@ _COLOURS: dict[Kind, str] = {
 }
 _LEFT, _WIDTH, _ROW, _BAR, _HEAD = 150, 1300, 20, 15, 26
 _SLOTS = " slots"
-"""Suffix of a stream's name: the row of its slots."""
+"""Suffix of a stream's name for the row of its slots."""
 _LEAST_TEXT = 6.5
 """Width of a letter, in pixels."""
 _STYLE = """
@@ -52,10 +53,10 @@ def page(
     """Return the page.
 
     Args:
-      found: the steps.
-      view: which ranks are neighbours.
-      slots: of a pipeline; None: there are none.
-      only_slots: leave out all spans.
+      found: merged steps.
+      view: order of the ranks.
+      slots: slots of a pipeline; None without a pipeline.
+      only_slots: whether to leave out all spans.
     Raises:
       ValueError: there are too many spans for a picture, or no slots to draw.
     """
@@ -106,7 +107,7 @@ def page(
 
 
 def _scale(found: Merged, slots: Slots, *, only_slots: bool) -> slot_picture.Scale:
-    """Return the time scale of the picture, from the steps or from the slots."""
+    """Return the time scale of the picture, from the steps or the slots."""
     start_ns, end_ns = found.start_ns, found.end_ns
     if only_slots:
         start_ns = min(bar.start_ns for bar in slots.bars)
@@ -119,7 +120,7 @@ def _scale(found: Merged, slots: Slots, *, only_slots: bool) -> slot_picture.Sca
 def _rows(
     found: Merged, view: View, slots: Slots, *, only_slots: bool
 ) -> list[tuple[Rank, str, int]]:
-    """Return the rank, the stream and the top of each row."""
+    """Return rank, stream and top of each row."""
     with_slots = {bar.device for bar in slots.bars}
     rows, top = [], 30
     for rank in found.ranks:
@@ -135,7 +136,7 @@ def _rows(
 
 
 def _axis(found: Merged, scale: slot_picture.Scale, height: int) -> Iterator[str]:
-    """Yield lines at round times, and the events."""
+    """Yield grid lines at round times, and the events."""
     whole_ns = scale.end_ns - scale.start_ns
     power_ns = max(1, 10 ** (len(str(whole_ns)) - 1) // 10)
     unit_ns = next(n for n in (2, 5, 10, 20) if whole_ns < 13 * n * power_ns) * power_ns

@@ -1,4 +1,4 @@
-"""Additional parts of a timeline: rows, their titles, arrows of a pipeline.
+"""Rows of a timeline, their titles, and the arrows of a pipeline.
 
 Enters: merged steps and the slots of a pipeline. Leaves: the streams of each rank in
 order, names for people, and the transfers from slot to slot.
@@ -15,19 +15,19 @@ from mjax.observe.schedule import DIRECTIONS, Slot
 from mjax.observe.slots import PIPELINE, Bar, Slots
 
 TRANSFERS = "transfers"
-"""Below a device, beside the directions of its slots."""
+"""Suffix of the row of transfers, which is below a device's rows of slots."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arrow:
-    """From a slot to the one that receives what it has sent."""
+    """A transfer from a slot to the slot that receives its output."""
 
     sent: Bar
     received: Bar
 
     @property
     def received_ns(self) -> int:
-        """Earliest time at which it can have arrived, inside the receiving slot.
+        """Earliest possible time of arrival, inside the receiving slot.
 
         A tick begins before its inputs have arrived.
         """
@@ -36,7 +36,7 @@ class Arrow:
 
 
 def arrows(slots: Slots, ranks: Sequence[Rank]) -> list[Arrow]:
-    """Return what slots send to other stages, in the order of the slots."""
+    """Return the transfers of slots to other stages, in the order of the slots."""
     if slots.schedule is None or not ranks:
         return []
     mesh = ranks[0].header.mesh
@@ -54,7 +54,7 @@ def arrows(slots: Slots, ranks: Sequence[Rank]) -> list[Arrow]:
 
 
 def _beside(device: int, mesh: dict[str, int], slot: Slot) -> int:
-    """Return the device on the stage of a slot, all other coordinates the same."""
+    """Return the device on the stage of a slot that has the same other coordinates."""
     number = 0
     for axis, place in coordinates(device, mesh).items():
         number = number * mesh[axis] + (slot.stage if axis == PIPELINE else place)
@@ -62,7 +62,7 @@ def _beside(device: int, mesh: dict[str, int], slot: Slot) -> int:
 
 
 def streams(rank: Rank, view: View) -> list[str]:
-    """Return the streams of a rank, the host first, devices in the order of a view."""
+    """Return the streams of a rank: the host, then devices in the order of a view."""
     names = {span.stream for _, span in rank.spans}
 
     def key(name: str) -> tuple[int, tuple[int, ...], str]:
@@ -78,10 +78,10 @@ def lanes(ranks: Sequence[Rank], view: View, slots: Slots) -> dict[int, list[str
     """Return the rows of each rank: its streams; below a device, its slots.
 
     Args:
-      ranks: with their spans.
-      view: order of devices.
-      slots: of a pipeline. Those of device 3 are in `device:3 forward`, `device:3
-        backward` and `device:3 transfers`, if there are any.
+      ranks: ranks with their spans.
+      view: order of the devices.
+      slots: slots of a pipeline. Those of device 3 get the rows `device:3 forward`,
+        `device:3 backward` and `device:3 transfers`, if there are any.
     """
     more: dict[tuple[int, str], set[str]] = collections.defaultdict(set)
     for bar in slots.bars:
@@ -100,7 +100,7 @@ def lanes(ranks: Sequence[Rank], view: View, slots: Slots) -> dict[int, list[str
 
 
 def title(rank: Rank) -> str:
-    """Return the name of a rank for people, with its place where an axis is split."""
+    """Return the name of a rank, with its coordinates on axes larger than 1."""
     header = rank.header
     places = [coordinates(device, header.mesh) for device in header.devices]
     said = []
@@ -113,7 +113,7 @@ def title(rank: Rank) -> str:
 
 
 def bound(rank: Rank) -> str:
-    """Return the error of a rank's times for people."""
+    """Describe the error bound of a rank's times."""
     if math.isinf(rank.error_ns):
         return "times not bounded"
     return f"times within {rank.error_ns / 1e3:.1f} us"

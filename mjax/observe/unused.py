@@ -1,10 +1,10 @@
-"""`python -m mjax.observe unused`: parameters that never had a gradient.
+"""`python -m mjax.observe unused`: find parameters that never had a gradient.
 
     python -m mjax.observe unused --work-dir runs/a [--step N] [--json] [--out FILE]
 
-Enters: a checkpoint. Leaves: the parameters whose gradient was zero in every step,
-likewise single layers of stacked parameters; below them slices of parameters, such as
-rows of an embedding or heads. Only the moments of the optimizer are read (see
+Enters: a checkpoint. Leaves: the parameters and single layers of stacked parameters
+whose gradient was zero in every step; then slices of other parameters, such as heads or
+rows of an embedding. Only the moments of the optimizer are read (see
 `gradient_traces`): nothing is trained and no device is used. Exit codes: 0 done, 2 bad
 input.
 """
@@ -25,25 +25,26 @@ from mjax.observe.gradient_traces import MU, NU, Found, Part, Piece, Unused
 _PARAMS = "params."
 _COUNT = "opt_state.adam.count"
 _SHOWN = 8
-"""Ranges of indexes to print. Chosen: they fit into a line."""
+"""Maximum number of index ranges to print. Chosen: they fit into a line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What a checkpoint shows about the gradients of its run."""
+    """Result of the command."""
 
     path: str
     step: int
     updates: int
-    """Accepted steps: the steps that the moments include."""
+    """Number of steps in the moments; skipped steps are not counted."""
     found: Found
     forgotten_after: int | None
-    """Updates after which a gradient of 1e-6 leaves no trace; None: not known."""
+    """Number of updates after which a gradient of 1e-6 leaves no trace; None:
+    unknown."""
     problems: tuple[str, ...]
 
 
 class _Moments:
-    """A saved step, read in the pieces in which it was written."""
+    """A saved step, read in the pieces in which it was stored."""
 
     def __init__(self, saved: SavedStep) -> None:
         self._saved = saved
@@ -64,8 +65,8 @@ def read(path: Path, step: int | None) -> Report:
     """Check the gradients of a checkpoint.
 
     Args:
-      path: work dir of a run, folder of checkpoints, or one checkpoint.
-      step: of the checkpoint; None takes the newest.
+      path: work dir of a run, a folder of checkpoints, or one checkpoint.
+      step: step of the checkpoint; None takes the newest.
     Raises:
       ValueError: there is no checkpoint, it cannot be read, or it has no moments.
     """
@@ -75,13 +76,13 @@ def read(path: Path, step: int | None) -> Report:
         names = {*saved.names()}
         if _COUNT not in names or not any(name.startswith(NU) for name in names):
             raise ValueError(
-                f"{folder} has no moments of an optimizer ({NU}...), so nothing is "
-                "known of the gradients; give a checkpoint that mjax.train has saved"
+                f"{folder} has no moments of an optimizer ({NU}...), so its gradients "
+                "are unknown; give a checkpoint that mjax.train saved"
             )
         updates = int(saved.read(_COUNT))
         if updates == 0:
             raise ValueError(
-                f"{folder} has seen no update, so all moments are zero; give a later "
+                f"{folder} has had no update, so all moments are zero; give a later "
                 "--step"
             )
         found = gradient_traces.find_unused(_Moments(saved))
@@ -100,7 +101,7 @@ def read(path: Path, step: int | None) -> Report:
 
 
 def _beta2(run: Mapping[str, Any]) -> float | None:
-    """Return the decay of nu, from the config that was saved with the state."""
+    """Return the decay of nu from the config that was saved with the state."""
     optim = (run.get("config") or {}).get("optim") or {}
     beta2: Any = optim.get("beta2")
     is_number = isinstance(beta2, int | float) and not isinstance(beta2, bool)
@@ -108,12 +109,12 @@ def _beta2(run: Mapping[str, Any]) -> float | None:
 
 
 def _problems(names: set[str]) -> tuple[str, ...]:
-    """Say which parameters have no moments."""
+    """Describe the parameters that have no moments."""
     params = sorted(n.removeprefix(_PARAMS) for n in names if n.startswith(_PARAMS))
     without = [n for n in params if not {f"{NU}{n}", f"{MU}{n}"} <= names]
     if not without:
         return ()
-    return (f"{', '.join(without)}: no moments, so it is not trained and not judged",)
+    return (f"{', '.join(without)}: no moments, so it is not trained and not checked",)
 
 
 # ------------------------------------------------------------------------------ output
@@ -198,7 +199,7 @@ def _place(one: Unused | Part) -> tuple[str, str]:
 
 
 def _ranges(indexes: Sequence[int]) -> str:
-    """Write the first indexes, as ranges."""
+    """Format the first indexes as ranges."""
     found: list[list[int]] = []
     for index in indexes:
         if found and found[-1][1] == index - 1:
@@ -213,18 +214,18 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
         prog="python -m mjax.observe unused",
-        description="Which parameters had no gradient in any step of a run.",
+        description="Find parameters that had no gradient in any step of a run.",
     )
     add = parser.add_argument
     add(
         "--work-dir",
         type=Path,
         required=True,
-        help="of the run; or its folder of checkpoints, or one checkpoint",
+        help="work dir of the run, its folder of checkpoints, or one checkpoint",
     )
-    add("--step", type=int, help="of the checkpoint; the newest if absent")
+    add("--step", type=int, help="step of the checkpoint; default: the newest")
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write the JSON object there too")
+    add("--out", type=Path, help="also write the JSON object to this file")
     args = parser.parse_args(argv)
     try:
         report = read(args.work_dir, args.step)

@@ -1,14 +1,16 @@
-"""`python -m mjax.observe whatif`: how much of a run is due to stragglers.
+"""`python -m mjax.observe whatif`: how much time stragglers cost a run.
 
     python -m mjax.observe whatif --work-dir DIR [--from-step A] [--to-step B]
                                   [--json] [--out FILE]
 
-Enters: the spans of a run. Leaves: the step without stragglers; what each rank and each
-phase costs; causes, the most expensive first. Exit codes: 0 done, 2 bad input.
+Enters: the spans of a run. Leaves: the step time without stragglers; the cost of each
+rank and each phase; and the causes, the most expensive first. Exit codes: 0 done, 2 bad
+input.
 
 `mjax.observe.step_graph` builds the graph of the steps and states its assumptions.
-`mjax.observe.detect.whatif_ranks` finds what makes an operation longer than usual. A
-run without stamps has no spans of devices: its hosts all see the step of the slowest.
+`mjax.observe.detect.whatif_ranks` finds what makes an operation longer than usual.
+Without stamps there are no spans of devices, and all hosts see the step time of the
+slowest.
 """
 
 import collections
@@ -28,10 +30,11 @@ from mjax.observe.spans import SpanFile, read_run
 from mjax.observe.step_graph import Worker, build, read_steps, runs_of
 
 _NAME_OF = {"data": "wait for data", "host": "between steps", "sync": "norm"}
-"""Names of the phases of the analysis, for people and programs."""
+"""Names of the phases, for people and programs."""
 _MOST_SHOWN = 8
 _SKIPPED_STEPS = 2
-"""First steps of a start to leave out: they fill caches and connect devices. Chosen."""
+"""Number of first steps of a start to leave out: they fill caches and connect devices.
+Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -87,14 +90,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
         prog="python -m mjax.observe whatif",
-        description="How much of a run is due to stragglers.",
+        description="Show how much time stragglers cost a run.",
     )
     add = parser.add_argument
-    add("--work-dir", type=Path, required=True, help="of the run")
-    add("--from-step", type=int, help="leave out steps before it")
-    add("--to-step", type=int, help="leave out steps after it")
+    add("--work-dir", type=Path, required=True, help="work dir of the run")
+    add("--from-step", type=int, help="first step to use")
+    add("--to-step", type=int, help="last step to use")
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write the JSON object there too")
+    add("--out", type=Path, help="also write the JSON object to this file")
     args = parser.parse_args(argv)
     try:
         found = answer(args.work_dir, args.from_step, args.to_step)
@@ -116,12 +119,12 @@ def answer(
     """Replay the newest start of a run.
 
     Args:
-      work_dir: of the run.
-      from_step: first step that counts; None leaves out the first two.
-      to_step: last step that counts.
-      files: of its spans, if they have been read.
+      work_dir: work dir of the run.
+      from_step: first step to use; None leaves out the first two.
+      to_step: last step to use.
+      files: its span files, if already read.
     Raises:
-      ValueError: there are no spans, or too few steps that all ranks have taken.
+      ValueError: there are no spans, or too few steps that all ranks ran.
     """
     problems: list[str] = []
     if files is None:
@@ -131,14 +134,14 @@ def answer(
     last = max((max(of, default=0) for of in steps.of), default=0)
     first = from_step or 0
     chosen = [s for s in steps.shared if first <= s <= (to_step or last)]
-    # Steps must be consecutive: time between others is not part of a step.
+    # Steps must be consecutive: time between other steps belongs to no step.
     longest = max(runs_of(chosen), key=len, default=[])
     longest = longest[_SKIPPED_STEPS:] if from_step is None else longest
     if not longest:
         raise ValueError(
-            f"{work_dir} has no steps in a row that all of {len(steps.workers)} "
-            "devices have taken; let the run go on, or name other steps with "
-            "--from-step and --to-step"
+            f"{work_dir} has no consecutive steps that all {len(steps.workers)} "
+            "devices ran; let the run go on, or choose other steps with --from-step "
+            "and --to-step"
         )
     return Answer(
         workers=steps.workers,
@@ -156,8 +159,8 @@ def _text(found: Answer) -> str:
     lines = [
         *found.problems,
         f"steps {found.steps[0]} to {found.steps[-1]}, {len(found.workers)} workers: "
-        f"{step_s:.4g} s a step; stragglers cost {what.saved:.1%} of it (the replay of "
-        f"what was measured is off by {error:+.1%})",
+        f"{step_s:.4g} s a step; stragglers cost {what.saved:.1%} of it (the replay "
+        f"of the measured times is off by {error:+.1%})",
     ]
     first = what.first
     if first is None:

@@ -1,9 +1,9 @@
 """Agreement between processes: all get the same answer, or all raise.
 
-Every process gives its text to process 0, which makes one answer of them and posts it:
-the traffic grows linearly with the number of processes. The texts are in the
-key-value store, so a process can still answer after an error, and threads can agree
-while the devices compute.
+Every process gives its text to process 0, which posts one answer: the traffic grows
+linearly with the number of processes. The texts are in the key-value store, so a
+process can still answer after an error, and threads can agree while the devices
+compute.
 """
 
 import collections
@@ -19,14 +19,15 @@ from mjax.processes.key_value import KeyValueStore
 
 DAY_S = 86_400
 _HOUR_S = 3_600
-# Process 0 knows who is missing, so its message must arrive before the others give up.
+# Process 0 knows which processes are missing, so its message must arrive before the
+# others give up.
 _MARGIN_S = 10
 _lock = threading.Lock()
 _opened: collections.Counter[str] = collections.Counter()
 
 
 class Agreement:
-    """Rounds in which all processes take part, in the same order.
+    """Rounds of agreement in which all processes take part, in the same order.
 
     Each thread needs its own agreement.
     """
@@ -38,11 +39,11 @@ class Agreement:
         *,
         timeout_s: int | float = _HOUR_S,
     ) -> None:
-        """Take part.
+        """Join an agreement.
 
         Args:
-          name: the same in every process. All processes open their names in the same
-            order.
+          name: name of the agreement, the same in every process. All processes create
+            their agreements in the same order.
           errors: exception types that the other processes raise unchanged, besides
             ValueError and NotImplementedError. All other types become RuntimeError
             there.
@@ -78,12 +79,12 @@ class Agreement:
     def together[T](
         self, act: Callable[[], T], *, timeout_s: int | float | None = None
     ) -> T:
-        """Act on every process; an error in one process is raised in all.
+        """Call `act` on every process; raise an error of one process in all of them.
 
         Args:
-          act: each process that fails raises its own error. All others raise the error
-            of the first failed process, with its number.
-          timeout_s: instead of the agreement's.
+          act: function to call. A process in which it fails raises its own error; the
+            others raise the error of the first failed process, with its number.
+          timeout_s: timeout instead of the agreement's.
         Raises:
           Exception: see `decide`.
           RuntimeError: a process did not answer; the message has its number.
@@ -93,7 +94,8 @@ class Agreement:
         try:
             first = self.merge(failure, _first_failure, timeout_s=timeout_s)
         finally:
-            if problem is not None:  # more informative than a list of missing processes
+            # Its own error is more informative than a list of missing processes.
+            if problem is not None:
                 _raise(problem)
         if first:
             self._value(json.loads(first))
@@ -123,9 +125,9 @@ class Agreement:
         """Merge the texts of all processes on process 0 and return the result to all.
 
         Args:
-          text: of this process.
-          merge: called on process 0 with all texts, by rank.
-          timeout_s: instead of the agreement's.
+          text: text of this process.
+          merge: function that process 0 calls with all texts, by rank.
+          timeout_s: timeout instead of the agreement's.
         Raises:
           Exception: `merge` raised it; see `decide`.
           RuntimeError: a process did not answer; the message has its number.
@@ -145,7 +147,7 @@ class Agreement:
         self._store.remove(f"{number}/of")
         if problem is not None:
             _raise(problem)
-        for old in range(self._oldest, number):  # all have read these
+        for old in range(self._oldest, number):  # all processes have read these
             self._store.remove(f"{old}")
         self._oldest = number
         return answer["value"]
@@ -173,7 +175,7 @@ class Agreement:
     def _silent(self, ranks: Sequence[int], timeout_s: int | float) -> RuntimeError:
         return RuntimeError(
             f"{name_processes(ranks)} did not answer within {timeout_s:.0f} s "
-            f"(agreement on: {self._name}); the output of that process may say why"
+            f"(agreement on: {self._name}); see the output of that process"
         )
 
     def _outcome(
@@ -181,7 +183,7 @@ class Agreement:
     ) -> tuple[dict[str, Any], Exception | None]:
         try:
             return {"value": act()}, None
-        except Exception as error:  # the other processes must learn of any error
+        except Exception as error:  # report any error to the other processes
             kinds = (k for k, kind in self._kinds.items() if isinstance(error, kind))
             kind = next(kinds, "")
             text = str(error) or type(error).__name__
@@ -196,7 +198,7 @@ class Agreement:
 
 
 def name_processes(ranks: Sequence[int]) -> str:
-    """Write ascending ranks as "process 3" or "processes 1-3, 7"."""
+    """Format ascending ranks as "process 3" or "processes 1-3, 7"."""
     blocks: list[list[int]] = []
     for rank in ranks:
         if blocks and rank == blocks[-1][-1] + 1:

@@ -1,8 +1,9 @@
-"""Check that all processes of a run were started alike, before they synchronise.
+"""Check that all processes of a run were started in the same way.
 
-Process 0 posts its facts; every process compares its own with these and answers with
-the differences only, so comparing thousands of processes takes seconds. No device is
-touched: processes with different meshes would deadlock there.
+Process 0 posts its facts; every process compares its own with these and answers only
+with the differences, so comparing thousands of processes takes seconds. This happens
+before they synchronise and touches no device, since processes with different meshes
+would deadlock.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ _NAMED_DIFFERENCES = 10
 
 
 def code_facts() -> dict[str, Any]:
-    """Return what this process runs: each file of mjax by its hash, and versions."""
+    """Return the hash of each file of mjax, and versions of packages."""
     folder = Path(mjax.__file__).parent
     files = {
         str(path.relative_to(folder.parent)): (
@@ -48,7 +49,7 @@ def code_facts() -> dict[str, Any]:
 
 
 def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Return the environment variables that change what is compiled or how it runs.
+    """Return the environment variables that affect compilation or execution.
 
     Each process may choose its own XLA dump directory.
     """
@@ -65,7 +66,7 @@ def check_same(agreement: Agreement, facts: Mapping[str, Any], fix: str) -> None
     """Raise if facts differ between processes; every process must call this.
 
     Args:
-      agreement: of all processes.
+      agreement: agreement of all processes.
       facts: names and JSON values, the most informative first.
       fix: advice for the user.
     Raises:
@@ -92,7 +93,7 @@ def check_same(agreement: Agreement, facts: Mapping[str, Any], fix: str) -> None
 
 
 def _describe(answers: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
-    """Write one line for each fact that differs.
+    """Format one line for each fact that differs.
 
     Args:
       answers: by rank; maps each fact that differs to the values of process 0 and of

@@ -5,18 +5,20 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DistributedConfig:
-    """How processes find each other; all None: ask the launcher, else one process."""
+    """How processes find each other. Default: through the launcher, or one process."""
 
     coordinator: str | None = None
-    """host:port of process 0, or of a coordinator of its own."""
+    """Address host:port of process 0, or of a separate coordinator."""
     num_processes: int | None = None
-    """Processes in the run; 1 alone ignores the launcher."""
+    """Number of processes in the run; 1 without the other flags ignores the
+    launcher."""
     process_id: int | None = None
     """Index of this process, from 0."""
     serves: bool = True
-    """Process 0 is the coordinator; else `mjax.processes.coordinator` runs there."""
+    """Whether process 0 is the coordinator; otherwise `mjax.processes.coordinator` runs
+    at the address."""
     timeout_s: int = 300
-    """Seconds to wait until all processes have met."""
+    """Seconds to wait until all processes have connected."""
 
     def __post_init__(self) -> None:
         if self.timeout_s < 1:
@@ -46,11 +48,12 @@ class DistributedConfig:
         if given and missing and given != ["--distributed.num-processes 1"]:
             raise ValueError(
                 f"got {' '.join(given)} without {' and '.join(missing)}; give all "
-                "three, or none to ask the launcher"
+                "three, or none to use the launcher's environment"
             )
         if not self.serves and self.coordinator is None:
             raise ValueError(
-                "--distributed.no-serves needs the --distributed.coordinator that does"
+                "--distributed.no-serves needs --distributed.coordinator, the address "
+                "of the separate coordinator"
             )
         if self.process_id is None or self.num_processes is None:
             return
@@ -64,10 +67,10 @@ class DistributedConfig:
 def split_address(
     address: str, flag: str = "--distributed.coordinator", *, least_port: int = 1
 ) -> tuple[str, int]:
-    """Split host:port; an IPv6 host stands in brackets.
+    """Split host:port; an IPv6 host needs brackets.
 
     Raises:
-      ValueError: it is no address; `flag` is what gave it.
+      ValueError: it is not an address; the message names `flag`.
     """
     host, _, port = address.rpartition(":")
     is_port = port.isascii() and port.isdigit() and least_port <= int(port) < 65536

@@ -1,14 +1,14 @@
-"""jax's coordination service in a process of its own.
+"""jax's coordination service in a separate process.
 
     python -m mjax.processes.coordinator NUM_PROCESSES HOST:PORT
 
-jax runs it in process 0. Then all other processes end with process 0, and all wait
-until it listens: a client that cannot connect retries after a second. Here the service
-listens before the first process starts, and it outlives every process. The processes
-are started with `--distributed.no-serves`.
+By default jax runs it in process 0. Then all processes wait until process 0 listens (a
+client that cannot connect retries after a second), and all end with process 0. Here the
+service listens before the first process starts and outlives every process. The
+processes are started with `--distributed.no-serves`.
 
-One function of jax starts both the service and the client of process 0. To leave out
-either half, its factory is replaced by a stand-in.
+One function of jax starts both the service and the client of process 0. To omit one of
+them, its factory is replaced by a stand-in.
 """
 
 import contextlib
@@ -31,11 +31,11 @@ def without_service() -> Iterator[None]:
 
 
 def serve(num_processes: int, address: str) -> Any:
-    """Listen for the processes of a run; return the service, which ends with its owner.
+    """Listen for the processes of a run; return the service, which ends when released.
 
     Args:
-      num_processes: of the run.
-      address: host:port by which they reach it; it listens on all addresses.
+      num_processes: number of processes of the run.
+      address: host:port at which they reach it; it listens on all interfaces.
     """
     import jax
     from jax._src.distributed import State

@@ -1,10 +1,10 @@
 """Start a run of several processes.
 
-Enters: flags, or the environment that a launcher (Open MPI, Slurm, a Kubernetes
-indexed job) gives each process. Leaves: jax started, so that every process sees the
-devices of all. Call it before anything touches a device.
+Enters: flags, or the environment that a launcher (Open MPI, Slurm, a Kubernetes indexed
+job) gives each process. Leaves: initialised jax, so that every process sees the devices
+of all. Call it before anything touches a device.
 
-On CPU the processes talk over gloo, which is what jax chooses by itself.
+On CPUs the processes communicate through gloo, jax's default.
 """
 
 import contextlib
@@ -25,18 +25,18 @@ from mjax.processes.coordinator import without_service
 logger = logging.getLogger(__name__)
 
 CONNECT_S = 5
-"""Seconds to wait for an answer of the coordinator when diagnosing a failure."""
+"""Seconds to wait for the coordinator's answer when diagnosing a failure."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rendezvous:
-    """What a process needs to join the others."""
+    """Values that a process needs to join the others."""
 
     coordinator: str
     num_processes: int
     process_id: int
     local_device_ids: list[int] | None
-    """The devices that this process may use; None means all devices of its host."""
+    """Devices that this process may use; None means all devices of its host."""
     source: str
 
 
@@ -46,8 +46,8 @@ def start(config: DistributedConfig) -> None:
     Args:
       config: explicit flags. An absent flag is read from the launcher's environment.
     Raises:
-      RuntimeError: the processes did not meet in time, or the launcher's environment
-        cannot be used. jax cannot be started again in this process.
+      RuntimeError: the processes did not connect in time, or the launcher's environment
+        cannot be used. jax cannot be initialised again in this process.
     """
     if config.num_processes is None:
         found = _detect(config.timeout_s)
@@ -119,7 +119,7 @@ def _detect(timeout_s: int) -> _Rendezvous | None:
         is_alone = os.environ["SLURM_NTASKS"] == num_hosts
     elif _is_pod_of_an_indexed_job():
         source, cluster, is_alone = "Kubernetes", K8sCluster, True
-        with warnings.catch_warnings(action="ignore"):  # the error says the same
+        with warnings.catch_warnings(action="ignore"):  # the error has the same text
             is_usable = cluster.is_env_present()
         if not is_usable:
             raise RuntimeError(
@@ -144,15 +144,15 @@ def _detect(timeout_s: int) -> _Rendezvous | None:
 
 
 def _is_pod_of_an_indexed_job() -> bool:
-    """Tell such a pod from one that runs alone, such as a notebook."""
+    """Return whether this is such a pod, not one that runs alone as a notebook may."""
     return {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
 
 def _local_devices(local_rank: int | None) -> list[int] | None:
-    """Choose the devices of one of several processes on a host: one each, as jax does.
+    """Choose one device for each of several processes on a host, as jax does.
 
     None if the user or the launcher has already chosen: a launcher that binds GPUs
-    makes one device visible to each process, and its number is 0 in all of them.
+    makes one device visible to each process, where its number is 0.
     """
     is_bound = len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1
     if local_rank is None or is_bound or "JAX_LOCAL_DEVICE_IDS" in os.environ:
@@ -161,7 +161,7 @@ def _local_devices(local_rank: int | None) -> list[int] | None:
 
 
 def _join(found: _Rendezvous, timeout_s: int, *, serves: bool) -> None:
-    """Start jax, and raise when the processes do not meet within timeout_s."""
+    """Initialise jax, and raise if the processes do not connect within timeout_s."""
     failures: list[Exception] = []
 
     def initialize() -> None:
@@ -179,7 +179,7 @@ def _join(found: _Rendezvous, timeout_s: int, *, serves: bool) -> None:
             failures.append(error)
 
     # At its own timeout jax aborts the process with a C++ stack trace. So jax gets a
-    # timeout that it never reaches, and this thread gives up first, with our message.
+    # timeout that it never reaches, and this thread raises our message first.
     thread = threading.Thread(target=initialize, name="mjax-join", daemon=True)
     started_s = time.monotonic()
     thread.start()
@@ -196,7 +196,7 @@ def _join(found: _Rendezvous, timeout_s: int, *, serves: bool) -> None:
 
 
 def _explain_timeout(found: _Rendezvous) -> str:
-    """Describe what this process can see of a coordinator that it could not join."""
+    """Describe a coordinator that this process could not join."""
     host, port = split_address(found.coordinator)
     if found.process_id != 0:
         try:
@@ -207,14 +207,14 @@ def _explain_timeout(found: _Rendezvous) -> str:
                 f"and that port {port} is open"
             )
     return (
-        "the coordinator runs, but not all processes came; check that each was "
+        "the coordinator runs, but not all processes connected; check that each was "
         "started, with the same coordinator and number of processes, or give a longer "
         "--distributed.timeout-s"
     )
 
 
 def _check_port_is_free(coordinator: str) -> None:
-    """Raise if the port is in use: jax's server would share it silently."""
+    """Raise if the port is in use, because jax's server would silently share it."""
     _, port = split_address(coordinator)
     try:
         socket.create_server(("", port)).close()

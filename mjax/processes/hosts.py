@@ -1,4 +1,4 @@
-"""Agreement in, the hosts of a run out: who runs where, and at which address.
+"""Find the hosts of a run: their names, addresses and processes.
 
 A host is named by MJAX_HOST, which the launcher may set, or by its own host name.
 """
@@ -25,7 +25,7 @@ class Hosts:
     own: str
     """Name of the host of this process."""
     leaders: Mapping[str, int]
-    """Of each host, the lowest rank of its processes."""
+    """Lowest rank of each host, by name of the host."""
     address: str
     """IP address of this host, at which the others reach it."""
 

@@ -1,8 +1,8 @@
-"""Texts that all processes of a run share, kept by jax's coordination service.
+"""Key-value store of a run, kept by jax's coordination service.
 
-No collective runs and no device is touched: texts can be exchanged before the devices
-are known, while they compute, and from background threads. A text may have any length.
-In a single-process run a dictionary replaces the service.
+It runs no collective and touches no device, so texts can be exchanged before the
+devices are known, while they compute, and from background threads. A text may have any
+length. In a single-process run a dictionary replaces the service.
 """
 
 import threading
@@ -18,13 +18,13 @@ _LEAST_S = 0.1  # allows at least one request and its answer
 
 
 class KeyValueStore:
-    """Texts under a name that all processes of the run share.
+    """Texts that all processes of the run share under a name.
 
     A key is posted once. To change a text, post it under another key.
     """
 
     def __init__(self, name: str) -> None:
-        """Open the store of that name, the same in every process."""
+        """Open the store of a name, which must be the same in every process."""
         self._prefix = f"mjax/{name}/"
         self._client: Any = distributed.client() or _in_this_process
 
@@ -48,7 +48,7 @@ class KeyValueStore:
         """
         until_s = time.monotonic() + timeout_s
         while True:
-            # Python runs signal handlers only between two waits.
+            # Wait in short steps: Python runs signal handlers only between them.
             left_s = min(until_s - time.monotonic(), _SLICE_S)
             try:
                 return self._client.blocking_key_value_get(
@@ -74,7 +74,7 @@ class KeyValueStore:
 
 
 class _InThisProcess:
-    """The part of jax's client that is used here, for a single-process run."""
+    """Replaces the used methods of jax's client in a single-process run."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}

@@ -1,10 +1,10 @@
-"""The progress word: where a process of a run is, in a file that others can read.
+"""The progress word: a process's progress, in a file that other processes can read.
 
 Enters: a path in `MJAX_PROGRESS_FILE`, set by the parent process. Leaves: 168 bytes
-mapped into memory: what the process does, its step, when it last wrote, and how long it
-has spent in each phase. Writing takes no lock and no system call. Reading needs no
-Python code to run in the process, so it works even if the process hangs with the
-interpreter lock held.
+mapped into memory: the phase of the process, its step, the time of its last write, and
+the time spent in each phase. Writing takes no lock and no system call. Reading does not
+depend on Python code in the process, so it works even if the process hangs while it
+holds the interpreter lock.
 
 A word is 21 little-endian int64: magic, generation, phase, step, microstep,
 monotonic_ns, saved_step, sequence, began_ns, start_step, first_step_ns, and the
@@ -32,15 +32,16 @@ from typing import Any
 FILE_VARIABLE = "MJAX_PROGRESS_FILE"
 """Environment variable: path of the file. If absent, nothing is written."""
 GENERATION_VARIABLE = "MJAX_GENERATION"
-"""Environment variable: how often the run was started before this start."""
+"""Environment variable: number of starts of the run before this one."""
 LAUNCH_VARIABLE = "MJAX_LAUNCH"
-"""Environment variable: a name of the launch that counts the generations."""
+"""Environment variable: name of the launch that counts the generations."""
 STACKS_VARIABLE = "MJAX_STACKS_FILE"
-"""Environment variable: where the process writes its stacks at STACKS_SIGNAL."""
+"""Environment variable: path to which the process writes its stacks at
+STACKS_SIGNAL."""
 STACKS_SIGNAL = signal.SIGUSR1
 LOCK_ANSWER = "The interpreter lock is free.\n"
-"""A thread writes this to the same file in answer to `ask_for_lock`. Without it no
-Python code runs in the process."""
+"""A thread writes this to the same file in answer to `ask_for_lock`. If it is missing,
+no Python code runs in the process."""
 
 _MAGIC = 0x6D6A617870726F32  # "mjaxpro2"
 _FORMAT = struct.Struct("<21q")
@@ -50,7 +51,7 @@ _TRIES = 100
 
 
 class Phase(enum.IntEnum):
-    """What a process of a run is doing."""
+    """Phase of a process of a run."""
 
     IMPORT = 0
     INIT = 1
@@ -69,24 +70,25 @@ class Word:
     """The last state that a process reported."""
 
     generation: int
-    """How often the run had been started before."""
+    """Number of earlier starts of the run."""
     phase: Phase
     step: int
     """Optimizer steps that have been dispatched to the devices."""
     microstep: int
     """Count of marks within the step or the phase."""
     monotonic_ns: int
-    """When the word was written, by the monotonic clock of the host."""
+    """Time of the write, by the monotonic clock of the host."""
     saved_step: int
-    """Newest step that this generation has restored or saved; -1 for none."""
+    """Newest step that this generation restored or saved; -1 for none."""
     sequence: int
     """Twice the number of words written before this one."""
     began_ns: int
-    """When the first word was written, by the same clock."""
+    """Time of the first write, by the same clock."""
     start_step: int
-    """Steps that the state had seen when this process began; -1 before it is known."""
+    """Steps in the state when this process began; -1 before it is known."""
     first_step_ns: int
-    """When the first step of this process ended, by the same clock; 0 before."""
+    """Time at which the first step of this process ended, by the same clock; 0
+    before."""
     spent_ns: tuple[int, ...]
     """Time spent in each `Phase`, until `monotonic_ns`."""
 
@@ -95,13 +97,14 @@ class Writer:
     """Writes the word of this process. Only one thread at a time may call it."""
 
     def __init__(self, path: Path | None, generation: int = 0) -> None:
-        """Create the file, or take over an existing one.
+        """Create the file, or use an existing one.
 
         Args:
-          path: of the file, made if absent; None keeps the word in this process.
-          generation: the run's present generation.
+          path: path of the file, created if absent; None keeps the word in this
+            process.
+          generation: current generation of the run.
         Raises:
-          OSError: the file cannot be made or mapped.
+          OSError: the file cannot be created or mapped.
         """
         self.generation = generation
         self._path = path
@@ -127,8 +130,8 @@ class Writer:
         """Report the phase that begins now.
 
         Args:
-          phase: that begins.
-          step: steps dispatched; None keeps the previous value.
+          phase: phase that begins.
+          step: number of dispatched steps; None keeps the previous value.
           microstep: a count within the phase.
         """
         words = self._begin()
@@ -142,7 +145,7 @@ class Writer:
         self._end()
 
     def ended_first_step(self) -> None:
-        """Report that the devices ended the first step; others may be in flight."""
+        """Report that the devices finished the first step; others may be in flight."""
         words = self._begin()
         words[_FIRST_STEP] = self._count_time(words)
         self._end()
@@ -159,7 +162,7 @@ class Writer:
         return _read(lambda: bytes(self._map), "the word of this process")
 
     def diverged(self, step: int, ways: Mapping[int, Sequence[str]]) -> None:
-        """Report in a file beside the word that the run must go back.
+        """Report in a file beside the word that the run must return to an older step.
 
         Args:
           step: optimizer steps that the state has seen.
@@ -174,8 +177,8 @@ class Writer:
 
         Args:
           step: optimizer steps that the state has seen.
-          processes: those whose devices hold other bits than the majority; without a
-            majority, all that disagree.
+          processes: processes whose devices hold other bits than the majority; without
+            a majority, all processes that disagree.
           is_sure: whether there is a majority.
         """
         facts = {"step": step, "processes": [*processes], "is_sure": is_sure}
@@ -203,7 +206,7 @@ class Writer:
         return self._words
 
     def _count_time(self, words: memoryview) -> int:
-        """Add the time since the last word to its phase; return the present time."""
+        """Add the time since the last word to its phase; return the current time."""
         now_ns = time.monotonic_ns()
         words[_SPENT + words[_PHASE]] += now_ns - words[_TIME]
         words[_TIME] = now_ns
@@ -215,7 +218,7 @@ class Writer:
 
 
 def last_words_path(path: Path) -> Path:
-    """Return the path of the file that says why a process gave up."""
+    """Return the path of the file with the reason why a process gave up."""
     return path.with_name(f"{path.name}.last")
 
 
@@ -225,7 +228,7 @@ def operations_path(path: Path) -> Path:
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:
-    """Return the writer that the parent process asks for.
+    """Return the writer that the parent process requests.
 
     Raises:
       ValueError: the generation is not an integer, or the file cannot be created.
@@ -245,19 +248,19 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Writer:
 
 
 def show_stacks_on_signal(environment: Mapping[str, str] = os.environ) -> None:
-    """Let STACKS_SIGNAL append the stacks of all threads to the file asked for.
+    """Let STACKS_SIGNAL append the stacks of all threads to the requested file.
 
-    The C library calls the handler, so even a process that holds the interpreter lock
-    for ever writes its stacks; it only does not answer `ask_for_lock`. Call this before
-    anything that may hang.
+    The C library calls the handler, so even a process that never releases the
+    interpreter lock writes its stacks; but it does not answer `ask_for_lock`. Call this
+    before anything that may hang.
 
     Raises:
       OSError: the file cannot be created, or its file system has no named pipes.
     """
     path = environment.get(STACKS_VARIABLE)
     if path:
-        # A pipe, not a signal: a signal that some thread leaves unblocked, for instance
-        # a thread of a library, could kill the process.
+        # Use a pipe, not a signal: a signal that some thread of a library leaves
+        # unblocked could kill the process.
         question = _question_path(Path(path))
         with contextlib.suppress(FileExistsError):
             os.mkfifo(question, 0o600)
@@ -275,7 +278,7 @@ def _answer(asked: int, descriptor: int) -> None:
 
 
 def ask_for_lock(stacks: Path) -> None:
-    """Ask the process that writes its stacks to a file for LOCK_ANSWER.
+    """Request LOCK_ANSWER from the process that writes its stacks to a file.
 
     Nothing happens if it has ended.
     """

@@ -1,17 +1,17 @@
-"""Many clients of the coordination service in one process, and the time they take.
+"""Time many clients of the coordination service in one process.
 
     python -m mjax.processes.timed_clients NUM_CLIENTS HOST:PORT REPORT_FD BEGAN_S
 
-To the coordinator each client looks like a process of `timed_start`: its own
-connection, the same requests. A client has no devices and no interpreter of its own, so
-a host with memory for a few dozen processes can run a thousand clients. The work of the
-coordinator grows with the number of clients; this program measures it. Phases, reports
-and releases are those of `timed_start`; phases without messages are left out.
+To the coordinator each client looks like a process of `timed_start`, with its own
+connection and the same requests. A client has no devices and no interpreter of its own,
+so a host with memory for a few dozen processes can run a thousand clients. The work of
+the coordinator grows with the number of clients; this program measures it. Phases,
+reports and releases are those of `timed_start`; phases without messages are left out.
 
 The requests that jax makes to exchange the devices of all processes are made here
-explicitly: every client posts its own, client 0 reads all of them and posts the whole,
-the others read it. Source: openxla/xla, xla/pjrt/distributed/topology_util.cc,
-ExchangeTopologies.
+explicitly: every client posts its own devices, client 0 reads all of them and posts the
+result, and the others read it. Source: openxla/xla,
+xla/pjrt/distributed/topology_util.cc, ExchangeTopologies.
 """
 
 import collections
@@ -29,7 +29,7 @@ LOCAL_TOPOLOGY_BYTES = 80
 
 
 def phases(num_clients: int, address: str) -> Iterator[str]:
-    """Start all clients, one phase an iteration; yield the name of each ended phase.
+    """Start all clients, one phase per iteration; yield the name of each ended phase.
 
     Raises:
       RuntimeError: the clients agreed on a wrong result.
@@ -50,7 +50,7 @@ def phases(num_clients: int, address: str) -> Iterator[str]:
         for number in range(num_clients)
     ]
     with ThreadPoolExecutor(num_clients) as pool:
-        # The clients wait for each other: each needs a thread.
+        # The clients wait for each other, so each needs a thread.
         def all_of(act: Callable[[int], Any]) -> list[Any]:
             return list(pool.map(act, range(num_clients)))
 
@@ -99,12 +99,14 @@ def _agreements(clients: Sequence[Any]) -> list[Any]:
 def _compare(agreement: Any, text: str) -> None:
     """Post and read what `check_same` does if nothing differs.
 
-    Unlike `check_same`, do not parse the text. With a thousand clients in one
-    interpreter that would take so long that the waiting clients would ask again, see
-    `KeyValueStore`.
+    Unlike `check_same`, do not parse the text: with a thousand clients in one
+    interpreter that would take so long that waiting clients would time out and ask
+    again, see `KeyValueStore`.
     """
     if agreement.from_rank(0, text) != text:
-        raise RuntimeError("a client has read another text than that of client 0")
+        raise RuntimeError(
+            "a client has read a text that differs from that of client 0"
+        )
     agreement.merge("{}", lambda texts: "")
 
 
@@ -121,7 +123,7 @@ def _exchange(client: Any, number: int, num_clients: int) -> int:
 
 
 def main(argv: list[str]) -> int:
-    """Go through the phases, and report each."""
+    """Run the phases, and report each."""
     num_clients, address, descriptor, began = argv
     steps = phases(int(num_clients), address)
     return report_phases(steps, int(descriptor), float(began))

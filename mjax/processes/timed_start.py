@@ -1,16 +1,16 @@
-"""One process that joins a run as a training process does, and times each phase.
+"""Join a run as a training process does, and time each phase.
 
     python -m mjax.processes.timed_start RANK NUM_PROCESSES HOST:PORT REPORT_FD BEGAN_S
 
 `mjax.health.startup` starts several. Enters: the address of the coordination service
-(`mjax.processes.coordinator`), and when this process was started, by the monotonic
-clock of the host. Leaves: one JSON object a line on the file descriptor REPORT_FD, at
-the end of each phase: its name, its seconds, and the CPU seconds of this process in it.
+(`mjax.processes.coordinator`), and the start time of this process by the monotonic
+clock of the host. Leaves: at the end of each phase one JSON line on the file descriptor
+REPORT_FD, with its name, its seconds, and the CPU seconds of this process in it.
 
 Before the next phase the process waits for a byte on its standard input, so no phase
-includes the wait for the slowest process of the previous phase. The process ends when
-that input ends, whatever it is doing. The phases are those phases of `mjax.train`, in
-its order, that depend on the number of processes; there is no model.
+includes the wait for the slowest process of the previous phase. The process ends at
+once when that input ends. The phases are those of `mjax.train` that depend on the
+number of processes, in its order; there is no model.
 """
 
 import json
@@ -22,12 +22,12 @@ import time
 from collections.abc import Iterator
 
 LIMIT_S = 3_600
-"""Chosen above any limit of the parent, which ends the processes in time."""
+"""Timeout. Chosen above any limit of the parent, which ends the processes in time."""
 _FIX = "Do not change files of mjax while processes start"
 
 
 def phases(rank: int, num_processes: int, address: str) -> Iterator[str]:
-    """Start, one phase an iteration; yield the name of each ended phase.
+    """Start, one phase per iteration; yield the name of each ended phase.
 
     Raises:
       RuntimeError: the processes did not connect, or their combined result is wrong.
@@ -91,12 +91,12 @@ def phases(rank: int, num_processes: int, address: str) -> Iterator[str]:
 
 
 def report_phases(steps: Iterator[str], descriptor: int, began_s: float) -> int:
-    """Go through phases: report the end of each, and wait to be released.
+    """Run phases: report the end of each, and wait to be released.
 
     Args:
       steps: each iteration is a phase and yields its name.
-      descriptor: to write to.
-      began_s: when the first phase began, by the monotonic clock.
+      descriptor: file descriptor for the reports.
+      began_s: start of the first phase, by the monotonic clock.
     Returns:
       exit code 0.
     """
@@ -120,7 +120,7 @@ def _listen(released: queue.SimpleQueue[None]) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Go through the phases, and report each."""
+    """Run the phases, and report each."""
     rank, num_processes, address, descriptor, began = argv
     steps = phases(int(rank), int(num_processes), address)
     return report_phases(steps, int(descriptor), float(began))

@@ -1,4 +1,4 @@
-"""`python -m mjax.doctor`: what is judged, what fails it, and what a person reads."""
+"""`python -m mjax.doctor`: its checks, what makes them fail, and its output."""
 
 import json
 import signal
@@ -122,14 +122,14 @@ def test_a_host_that_is_ready_passes(judge, facts, value):
             GPUS | {"driver": "NVRM version: 570.124.06"},
             "the driver is 570.124.06, CUDA 13 needs 580",
         ),
-        (several, NAME | {"addresses": ["127.0.1.1", "::1"]}, "reach themselves"),
+        (several, NAME | {"addresses": ["127.0.1.1", "::1"]}, "connect to themselves"),
         (one, NAME | {"error": "gpu001 has no address"}, "no address"),
         (network.free_ports, {"taken": {"12355": "in use"}}, "port 12355: in use"),
         (network.reached, {"silent": {"a:1": "refused"}}, "a:1: refused"),
         (usable, FOLDER | {"free_bytes": 9e9}, "has 9.0 GB free"),
         (usable, FOLDER | {"free_files": 12}, "can hold 12 more files"),
         (usable, FOLDER | {"error": "Read-only file system"}, "Read-only"),
-        (folders.shared, FOLDER | {"type": "xfs"}, "of this host alone"),
+        (folders.shared, FOLDER | {"type": "xfs"}, "that only this host sees"),
     ],
 )
 def test_a_host_that_is_not_ready_fails_with_the_value(judge, facts, reason):
@@ -164,7 +164,7 @@ def test_a_folder_that_cannot_be_written_is_told_with_its_name(tmp_path):
     file.touch()
     assert "Not a directory" in probe.folder(str(file / "runs"))["error"]
     assert probe.folder("/proc/1")["error"]
-    # As of a stale mount or a closed parent: to ask for the folder is an error itself.
+    # As for a stale mount or a closed parent: looking up the folder is itself an error.
     unasked = probe.folder(str(tmp_path / ("x" * 300) / "runs"))
     assert "File name too long" in unasked["error"]
     assert folders.usable(unasked, least_gb=0).state is State.FAILED

@@ -64,7 +64,7 @@ def test_a_process_that_does_not_come_is_waited_for_no_longer_than_asked(tmp_pat
     codes, answer, _ = run([tmp_path], 3, num=2)
     assert codes == [1]
     assert states(answer)["meet"] == "failed"
-    assert "not all processes came" in answer["together"][0]["reason"]
+    assert "not all processes connected" in answer["together"][0]["reason"]
 
 
 def test_a_process_that_does_not_reach_the_coordinator_says_so_itself(tmp_path):

@@ -93,7 +93,7 @@ def test_every_gpu_compiles_to_its_own_code_with_its_own_memory(name):
 @pytest.mark.parametrize(
     ("num_devices", "options", "message"),
     [
-        (8, {"gpu": "h300"}, "no GPU 'h300' is described; there are a100-80g, h100"),
+        (8, {"gpu": "h300"}, "no GPU 'h300' is described; choose from a100-80g, h100"),
         (12, {}, "multiple of gpus_per_node 8, got 12; use 8, or"),
         (0, {}, "num_devices and gpus_per_node must be at least 1, got 0 and 8"),
         (8, {"gpus_per_node": 0}, "must be at least 1, got 8 and 0"),

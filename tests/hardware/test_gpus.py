@@ -1,4 +1,4 @@
-"""Descriptions of GPUs: complete, and in agreement with what a run goes by."""
+"""Descriptions of GPUs are complete, and agree with the values that a run uses."""
 
 import dataclasses
 

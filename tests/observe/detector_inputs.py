@@ -1,4 +1,4 @@
-"""Generated cases as the detectors take them, without their truth."""
+"""Generated cases in the form that detectors take, without the known answer."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from tests.observe.synthetic_stuck import StuckCase
 
 
 def verdict(case: StuckCase) -> Verdict:
-    """Judge a case without its truth."""
+    """Judge a case without its known answer."""
     mesh, progress = case.mesh, case.progress
     return judge(
         Places(tp=mesh.tp, pp=mesh.pp, dp=mesh.dp, host=mesh.host),
@@ -29,7 +29,7 @@ def verdict(case: StuckCase) -> Verdict:
 
 
 def trace_of(run: PipelineRun) -> Trace:
-    """Return the spans and the graph of a run, without its truth."""
+    """Return the spans and the graph of a run, without its known answer."""
     graph, stages = run.graph, run.graph.shape.stages
     worker = np.arange(stages * graph.shape.replicas)
     return Trace(
@@ -48,7 +48,7 @@ def trace_of(run: PipelineRun) -> Trace:
 
 
 def part_of_slowdown(step_s: np.ndarray, run: PipelineRun) -> float:
-    """Return the error of a time without the cause, as a part of the slowdown."""
+    """Return the error of a time without the cause, as a fraction of the slowdown."""
     ideal_s = float(run.truth.ideal_step_s.sum())
     slowdown_s = float(run.truth.step_s.sum()) - ideal_s
     return (float(step_s.sum()) - ideal_s) / slowdown_s

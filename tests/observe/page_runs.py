@@ -1,4 +1,4 @@
-"""Runs for the tests of the live page, written as trainers write them, line by line."""
+"""Runs for the tests of the live page, written line by line as trainers write them."""
 
 import json
 import time
@@ -50,13 +50,13 @@ class Rank:
         self.num_lines += 1
 
     def barrier(self, number: int) -> None:
-        """Come to a barrier and leave it a millisecond later."""
+        """Enter a barrier and leave it a millisecond later."""
         start_ns, self.now_ns = self.now_ns, self.now_ns + MS
         span = Span("barrier", "idle", "barrier", start_ns, self.now_ns)
         self.line(spans=(span,), barrier=number)
 
     def steps(self, first: int, last: int, slower_ms: int = 0) -> None:
-        """Take steps of 100 ms: data, forward and backward on the device, norm."""
+        """Run steps of 100 ms: data, forward and backward on the device, norm."""
         for step in range(first, last + 1):
             self.line(step=step, spans=tuple(self._step(slower_ms)))
 
@@ -83,7 +83,7 @@ class Rank:
         yield Span("step", "compute", "step", begin_ns, self.now_ns)
 
     def event(self, kind: str, text: str, severity: Any = "warning") -> None:
-        """Tell something."""
+        """Write an event of the process."""
         told = Event(time_ns=self.now_ns, kind=kind, text=text, severity=severity)
         self.line(event=told)
 

@@ -41,13 +41,13 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Operations and what each waits for. N operations, E edges."""
+    """Operations and their dependencies. N operations, E edges."""
 
     shape: Shape
     name: Array
     """[N], index in NAMES."""
     worker: Array
-    """[N]; of a send: who sends."""
+    """[N], worker; for a send the sender."""
     step: Array
     """[N], from 0."""
     micro: Array
@@ -65,7 +65,7 @@ class Graph:
 
 
 def orders(shape: Shape, stage: int) -> Iterator[tuple[bool, int, int]]:
-    """Yield what a worker computes in a step: backward, microbatch, virtual stage."""
+    """Yield the passes of a worker in a step: backward, microbatch, virtual stage."""
     stages, chunks, total = shape.stages, shape.chunks, shape.num_micro * shape.chunks
     if chunks == 1:
         warmup = stages - 1 - stage
@@ -152,7 +152,7 @@ class _Builder:
             ]
 
     def _connect(self, key: tuple[int, bool, int, int, int], number: int) -> None:
-        """Add what an operation computes for: a send, or the turn to the backward."""
+        """Add the successor of an operation: a send, or the backward pass."""
         replica, backward, micro, stage, step = key
         last = self.shape.stages * self.shape.chunks - 1
         if not backward and stage == last:

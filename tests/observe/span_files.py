@@ -1,4 +1,4 @@
-"""Files of spans for tests: starts of a run, on clocks that the test chooses."""
+"""Span files for tests: starts of a run, on clocks that the test chooses."""
 
 import dataclasses
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What the ranks of a synthetic run need alone: the healthy life, before any waiting.
+"""Times that the ranks of a synthetic healthy run need, before any waiting.
 
 Enters: a random generator. Leaves: the layout of 1,024 ranks, the seconds of data,
 forward and backward of each step and rank, and those of the transfers. For
@@ -27,7 +27,7 @@ WARMUP_STEPS, WARMUP = (2, 8), (1.3, 4.0)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Place of each rank. All arrays are [R] and count from 0."""
+    """Position of each rank. All arrays are [R] and count from 0."""
 
     host: Array
     tp: Array
@@ -52,7 +52,7 @@ def draw_layout(rng: np.random.Generator) -> Layout:
 def draw_work(
     rng: np.random.Generator, layout: Layout, num_steps: int, work_s: float
 ) -> tuple[dict[str, Array], Array, bool, Array]:
-    """Draw what each rank would need alone, in seconds, [T, R].
+    """Draw the seconds that each rank would need without waiting, [T, R].
 
     Returns:
       data, forward, backward; the factor of each step [T, replicas] that all stages of
@@ -93,7 +93,7 @@ def draw_work(
 def _draw_lengths(
     rng: np.random.Generator, layout: Layout, num_steps: int
 ) -> tuple[Array, bool]:
-    """Draw what sequence lengths do to each step of a replica, [T, replicas]."""
+    """Draw the effect of sequence lengths on each step of a replica, [T, replicas]."""
     uneven = bool(rng.random() < severity.UNEVEN_PROBABILITY)
     deviation = rng.uniform(*severity.LENGTHS) if uneven else 0.004
     replicas = int(layout.dp.max()) + 1
@@ -107,7 +107,7 @@ def _draw_lengths(
 
 
 def _happens(rng: np.random.Generator) -> bool:
-    """Say whether a run has one of the differences between groups of hosts."""
+    """Return whether a run has one of the differences between groups of hosts."""
     return bool(rng.random() < severity.GROUP_PROBABILITY)
 
 
@@ -119,7 +119,7 @@ def _draw_rack(rng: np.random.Generator, layout: Layout) -> Array:
 
 
 def _draw_blips(rng: np.random.Generator, num_steps: int) -> Array:
-    """Draw the part of the compute by which healthy hosts are slow once, [T, hosts]."""
+    """Draw single slow periods of healthy hosts, [T, hosts], relative to compute."""
     blips = np.zeros((num_steps, NUM_HOSTS))
     for host in np.flatnonzero(rng.random(NUM_HOSTS) < severity.BLIP_PROBABILITY):
         length = int(rng.integers(*severity.BLIP_STEPS))

@@ -52,7 +52,7 @@ MISSING = 0.01
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What was put into the clocks; an estimate does not see it."""
+    """The known answer: errors put into the clocks, hidden from estimates."""
 
     kind: Kind
     offset_ns: Array
@@ -145,7 +145,7 @@ class _Clocks:
             self.jumped = rank, first
 
     def ahead_ns(self, time_s: Array) -> Array:
-        """Return by how much each clock is ahead of true time, [R, K] to [R, K]."""
+        """Return the lead of each clock over true time, [R, K] to [R, K]."""
         begin, end, part = (self.slew[:, None, column] for column in range(3))
         slewed_s = part * (np.clip(time_s, begin, end) - begin)
         jumped_s = np.where(time_s > self.jump_at_s, self.jump_s[:, None], 0.0)
@@ -153,5 +153,5 @@ class _Clocks:
         return self.boot_ns[:, None] + np.round(moved_s * 1e9).astype(np.int64)
 
     def read_ns(self, time_s: Array) -> Array:
-        """Return what each clock shows at a true time, [R, K] to [R, K]."""
+        """Return the reading of each clock at a true time, [R, K] to [R, K]."""
         return self.ahead_ns(time_s) + np.round(time_s * 1e9).astype(np.int64)

@@ -77,7 +77,7 @@ RAGGED_S = (8.0, 90.0)  # correlation time; chosen: routes and flows of neighbou
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Something that the trainer did, and recorded. Seconds after the run began."""
+    """A recorded action of the trainer, in seconds after the run began."""
 
     kind: Literal["save", "eval", "restart"]
     start_s: float
@@ -86,19 +86,19 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What was put into a series; a classifier does not see it."""
+    """The known answer: faults put into a series, hidden from classifiers."""
 
     kind: Kind
     onset_s: float | None
-    """Of a lasting fault; None where there is none."""
+    """Onset of a lasting fault; None without such a fault."""
     level: float
-    """Of the MFU, where the fault lasts; 1 without such a fault."""
+    """Factor on the MFU while a lasting fault is present; 1 without such a fault."""
     dip_s: tuple[float, ...]
     """Ends of the tenfold steps of the fault."""
     lone_dip_s: tuple[float, ...]
     """End of the one such step that a healthy run may have."""
     lost: float
-    """Part of the MFU that has decayed at the first restart; 0 without decay."""
+    """Fraction of the MFU that has decayed at the first restart; 0 without decay."""
     ragged: float
     """Deviation of the log MFU over 20 s, without what marks and levels explain."""
     pause_in_step: bool
@@ -117,7 +117,7 @@ class Series:
     """[T], float64, of each step by itself; not smoothed."""
     marks: tuple[Mark, ...]
     expected_mfu: float
-    """From an earlier run or a benchmark, so a little wrong."""
+    """Expected MFU from an earlier run or a benchmark, so slightly wrong."""
     truth: Truth
 
 
@@ -135,10 +135,10 @@ class _Plan:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Fault:
-    """What a kind adds. N steps."""
+    """Effects of a kind of fault. N steps."""
 
     rate: Array
-    """[N], part of the healthy rate that is left."""
+    """[N], remaining fraction of the healthy rate."""
     onset: int | None = None
     level: float = 1.0
     dips: tuple[int, ...] = ()
@@ -232,7 +232,7 @@ def _draw_healthy_rate(
 def _draw_fault(
     rng: np.random.Generator, kind: Kind, plan: _Plan, num_steps: int, usual_s: float
 ) -> _Fault:
-    """Draw what a kind adds to a healthy run."""
+    """Draw the effects of a kind of fault on a healthy run."""
     if kind in ("regular_dips", "rare_dips"):
         return _draw_dips(rng, kind, num_steps, usual_s)
     if kind == "slow_decay":

@@ -75,22 +75,22 @@ CLOCK_ERROR_S = 1e-4  # what merging of clocks leaves, constant per worker; chos
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What was put into a run; an analysis does not see it."""
+    """The known answer: the cause put into a run, hidden from analyses."""
 
     cause: Cause
     workers: tuple[int, ...]
-    """To blame; of a slow link: both ends, or all workers of the slow sync."""
+    """Workers to blame; for a slow link both ends, or all workers of the slow sync."""
     link: Literal["none", "pipeline", "sync"]
     step_s: Array
-    """[steps], as it was: between ends of the last optimizer."""
+    """[steps], times between the ends of successive last optimizers."""
     ideal_step_s: Array
-    """[steps], of the same run without the cause."""
+    """[steps], times of the same run without the cause."""
     strength: float
-    """Times the drawn excess; above 1 where the cause had to be made stronger."""
+    """Factor on the drawn excess; above 1 where the cause had to be made stronger."""
 
     @property
     def slowdown(self) -> float:
-        """Part by which the cause lengthens the run."""
+        """Fraction by which the cause lengthens the run."""
         return float(self.step_s.sum() / self.ideal_step_s.sum() - 1)
 
 
@@ -229,7 +229,7 @@ def _draw_garbage(rng: np.random.Generator, graph: Graph, per_step: float) -> Ar
 def _draw_excess(
     rng: np.random.Generator, cause: Cause, graph: Graph, needed_s: Array
 ) -> tuple[Array, tuple[int, ...], Literal["none", "pipeline", "sync"]]:
-    """Draw what a cause adds to each operation, [N] seconds, and who is to blame."""
+    """Draw the seconds that a cause adds to each operation, [N], and its workers."""
     shape, name = graph.shape, graph.name
     workers = shape.stages * shape.replicas
     compute = (name == FORWARD) | (name == BACKWARD)
@@ -277,7 +277,7 @@ def _draw_slow_link(
         slow = (graph.name == SYNC) & (
             graph.worker % shape.stages == worker % shape.stages
         )
-        # In a ring nobody can tell whose link it is: the whole group is slow.
+        # In a ring the slow link cannot be located: the whole group is slow.
         blamed = tuple(range(worker % shape.stages, workers, shape.stages))
         return needed_s * slow * factor / 4, blamed, "sync"
     first = worker if (worker + 1) % shape.stages else worker - 1

@@ -71,7 +71,7 @@ ONSET = (0.1, 0.5)  # of the run, for half of the slow hosts; the others start s
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Something that the trainer did after a step, and recorded."""
+    """A recorded action of the trainer after a step."""
 
     kind: Literal["save", "eval"]
     step: int
@@ -86,7 +86,7 @@ class SlowHost:
     kind: HostKind
     onset_step: int
     ranks: tuple[int, ...]
-    """Ranks that have the fault: all of the host, or the one slow GPU or card."""
+    """Ranks with the fault: all ranks of the host, or that of the slow GPU or card."""
     cost: float
     """Mean part of a usual step by which it is later than without the fault, after the
     onset. Others may hide it: the step need not be longer by so much."""
@@ -94,7 +94,7 @@ class SlowHost:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What was put into a run; a detector does not see it."""
+    """The known answer: slow hosts put into a run, hidden from detectors."""
 
     kind: Kind
     slow_hosts: tuple[SlowHost, ...]
@@ -218,7 +218,7 @@ def _slow_down(
         wait_s = waits * mean_s * np.exp(rng.normal(-0.125, 0.5, length))
         work["data"][rows] += wait_s[:, None]
     elif kind == "hog":
-        # The threads of each rank are dispatched late, each by its own bad luck.
+        # The threads of each rank are dispatched late, independently.
         late = rng.random((length, 1)) < rng.uniform(*severity.HOG_PROBABILITY)
         mean = rng.uniform(*severity.HOG_PART)
         parts = late * rng.exponential(mean, (length, num_ranks))
@@ -237,7 +237,7 @@ def _slow_down(
 
 
 def _draw_episodes(rng: np.random.Generator, length: int) -> Array:
-    """Say in which steps a host is throttled, [length] bool; it begins throttled."""
+    """Draw the steps in which a host is throttled, [length] bool; the first one is."""
     throttled, start = np.zeros(length, bool), 0
     while start < length:
         end = start + int(rng.integers(*severity.EPISODE_STEPS))
@@ -370,7 +370,7 @@ def _delay_data(
     late_s = np.where(hosts, rng.exponential(0.2, NUM_HOSTS), 0.0)
     late_s = np.repeat(late_s, RANKS_PER_HOST)
     rows[:, data] += late_s
-    rows[:, optimizer] += late_s.max() - late_s  # who is not late waits there
+    rows[:, optimizer] += late_s.max() - late_s  # ranks that are not late wait there
 
 
 def _draw_ends(rng: np.random.Generator, phases: Array) -> tuple[Array, Array, Array]:
@@ -391,7 +391,7 @@ def _draw_ends(rng: np.random.Generator, phases: Array) -> tuple[Array, Array, A
 
 
 def _draw_lost(rng: np.random.Generator, num_steps: int) -> Array:
-    """Say which rows are missing: single ones, and one host for a while."""
+    """Draw the missing rows: single ones, and those of one host for a while."""
     lost = rng.random((num_steps, NUM_RANKS)) < MISSING
     if rng.random() < 0.5:
         first = int(rng.integers(NUM_HOSTS)) * RANKS_PER_HOST

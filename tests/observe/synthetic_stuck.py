@@ -62,7 +62,7 @@ STALE_PROBABILITY, MOST_STALE, STALE_RECORDS = 0.4, 6, (1, 4)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mesh:
-    """Place of each rank, [R] each."""
+    """Position of each rank, [R] each."""
 
     tp: Array
     pp: Array
@@ -91,7 +91,7 @@ class Progress:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Truth:
-    """What was put into a case; an analysis does not see it."""
+    """The known answer: the fault put into a case, hidden from analyses."""
 
     kind: Kind
     stuck: bool
@@ -99,7 +99,7 @@ class Truth:
     """Ranks; one, but all of the host for dead_host, and none for slow."""
     slow_rank: int | None
     step: int
-    """In which it happened, from 0."""
+    """Number of the step in which it happened, from 0."""
     missing: tuple[int, ...]
     """Healthy ranks whose records are missing."""
     stale: tuple[int, ...]
@@ -108,7 +108,7 @@ class Truth:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StuckCase:
-    """What can be read of a run at one moment."""
+    """Records that can be read from a run at one moment."""
 
     mesh: Mesh
     progress: Progress
@@ -117,7 +117,7 @@ class StuckCase:
     activity: tuple[str, ...]
     """Of each rank: "step", "save", or "" where no record can be read."""
     now_s: float
-    """Time of the look, on a good clock."""
+    """Time of reading, on an accurate clock."""
     usual_step_s: float
     usual_save_s: float
     truth: Truth
@@ -207,7 +207,7 @@ def _draw_fault(
     """Draw a rank, the place in its program at which it stops, and how slow it is."""
     rank = int(rng.integers(len(program)))
     length = len(program[rank])
-    # A step is left in which everybody comes to wait for the rank.
+    # Leave one step in which all ranks come to wait for this rank.
     places = list(range(length, (NUM_STEPS - 1) * length))
     if kind == "skip":
         # A send is not a collective; a group of one skips nothing.
@@ -228,7 +228,7 @@ def _run(
     stopped: dict[int, int],
     slower: float,
 ) -> tuple[list[list[_Visit]], float]:
-    """Run the program until nothing moves; visits of each rank, and when it stopped."""
+    """Run the program until it blocks; return visits and stop time of each rank."""
     num, stops = len(program), kind in ("sleep", "lock", "dead_host")
     usual_s, lasts_s = rng.uniform(*COMPUTE_S), float(rng.uniform(*OPERATION_S))
     gaps_s = usual_s * rng.lognormal(0, COMPUTE_NOISE, (num, NUM_STEPS * 80))

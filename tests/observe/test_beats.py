@@ -1,4 +1,4 @@
-"""Signs of life in files: what is read of them, and who has fallen silent."""
+"""Beats in files: what is read from them, and which processes are silent."""
 
 import msgspec
 import pytest

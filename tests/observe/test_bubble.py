@@ -1,4 +1,4 @@
-"""Idle slots, counted from what ran: against the schedule, and against a wrong one."""
+"""Idle slots counted from operations, compared with right and wrong schedules."""
 
 import dataclasses
 import json
@@ -91,7 +91,7 @@ def test_the_schedule_of_another_run_disagrees_with_what_ran(tmp_path):
     found, _ = known(tmp_path)
     other, _ = known(tmp_path, "1f1b", chunks=1)
     counted = bubble.count(ran_by(found), other, 1)
-    assert counted.slots == 0.125  # what ran does not change
+    assert counted.slots == 0.125  # the operations do not change
     assert any("idle by the schedule" in text for text in counted.problems)
 
 
@@ -105,8 +105,8 @@ def test_slots_of_the_right_number_in_the_wrong_tick_disagree(tmp_path):
     counted = bubble.count(recorded, found, 1)
     assert [stage.idle for stage in counted.stages] == [2, 2]
     assert sorted(counted.problems) == [
-        "device 3, step 7: forward slot of tick 0 ran, idle by the schedule",
-        "device 3, step 7: forward slot of tick 1 did not run, the schedule has it",
+        "device 3, step 7: forward slot of tick 0 ran, but is idle by the schedule",
+        "device 3, step 7: forward slot of tick 1 did not run, but is in the schedule",
     ]
 
 
@@ -270,7 +270,7 @@ def _narrow(record):
         (_twice, "stage 0 does not do each microbatch once"),
         (_backward_first, "stage 1 has a backward slot before its forward"),
         (_newer, "version 2 instead of"),
-        (_narrow, "a tick has not 2 stages"),
+        (_narrow, "a tick does not have 2 stages"),
     ],
 )
 def test_a_damaged_record_is_refused_with_its_path(tmp_path, damage, says):

@@ -1,4 +1,4 @@
-"""The ladder of short runs: what each lacks, what is named, what is refused."""
+"""The short runs: what each removes, what is named, what is refused."""
 
 import dataclasses
 import json
@@ -107,7 +107,11 @@ def test_one_host_keeps_the_rows_of_a_device():
     ("name", "of", "reason"),
     [
         ("one-host", origin(), "one host"),
-        ("one-host", origin(processes=3, hosts=3, dp=2), "cannot be left"),
+        (
+            "one-host",
+            origin(processes=3, hosts=3, dp=2),
+            "cannot run on one of 3 hosts",
+        ),
         ("smaller-model", origin(), "cannot be halved"),
         ("no-saves", origin(RECIPES["demo"]()), "500 steps apart"),
         ("no-evals", origin(RECIPES["demo"]()), "750 steps apart"),
@@ -193,7 +197,7 @@ def test_a_slow_loader_is_explained_by_fake_data_alone():
 
 
 def test_saves_between_steps_are_explained_by_no_saves_alone():
-    """They are in no step_s, and in one step of eight only: no median knows them."""
+    """Pauses are in no step_s and in one of eight steps, so no median shows them."""
     found = judged({"no-saves": {"save_s": 0.0}}, whole={"save_s": 0.4})
     assert found.explains == "no-saves"
     one = next(one for one in found.rungs if one.name == "no-saves")
@@ -397,6 +401,6 @@ def test_nothing_is_run_after_the_run_as_it_is_has_failed(tmp_path):
     ran = tmp_path / "ran"
     other = ["-c", f"open({str(ran)!r}, 'w')"]
     found = plan_of((FIRST, ["-c", "raise SystemExit(2)"]), ("fake-data", other))
-    with pytest.raises(ValueError, match="the run as it is failed: exit code 2"):
+    with pytest.raises(ValueError, match="the unchanged run failed: exit code 2"):
         fake_runs.run_all(found, tmp_path / "out", 30.0)
     assert not ran.exists()

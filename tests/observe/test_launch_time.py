@@ -1,4 +1,4 @@
-"""The time of a launched run by its events, against one that was worked out by hand."""
+"""The time of a launched run from its events, against times computed by hand."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""`observe mfu` reads what a run wrote, and says what its MFU looks like."""
+"""`observe mfu` reads the records of a run and classifies its MFU."""
 
 import json
 from pathlib import Path
@@ -122,7 +122,7 @@ def test_a_level_between_the_classes_is_reported_with_a_caution(tmp_path, capsys
     write_rows(tmp_path, steps_of(1200))
     argv = ["--work-dir", str(tmp_path), "--expected-mfu"]
     found = report_of(capsys, *argv, str(0.4 / 0.47))
-    assert any("47.0% is none of the" in each for each in found["cautions"])
+    assert any("47.0% matches none in the" in each for each in found["cautions"])
     found = report_of(capsys, *argv, str(0.4 / 0.7))
     assert not any("none of the" in each for each in found["cautions"])
 
@@ -139,7 +139,7 @@ def test_the_expected_mfu_comes_from_the_plan_if_there_is_one(tmp_path, capsys):
     assert (found["class"], found["expected"]) == ("bad_link", 0.6)
     assert found["expected_from"] == "modelled by the plan"
     (tmp_path / "plan.json").write_text(json.dumps({"modelled": {"mfu": 0.45}}))
-    found = report_of(capsys, *argv)  # a model may be off by so much
+    found = report_of(capsys, *argv)  # a model may be off by this much
     assert found["class"] == "healthy"
     assert any("modelled" in each for each in found["cautions"])
     assert report_of(capsys, *argv, "--expected-mfu", "0.45")["class"] != "healthy"
@@ -231,7 +231,7 @@ def test_errors_of_the_driver_near_the_onset_are_shown(tmp_path, capsys):
     argv = ["--work-dir", str(tmp_path), "--expected-mfu", "0.4"]
     assert main(argv) == 0
     out = capsys.readouterr().out
-    assert "from there, log: link\\x1b[31m down" in out
+    assert "from the onset of the fault, log: link\\x1b[31m down" in out
     assert "far away" not in out
     assert "events.jsonl, line 3 is left out" in out
 
@@ -245,7 +245,7 @@ def test_dips_are_named_with_their_steps_and_whether_data_were_late(tmp_path, ca
     for row in rows:
         row["data_wait_s"] = 0.0
     rows[300]["data_wait_s"] = 8.5
-    rows[40]["mfu"] = None  # the numbers of the steps after it are right all the same
+    rows[40]["mfu"] = None  # the numbers of later steps are still right
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     found = report_of(capsys, "--work-dir", str(tmp_path), "--expected-mfu", "0.4")
     assert found["best"] == "rare_dips"

@@ -536,7 +536,7 @@ def test_a_bug_in_reading_is_told_and_what_is_known_stays(
     rank.steps(13, 13)
     viewer.until(lambda: viewer.get("run")["problems"] != [])
     found = viewer.get("run")
-    assert "the page does not follow it any more" in found["problems"][0]
+    assert "the page no longer follows it" in found["problems"][0]
     assert found["newest_step"] == 12
     assert "ZeroDivisionError" in capsys.readouterr().err
 

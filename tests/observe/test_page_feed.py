@@ -1,4 +1,4 @@
-"""The page reads what is appended to the files of a run, each line once."""
+"""The page reads each line appended to the files of a run once."""
 
 import gzip
 
@@ -137,7 +137,7 @@ def test_a_second_file_of_a_rank_is_left_out(tmp_path, following):
     Rank(tmp_path, 0, host="other").steps(1, 2)
     model, shares = read_all(following)
     assert steps_of(shares) == [1, 2]
-    assert "other-0-1.jsonl is left out: node0-0-1.jsonl is of rank 0" in str(
+    assert "other-0-1.jsonl is left out: node0-0-1.jsonl is also of rank 0" in str(
         model.problems
     )
 
@@ -159,7 +159,7 @@ def test_spans_that_were_rewritten_are_told_and_kept(tmp_path, following):
     rank.steps(1, 9)
     model, shares = read_all(following, model)
     assert steps_of(shares) == []
-    assert "does not hold what was read of it" in model.problems[0]
+    assert "no longer holds the data" in model.problems[0]
     assert model.processes[Key(1, 0)].newest_step == 3
 
 

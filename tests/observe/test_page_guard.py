@@ -1,4 +1,4 @@
-"""The page answers whoever has the token, under its own names, and no one else."""
+"""The page answers only requests with the token, under its own host names."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""What happens in a run reaches viewers by itself, through a real server."""
+"""Updates of a run are pushed to viewers through a real server."""
 
 import contextlib
 import http.client
@@ -65,7 +65,7 @@ class Stream:
                 fields = {}
 
     def until(self, kind: str, holds=lambda data: True) -> Told:
-        """Return the next event of a kind of which something holds."""
+        """Return the next event of a kind that satisfies a condition."""
         begin = time.monotonic()
         for event in self.events():
             if event.kind == kind and holds(event.data):
@@ -74,14 +74,14 @@ class Stream:
         raise AssertionError(f"the stream has ended before an event {kind}")
 
     def close(self) -> None:
-        """Go away."""
+        """Disconnect."""
         self.answer.close()
         self.connection.close()
 
 
 @pytest.fixture
 def served(tmp_path, monkeypatch) -> Iterator[PageServer]:
-    """A server of the run in tmp_path that looks often."""
+    """A server for the run in tmp_path that polls often."""
     monkeypatch.setattr(file_feed, "_FIND_S", 0.0)
     monkeypatch.setattr(file_feed, "_FIND_SHARE", 0.0)
     monkeypatch.setattr(answers, "_STATE_S", 0.05)
@@ -249,7 +249,7 @@ def test_an_address_that_others_can_reach_is_told(tmp_path):
     server = PageServer(page, listen="0.0.0.0:0", token=TOKEN)
     server.close()
     page.close()
-    assert "nothing is encrypted" in server.problems[0]
+    assert "without encryption" in server.problems[0]
 
 
 def test_the_page_of_a_run_is_behind_its_token(tmp_path, served):

@@ -75,9 +75,9 @@ def test_a_line_that_is_missing_or_there_twice_is_reported(tmp_path):
 @pytest.mark.parametrize(
     ("header", "message"),
     [
-        (b"", "line 1 is no header of spans"),
-        (b'{"format": "spans"}\n', "line 1 is no header of spans"),
-        (b"\xff\xfe\n", "line 1 is no header of spans"),
+        (b"", "line 1 is not a header of spans"),
+        (b'{"format": "spans"}\n', "line 1 is not a header of spans"),
+        (b"\xff\xfe\n", "line 1 is not a header of spans"),
         (
             spans.encode(HEADER).replace(b'"version":1', b'"version":9'),
             "version 9 of the format, this mjax reads 1",

@@ -1,4 +1,4 @@
-"""The generated barriers are causal, and the truth is inside what they bound."""
+"""The generated barriers are causal, and the true offsets are inside their bounds."""
 
 import functools
 

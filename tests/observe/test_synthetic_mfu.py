@@ -1,4 +1,4 @@
-"""The generated MFU series have the signatures that they say, and a healthy life."""
+"""The generated MFU series have the signatures of their kinds and healthy noise."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""The simulator keeps the schedules' formulas, and a cause makes its run slower."""
+"""The simulator satisfies the schedules' formulas, and a cause slows its run."""
 
 import functools
 

@@ -30,7 +30,7 @@ def made(kind: Kind) -> tuple[Stragglers, ...]:
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget() -> Iterator[None]:
-    """Give the memory back: 10 MB a run."""
+    """Free the memory: 10 MB per run."""
     yield
     made.cache_clear()
 
@@ -47,7 +47,7 @@ def found_by(run: Stragglers, score: np.ndarray) -> float:
 
 
 def against_peers(run: Stragglers, values: np.ndarray, host: int) -> float:
-    """Return the median of a host, times the usual one of the hosts of its stage."""
+    """Return the median of a host over the usual one of the hosts of its stage."""
     stage = run.layout.pp[::RANKS_PER_HOST]
     peers = np.flatnonzero(stage == stage[host])
     medians = np.nanmedian(by_host(run.layout, values)[:, peers], axis=(0, 2))

@@ -173,5 +173,5 @@ def test_simple_rules_name_the_wrong_rank():
         missing += bool(unread(case).any())
         idle += int((~pending(case) & ~unread(case)).sum()) > 1
     assert earliest < 0.5 * len(SEEDS)
-    assert missing >= 2  # a rule that blames who has no record blames a healthy one
-    assert idle >= 2  # and so does one that blames who does not wait
+    assert missing >= 2  # a rule that blames ranks without records blames a healthy one
+    assert idle >= 2  # and so does a rule that blames ranks that do not wait

@@ -29,7 +29,7 @@ MESH = (("pp", 2), ("dp_replicate", 1), ("dp_shard", 2), ("tp", 1))
 
 @dataclasses.dataclass(frozen=True)
 class Clock:
-    """Ahead by an offset and fast by a part."""
+    """A clock that is ahead by an offset and runs fast by a fraction."""
 
     boot_ns: int
     fast: float
@@ -346,7 +346,7 @@ def test_a_slot_is_sent_to_the_same_replica_and_the_same_part_of_tp(
 
 
 def test_a_recorded_slot_has_the_times_of_its_operations(tmp_path, monkeypatch):
-    """And one that ran in an idle slot is told, but is not taken for work."""
+    """Work in an idle slot is reported, but does not count as work."""
     pipeline(tmp_path)
     sent = slots.Transfer(
         rank=0,
@@ -383,7 +383,7 @@ def test_a_recorded_slot_has_the_times_of_its_operations(tmp_path, monkeypatch):
     assert told[1, "F0a"] == (10_130, 10_230, False)
     assert found.transfers == (sent,)
     assert found.problems == (
-        "device 0, step 1: forward slot of tick 1 ran, idle by the schedule",
+        "device 0, step 1: forward slot of tick 1 ran, but is idle by the schedule",
     )
     threads = {
         e["args"]["name"]
@@ -447,7 +447,7 @@ def test_what_happened_meanwhile_is_marked_at_its_time(tmp_path):
 
 
 def test_spans_of_other_steps_are_there_as_far_as_they_overlap(tmp_path):
-    """What the host does meanwhile for other steps is no gap."""
+    """The host's work for other steps at that time is not a gap."""
     lines = [
         Line(n=0, step=step, spans=(Span("device", "compute", "host", begin, end),))
         for step, begin, end in (

@@ -245,7 +245,7 @@ def save(work_dir, *, count, names=("w",)):
 def test_a_state_before_the_first_update_is_refused(tmp_path, capsys):
     save(tmp_path, count=0)
     assert unused.main(["--work-dir", str(tmp_path)]) == 2
-    assert "has seen no update" in capsys.readouterr().err
+    assert "has had no update" in capsys.readouterr().err
 
 
 def test_a_parameter_without_moments_is_said_not_to_be_judged(tmp_path, capsys):

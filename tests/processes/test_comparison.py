@@ -1,4 +1,4 @@
-"""What differs between processes is named, with the processes."""
+"""Differences between processes are reported with the processes."""
 
 from pathlib import Path
 

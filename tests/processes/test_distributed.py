@@ -316,7 +316,7 @@ def test_coordinator_that_waits_in_vain_says_that_processes_are_missing():
     )
     assert run.returncode == 1, run.stderr
     assert re.search(rf"tried coordinator {coordinator} for \d+ s", run.stderr)
-    assert "not all processes came" in run.stderr
+    assert "not all processes connected" in run.stderr
 
 
 def test_port_in_use_is_refused_at_once():

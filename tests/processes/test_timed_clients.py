@@ -1,4 +1,4 @@
-"""Light clients are apart from each other, as processes are."""
+"""Lightweight clients are separate from each other, like processes."""
 
 import collections
 

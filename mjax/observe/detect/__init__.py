@@ -1,1 +1,1 @@
-"""Find what is slow or stuck in the times of a run: pure functions over arrays."""
+"""Find slow or stuck parts of a run from its times, with pure functions over arrays."""

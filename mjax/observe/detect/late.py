@@ -1,8 +1,8 @@
-"""How late a rank is over the steps of a run, from how late it is in each step.
+"""Summarise over a run how late a rank is in each step.
 
-Enters: how much longer than its peers each rank takes in each step. Leaves: the level
-of a rank, how likely it is to be above a limit, and how lateness is spread over time.
-Stragglers come in episodes and irregularly, so the level is an upper quantile.
+Enters: the excess time of each rank over its peers in each step. Leaves: the level of a
+rank, the confidence that it is above a limit, and the pattern of its lateness over
+time. Stragglers are slow in irregular episodes, so the level is an upper quantile.
 
 Sources: see `mjax.observe.detect.stragglers`.
 """
@@ -13,17 +13,19 @@ import numpy as np
 
 type Pattern = Literal["lasting", "episodes", "irregular"]
 _QUANTILE = 0.85
-"""Of the steps. Chosen: a host that is slow in a third of the second half counts."""
+"""Quantile over the steps. Chosen: a host that is slow in a third of the second half
+counts."""
 _SMOOTH_QUANTILE = 0.75
-"""Of the medians of blocks of steps. Chosen: slow in the second half counts."""
+"""Quantile over the medians of blocks of steps. Chosen: a host that is slow in the
+second half counts."""
 _BLOCK_STEPS = 10
-"""Chosen: longer than a blip of a healthy host."""
+"""Steps of a block. Chosen: longer than a blip of a healthy host."""
 _DRAWS = 200
-"""Samples of the bootstrap."""
+"""Number of bootstrap samples."""
 _LASTING = 0.9
 _STAYS = 0.8
-"""Chosen: part of all steps that are late, and part of the steps after a late one that
-are late too, in episodes."""
+"""Lateness is lasting if at least `_LASTING` of all steps are late. It comes in
+episodes if at least `_STAYS` of the steps after a late one are late. Chosen."""
 
 
 def level_of(late: np.ndarray, *, is_smooth: bool) -> np.ndarray:
@@ -47,7 +49,7 @@ def _block_medians(late: np.ndarray) -> np.ndarray:
 
 
 def confidence_of(late: np.ndarray, least: float, *, is_smooth: bool) -> float:
-    """Return the share of resampled runs whose level is above the limit."""
+    """Return the fraction of resampled runs whose level is above the limit."""
     blocks = np.full((-(-len(late) // _BLOCK_STEPS), _BLOCK_STEPS), np.nan)
     blocks.reshape(-1)[: len(late)] = late
     blocks = blocks[~np.isnan(blocks).all(axis=1)]
@@ -61,7 +63,7 @@ def confidence_of(late: np.ndarray, least: float, *, is_smooth: bool) -> float:
 
 
 def pattern_of(late: np.ndarray, least: float) -> tuple[Pattern, int]:
-    """Say how lateness is spread over the steps, and at which step it begins."""
+    """Return the pattern of lateness over the steps, and the step of its onset."""
     rows = np.flatnonzero(~np.isnan(late))
     is_late = late[rows] > least / 2
     num = len(rows)

@@ -1,10 +1,9 @@
-"""Classify the shape of an MFU series, by the signatures of the field guide.
+"""Classify the shape of an MFU series by the signatures of the field guide.
 
 Enters: time, duration and MFU of each step, marks, and the expected MFU if it is known.
-Leaves: the class, how much better it explains the series than the next one, and the
-numbers behind it. Each class is a small model of the series (`mfu_models`). The classes
-are compared by their evidence. `healthy` is one of them, and the only one with a higher
-prior than the others.
+Leaves: the class, its margin over the runner-up, and the numbers behind it. Each class
+is a small model of the series (`mfu_models`), and the classes are compared by their
+evidence. `healthy` is one of them, with a higher prior than each of the others.
 
 Source of the classes: Imbue, "From bare metal to a 70B model: infrastructure set-up and
 scripts", imbue.com/research/70b-infrastructure/.
@@ -44,30 +43,32 @@ type Kind = Literal[
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 HEALTHY_ODDS = 8.0
-"""Chosen: half of all runs are healthy, the other half are shared by eight classes."""
+"""Log prior of `healthy` over each other class. Chosen: half of all runs are healthy,
+and eight classes share the other half."""
 CLEAR = 3.0
-"""Log evidence. Kass and Raftery 1995 (Bayes factors, JASA 90, section 3.2): twice the
-log of the ratio is strong evidence from 6 on."""
+"""Margin in log evidence from which a class is clear. Kass and Raftery 1995 (Bayes
+factors, JASA 90, section 3.2): twice the log of the ratio is strong evidence from 6
+on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a series says."""
+    """Result of the classification."""
 
     kind: Kind
     """The class that explains the series best."""
     runner_up: Kind
     margin: float
-    """Log evidence of the best class over the runner-up."""
+    """Log evidence of the best class minus that of the runner-up."""
     scores: dict[Kind, float]
     """Log evidence of each class relative to the best one. A class is absent if the run
     is too short for it."""
     also: Kind | None
-    """The second fault, if both the level and the dips are those of a fault."""
+    """A second fault, if both the level and the dips show a fault."""
     level: Curve
-    """Of the class that explains the level best."""
+    """Mean curve of the class that explains the level best."""
     wander: Wander
-    """Of the class that explains the level best."""
+    """Wander of the same class."""
     rhythm: Rhythm | None
     """Period of the dips, if there are at least four."""
     prepared: Prepared
@@ -91,11 +92,11 @@ def classify(
     Args:
       step_end_s: [T], seconds on any clock, ascending.
       step_s: [T], seconds.
-      mfu: [T], of each step by itself; tokens/s if expected_mfu is None.
+      mfu: [T], MFU of each single step; tokens/s if expected_mfu is None.
       marks: saves, evaluations and restarts, on the clock of step_end_s.
-      expected_mfu: None takes the best level of the series; a level that is low from
-        the start is then not detected.
-      expected_deviation: of the logarithm of the expected MFU.
+      expected_mfu: None takes the best level of the series, which hides a level that is
+        low from the start.
+      expected_deviation: standard deviation of the logarithm of the expected MFU.
     Raises:
       ValueError: too few steps are usable, or the series is invalid.
     """
@@ -120,7 +121,7 @@ def classify(
     if min(more, dips[best_dips].score - dips["none"].score) >= CLEAR:
         found = best_level if kind == best_dips else best_dips
         also = next(each for each in ranked if each == found)
-        ranked.remove(also)  # two faults at once are no doubt between them
+        ranked.remove(also)  # Two faults at once: neither casts doubt on the other.
     runner_up = ranked[0]
     return Finding(
         kind=kind,

@@ -1,14 +1,14 @@
-"""Small models of an MFU series, one for each class, and their log likelihoods.
+"""Small models of an MFU series, one for each class, and their log evidence.
 
 Enters: a prepared series. Leaves: the logarithm of the evidence of each class, which is
 its likelihood with the parameters averaged or fitted under a prior. The level of the
 series and its dips are independent parts; each class says something about both.
 
 All levels share one noise: white noise of the steps, a slow wander of healthy size
-(Ornstein-Uhlenbeck), and a few outliers. A class adds a mean curve; the ragged class
-has a deeper wander instead. Ranges come from the field guide (Imbue, "From bare metal
-to a 70B model", imbue.com/research/70b-infrastructure/) and from Llama 3
-(arXiv:2407.21783, section 3.3.4: 1-2% a day); "chosen" marks the rest.
+(Ornstein-Uhlenbeck), and a few outliers. Each class adds a mean curve, except the
+ragged one, which has a deeper wander. Ranges come from the field guide (Imbue, "From
+bare metal to a 70B model", imbue.com/research/70b-infrastructure/) and from Llama 3
+(arXiv:2407.21783, section 3.3.4: 1-2% a day); all others are marked "chosen".
 """
 
 import dataclasses
@@ -22,35 +22,39 @@ LEVELS = {
     "no_gpudirect": (0.25, 0.35),
     "bad_link": (0.60, 0.80),
 }
-"""Parts of the expected MFU, field guide: below 10%, about 30%, 60 to 80%."""
+"""Levels relative to the expected MFU. Field guide: below 10%, about 30%, 60 to 80%."""
 THERMAL_LEVEL = (0.65, 0.75)
-"""Field guide: about 70%."""
+"""Level relative to the expected MFU. Field guide: about 70%."""
 LOST = (0.10, 0.35)
-"""Chosen: part of the MFU that a decay takes before the restart."""
+"""Fraction of the MFU that a decay loses before the restart. Chosen."""
 RARE_S = (600.0, 900.0, 1350.0)
-"""Between rare dips. Field guide: about 15 minutes."""
+"""Seconds between rare dips. Field guide: about 15 minutes."""
 LONE_S = 21_600.0
-"""Chosen: a healthy run has a single tenfold step in six hours."""
+"""Seconds between tenfold slow steps of a healthy run. Chosen: six hours."""
 _SLOPE_PER_S = 4e-7
-"""Deviation. Llama 3: 1-2% a day, a sine of 24 h has at most 7e-7 a second."""
+"""Deviation of the daily drift per second. Llama 3: 1-2% a day; a 24-hour sine has at
+most 7e-7 per second."""
 _LEVEL_TAIL = 0.05
-"""Chosen: log deviation of a level from the edge of its range."""
+"""Log deviation of a level beyond the edge of its range. Chosen."""
 _OUTLIERS = 0.01
-"""Chosen: share of the blocks that are outliers, uniform within a factor of e."""
+"""Fraction of blocks that are outliers, uniform within a factor of e. Chosen."""
 _WANDER_S = (6.0, 12.0, 25.0, 50.0, 100.0)
-"""Chosen: correlation times, seconds to minutes."""
+"""Correlation times of a wander. Chosen: seconds to minutes."""
 _HEALTHY_WANDER = (0.0, 0.004, 0.008, 0.012)
 _RAGGED_WANDER = (0.018, 0.025, 0.033, 0.045, 0.06)
-"""Deviations of the log. Field guide: the MFU wanders between 90% and 100%, which is
-0.03 if each depth is equally likely. Healthy ones stay below half of that (chosen)."""
+"""Log deviations of a wander. Field guide: the MFU wanders between 90% and 100%, which
+is 0.03 if all depths are equally likely. Healthy runs stay below half of that
+(chosen)."""
 _WHITE = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6, 2.2)
-"""Chosen: times the deviation that differences of neighbouring blocks show."""
+"""Noise of a block, as multiples of the deviation between neighbouring blocks.
+Chosen."""
 _DELAYS_S = (10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0, 25.0, 30.0)
-"""Of throttling. Field guide: some 15 s."""
+"""Delay of throttling. Field guide: about 15 s."""
 _FEWEST_REGULAR = 4
-"""Chosen: three dips have two intervals, which may be alike by chance."""
+"""Fewest dips with a period. Chosen: three dips have two intervals, which may agree by
+chance."""
 _SHAPES = (0.6, 0.8, 1.0, 1.4)
-"""Chosen: exponents of a decay."""
+"""Exponents of a decay. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,32 +64,32 @@ class Curve:
     mean: Array
     """[N], log MFU."""
     prior: float
-    """Log density of its parameters, with the penalty for those that were searched."""
+    """Log density of its parameters, including a penalty for searched ones."""
     level: float = 1.0
-    """Part of the expected MFU that is left."""
+    """Remaining fraction of the expected MFU."""
     onset_s: float | None = None
-    """When the level began; None: at the start."""
+    """Time at which the level began; None: at the start."""
     lost: float = 0.0
-    """Part that decays before a restart."""
+    """Fraction that decays before a restart."""
     delay_s: float = 0.0
     """Seconds of load before throttling."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wander:
-    """How a level wanders, at the best point of the grid."""
+    """Wander of a level, at the best point of the grid."""
 
     score: float
     """Log evidence."""
     deviation: float
-    """Of the log MFU."""
+    """Deviation of the log MFU."""
     time_s: float
     """Correlation time."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """How dips are spaced."""
+    """Spacing of the dips."""
 
     score: float
     """Log evidence."""
@@ -114,7 +118,7 @@ def _normal(x: float, deviation: float) -> float:
 
 
 def _of_level(log_level: float, bounds: tuple[float, float]) -> float:
-    """Return the log density: flat in the range, falling outside of it."""
+    """Return a log density that is flat inside a range and falls outside."""
     low, high = np.log(bounds)
     outside = max(low - log_level, log_level - high, 0.0)
     total = high - low + _LEVEL_TAIL * np.sqrt(2 * np.pi)
@@ -122,7 +126,7 @@ def _of_level(log_level: float, bounds: tuple[float, float]) -> float:
 
 
 def _centre(blocks: Blocks, use: Array | slice = slice(None)) -> float:
-    """Return the weighted median of the blocks."""
+    """Return the weighted median of the block values."""
     value, weight = blocks.value[use], blocks.weight[use]
     order = np.argsort(value)
     total = np.cumsum(weight[order])
@@ -130,7 +134,7 @@ def _centre(blocks: Blocks, use: Array | slice = slice(None)) -> float:
 
 
 def _with_drift(blocks: Blocks, curve: Curve) -> Curve:
-    """Add the drift of a day, which faulty and healthy runs both have."""
+    """Add the daily drift, which faulty and healthy runs both have."""
     time = blocks.time_s - np.average(blocks.time_s, weights=blocks.weight)
     rest = np.clip(blocks.value - curve.mean, -0.05, 0.05)
     noise = float(np.average(rest**2, weights=blocks.weight))
@@ -156,7 +160,7 @@ def _fit_healthy(blocks: Blocks) -> Curve:
 
 
 def _fit_level(blocks: Blocks, bounds: tuple[float, float]) -> Curve:
-    """Fit a level that holds from the start, or from a later time on."""
+    """Fit a level that holds from the start or from a later time."""
     centre = _centre(blocks)
     whole = Curve(
         mean=np.full(len(blocks.value), centre),
@@ -180,7 +184,7 @@ def _fit_level(blocks: Blocks, bounds: tuple[float, float]) -> Curve:
 
 
 def _find_change(blocks: Blocks, fewest: int = 3) -> int | None:
-    """Return the block at which a single change of level explains most."""
+    """Return the block at which one change of level explains the series best."""
     num = len(blocks.value)
     if num < 2 * fewest:
         return None
@@ -224,7 +228,7 @@ def _fit_decay(blocks: Blocks) -> Curve:
 
 
 def _fit_thermal(blocks: Blocks) -> Curve:
-    """Fit a level that is reached some seconds after the load began."""
+    """Fit a level that is reached some seconds after the load begins."""
     curves = []
     for delay_s in _DELAYS_S:
         slow = blocks.load_s > delay_s
@@ -253,7 +257,7 @@ def filter_wander(
     Args:
       blocks: N of them.
       means: [C, N], the mean curve of each class.
-      deviations: of the wander.
+      deviations: log deviations of the wander to try.
     """
     deviation, time_s, white = (
         x.ravel() for x in np.meshgrid(deviations, _WANDER_S, _WHITE, indexing="ij")
@@ -313,7 +317,7 @@ def score_levels(
 
 
 def score_dips(dips: Dips) -> dict[str, Rhythm]:
-    """Return the log evidence of no, rare and, if there are four, regular dips."""
+    """Return the log evidence of no, rare and, from four dips on, regular dips."""
     num, length_s = len(dips.step), max(dips.end_s - dips.start_s, dips.step_s)
 
     def poisson(between_s: float) -> float:
@@ -349,7 +353,7 @@ def _find_rhythm(dips: Dips) -> Rhythm:
 
 
 def _periods(at: Array, width: float) -> Array:
-    """Return the periods that gaps between dips suggest."""
+    """Return the candidate periods from the gaps between dips."""
     gaps = [at[k:] - at[:-k] for k in (1, 2, 3) if k < len(at)]
     one = np.concatenate([gap / part for gap in gaps for part in (1, 2, 3)])
     one = np.maximum(one, 5 * width)

@@ -2,7 +2,8 @@
 
 Enters: time, duration and MFU of each step, and marks of saves, evaluations and
 restarts. Leaves: log MFU relative to the expected one, in blocks of some seconds,
-without what marks explain and without single slow steps; and the tenfold slow steps.
+without steps that marks explain and without single slow steps; and the tenfold slow
+steps.
 """
 
 import dataclasses
@@ -14,36 +15,40 @@ import numpy as np
 type Array = np.ndarray
 
 FEWEST_STEPS = 30
-"""Chosen: the fast steps of the thermal class last up to 20 s, and a level needs ten
-more steps to differ from them."""
+"""Fewest usable steps. Chosen: the fast steps of the thermal class last up to 20 s, and
+a level needs ten more steps to differ from them."""
 FIRST_STEPS = 3
-"""Chosen: steps after a start or a restart that compile and fill caches."""
+"""First steps after a start or restart, which compile and fill caches. Chosen."""
 LOAD_PAUSE_S = 20.0
-"""Chosen: a longer pause lets a GPU cool down."""
+"""Seconds of a long pause. Chosen: a GPU cools down in it."""
 DIP = 5.0
-"""Chosen: half of the field guide's factor of ten; twice that of a usual stall."""
+"""Factor of a tenfold slow step. Chosen: half of the field guide's factor of ten, and
+twice that of a usual stall."""
 BLOCK_S = 4.0
-"""Chosen: a third of the 12 s of load that the thermal class needs."""
+"""Seconds of a block. Chosen: a third of the 12 s of load that the thermal class
+needs."""
 FEWEST_BLOCKS = 25
-"""Chosen: blocks of shorter runs are shorter."""
+"""Minimum number of blocks; those of shorter runs are shorter. Chosen."""
 MOST_BLOCKS = 3000
-"""Chosen: bounds the time of a classification; blocks of longer runs are longer."""
+"""Maximum number of blocks; those of longer runs are longer. Chosen: bounds the time of
+a classification."""
 EXPECTED_DEVIATION = 0.02
-"""Chosen: of the log of the expected MFU, and of the drift of a day."""
+"""Log deviation of the expected MFU, and of the daily drift. Chosen."""
 UNKNOWN_DEVIATION = 0.5
-"""Chosen: of the log of the best level; the healthy one may have been seen briefly."""
+"""Deviation of the log of the best level. Chosen: the healthy level may have been seen
+only briefly."""
 _NEIGHBOURS = 7
-"""Chosen: the local level is the median of so many steps; dips have up to three."""
+"""Steps of the median that is the local level. Chosen: dips have up to three."""
 _SLOW, _SLOW_DEVIATIONS = 0.14, 4.0
-"""Chosen: a step that is 15% and 4 deviations slower than its neighbours does not count
-for the level."""
+"""A step that is slower than its neighbours by 15% and 4 deviations is ignored for the
+level. Chosen."""
 _TOUCH = 0.02
-"""Chosen: a mark explains a step if the two share this part of a usual step."""
+"""A mark explains a step if they overlap by this fraction of a usual step. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """Something that the trainer did, and recorded."""
+    """A recorded action of the trainer."""
 
     kind: Literal["save", "eval", "restart"]
     start_s: float
@@ -61,35 +66,36 @@ class Blocks:
     time_s: Array
     """[N], float64: middle of the block."""
     load_s: Array
-    """[N], float64: since the last start or long pause, without the first steps."""
+    """[N], float64: time since the last start or long pause, without the first
+    steps."""
     age: Array
     """[N], float64: steps since the last start."""
     deviation: float
-    """Of a single step around its level, robust."""
+    """Robust log deviation of a single step from its level."""
     base_deviation: float
-    """Of the log of the base: how well a healthy level is known."""
+    """Log deviation of the base: the uncertainty of the healthy level."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dips:
-    """Tenfold slow steps that no mark explains; neighbours count as one. E dips."""
+    """Tenfold slow steps that no mark explains; adjacent ones count as one. E dips."""
 
     step: Array
     """[E], int64: position in the series."""
     time_s: Array
     """[E], float64: end of the step."""
     factor: Array
-    """[E], float64: how many times as long as its neighbours."""
+    """[E], float64: duration relative to neighbouring steps."""
     num_steps: int
-    """Of the series."""
+    """Number of steps of the series."""
     start_s: float
     """Start of the series."""
     end_s: float
     """End of the series."""
     step_s: float
-    """Usual duration of a step."""
+    """Typical duration of a step."""
     masked: Array
-    """[num_steps], bool: a mark or a start explains the step."""
+    """[num_steps], bool: whether a mark or a start explains the step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,11 +105,11 @@ class Prepared:
     blocks: Blocks
     dips: Dips
     base: float
-    """MFU that the blocks are relative to."""
+    """MFU to which the blocks are relative."""
     num_left_out: int
-    """Steps whose MFU is not a positive number."""
+    """Number of steps whose MFU is not a positive number."""
     num_masked: int
-    """Steps that a mark or a start explains."""
+    """Number of steps that a mark or a start explains."""
 
 
 def prepare(
@@ -119,10 +125,10 @@ def prepare(
     Args:
       step_end_s: [T], ascending.
       step_s: [T].
-      mfu: [T], any unit if expected_mfu is None; NaN where it is not known.
+      mfu: [T], any unit if expected_mfu is None; NaN where unknown.
       marks: on the clock of step_end_s.
       expected_mfu: None takes the best level of the series.
-      expected_deviation: of the logarithm of the expected MFU.
+      expected_deviation: standard deviation of the logarithm of the expected MFU.
     Raises:
       ValueError: the lengths differ, too few steps are usable, or time runs backwards.
     """
@@ -204,7 +210,7 @@ def _find_starts(begin_s: Array, marks: Sequence[Mark]) -> Array:
 
 
 def _mask(end_s: Array, step_s: Array, marks: Sequence[Mark], starts: Array) -> Array:
-    """Return [T], which steps a mark or a start explains."""
+    """Return [T], bool: whether a mark or a start explains the step."""
     masked = np.zeros(len(end_s), bool)
     for start in starts:
         masked[start : start + FIRST_STEPS] = True
@@ -216,7 +222,7 @@ def _mask(end_s: Array, step_s: Array, marks: Sequence[Mark], starts: Array) -> 
 
 
 def _find_slow(logs: Array) -> tuple[Array, float]:
-    """Return by how much each step is below its neighbours, and the deviation."""
+    """Return how far each step is below its neighbours, and the deviation."""
     half = _NEIGHBOURS // 2
     around = np.lib.stride_tricks.sliding_window_view(
         np.pad(logs, half, mode="reflect"), _NEIGHBOURS
@@ -227,7 +233,7 @@ def _find_slow(logs: Array) -> tuple[Array, float]:
 
 
 def _best_level(logs: Array) -> float:
-    """Return the level that a tenth of the series exceeds, in medians of steps."""
+    """Return the 90th percentile of the medians of five steps."""
     count = len(logs) // 5 * 5
     return float(np.quantile(np.median(logs[:count].reshape(-1, 5), axis=1), 0.9))
 
@@ -239,7 +245,7 @@ def _make_blocks(
     parts: tuple[Array, Array, Sequence[Mark]],
     deviations: tuple[float, float],
 ) -> Blocks:
-    """Average the kept steps; no block reaches across a start or a long pause."""
+    """Average the kept steps in blocks that do not span a start or a long pause."""
     kept, starts, marks = parts
     begin_s = end_s - step_s
     loads = _find_loads(begin_s, starts, marks)
@@ -274,7 +280,7 @@ def _find_loads(begin_s: Array, starts: Array, marks: Sequence[Mark]) -> Array:
     """Return the first steps after starts and long pauses, ascending."""
     pauses: list[list[float]] = []
     for mark in sorted(marks, key=lambda mark: mark.start_s):
-        if pauses and mark.start_s - pauses[-1][1] < 0.5:  # one follows the other
+        if pauses and mark.start_s - pauses[-1][1] < 0.5:  # they may coincide
             pauses[-1][1] = max(mark.end_s, pauses[-1][1])
         else:
             pauses.append([mark.start_s, mark.end_s])

@@ -1,9 +1,8 @@
 """Compare each rank with its peers in the same step.
 
-Enters: values of steps and ranks, and groups of ranks. Leaves: how much each rank
-exceeds the usual value of its groups. Slow ranks are a minority of a group but may be
-half of a small one, and slowness has one direction. So of two middle values the lower
-one counts as the usual one.
+Enters: values by step and rank, and groups of ranks. Leaves: the excess of each rank
+over the usual value of its groups. The usual value is the lower median: slow ranks may
+be half of a small group, and they only ever have larger values.
 """
 
 import numpy as np
@@ -25,7 +24,7 @@ def low_median(
 
 
 def shortest(values: Float[np.ndarray, "T R"], group: Int[np.ndarray, " R"]) -> float:
-    """Return the median over steps and groups of the least value of a group."""
+    """Return the median over steps and groups of the smallest value in a group."""
     least = []
     for each in np.unique(group):
         some = values[:, group == each]
@@ -44,8 +43,9 @@ def residual(
 ) -> Float[np.ndarray, "T R"]:
     """Subtract the usual values of the stage and of the replica from each step.
 
-    A replica on one host is left as it is: its sequence lengths and the speed of its
-    host are indistinguishable. The same holds for a stage on one host.
+    The value of a replica is not subtracted if it is on one host: the effects of its
+    sequence lengths and of its host's speed are indistinguishable. The same holds for a
+    stage on one host.
     """
     has_stages, has_replicas = (
         all(len(np.unique(host[group == each])) > 1 for each in np.unique(group))

@@ -1,33 +1,34 @@
 """Find the slow hosts of a run, and the cause of each.
 
 Enters: seconds of each step, rank and phase, and the place of each rank in the mesh.
-Leaves: the slow hosts with their causes, and how much longer than its peers each host
-takes. Ranks are compared with peers in the same step, so clocks are not compared.
+Leaves: the slow hosts with their causes, and the excess time of each host over its
+peers. Ranks are compared with peers in the same step by durations, so clock offsets do
+not matter.
 
-Ranks wait for each other, so a long step or a long wait accuses the wrong host. Waiting
-does not affect four measures:
+Ranks wait for each other, so a long step or a long wait points to the wrong host. Four
+measures are independent of waiting:
 
 - compute: forward and backward time, as a logarithm. Stages have different layers and
   replicas different sequence lengths, so the usual values of the stage and of the
   replica are subtracted in each step. Tensor parallelism couples the ranks of a group:
-  all of them show the time of the slowest.
+  all show the time of the slowest.
 - data and host: work before the devices start, against the usual value of all ranks.
 - network: the end of the gradient sync against that of the ranks that sync with this
-  one. They all wait until the last of them begins; a slow card ends later than the
-  others.
-- last: the rank that waits least in the gradient sync came last. This measure is used
-  where the sync ends for all at the same time. It names a host only if no other measure
-  does.
+  one. All of them wait until the last one begins; a rank with a slow network card ends
+  later.
+- last: the rank that waits least in the gradient sync arrived last. This measure is
+  used where the sync ends for all ranks at the same time, and names a host only if no
+  other measure does.
 
-A host may be slow in part of the steps. Its measure is therefore an upper quantile over
-the steps: high enough to ignore single garbage collections, and low enough to include
-episodes. A host is slow if it is above an absolute limit, if it is far outside the
-spread of its peers (median absolute deviation), and if it stays above the limit when
+A host may be slow in only some steps. Its measure is therefore an upper quantile over
+the steps, which ignores single garbage collections but includes episodes. A host is
+slow if it meets three conditions: it exceeds an absolute limit, it is far outside the
+spread of its peers (median absolute deviation), and it stays above the limit when
 blocks of steps are resampled (bootstrap).
 
 Sources: medians with two effects, Tukey 1977, "Exploratory Data Analysis", chapter 11
-(median polish); block bootstrap, Künsch 1989, doi:10.1214/aos/1176347265; that causes
-are lengths, stages and slow workers, arXiv 2505.05713.
+(median polish); block bootstrap, Künsch 1989, doi:10.1214/aos/1176347265; causes
+(sequence lengths, stages, slow workers), arXiv 2505.05713.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ from mjax.observe.detect.late import Pattern, confidence_of, level_of, pattern_o
 from mjax.observe.detect.peers import low_median, residual, shortest
 
 type Role = Literal["data", "host", "compute", "wait", "sync"]
-"""What a phase is: work before the devices start, work of the devices, a wait, or the
+"""Role of a phase: work before the devices start, work of the devices, a wait, or the
 wait for the gradients of other replicas."""
 type Channel = Literal["compute", "data", "host", "network", "last"]
 type Cause = Literal[
@@ -50,33 +51,34 @@ type Cause = Literal[
 CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
 
 MIN_STEPS = 10
-"""Chosen: one block of the bootstrap."""
+"""Fewest steps. Chosen: one block of the bootstrap."""
 MIN_UNITS = 3
-"""With two hosts, neither can be called the outlier."""
+"""Fewest hosts: with two, neither can be called the outlier."""
 _WARM_UP_STEPS = 8
-"""Steps left out, at most a quarter of all. Chosen: compilation, filling caches."""
+"""First steps to leave out, at most a quarter of all: they compile and fill caches.
+Chosen."""
 _LEAST_USUAL = 1e-3
-"""Part of a step below which a ratio has no meaning; chosen."""
+"""Fraction of a step below which a ratio is meaningless. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Place of each rank. All arrays are [R] and count from 0."""
+    """Position of each rank. All arrays are [R] and count from 0."""
 
     host: Int[np.ndarray, " R"]
-    """The unit that is accused: a host, or a process where all run on one host."""
+    """Unit of each rank: its host, or its process if all run on one host."""
     tp: Int[np.ndarray, " R"]
     pp: Int[np.ndarray, " R"]
-    """Stage."""
+    """Pipeline stage."""
     dp: Int[np.ndarray, " R"]
-    """Replica."""
+    """Data-parallel replica."""
 
 
 class Limits(NamedTuple):
-    """What makes a host slow. Fixed on tuning seeds 0 to 39 of
+    """Limits above which a host is slow. Fixed on tuning seeds 0 to 39 of
     tests/observe/synthetic_stragglers.py, between healthy and slow hosts: compute 1.7%
-    and 6.4%, data 2.7% and 7.7%, network 0.5% and 2.2%. Those of host and last are
-    chosen: the generator has no such times."""
+    and 6.4%, data 2.7% and 7.7%, network 0.5% and 2.2%. The limits of host and last are
+    chosen, because the generator has no such times."""
 
     cost: Mapping[Channel, float] = {
         "compute": 0.04,
@@ -85,9 +87,9 @@ class Limits(NamedTuple):
         "network": 0.01,
         "last": 0.05,
     }
-    """Excess over its peers, as a part of the usual compute of a step."""
+    """Excess over its peers, as a fraction of the usual compute of a step."""
     z: float = 8.0
-    """Excess in deviations of its peers."""
+    """Excess in units of the deviation of its peers."""
     confidence: float = 0.75
 
 
@@ -102,13 +104,13 @@ class Outlier:
     cause: Cause
     channel: Channel
     ratio: float
-    """Time in its slow steps (upper quantile), times that of its peers."""
+    """Time in its slow steps (upper quantile) over that of its peers."""
     cost: float
-    """Its excess, as a part of the usual compute of a step."""
+    """Its excess, as a fraction of the usual compute of a step."""
     z: float
-    """The same in deviations of its peers."""
+    """Its excess in units of the deviation of its peers."""
     confidence: float
-    """Share of the bootstrap's samples in which it is above the limit."""
+    """Fraction of bootstrap samples in which it is above the limit."""
     pattern: Pattern
     since_step: int
     """First slow step, counted from the first row."""
@@ -118,26 +120,28 @@ class Outlier:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was found. H hosts, P phases."""
+    """Result of the analysis. H hosts, P phases."""
 
     outliers: tuple[Outlier, ...]
-    """The most costly first."""
+    """Slow hosts, the most costly first."""
     excess: Float[np.ndarray, "H P"]
-    """Excess of each host over its peers in each phase, as a part of the usual compute
-    of a step; NaN without measurements."""
+    """[H, P], excess of each host over its peers in each phase, as a fraction of the
+    usual compute of a step; NaN without measurements."""
     usual_s: float
-    """The usual compute of a step; of the whole step if no phase is compute."""
+    """Usual compute time of a step; time of the whole step if no phase is compute."""
 
 
 class _Measure(NamedTuple):
-    """One channel of the ranks."""
+    """One measure of all ranks."""
 
     late: np.ndarray
-    """[T, R], excess over the peers in each step, as a part of the usual compute."""
+    """[T, R], excess over the peers in each step, as a fraction of the usual
+    compute."""
     usual: float
-    """What the peers take, in the same unit."""
+    """Usual value of the peers, in the same unit."""
     is_smooth: bool
-    """Use the medians of blocks of steps: for measures that are noisy in each step."""
+    """Whether to use medians of blocks of steps, for measures that are noisy in single
+    steps."""
 
 
 def find(
@@ -153,15 +157,15 @@ def find(
 
     Args:
       phase_s: seconds; NaN is missing.
-      roles: of the phases.
-      layout: place of the ranks.
-      left_s: from the common start of the step to the end of the gradient sync of this
-        rank, if each rank leaves the sync when its own transfers are done.
-      left_out: steps that do not count: saves, evaluations.
-      limits: what makes a host slow.
+      roles: role of each phase.
+      layout: positions of the ranks.
+      left_s: seconds from the common start of the step to the end of the rank's
+        gradient sync, if each rank leaves the sync when its own transfers are done.
+      left_out: steps to ignore: those with saves or evaluations.
+      limits: limits above which a host is slow.
     Raises:
-      ValueError: roles or layout have other sizes than phase_s, there is one host only,
-        there are too few steps, or nothing was measured.
+      ValueError: the sizes of roles or layout differ from phase_s, there is only one
+        host, there are too few steps, or nothing was measured.
     """
     values = _checked(phase_s, roles, layout, left_out)
     first = _warm_up(len(phase_s))
@@ -189,7 +193,7 @@ def _checked(
     layout: Layout,
     left_out: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the seconds after the start, NaN in the steps that do not count."""
+    """Return the seconds after the first steps, with NaN in ignored steps."""
     num_steps, num_ranks, num_phases = phase_s.shape
     if len(roles) != num_phases:
         raise ValueError(f"{num_phases} phases need as many roles, got {len(roles)}")
@@ -197,8 +201,8 @@ def _checked(
         raise ValueError(f"the layout has {len(layout.host)} ranks, not {num_ranks}")
     if len(np.unique(layout.host)) < 2:
         raise ValueError(
-            "all times are of one rank or host: a straggler is slower than others; "
-            "name a run of at least 3 processes"
+            "all times are of one rank or host, but stragglers are found by "
+            "comparison; use a run of at least 3 processes"
         )
     if num_steps < MIN_STEPS:
         raise ValueError(
@@ -211,8 +215,8 @@ def _checked(
     values = values[_warm_up(num_steps) :]
     if np.isnan(values).all():
         raise ValueError(
-            "no step has times that count: they are missing, or all steps are of the "
-            "start, saves and evaluations; wait until the run has more steps"
+            "no step has usable times: they are missing, or all steps are first "
+            "steps, saves or evaluations; wait until the run has more steps"
         )
     return values
 
@@ -241,7 +245,7 @@ def _measures(
     left_s: np.ndarray | None,
     usual_s: float,
 ) -> dict[Channel, _Measure]:
-    """Return the channels that have been measured."""
+    """Return the measures for which there are times."""
     found: dict[Channel, _Measure] = {}
     compute = _columns(values, roles, "compute")
     if "compute" in roles:
@@ -279,7 +283,7 @@ def _measures(
 def _judge(
     channel: Channel, measure: _Measure, layout: Layout, limits: Limits, first: int
 ) -> list[Outlier]:
-    """Return the hosts that are slow in one channel."""
+    """Return the hosts that are slow by one measure."""
     level = level_of(measure.late, is_smooth=measure.is_smooth)
     hosts = np.unique(layout.host)
     score = np.array([_highest(level[layout.host == host]) for host in hosts])
@@ -290,7 +294,7 @@ def _judge(
     if channel == "compute":
         least = float(np.log1p(least))
     usual, spread = _peers(score)
-    spread = max(spread, least / limits.z)  # equal peers do not make z infinite
+    spread = max(spread, least / limits.z)  # keeps z finite if all peers are equal
     found = []
     for host, own in zip(known, score - usual, strict=True):
         if own <= least or own <= limits.z * spread:
@@ -320,12 +324,12 @@ def _judge(
 
 
 def _peers(score: np.ndarray) -> tuple[float, float]:
-    """Return the usual score of a host, and the deviation of the scores."""
+    """Return the usual score of the hosts, and their deviation."""
     usual = float(np.sort(score)[(len(score) - 1) // 2])
-    # The upper one of two middle values: with four hosts, one of them slow, the lower
-    # one may be nearly 0.
+    # Take the upper median: with four hosts, one of them slow, the lower one may be
+    # nearly 0.
     away = float(np.sort(np.abs(score - usual))[len(score) // 2])
-    return usual, 1.4826 * away  # so that it is that of a normal distribution
+    return usual, 1.4826 * away  # scaled to the deviation of a normal distribution
 
 
 def _highest(level: np.ndarray) -> float:
@@ -364,7 +368,7 @@ def _excess(
     found = np.full((len(hosts), values.shape[2]), np.nan)
     for phase, role in enumerate(roles):
         seconds = values[:, :, phase]
-        # Compute scales with that of the stage; other phases are additive.
+        # Compute scales with the stage's compute; other phases are additive.
         is_factor = role == "compute"
         late = residual(
             _logs(seconds) if is_factor else seconds / usual_s,
@@ -384,5 +388,5 @@ def _excess(
 
 
 def _logs(values: np.ndarray) -> np.ndarray:
-    """Return logarithms; NaN of 0, as of a phase that has no time."""
+    """Return logarithms; NaN for 0, as for a phase that has no time."""
     return np.log(values, where=values > 0, out=np.full_like(values, np.nan))

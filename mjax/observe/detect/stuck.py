@@ -1,21 +1,21 @@
-"""Find the ranks that hold up a stuck run, from the last records of all ranks.
+"""Find the ranks that block a stuck run, from the last records of all ranks.
 
-Enters: the operation that each rank last entered and last left on each axis of the
-mesh, as far as records arrived; when the log of each host ended. Leaves: the ranks to
-blame, the reason, and who waits for whom.
+Enters: the operation that each rank last entered and last left on each mesh axis, as
+far as records arrived; and the time at which the log of each host ended. Leaves: the
+ranks to blame, the reason, and who waits for whom.
 
-The rule is that of MegaScale (arXiv 2402.15627, section 5.2): waiting ranks log what
-they wait for, and the rank without such a log is to blame. Four cases break the rule,
-so each is handled:
+The rule is that of MegaScale (arXiv 2402.15627, section 5.2): waiting ranks log the
+operation that they wait for, and the rank without such a log is to blame. Four cases
+break the rule and are handled:
 
 - A record may be missing or old although its rank is healthy. If one member has left an
-  operation, all members have entered it; this corrects old records. A rank that may be
-  waiting itself (another member has not reached its next operation either) is only
-  blamed if no other rank explains as many waits.
+  operation, all members have entered it; this corrects old records. A rank that may
+  itself be waiting (because another member has not reached its next operation either)
+  is blamed only if no other rank explains as many waits.
 - A rank that skipped a collective waits too. Its group has then entered the same number
   of operations, under different names.
-- The clocks of hosts are wrong. Times are compared within one host only. The time since
-  the last record is compared with limits far above the error of a clock.
+- The clocks of hosts may be wrong. Times are compared only within one host, except for
+  the time since the last record, whose limits are far above the error of a clock.
 - A run that saves or is slow is not stuck.
 """
 
@@ -29,21 +29,22 @@ from numpy.typing import NDArray
 AXES = ("tp", "pp", "dp")
 _TP, _PP, _DP = range(3)
 _COLLECTIVE = (_TP, _DP)
-"""All members of a group enter each operation of these axes. On pp there are also
-transfers between two stages, so sequence numbers of stages cannot be compared."""
+"""Axes on which all members of a group enter each operation. On pp there are also
+transfers between two stages, so sequence numbers of stages are not comparable."""
 
 LEAST_IDLE_STEPS = 17.0
-"""A run is stuck after so many usual steps without a record. Chosen."""
+"""A run is stuck after this many usual step times without a record. Chosen."""
 LEAST_IDLE_S = 10.0
-"""The same in seconds. Chosen: several times the error of a badly kept wall clock."""
+"""Least time without a record, in seconds. Chosen: several times the error of a badly
+kept wall clock."""
 LEAST_IDLE_SAVES = 2.0
-"""A save is stuck after so many usual saves without a record. Chosen."""
+"""A save is stuck after this many usual save times without a record. Chosen."""
 LOG_STOPPED_S = 15.0
-"""A log has stopped if its last line is so many seconds older than that of the median
+"""A log has stopped if its last line is this many seconds older than that of the median
 host. Chosen: three times the longest usual silence of a log, plus the error of clocks.
 """
 MOST_CANDIDATES = 64
-"""Most candidates that are compared. Chosen: bounds the time with many ranks."""
+"""Maximum number of candidates to compare. Chosen: bounds the time with many ranks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,19 +62,19 @@ class Records:
     """Last records of each rank on each axis, in the order of AXES."""
 
     entered: Int64[np.ndarray, "R A"]
-    """Operations entered; -1 for a rank without records."""
+    """Number of operations entered; -1 for a rank without records."""
     left: Int64[np.ndarray, "R A"]
     entered_s: Float64[np.ndarray, "R A"]
-    """By the clock of the host; NaN where there is none."""
+    """Times by the clock of the host; NaN where there is none."""
     left_s: Float64[np.ndarray, "R A"]
     names: Shaped[np.ndarray, "R A"]
-    """Of the operation entered last. A transfer names the other stage last:
-    "send 2", "recv 0"; another name is a collective of the group."""
+    """Name of the operation entered last. The name of a transfer ends with the other
+    stage: "send 2", "recv 0". All other names are collectives of the group."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usual:
-    """Usual times of this run."""
+    """Usual times of the run."""
 
     step_s: float
     save_s: float
@@ -81,22 +82,23 @@ class Usual:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wait:
-    """A rank that has entered an operation, and those that have not."""
+    """A rank that has entered an operation, and the ranks that have not."""
 
     rank: int
     axis: str
     name: str
     number: int
     others: tuple[int, ...]
-    """Empty if all have entered the operation with this number."""
+    """Missing ranks; empty if all have entered the operation with this number."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Who holds up the run."""
+    """The ranks that block the run."""
 
     ranks: tuple[int, ...]
-    """Ascending; empty if the run is not stuck, or if all ranks look alike."""
+    """Ranks to blame, ascending; empty if the run is not stuck or all ranks look
+    alike."""
     is_stuck: bool
     reason: str
     waits: tuple[Wait, ...]
@@ -110,15 +112,16 @@ def judge(
     now_s: float,
     usual: Usual,
 ) -> Verdict:
-    """Say which ranks the others wait for.
+    """Return the ranks that the others wait for.
 
     Args:
-      places: of the ranks.
-      records: of the ranks.
-      host_log_s: last line of the log of each host, by its clock; NaN if there is none.
-      activity: of each rank: "step", "save", "" if unknown.
-      now_s: the time, by a good clock.
-      usual: times of steps and saves.
+      places: positions of the ranks.
+      records: last records of the ranks.
+      host_log_s: time of the last line in the log of each host, by its clock; NaN if
+        there is none.
+      activity: activity of each rank: "step", "save", or "" if unknown.
+      now_s: current time, by an accurate clock.
+      usual: usual times of steps and saves.
     """
     idle_s = now_s - _last_s(records).max(initial=-np.inf)
     limit_s, doing = _limit_s(activity, usual)
@@ -136,7 +139,7 @@ def judge(
 
 
 def _limit_s(activity: Sequence[str], usual: Usual) -> tuple[float, str]:
-    """Return how long all ranks may be silent, and what they are doing."""
+    """Return the longest allowed silence of all ranks, and their activity."""
     limit_s = max(LEAST_IDLE_S, LEAST_IDLE_STEPS * usual.step_s)
     if "save" in activity:
         return max(limit_s, LEAST_IDLE_SAVES * usual.save_s), "a save"
@@ -153,17 +156,17 @@ def _last_s(records: Records) -> NDArray[np.float64]:
 
 
 def _stopped(host_log_s: NDArray[np.float64]) -> NDArray[np.intp]:
-    """Return the hosts whose log ended before that of the others."""
+    """Return the hosts whose log ended before the others'."""
     known = np.isfinite(host_log_s)
     if not known.any():
         return np.flatnonzero(known)
-    # The median of two hosts lies between them: the newer half counts as usual.
+    # The median of two hosts would lie between them, so use the newer half.
     usual_s = float(np.quantile(host_log_s[known], 0.75))
     return np.flatnonzero(known & (host_log_s < usual_s - LOG_STOPPED_S))
 
 
 class _Graph:
-    """Who waits for whom. What other members have left corrects the records."""
+    """Who waits for whom, with old records corrected by those of other members."""
 
     def __init__(
         self, places: Places, records: Records, stopped: NDArray[np.intp]
@@ -172,7 +175,7 @@ class _Graph:
         self.stage = places.pp
         self.is_unread = (records.entered < 0).all(axis=1)
         self.is_old = np.isin(places.host, stopped)
-        """Records of the host end early, so a wait in them may be over."""
+        """Whether the host's records end early, so that a wait in them may be over."""
         self.names = records.names
         self.last_s = _last_s(records)
         columns = np.stack([places.tp, places.pp, places.dp], axis=1)
@@ -187,18 +190,19 @@ class _Graph:
                     counts[members, axis] = np.maximum(counts[members, axis], least)
         pending = (self.entered > self.left) & ~self.is_unread[:, None]
         self.axis = np.where(pending.any(axis=1), pending.argmax(axis=1), -1)
-        """[R], number of the operation that a rank waits in; -1 if it waits in none."""
+        """[R], number of the operation in which a rank waits; -1 if it waits in
+        none."""
 
     def members(self, rank: int, axis: int) -> NDArray[np.intp]:
         """Return the group of a rank."""
         return self.groups[axis][self.group_of[axis][rank]]
 
     def name(self, rank: int) -> str:
-        """Return the name of the operation that a rank waits in."""
+        """Return the name of the operation in which a rank waits."""
         return str(self.names[rank, self.axis[rank]])
 
     def partner(self, rank: int) -> int | None:
-        """Return the other end of the transfer that a rank waits in."""
+        """Return the other end of the transfer in which a rank waits."""
         if self.axis[rank] != _PP:
             return None
         *_, word = self.name(rank).split()
@@ -209,7 +213,7 @@ class _Graph:
         return int(found[0]) if len(found) else None
 
     def others(self, rank: int) -> list[int]:
-        """Return those that a rank waits for, by its record."""
+        """Return the ranks that a rank waits for, by its record."""
         axis = int(self.axis[rank])
         if axis < 0:
             return []
@@ -223,11 +227,11 @@ class _Graph:
         return members[self.entered[members, axis] < number].tolist()
 
     def _waits_here(self, other: int, rank: int) -> bool:
-        """Say if another rank of the stages is in the same collective."""
+        """Return whether another rank of the stages is in the same collective."""
         return bool(self.axis[other] == _PP) and self.name(other) == self.name(rank)
 
     def may_wait_for(self, rank: int) -> set[int]:
-        """Return those that a rank may be waiting for if its records are outdated.
+        """Return the ranks that a rank may wait for if its records are outdated.
 
         It has not entered an operation that all others of its group are in: otherwise
         the operation would have ended.
@@ -243,7 +247,7 @@ class _Graph:
         return found - {rank}
 
     def waits(self) -> Iterator[Wait]:
-        """Yield what each rank waits in."""
+        """Yield the operation in which each rank waits."""
         for rank in np.flatnonzero(self.axis >= 0).tolist():
             axis = int(self.axis[rank])
             yield Wait(
@@ -256,7 +260,7 @@ class _Graph:
 
 
 def _groups(columns: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-    """Return the ranks with equal rows."""
+    """Return groups of ranks with equal rows."""
     _, group = np.unique(columns, axis=0, return_inverse=True)
     order = np.argsort(group, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
@@ -284,17 +288,17 @@ def _blame(graph: _Graph, host_log_s: NDArray[np.float64]) -> tuple[Sequence[int
     silent = np.flatnonzero(graph.is_unread)
     for candidates, reason in (
         (np.flatnonzero(old), "the log of its host stopped, and others wait for it"),
-        (np.flatnonzero(idle), "others wait for it, and it waits for nobody"),
+        (np.flatnonzero(idle), "others wait for it, and it waits for no rank"),
         (silent, "others wait for it, and nothing can be read of it"),
     ):
         found = _best(graph, candidates)
         if found:
             return found, reason
-    return (), "nothing tells the ranks apart"
+    return (), "no record distinguishes the ranks"
 
 
 def _skipped(graph: _Graph) -> tuple[Sequence[int], str] | None:
-    """Find a rank that skipped a collective: it waits in another than its group."""
+    """Find a rank that skipped a collective: it is in another one than its group."""
     for axis in _COLLECTIVE:
         for members in graph.groups[axis]:
             inside = members[graph.axis[members] == axis]
@@ -325,7 +329,7 @@ def _skipped(graph: _Graph) -> tuple[Sequence[int], str] | None:
 def _gone_on(
     graph: _Graph, axis: int, rank: int, members: NDArray[np.intp]
 ) -> list[int]:
-    """Return those that a rank waits for although they are ahead on another axis.
+    """Return the ranks that a rank waits for although they are ahead on another axis.
 
     Ranks of one stage run the same operations in the same order. So one of them is
     behind the other on all axes, unless it has skipped an operation.
@@ -339,9 +343,9 @@ def _gone_on(
 def _odd(graph: _Graph, axis: int, names: Mapping[int, str]) -> list[int]:
     """Return the ranks of a group that are in the wrong operation.
 
-    The operation of most members is right. On a tie, the members that are further ahead
-    on other axes have skipped one. If those tie too and two collectives alternate, as
-    before and after the weights of a layer, the next one in turn is right.
+    The operation of the majority is right. On a tie, the members that are further ahead
+    on other axes have skipped one. If that is also a tie and two collectives alternate,
+    as before and after the weights of a layer, the one whose turn it is is right.
     """
     by_name: dict[str, list[int]] = {}
     for rank, name in names.items():
@@ -360,7 +364,7 @@ def _odd(graph: _Graph, axis: int, names: Mapping[int, str]) -> list[int]:
 
 
 def _turn(graph: _Graph, axis: int, names: Mapping[int, str]) -> str | None:
-    """Return which of two alternating collectives is next, judged by other ranks."""
+    """Return which of two alternating collectives is next, according to other ranks."""
     two = sorted(set(names.values()))
     same = np.isin(graph.names[:, axis], two) & ~graph.is_unread
     same[list(names)] = False
@@ -376,8 +380,8 @@ def _turn(graph: _Graph, axis: int, names: Mapping[int, str]) -> str | None:
 def _best(graph: _Graph, candidates: NDArray[np.intp]) -> list[int]:
     """Return the candidate that explains most waits.
 
-    On a tie: the one that most members of its groups wait for, then the one with the
-    oldest last record.
+    On a tie, prefer the one that most members of its groups wait for, then the one with
+    the oldest last record.
     """
     if not len(candidates):
         return []
@@ -402,7 +406,7 @@ def _best(graph: _Graph, candidates: NDArray[np.intp]) -> list[int]:
 
 
 def _reach(waiting: Mapping[int, set[int]], root: int) -> int:
-    """Count the ranks that wait for the root, directly or through others."""
+    """Count the ranks that wait for the root, directly or indirectly."""
     seen, new = {root}, [root]
     while new:
         found = waiting.get(new.pop(), set()) - seen

@@ -1,21 +1,21 @@
-"""How much of a run is due to stragglers: its steps replayed without them.
+"""Compute how much time stragglers cost a run, by replaying its steps without them.
 
-Enters: what each worker did when, and what each operation waited for. Leaves: the time
-of the run without the uneven part of a worker, a stage or a phase, and the causes of
-slowness, ranked by cost in time.
+Enters: the operations of each worker with their times, and the operations that each one
+waited for. Leaves: the time of the run without the uneven part of a worker, a stage or
+a phase, and the causes of slowness, ranked by cost in time.
 
-The method is that of arXiv 2505.05713. The duration of an operation runs from the end
-of all that it waits for to its own end. The graph is replayed with other durations,
-each operation as early as its edges allow.
+The method is that of arXiv 2505.05713. An operation's duration runs from the end of
+everything it waits for to its own end. The graph is replayed with other durations; each
+operation starts as early as its edges allow.
 
 In an even step every operation takes the median of its phase in that step, and the last
 virtual stage, which has the head and the loss, takes `USUAL_LAST` times that. Each
-cause is estimated from the operations that it alone changes:
+cause is estimated from the operations that only this cause changes:
 
 - slow host: one worker's passes against those of the other workers.
 - last stage: its passes against those of the other stages.
 - uneven sequence lengths: a microbatch in all stages, against the mean of its step.
-- garbage collection: single passes that last longer by a pause.
+- garbage collection: single passes that are longer by a pause.
 - slow link: transfers of a pair of neighbours, or the gradient sync of one stage.
 """
 
@@ -32,10 +32,10 @@ PHASES = (
     *("data", "host", "forward", "backward", "tick", "send", "sync", "optimizer"),
     "join",
 )
-"""A join takes no time: it ends when all that it waits for has ended."""
+"""A join takes no time: it ends when everything it waits for has ended."""
 _PASSES = ("forward", "backward")
 _JOINT = ("sync", "optimizer")
-"""These start when their worker arrives: they include the wait for others."""
+"""Phases that start when their worker arrives, so they include the wait for others."""
 type CauseName = Literal[
     "slow host",
     "last stage",
@@ -48,20 +48,21 @@ type CauseName = Literal[
 ]
 
 USUAL_LAST = 1.05
-"""Time of the last stage over the others, in runs where it is not a cause. Source:
+"""Time of the last stage over that of others, in runs where it is not a cause. Source:
 1.065 and 1.03 in trace AR of github.com/ByteDance-Seed/StragglerAnalysis."""
 USUAL_LENGTHS = 0.025
-"""Log deviation of microbatches in runs where lengths are not a cause. Chosen."""
+"""Log deviation of microbatches, in runs where lengths are not a cause. Chosen."""
 LEAST_PAUSE_S = 0.06
-"""Chosen: Python scans some 100,000 objects in this time."""
+"""Shortest pause of a garbage collection. Chosen: Python scans about 100,000 objects in
+this time."""
 LEAST_PAUSE_DEVIATIONS = 6.0
-"""Of the passes. Chosen."""
+"""Shortest pause in deviations of the passes. Chosen."""
 SLOW_LINK = 2.0
-"""A link is slow from so many times the usual transfer. Chosen."""
+"""A link is slow from this multiple of the usual transfer time. Chosen."""
 SLOW_SYNC = 1.4
-"""The same for a gradient sync. Chosen: several deviations of what networks do."""
+"""The same for a gradient sync. Chosen: several deviations of the times on networks."""
 LEAST_SAVED = 0.025
-"""Part of the time below which nothing counts as a cause. Chosen."""
+"""Fraction of the time below which nothing counts as a cause. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,55 +72,57 @@ class Trace:
     phase: Shaped[np.ndarray, "N"]
     """One of PHASES."""
     worker: Int64[np.ndarray, "N"]
-    """Of a send: who sends."""
+    """Worker; for a send, the sender."""
     step: Int64[np.ndarray, "N"]
     """From 0."""
     micro: Int64[np.ndarray, "N"]
-    """Microbatch of the replica; -1 where there is none."""
+    """Microbatch within the replica; -1 where there is none."""
     stage: Int64[np.ndarray, "N"]
     """Virtual stage; -1 where there is none."""
     backward: Bool[np.ndarray, "N"]
-    """Of a send: it is one of the backward pass."""
+    """For a send: whether it belongs to the backward pass."""
     edges: Int64[np.ndarray, "E 2"]
-    """An operation, and one that starts after it has ended."""
+    """Pairs: an operation, and one that starts after it has ended."""
     start_s: Float64[np.ndarray, "N"]
-    """A sync or an optimizer starts when its worker arrives. The others start when all
-    that they wait for has ended."""
+    """Start of a sync or optimizer: the arrival of its worker. Start of all others: the
+    end of everything they wait for."""
     end_s: Float64[np.ndarray, "N"]
     place: Int64[np.ndarray, "W"]
-    """Stage of each worker in the pipeline."""
+    """Pipeline stage of each worker."""
     replica: Int64[np.ndarray, "W"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A reason for slowness, and what it costs."""
+    """A reason for slowness, and its cost."""
 
     name: CauseName
     workers: tuple[int, ...]
-    """Workers to blame; empty: all of them."""
+    """Workers to blame; empty: all workers."""
     step_s: Floats
     """[steps], time without the cause."""
     saved: float
-    """Part of the time of the run that it costs."""
+    """Fraction of the time of the run that it costs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class WhatIf:
-    """Times of a run without parts of its slowness."""
+    """Times of a run with parts of its slowness removed."""
 
     step_s: Floats
-    """[steps], as measured."""
+    """[steps], measured times."""
     replayed_s: Floats
-    """[steps], replay of the measured durations: shows the error of the graph."""
+    """[steps], replay with the measured durations, which shows the error of the
+    graph."""
     even_s: Floats
     """[steps], with every operation at its usual time."""
     causes: tuple[Cause, ...]
-    """All, the most expensive first."""
+    """All causes, the most expensive first."""
     saved_by_worker: Floats
-    """[W], part of the time that the uneven part of one worker's operations costs."""
+    """[W], fraction of the time that the uneven part of one worker's operations
+    costs."""
     saved_by_stage: Mapping[int, float]
-    """By stage of the pipeline."""
+    """The same by pipeline stage."""
     saved_by_phase: Mapping[str, float]
 
     @property
@@ -130,16 +133,16 @@ class WhatIf:
 
     @property
     def saved(self) -> float:
-        """Part of the time that all stragglers together cost."""
+        """Fraction of the time that all stragglers together cost."""
         return part(self.even_s, self.replayed_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usual:
-    """Ratios of a run without these causes; no analysis can read them from a run."""
+    """Ratios of a run without these causes, which the run itself does not show."""
 
     last: float = USUAL_LAST
-    """Last stage against the others."""
+    """Time of the last stage over that of the others."""
     lengths: float = USUAL_LENGTHS
     """Log deviation of microbatches."""
 
@@ -148,8 +151,8 @@ def analyse(trace: Trace, usual: Usual | None = None) -> WhatIf:
     """Replay a run without each cause, worker, stage and phase.
 
     Args:
-      trace: of the run.
-      usual: the usual ratios, if they are known for this run.
+      trace: operations of the run.
+      usual: usual ratios, if known for this run.
     Raises:
       ValueError: operations wait for each other, or a step has no optimizer.
     """
@@ -194,12 +197,12 @@ def analyse(trace: Trace, usual: Usual | None = None) -> WhatIf:
 
 
 def part(without_s: Floats, with_s: Floats) -> float:
-    """Return the part of the time of some steps that would be saved."""
+    """Return the fraction of the time of some steps that would be saved."""
     return float(1 - without_s.sum() / with_s.sum())
 
 
 def step_times(trace: Trace, end_s: Floats) -> Floats:
-    """Return the time of each step: between the ends of the last optimizers."""
+    """Return the time of each step, between the ends of successive last optimizers."""
     last = trace.phase == "optimizer"
     num = int(trace.step.max(initial=-1)) + 1
     ends = np.full(num, -np.inf)
@@ -210,7 +213,7 @@ def step_times(trace: Trace, end_s: Floats) -> Floats:
 
 
 class Replay:
-    """Runs the graph of a trace with other times."""
+    """Replays the graph of a trace with other times."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -234,7 +237,7 @@ class Replay:
             )
 
     def needed_s(self) -> Floats:
-        """Return how long each operation takes once all that it waits for has ended."""
+        """Return the time of each operation after everything it waits for has ended."""
         trace = self._trace
         start_s = trace.start_s.copy()
         joint = np.isin(trace.phase, _JOINT)
@@ -244,7 +247,7 @@ class Replay:
         return np.maximum(trace.end_s - start_s, 0.0)
 
     def step_s(self, needed_s: Floats) -> Floats:
-        """Return the time of each step if operations take these times."""
+        """Return the time of each step if the operations take these times."""
         end_s, needed = [0.0] * len(needed_s), needed_s.tolist()
         for number in self._order:
             begin_s = max([end_s[each] for each in self._before[number]], default=0.0)
@@ -253,7 +256,7 @@ class Replay:
 
 
 class _Effects:
-    """What makes the operations of a trace longer than usual, as factors."""
+    """Factors by which operations of a trace are longer than usual, by cause."""
 
     def __init__(self, trace: Trace, needed_s: Floats, usual: Usual) -> None:
         self.trace, self.needed_s, self.usual = trace, needed_s, usual
@@ -273,7 +276,7 @@ class _Effects:
         return max(lower_median([*medians.values()]), 1e-9) if medians else 1.0
 
     def _by_worker_s(self, chosen: NDArray[np.bool_]) -> dict[int, float]:
-        """Return the median time of chosen operations of each worker."""
+        """Return each worker's median time of chosen operations."""
         return {
             worker: float(
                 np.median(self.needed_s[chosen & (self.trace.worker == worker)])
@@ -282,14 +285,14 @@ class _Effects:
         }
 
     def _last(self, phase: str) -> float:
-        """Return how long a pass of the last stage takes; the others take 1."""
+        """Return the time of a pass of the last stage; that of the others is 1."""
         medians = self._by_worker_s(self.is_last & (self.trace.phase == phase))
         if not medians:
             return 1.0
         return lower_median([*medians.values()]) / self.base_s[phase]
 
     def staged_s(self) -> Floats:
-        """Return the usual time of each pass, with that of the last stage, [N]."""
+        """Return the usual time of each pass, [N], with the last stage's factor."""
         trace = self.trace
         staged_s = np.array([self.base_s[phase] for phase in trace.phase.tolist()])
         for phase in _PASSES:
@@ -304,7 +307,7 @@ class _Effects:
             chosen = self.passes & (self.trace.worker == worker)
             if chosen.any():
                 factors[worker] = np.median(ratio[chosen])
-        # Microbatches explain what all stages of a replica share.
+        # An excess that all stages of a replica share is due to the microbatch.
         for members in _split(self.trace.replica):
             if len(members) > 1:
                 factors[members] /= lower_median(factors[members].tolist())
@@ -340,12 +343,12 @@ class _Effects:
 
 
 def lower_median(values: Sequence[float]) -> float:
-    """Return the lower of the two middle values: of two workers the faster one."""
+    """Return the lower median: of two workers, that of the faster one."""
     return sorted(values)[(len(values) - 1) // 2]
 
 
 def _numbered(*columns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return the number of the group of equal rows of each row."""
+    """Return for each row the number of its group of equal rows."""
     rows = np.stack(columns, axis=1)
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
 
@@ -378,7 +381,7 @@ def _without(
 
 
 def _unevenness(effects: _Effects) -> Floats:
-    """Return by how much lengths slow each pass beyond the usual factor, [N]."""
+    """Return the slowdown of each pass by its lengths, beyond the usual factor, [N]."""
     trace, passes = effects.trace, effects.passes
     logs = np.log(effects.length[passes])
     deviation = float(logs.std())
@@ -387,7 +390,7 @@ def _unevenness(effects: _Effects) -> Floats:
     even = factor.copy()
     factor[passes] = effects.length[passes]
     even[passes] = np.exp(kept * logs)
-    # The number of tokens in a step stays the same.
+    # The number of tokens per step does not change.
     for step in np.unique(trace.step).tolist():
         here = passes & (trace.step == step)
         if here.any():

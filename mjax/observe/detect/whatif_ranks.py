@@ -1,23 +1,24 @@
-"""How much of a measured run is due to its slow ranks: its steps without them.
+"""Compute how much time slow ranks cost a measured run.
 
 Enters: the graph of the steps of a run (`mjax.observe.step_graph`). Leaves: the time of
-the run without what slows single workers, and the causes, ranked by what each costs.
+the run without the causes that slow single workers, and these causes, ranked by cost.
 
-A worker does the same in every step, and so do its peers: the workers at the same place
-(stage and tp) of other replicas. The usual time of an operation is the lower median,
-over the peers, of their medians over the steps. Each operation then has an excess:
+A worker does the same work in every step, and so do its peers: the workers at the same
+position (stage and tp) in other replicas. The usual time of an operation is the lower
+median, over the peers, of their medians over the steps. The excess over it has one of
+these causes:
 
 - slow host: the passes of a worker take longer than those of its peers, in most
   steps.
-- late host: the same for the time between steps, without the wait for data.
-- slow loader: its host waits for data, and the others do not in the same step.
-- pauses: single operations take longer than those of the same worker in other steps,
-  and than those of its peers in this step. The cause may be a garbage collection or
-  another program on the host.
+- late host: the same, for the time between steps without the wait for data.
+- slow loader: its host waits for data, while the others do not in the same step.
+- pauses: single operations take longer than the same worker's in other steps and than
+  its peers' in this step. The cause may be a garbage collection or another program on
+  the host.
 
 The replay without a cause subtracts its excess from the operations and keeps the noise.
 If the passes of a worker end together with those of a slow one (in one tp group, or in
-neighbour stages), both have the same excess, so both are named.
+neighbouring stages), both have the same excess and both are named.
 
 The method is that of arXiv 2505.05713, see `mjax.observe.detect.whatif`, which also has
 the causes that need the operations of a pipeline.
@@ -45,10 +46,10 @@ from mjax.observe.detect.whatif import (
 _PASSES = ("forward", "backward", "tick")
 _PAUSABLE = (*_PASSES, "host")
 LEAST_DEVIATIONS = 4.0
-"""Standard errors from which a worker is slower than its peers. Chosen: each of many
-workers is tested."""
+"""Excess in standard errors from which a worker is slower than its peers. Chosen: many
+workers are tested."""
 _ALIKE = 0.5
-"""Part of the excess of the slowest worker from which another one is named with it.
+"""Fraction of the slowest worker's excess from which another worker is also named.
 Chosen: workers that wait inside the same collective have nearly all of it."""
 
 
@@ -57,10 +58,11 @@ class Excess:
     """Excess of each operation over the usual time. N operations, seconds."""
 
     lasting_s: Floats
-    """In most steps; negative where a worker is faster than its peers. 0 for a worker
-    that is not significantly slower in all of its passes, or between steps."""
+    """Excess in most steps; negative where a worker is faster than its peers. It is 0
+    for a worker that is not significantly slower in all of its passes, or between
+    steps."""
     pause_s: Floats
-    """In this step only."""
+    """Excess in this step only."""
     wait_s: Floats
     """Wait for data."""
 
@@ -137,10 +139,10 @@ def excess_of(trace: Trace, needed_s: Floats) -> Excess:
 
 
 def _is_sure(beyond_s: np.ndarray) -> bool:
-    """Say whether the excess of a worker over its peers is more than noise.
+    """Return whether the excess of a worker over its peers is more than noise.
 
     Args:
-      beyond_s: [steps], over all of its operations of a kind.
+      beyond_s: [steps], excess summed over its operations of a kind.
     """
     median_s = float(np.median(beyond_s))
     spread_s = 1.4826 * float(np.median(np.abs(beyond_s - median_s)))
@@ -149,24 +151,24 @@ def _is_sure(beyond_s: np.ndarray) -> bool:
 
 
 def _pauses_s(beyond_s: np.ndarray) -> np.ndarray:
-    """Return what lies far outside the spread of the workers in other steps.
+    """Return the excess that lies far outside the spread of the workers in other steps.
 
     Args:
-      beyond_s: [peers, steps], without the median of each.
+      beyond_s: [peers, steps], excess minus the median of each peer.
     """
     spread_s = 1.4826 * float(np.median(np.abs(beyond_s)))
     least_s = max(LEAST_PAUSE_S, LEAST_PAUSE_DEVIATIONS * spread_s)
     others_s = _others(beyond_s) if len(beyond_s) > 1 else np.zeros_like(beyond_s)
-    # An excess that most workers have in a step is no pause of one worker.
+    # If most workers have an excess in a step, it is not a pause of one worker.
     own_s = beyond_s - np.where(others_s > least_s, others_s, 0.0)
     return np.where(own_s > least_s, own_s, 0.0)
 
 
 def _others(values: np.ndarray) -> np.ndarray:
-    """Return the excess of the others in the same step, for a slow worker, [1, S].
+    """Return the other workers' excess in the same step, [1, S], for a slow worker.
 
-    That is the lower median of the other workers. For a fast worker this median may be
-    higher, but a fast worker has no excess in any case.
+    That is the lower median over the other workers. For a fast worker this median may
+    be higher, but a fast worker has no excess anyway.
     """
     ordered = np.sort(values, axis=0)
     return ordered[max(len(values) - 2, 0) // 2][None]
@@ -175,7 +177,7 @@ def _others(values: np.ndarray) -> np.ndarray:
 def _causes(
     trace: Trace, excess: Excess
 ) -> Iterator[tuple[CauseName, tuple[int, ...], Floats]]:
-    """Yield each cause, its workers, and the time that it adds to each operation."""
+    """Yield each cause, its workers, and the time it adds to each operation."""
     is_pass, is_host = np.isin(trace.phase, _PASSES), trace.phase == "host"
     kinds: tuple[tuple[CauseName, Floats], ...] = (
         ("slow host", np.where(is_pass, excess.lasting_s, 0.0)),

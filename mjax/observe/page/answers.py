@@ -1,8 +1,8 @@
 """The answers of the page: one method for each address of the API.
 
 Enters: queries of viewers. Leaves: objects for JSON, or bytes. A thread follows the run
-and keeps what it has read in memory, so the cost of an answer depends on its own size
-only. Slow reports are made once for all viewers.
+and keeps its data in memory, so the cost of an answer depends only on its size. Slow
+reports are computed once for all viewers.
 """
 
 import collections
@@ -27,24 +27,25 @@ from mjax.observe.page.worker import Worker
 from mjax.observe.places import View, coordinates
 
 POLL_S = 0.5
-"""Shortest time between two polls of the run; also four times the time of a poll."""
+"""Shortest pause between two polls of the run. The pause is also at least four times
+the time of a poll."""
 WAIT_S = 20.0
-"""Longest wait for a report; chosen: browsers and proxies wait for 30 s or longer."""
+"""Longest wait for a report. Chosen: browsers and proxies wait for 30 s or longer."""
 _MFU_WAIT_S = 1.0
 """Longest wait of the charts for the shape of the MFU."""
 _STATE_S = 1.0
-"""How long all viewers share one state of the ranks."""
+"""Time for which all viewers share one state of the ranks."""
 _MOST_POINTS, _POINTS = 20_000, 2_000
 _EVENTS, _MOST_EVENTS = 500, 5_000
 _RANK_EVENTS = 50
 _HEATS = 8
 _MOST_MARKS = 2_000
-"""Chosen: the newest marks; a chart is as wide in pixels."""
+"""Number of newest marks in an answer. Chosen: a chart is as wide in pixels."""
 _VIEWS: tuple[View, ...] = get_args(View.__value__)
 
 
 class Page:
-    """A run, as its viewers see it."""
+    """A run as its viewers see it."""
 
     def __init__(
         self, feed: Feed, *, name: str, work_dir: Path, poll_s: float = POLL_S
@@ -52,10 +53,10 @@ class Page:
         """Prepare to follow a run.
 
         Args:
-          feed: of the run; closed with the page.
-          name: of the run, for people.
-          work_dir: of the run, for reports that read other files.
-          poll_s: between two polls of the run.
+          feed: source of the run's data; closed with the page.
+          name: name of the run, for people.
+          work_dir: work dir of the run, for reports that read other files.
+          poll_s: seconds between two polls of the run.
         """
         self._poll_s = poll_s
         self._feed, self._name, self._work_dir = feed, name, work_dir
@@ -68,7 +69,7 @@ class Page:
         self._charts: tuple[Hashable, dict[str, Any]] = (None, {})
         self._state: tuple[float, int, bytes] = (-np.inf, 0, b"")
         self._failed = ""
-        """Why the last poll failed."""
+        """Reason for the failure of the last poll; "" if it succeeded."""
         self.stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="follow", daemon=True)
         self._thread.start()
@@ -82,7 +83,7 @@ class Page:
         self._feed.close()
 
     def _follow(self) -> None:
-        """Poll the run again and again."""
+        """Poll the run until the page stops."""
         while not self.stopping.is_set():
             begin = time.monotonic()
             is_behind = False
@@ -93,11 +94,11 @@ class Page:
                 is_behind, self._failed = share.is_behind, ""
             except OSError as error:
                 self._failed = f"the run cannot be read now: {error}"
-            except Exception as error:  # a bug of ours: the data read so far stays
+            except Exception as error:  # a bug of ours: keep the data read so far
                 traceback.print_exception(error, file=sys.stderr)
                 self._failed = (
-                    f"{type(error).__name__} while the run was read; the page does not "
-                    "follow it any more; the stderr of the server has the details"
+                    f"{type(error).__name__} while reading the run; the page no longer "
+                    "follows it; details are on the server's stderr"
                 )
                 return
             took_s = time.monotonic() - begin
@@ -106,7 +107,7 @@ class Page:
     # --------------------------------------------------------- requests of viewers
 
     def run(self, query: Query) -> Any:
-        """Return the place of each rank."""
+        """Return the position of each rank."""
         now_ns = time.time_ns()
         config = self._feed.config()
         with self._lock:
@@ -139,7 +140,9 @@ class Page:
             lambda: reports.mfu_shape(self._work_dir, self._feed, lowest),
             wait_s=_MFU_WAIT_S,
         )
-        problem = report["problem"] if report else "the shape of the MFU is being read"
+        problem = (
+            report["problem"] if report else "the shape of the MFU is being computed"
+        )
         return {
             **found,
             "mfu_report": report if problem is None else None,
@@ -204,7 +207,7 @@ class Page:
         if first > last:
             raise BadQueryError(f"from must be at most to, got {first} and {last}")
         chosen = None if asked is None else frozenset(asked)
-        is_over = last < common  # its steps do not change anymore
+        is_over = last < common  # its steps no longer change
         return await self._asked(
             self._views,
             ("timeline", first, last, order, chosen),
@@ -231,17 +234,17 @@ class Page:
         )
 
     async def stuck(self, query: Query) -> Any:
-        """Return which ranks hold up the run."""
+        """Return the ranks that block the run."""
         newest, _ = self._newest()
         return await self._asked(
             self._views,
             "stuck",
-            int(time.monotonic()),  # silence does not change the version
+            int(time.monotonic()),  # silence does not change the version of the data
             lambda: reports.who_is_missing(self._work_dir, self._feed, newest),
         )
 
     async def ledger(self, query: Query) -> Any:
-        """Return where the time went."""
+        """Return the wall time by bucket."""
         with self._lock:
             lowest, version = self._model.lowest(), self._model.version
         return await self._asked(
@@ -252,7 +255,7 @@ class Page:
         )
 
     async def whatif(self, query: Query) -> Any:
-        """Return what stragglers cost."""
+        """Return the cost of stragglers."""
         newest, version = self._newest()
         return await self._asked(
             self._reports,
@@ -262,7 +265,7 @@ class Page:
         )
 
     def events(self, query: Query) -> Any:
-        """Return events from a number on; without `after` the newest ones."""
+        """Return events from a number on, or without `after` the newest ones."""
         limit = query.whole("limit", 1, _MOST_EVENTS) or _EVENTS
         with self._lock:
             total = self._model.num_events
@@ -311,7 +314,7 @@ class Page:
         }
 
     def state(self, query: Query) -> Any:
-        """Return where each rank is."""
+        """Return the progress of each rank."""
         return self.state_json()[1]
 
     # --------------------------------------------------------- updates of live viewers
@@ -320,7 +323,7 @@ class Page:
         """Return the state of all ranks as JSON, shared by all viewers for a second.
 
         Returns:
-          the version of the run that it belongs to, and the JSON.
+          the version of the run to which it belongs, and the JSON.
         """
         with self._lock:
             at, version, found = self._state
@@ -382,8 +385,8 @@ class Page:
             found.append("the files of the run are still being read for the first time")
         elif not known.processes:
             found.append(
-                "there are no spans yet: the run has just begun, or it was started "
-                "with --observe.no-spans, or writes them elsewhere (--spans-dir)"
+                "there are no spans yet: the run has just begun, was started with "
+                "--observe.no-spans, or writes them elsewhere (--spans-dir)"
             )
         found += model.missing(newest)
         found += known.problems
@@ -399,7 +402,7 @@ class Page:
         return [told.event for told in self._model.events if told.generation is None]
 
     def _numbered(self, first: int, limit: int) -> list[dict[str, Any]]:
-        """Return events in the form for viewers."""
+        """Convert events to their form for viewers."""
         known = self._model
         oldest = known.num_events - len(known.events)
         start = max(first, oldest)
@@ -447,7 +450,7 @@ class Page:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-    """The progress of a run, for a viewer that waits for more."""
+    """Progress of a run, for viewers that wait for news."""
 
     version: int
     generation: int
@@ -468,4 +471,4 @@ def _plain(value: Any) -> Any:
         return value.item()
     if isinstance(value, np.ndarray):
         return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no place in JSON")
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")

@@ -1,4 +1,4 @@
-"""The ASGI application of the live page: addresses and their handlers.
+"""The ASGI application of the live page: routes and their handlers.
 
 Enters: a `Page` that knows the run, and access rules. Leaves: an application. Errors
 are JSON with one line for people; an invalid request is answered with 400.
@@ -28,8 +28,8 @@ def make_app(page: Page, *, token: str, names: frozenset[str]) -> Starlette:
     """Build the application.
 
     Args:
-      page: of a run; the caller starts and closes it.
-      token: that requests must have.
+      page: page of a run; the caller starts and closes it.
+      token: token that requests must have.
       names: host names under which the page may be requested.
     """
     quick: dict[str, Callable[[Query], Any]] = {
@@ -62,9 +62,9 @@ def make_app(page: Page, *, token: str, names: frozenset[str]) -> Starlette:
 
 
 def _safe(endpoint: _Endpoint) -> _Endpoint:
-    """Answer an invalid request, or a failure of ours, with one line.
+    """Answer invalid requests and internal errors with one line.
 
-    It runs inside the guard, so that the answer to a failure has its headers too.
+    It runs inside the guard, so that these answers also have its headers.
     """
 
     async def safe(request: Request) -> Response:
@@ -74,7 +74,7 @@ def _safe(endpoint: _Endpoint) -> _Endpoint:
             return _json({"error": str(error)}, 400)
         except Exception as error:  # a bug of ours must not end the page
             traceback.print_exception(error, file=sys.stderr)
-            text = f"{type(error).__name__} in the server; its stderr has the details"
+            text = f"{type(error).__name__} in the server; details are on its stderr"
             return _json({"error": text}, 500)
 
     return safe

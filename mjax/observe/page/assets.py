@@ -1,7 +1,7 @@
 """The static files of the page: HTML, scripts, styles.
 
 Enters: a path below /static/. Leaves: the bytes of a file in the folder `static` beside
-this module, or nothing: no path leads out of that folder.
+this module, or nothing. No path leads out of that folder.
 """
 
 import dataclasses
@@ -19,12 +19,12 @@ _TYPES = {
     ".png": "image/png",
     ".txt": "text/plain; charset=utf-8",
 }
-"""Other file types are not served; a file without a suffix is text."""
+"""Served file types; a file without a suffix is text."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asset:
-    """A file, ready to send."""
+    """A file that is ready to send."""
 
     data: bytes
     content_type: str
@@ -36,7 +36,7 @@ def read(name: str, folder: Path = FOLDER) -> Asset | None:
 
     Args:
       name: path below the folder, as a browser wrote it.
-      folder: every viewer of the page may read all of it.
+      folder: folder whose files every viewer of the page may read.
     """
     if "\0" in name:
         return None

@@ -1,7 +1,7 @@
 """The source from which the page reads a run.
 
-Enters: nothing. Leaves: shares of new data, and lines of chosen steps again. `FileFeed`
-reads files. A feed changes nothing in its source.
+Enters: nothing. Leaves: shares of new data, and on request the lines of earlier steps.
+`FileFeed` reads files. A feed changes nothing in its source.
 """
 
 import math
@@ -18,14 +18,14 @@ _MOST_STEP = 2**31
 
 
 def check_header(header: Header) -> None:
-    """Refuse sizes that would cause endless work, or numbers that no array holds.
+    """Refuse sizes that would cause endless work, and numbers that fit no array.
 
     Raises:
       ValueError: a size of the mesh, a device or a time is impossible.
     """
     num = math.prod(header.mesh.values())
     if min(header.mesh.values(), default=1) < 1 or num > MOST_DEVICES:
-        raise ValueError(f"the mesh {header.mesh} has no size that can be true")
+        raise ValueError(f"the sizes of the mesh {header.mesh} are impossible")
     wrong = [device for device in header.devices if not 0 <= device < num]
     if wrong or not 0 <= header.rank < num:
         raise ValueError(
@@ -33,41 +33,41 @@ def check_header(header: Header) -> None:
             f"the mesh {header.mesh}"
         )
     if max(abs(header.wall_ns), abs(header.monotonic_ns)) >= _MOST_NS:
-        raise ValueError("its clocks show times that cannot be true")
+        raise ValueError("its clocks show impossible times")
 
 
 def check_line(line: Line) -> None:
-    """Refuse numbers that no array holds.
+    """Refuse numbers that fit no array.
 
     Raises:
       ValueError: the step or a time is impossible.
     """
     if not -1 <= line.step < _MOST_STEP:
-        raise ValueError(f"step {line.step} cannot be true")
+        raise ValueError(f"step {line.step} is impossible")
     for _, _, _, start_ns, end_ns in line.spans:
         if start_ns <= -_MOST_NS or end_ns >= _MOST_NS:
-            raise ValueError("the time of a span cannot be true")
+            raise ValueError("the time of a span is impossible")
 
 
 @runtime_checkable
 class Feed(Protocol):
-    """A run that may still go on. One thread polls; any thread may ask for lines."""
+    """Source of a run's data. One thread polls; any thread may request lines."""
 
     def poll(self) -> Share:
-        """Read new data; limited, so that other threads get their turn.
+        """Read a limited share of new data, so that other threads can run in between.
 
         Raises:
-          OSError: nothing can be read now; the next try may succeed.
+          OSError: nothing can be read now; the next attempt may succeed.
         """
         ...
 
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
-        """Return the lines of a process for some steps, in order, and maybe others.
+        """Return the lines of a process for some steps, in order, possibly with others.
 
         Args:
           process: as returned by `poll`.
-          first: step.
-          last: step, too.
+          first: first step.
+          last: last step, included.
         """
         ...
 
@@ -76,7 +76,7 @@ class Feed(Protocol):
         ...
 
     def config(self) -> Any:
-        """Return the config of the run as it was written; None if there is none."""
+        """Return the config of the run as written; None if there is none."""
         ...
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Follows the files of a run: returns what was appended since the last poll.
+"""Follow the files of a run: return the data appended since the last poll.
 
-Enters: a work dir. Leaves: shares of headers, lines, rows and events, each once, and
-the lines of chosen steps again, by their offsets in the files. Nothing is written.
+Enters: a work dir. Leaves: shares of headers, lines, rows and events, each once; and on
+request the lines of earlier steps, by their offsets in the files. Nothing is written.
 
-If a folder has spans of several runs, those of the run that began last count.
+If a folder has spans of several runs, only the run that began last is used.
 """
 
 import array
@@ -32,21 +32,22 @@ from mjax.observe.stream.tail import (
 )
 
 _SHARE_BYTES = 3_000_000
-"""Approximate bytes of one read. Chosen: viewers wait for 0.2 s meanwhile."""
+"""Approximate bytes of one read. Chosen: viewers wait 0.2 s for it."""
 _MOST_PLACES = 4096
-"""Places kept for a file; beyond it, every second one is dropped."""
+"""Maximum number of index entries for a file; beyond it, every second one is
+dropped."""
 _FIND_S = 1.0
 """Shortest time between two scans of the folder."""
 _FIND_SHARE = 10.0
-"""The time between scans is also at least so many times that of a scan."""
+"""The time between scans is also at least this multiple of the time of a scan."""
 
 
 class Places:
-    """Index of a file: the offsets of some of its lines, in order."""
+    """Index of a file: offsets of some of its lines, in order."""
 
     def __init__(self) -> None:
         self._steps = array.array("q")
-        """The largest step before each place."""
+        """Largest step before each indexed line."""
         self._bytes = array.array("q")
         self._every = 1
         self._count = 0
@@ -64,7 +65,7 @@ class Places:
         self._most = max(self._most, step)
 
     def between(self, first: int, last: int) -> tuple[int, int | None]:
-        """Return the range of bytes with all lines of some steps; None is the end."""
+        """Return the byte range with all lines of some steps; None means to the end."""
         # A late line of an older step may follow.
         low = max(0, bisect.bisect_left(self._steps, first) - 1)
         high = bisect.bisect_right(self._steps, last + 1)
@@ -74,7 +75,7 @@ class Places:
 
 @dataclasses.dataclass(kw_only=True)
 class _Followed:
-    """A file of spans."""
+    """A span file."""
 
     tail: Tail
     process: Process
@@ -83,19 +84,19 @@ class _Followed:
 
 
 class FileFeed:
-    """A run in its work dir."""
+    """A run in a work dir."""
 
     def __init__(self, work_dir: Path, spans_dir: Path | None = None) -> None:
         """Set the folders; each poll looks for files.
 
         Args:
-          work_dir: of the run.
-          spans_dir: folder of its spans; None is the folder spans of the work dir.
+          work_dir: work dir of the run.
+          spans_dir: folder of its spans; None takes the folder spans in the work dir.
         """
         self._work_dir, self._spans_dir = work_dir, spans_dir
         self._followed: dict[Key, _Followed] = {}
         self._known: set[str] = set()
-        """Files that are followed, and files that never will be."""
+        """Files that are followed, and files that are ignored for good."""
         self._run: str | None = None
         self._others: collections.Counter[str] = collections.Counter()
         self._turns: collections.deque[Key] = collections.deque()
@@ -123,7 +124,7 @@ class FileFeed:
         return share
 
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
-        """Return the lines of some steps, and maybe others; see `Feed`."""
+        """Return the lines of some steps, possibly with others; see `Feed`."""
         followed = self._followed[process.key]
         start, end = followed.places.between(first, last)
         end = followed.tail.position if end is None else end
@@ -133,8 +134,8 @@ class FileFeed:
                 data = file.read(max(0, end - start))
         except (OSError, EOFError) as error:
             raise ValueError(
-                f"{followed.tail.path} cannot be read: {error}; see whether it is "
-                "still there"
+                f"{followed.tail.path} cannot be read: {error}; check whether it still "
+                "exists"
             ) from error
         return list(_whole_lines(data))
 
@@ -165,7 +166,9 @@ class FileFeed:
             self._tell(share, f"{self._work_dir} cannot be read: {error.strerror}")
             return
         if not self._work_dir.is_dir():
-            self._tell(share, f"{self._work_dir} is gone; what was read of it is shown")
+            self._tell(
+                share, f"{self._work_dir} is gone; the page shows the data read before"
+            )
             return
         new: list[tuple[str, Path, spans.Header, bytes]] = []
         for source, path in paths.items():
@@ -184,7 +187,7 @@ class FileFeed:
             self._tell(
                 share,
                 f"{num} files of spans are of other runs ({names[:200]}) and are left "
-                f"out: this is run {self._run}, which began last; move those files to "
+                f"out, because run {self._run} began last; move those files to "
                 "another work dir",
             )
             self._others.clear()
@@ -218,8 +221,8 @@ class FileFeed:
             other = self._followed[key].tail.path.name
             self._tell(
                 share,
-                f"{path} is left out: {other} is of rank {key.rank} in generation "
-                f"{key.generation} too; move one of them away",
+                f"{path} is left out: {other} is also of rank {key.rank} in "
+                f"generation {key.generation}; move one of them away",
             )
             return
         tail = Tail(
@@ -237,7 +240,7 @@ class FileFeed:
     # ---------------------------------------------------------------------- new lines
 
     def _read_spans(self, followed: _Followed, share: Share) -> int:
-        """Read what was appended to a file of spans; return the bytes."""
+        """Read the data appended to a span file; return the number of bytes."""
         tail = followed.tail
         if tail.refused:
             return 0
@@ -249,8 +252,9 @@ class FileFeed:
             tail.refused = "changed"
             self._tell(
                 share,
-                f"{tail.path} does not hold what was read of it: spans are only "
-                "appended to; what was read is shown, start this command again",
+                f"{tail.path} no longer holds the data that was read from it, "
+                "although span files only grow; the page shows the data read before; "
+                "restart this command",
             )
             return 0
         except (OSError, EOFError) as error:
@@ -273,13 +277,14 @@ class FileFeed:
             tail.path, tail.is_checked = packed, False
             return
         self._tell(
-            share, f"{tail.path} cannot be read: {error}; what was read is shown"
+            share,
+            f"{tail.path} cannot be read: {error}; the page shows the data read before",
         )
 
     def _lines_of(
         self, followed: _Followed, batch: Batch, share: Share
     ) -> Iterator[Line]:
-        """Yield the lines of a batch whose number is the next one, or later."""
+        """Yield the lines of a batch in order of their numbers; report gaps."""
         if batch.skipped is not None:
             where = f"{followed.tail.path}, line {batch.first_line}"
             self._tell(share, f"{where} is left out: {batch.skipped}")
@@ -311,14 +316,14 @@ class FileFeed:
 
 
 def _whole_lines(data: bytes) -> Iterator[Line]:
-    """Yield the readable lines; a header and cut lines are skipped."""
+    """Yield the readable lines; skip the header and incomplete lines."""
     last_n = -1
     for text in data.split(b"\n")[:-1]:
         try:
             line = spans.decode_line(text)
             check_line(line)
         except ValueError:
-            continue  # the first read has reported it
+            continue  # reported by the first read
         if line.n > last_n:
             last_n = line.n
             yield line

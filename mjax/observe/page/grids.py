@@ -1,11 +1,11 @@
 """Seconds of each phase of each rank in each step, for the heat map.
 
-Enters: lines of spans. Leaves: matrices of ranks and steps. A column is one step until
-there are too many columns; then pairs of columns are merged, as often as needed, and a
-cell is the mean of its steps. So the memory is bounded for any length of a run.
+Enters: lines of spans. Leaves: matrices of ranks and steps. A column is one step. When
+there are too many columns, pairs of columns are merged, and a cell is then the mean of
+its steps. So memory is bounded for a run of any length.
 
-A phase is the name of a span. Its value is the sum of its spans in a step; for devices,
-the mean over the devices of the process. Spans outside of steps are not shown.
+A phase is the name of a span. Its value is the sum of its spans in a step, for devices
+the mean over the devices of the process. Spans outside of steps are ignored.
 """
 
 import dataclasses
@@ -17,14 +17,14 @@ from mjax.observe.places import DEVICE
 from mjax.observe.spans import Header, Line
 
 MOST_CELLS = 2**23
-"""Cells of a phase, 50 MB; chosen: 4,096 ranks times 2,048 steps."""
+"""Maximum number of cells of a phase, 50 MB. Chosen: 4,096 ranks times 2,048 steps."""
 MOST_COLUMNS = 2**14
 MOST_PHASES = 32
-"""Chosen: a trainer writes 15."""
+"""Maximum number of phases. Chosen: a trainer writes 15."""
 _FEW = 64
 _MOST_LEAP = 1_000_000
-"""Largest jump in steps that is accepted. Chosen: a run resumes where it was, and one
-wrong line must not make all columns wide."""
+"""Largest accepted jump in steps. Chosen: a run resumes where it stopped, and one wrong
+line must not widen all columns."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -34,12 +34,12 @@ class _Grid:
     sum_s: np.ndarray
     """[R, C], float32."""
     count: np.ndarray
-    """[R, C], uint16: steps that have the phase."""
+    """[R, C], uint16: number of steps that have the phase."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Matrix:
-    """Values of a phase. R ranks, ascending; C columns."""
+    """Values of a phase: R ranks, ascending; C columns."""
 
     ranks: tuple[int, ...]
     hosts: tuple[str, ...]
@@ -50,7 +50,7 @@ class Matrix:
 
 
 class Grids:
-    """All phases of a run; they share rows and columns."""
+    """All phases of a run, which share rows and columns."""
 
     def __init__(self, most_cells: int = MOST_CELLS) -> None:
         """Start without rows and columns.
@@ -64,13 +64,13 @@ class Grids:
         self._host_of: dict[int, tuple[int, str]] = {}
         self._begins: dict[int, dict[int, int]] = {}
         self._width = 1
-        """Steps in a column."""
+        """Number of steps in a column."""
         self._first: int | None = None
         """Number of the first column: its first step divided by the width."""
         self._used = 0
         """Number of columns in use."""
         self.left_out: set[str] = set()
-        """Ignored phases, beyond `MOST_PHASES`."""
+        """Phases that are ignored, beyond `MOST_PHASES`."""
 
     @property
     def phases(self) -> list[str]:
@@ -99,7 +99,7 @@ class Grids:
             np.add.at(grid.count[row], distinct, 1)
 
     def matrix(self, phase: str, first: int | None, last: int | None) -> Matrix:
-        """Return a phase from one step to another, both included.
+        """Return a phase for a range of steps, both ends included.
 
         Raises:
           KeyError: there is no such phase.
@@ -126,7 +126,7 @@ class Grids:
         )
 
     def _current(self, header: Header, lines: Sequence[Line]) -> list[Line]:
-        """Drop steps that a later start has repeated, and clear older ones."""
+        """Drop steps that a later start repeated, and clear older ones."""
         begins = self._begins.setdefault(header.rank, {})
         end = _MOST_LEAP + ((self._first or 0) + self._used) * self._width
         most = end if self._used else np.inf
@@ -153,7 +153,7 @@ class Grids:
             grid.count[row, low:high] = 0
 
     def _grid(self, phase: str) -> _Grid | None:
-        """Return the grid of a phase, large enough; None beyond `MOST_PHASES`."""
+        """Return the grid of a phase, enlarged if needed; None beyond `MOST_PHASES`."""
         grid = self._grids.get(phase)
         rows = _capacity(len(self._row_of))
         columns = _capacity(self._used)
@@ -174,7 +174,7 @@ class Grids:
         return grid
 
     def _reach(self, first: int, last: int) -> None:
-        """Make room for steps: columns before or after, or wider ones."""
+        """Make room for steps: add columns before or after, or widen all."""
         low, high = first // self._width, last // self._width
         if self._first is None:
             self._first, self._used = low, 1
@@ -211,14 +211,14 @@ class Grids:
 
 
 def _capacity(needed: int) -> int:
-    """Return a larger size, so that the next growth is far away."""
+    """Return a size with spare room, so that growing is rare."""
     return max(16, needed + needed // 4)
 
 
 def _collect(
     header: Header, lines: Sequence[Line]
 ) -> tuple[dict[str, tuple[list[int], list[float]]], list[int]]:
-    """Return the steps and seconds of spans by phase, and all steps."""
+    """Return steps and seconds of spans by phase, and all steps."""
     share = 1e-9 / max(1, len(header.devices))
     found: dict[str, tuple[list[int], list[float]]] = {}
     for line in lines:

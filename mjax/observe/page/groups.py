@@ -1,4 +1,4 @@
-"""The groups of ranks, and the pipeline neighbours of each rank.
+"""Find the groups of ranks, and the pipeline neighbours of each rank.
 
 Enters: headers of the processes of one start. Leaves: groups of ranks by kind of
 parallelism, and the neighbours of a rank in the pipeline.
@@ -15,7 +15,7 @@ type Place = tuple[tuple[str, int], ...]
 
 
 def all_groups(headers: Sequence[Header]) -> dict[str, list[list[int]]]:
-    """Return, by kind, the groups of ranks that differ only in it."""
+    """Return, by kind of parallelism, the groups of ranks that differ only in it."""
     found: dict[str, list[list[int]]] = {}
     for kind in KINDS:
         members: dict[Place, set[int]] = {}

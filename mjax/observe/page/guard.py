@@ -1,11 +1,10 @@
-"""Access rules of the page: hosts, methods, the token; and headers of all answers.
+"""Access rules of the page: host names, methods and token; and headers of all answers.
 
-Enters: a request. Leaves: a refusal, or the request passed on, and security headers on
+Enters: a request. Leaves: a refusal, or the forwarded request, with security headers on
 every answer. The rules are pure functions; `Guard` applies them.
 
-The page is reached through one address only. A request with another host name is
-refused, since an attacker may point that name at this machine (DNS rebinding). An IP
-address cannot be pointed elsewhere.
+Requests with a foreign host name are refused, since an attacker may point that name at
+this machine (DNS rebinding). An IP address cannot be redirected.
 """
 
 import dataclasses
@@ -23,7 +22,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""Content security policy: nothing is loaded from elsewhere, no inline code runs."""
+"""Content security policy: no content from other servers, no inline code."""
 _HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -36,7 +35,7 @@ _COOKIE = "mjax_page_"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Why a request is refused."""
+    """Refusal of a request."""
 
     status: int
     text: str
@@ -50,16 +49,16 @@ class Request:
     method: str
     path: str
     host: str
-    """From the header Host."""
+    """Value of the header Host."""
     token: str | None
-    """From the query."""
+    """Token in the query."""
     bearer: str | None
-    """From the header Authorization."""
+    """Token in the header Authorization."""
     cookies: Mapping[str, str]
 
 
 def cookie_name(token: str) -> str:
-    """Return the name of the cookie of a page.
+    """Return the name of the cookie for a page.
 
     All ports of a host share its cookies: two pages need different names.
     """
@@ -73,7 +72,7 @@ def names_of(listen_host: str) -> frozenset[str]:
 
 
 def judge(asked: Request, token: str, names: frozenset[str]) -> Refusal | None:
-    """Return why a request is refused; None if it is not."""
+    """Return the refusal of a request; None if it is allowed."""
     if not is_known_host(asked.host, names):
         return Refusal(
             status=421,
@@ -101,31 +100,31 @@ def _not_allowed() -> Refusal:
     return Refusal(
         status=401,
         text="the token is missing or wrong; open the address that "
-        "`python -m mjax.observe serve` has printed",
+        "`python -m mjax.observe serve` printed",
         headers=(("www-authenticate", "Bearer"),),
     )
 
 
 class Guard:
-    """Asks `judge` about each request, and adds headers to each answer."""
+    """Applies `judge` to each request, and adds headers to each answer."""
 
     def __init__(self, app: ASGIApp, *, token: str, names: frozenset[str]) -> None:
         """Wrap an application.
 
         Args:
-          app: receives the allowed requests.
-          token: that requests must have; of printable ASCII without separators.
-          names: of this machine.
+          app: application that receives allowed requests.
+          token: token that requests must have; printable ASCII without separators.
+          names: host names of this machine.
         """
         self._app, self._token, self._names = app, token, names
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a refusal, or pass the request on."""
+        """Refuse the request or forward it."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # no websockets here; the server closes what is not answered
+            return  # no websockets here; the server closes unanswered connections
 
         path = scope["path"]
 
@@ -146,7 +145,7 @@ def _request(scope: Scope) -> Request:
     headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
     query = urllib.parse.parse_qs(scope["query_string"].decode("latin-1"))
     scheme, _, bearer = headers.get(b"authorization", "").partition(" ")
-    # Other servers of this host may have set cookies that violate the standard.
+    # Other servers on this host may have set cookies that violate the standard.
     pairs = (pair.partition("=") for pair in headers.get(b"cookie", "").split(";"))
     return Request(
         method=scope["method"],
@@ -159,7 +158,7 @@ def _request(scope: Scope) -> Request:
 
 
 def _with_headers(message: Message, path: str) -> list[tuple[bytes, bytes]]:
-    """Return the headers of an answer, with those that every answer has."""
+    """Return the headers of an answer, with the security headers."""
     added = dict(_HEADERS)
     if not path.startswith("/static/"):
         added["cache-control"] = "no-store"

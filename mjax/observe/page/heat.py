@@ -1,9 +1,9 @@
-"""The heat map as bytes: one for each rank and step.
+"""The heat map as bytes, one for each rank and step.
 
 Enters: a matrix of seconds. Leaves: 4 bytes with the length of a header, the header as
 JSON, and a byte for each cell, row by row. 255 is no value; 0 to 254 are linear between
-`lo` and `hi`, which are robust: cells beyond them are rare and get the colour of the
-end. `least` and `most` of the header give the full range.
+`lo` and `hi`. These ends are robust: rare cells beyond them get the colour of the end.
+`least` and `most` in the header give the full range.
 """
 
 import json
@@ -17,13 +17,14 @@ from mjax.observe.page.grids import Matrix
 ABSENT = 255
 _LEVELS = 254
 _TAIL = 0.005
-"""Part of the cells beyond each end of the scale. Chosen: the first steps of a start
-take a hundred times as long; all others would look alike."""
+"""Fraction of the cells beyond each end of the scale. Chosen: the first steps of a
+start take a hundred times as long, and would make all others look alike."""
 _ROOM = 2.0
-"""The scale reaches this multiple of the median if a value does. Chosen: a slow host of
-4,096 ranks is far fewer cells than a tail, and must differ visibly from its peers."""
+"""The scale extends to this multiple of the median if a value does. Chosen: one slow
+host among 4,096 ranks has far fewer cells than the fraction above, but must be
+visible."""
 _SAMPLE = 200_000
-"""Cells that are sampled for the ends. Chosen: 10 ms."""
+"""Cells that are sampled for the ends. Chosen: that takes 10 ms."""
 
 
 def encode(matrix: Matrix, phase: str, phases: Sequence[str]) -> bytes:
@@ -59,7 +60,7 @@ def _join(header: dict[str, object], cells: bytes) -> bytes:
 
 
 def _scale(ms: np.ndarray) -> tuple[float, float, float, float]:
-    """Return the ends of the scale, and the smallest and the largest value."""
+    """Return the ends of the scale, and the smallest and largest value."""
     known = ms[np.isfinite(ms)]
     if not known.size:
         return 0.0, 0.0, 0.0, 0.0

@@ -1,8 +1,8 @@
 """Server-sent events: updates of a run, to each viewer at its own pace.
 
-Enters: a `Page`, and how many rows of metrics a viewer has seen. Leaves: the bytes of
-an event stream. A viewer that is ready gets all updates since its last event: a slow
-viewer gets fewer, larger events, and needs no queue.
+Enters: a `Page`, and the number of rows of metrics that a viewer has seen. Leaves: the
+bytes of an event stream. Each event contains all updates since the previous one, so a
+slow viewer gets fewer, larger events and needs no queue.
 
 Source: the format is that of the HTML standard, section 9.2, Server-sent events.
 """
@@ -22,23 +22,24 @@ KEEP_ALIVE_S = 15.0
 STATE_EVERY_S = 2.0
 """Shortest time between two states of the ranks."""
 RETRY_MS = 2000
-"""Delay after which a browser reconnects."""
+"""Time after which a browser reconnects."""
 _IDLE_S = 10.0
-"""Time between two states of a run without news: the ages of its ranks grow."""
+"""Time between two states of the ranks if there is no news; their ages still grow."""
 _LOOK_S = 0.25
 _AGAIN = 300
-"""Rows; chosen: more than a run writes between two requests of a viewer."""
+"""Number of last rows to send again. Chosen: more than a run writes between two
+requests of a viewer."""
 
 
 def rows_seen(last_event_id: str | None) -> int | None:
-    """Read the header Last-Event-ID; None if it is absent, or not one of ours."""
+    """Read the header Last-Event-ID; None if it is absent or not ours."""
     text = last_event_id or ""
     is_number = text.isascii() and text.isdigit() and len(text) <= 15
     return int(text) if is_number else None
 
 
 def encode(event: str, data: Any, number: int | None = None) -> bytes:
-    """Write an event; JSON has no line ends of its own."""
+    """Encode an event; JSON contains no line ends."""
     body = data if isinstance(data, bytes) else msgspec.json.encode(data)
     identity = b"" if number is None else b"id: %d\n" % number
     return b"event: " + event.encode() + b"\n" + identity + b"data: " + body + b"\n\n"
@@ -48,14 +49,14 @@ async def stream(page: Page, rows: int | None) -> AsyncIterator[bytes]:
     """Yield events until the server stops.
 
     Args:
-      page: of a run.
-      rows: of metrics that the viewer has; None sends it the last ones again, because
-        rows may have arrived since it read them.
+      page: page of a run.
+      rows: number of rows of metrics that the viewer has; None sends the last ones
+        again, because rows may have arrived since it read them.
     """
     yield b"retry: %d\n\n" % RETRY_MS
     seen = page.seen()
     have = max(0, seen.rows - _AGAIN) if rows is None else min(rows, seen.rows)
-    # Other addresses serve the data from before the viewer connected.
+    # Earlier data is served at other addresses.
     events, generation, revision = seen.events, seen.generation, seen.rows_revision
     said = state_at = -1e9
     version = -1

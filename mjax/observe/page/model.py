@@ -1,7 +1,7 @@
 """The state of a run in memory: processes, rows of metrics, events.
 
-Enters: shares that a feed has read. Leaves: records for the answers. Memory is bounded:
-for each process the newest lines, the barriers and, in grids, sums by step.
+Enters: shares of data from a feed. Leaves: records for the answers. Memory is bounded:
+it holds for each process the newest lines, the barriers, and sums by step in grids.
 """
 
 import array
@@ -18,11 +18,12 @@ from mjax.observe.page.rows import Rows
 from mjax.observe.spans import Header, Line, Span
 
 MOST_EVENTS = 20_000
-"""Events kept; chosen: what a person can filter. Older ones are dropped first."""
+"""Number of events to keep; the oldest are dropped first. Chosen: as many as a person
+can filter."""
 MOST_PROBLEMS = 40
-"""Problems shown; chosen: the first ones tell what is wrong."""
+"""Number of problems to show. Chosen: the first ones show the cause."""
 _NEWEST_LINES = 4
-"""Lines kept of each process; the newest step is among them."""
+"""Number of newest lines to keep of each process, which include its newest step."""
 
 
 class Key(NamedTuple):
@@ -34,16 +35,16 @@ class Key(NamedTuple):
 
 @dataclasses.dataclass(kw_only=True)
 class Process:
-    """One process, as far as it has been read."""
+    """A process, with the data read so far."""
 
     header: Header
     where: str
     """Source of its spans, for people: a path, or a table."""
     newest_step: int = 0
     code: int | None = None
-    """Exit code, if it ended and was not killed."""
+    """Exit code, if it ended by itself."""
     span: Span | None = None
-    """The span that ended last; a span of the host if its line has one."""
+    """The span that ended last; the host's span if its line has one."""
     lines: collections.deque[Line] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_NEWEST_LINES)
     )
@@ -61,7 +62,7 @@ class Process:
 
     @property
     def progress_ns(self) -> int:
-        """When its newest span ended, by the wall clock; its begin if it has none."""
+        """Wall-clock end of its newest span; without spans, its start."""
         if self.span is None:
             return self.header.wall_ns
         return self.wall_ns(self.span.end_ns)
@@ -82,16 +83,16 @@ class Share:
     lines: list[tuple[Key, Sequence[Line]]] = dataclasses.field(default_factory=list)
     rows: list[Mapping[str, Any]] = dataclasses.field(default_factory=list)
     are_rows_new: bool = False
-    """The file of rows was rewritten: all earlier rows are void."""
+    """Whether the file of rows was rewritten, which voids all earlier rows."""
     events: list[Event] = dataclasses.field(default_factory=list)
     are_events_new: bool = False
     problems: list[str] = dataclasses.field(default_factory=list)
     is_behind: bool = False
-    """There is more to read now."""
+    """Whether there is more to read now."""
 
 
 class Mark(NamedTuple):
-    """A mark at a step of the charts of a run."""
+    """A mark at a step in the charts of a run."""
 
     step: int
     kind: str
@@ -100,7 +101,7 @@ class Mark(NamedTuple):
 
 
 class Model:
-    """A run in memory. The caller holds a lock around each call."""
+    """A run in memory. The caller must hold a lock during each call."""
 
     def __init__(self) -> None:
         self.processes: dict[Key, Process] = {}
@@ -108,20 +109,20 @@ class Model:
         self.rows = Rows()
         self.events: collections.deque[Told] = collections.deque(maxlen=MOST_EVENTS)
         self.num_events = 0
-        """Number of events so far; the last one has the number num_events - 1."""
+        """Number of events so far; the last one has number num_events - 1."""
         self.problems: list[str] = []
         self.num_problems = 0
         self.version = 0
         """Number of changes so far."""
         self.is_complete = False
-        """Whether all data that was there at the start has been read."""
+        """Whether all data that existed at the start has been read."""
         self._held: list[Told] = []
         self._saves: dict[int, list[Mark]] = {}
         self._ends: dict[int, tuple[array.array, array.array]] = {}
 
     @property
     def generation(self) -> int:
-        """The newest start; 0 if there is none."""
+        """Number of the newest start; 0 if there is none."""
         return max((key.generation for key in self.processes), default=0)
 
     def newest(self) -> list[Process]:
@@ -187,7 +188,7 @@ class Model:
         return sorted(found)
 
     def _tell(self) -> None:
-        """Number the new events, by time."""
+        """Number the new events in order of time."""
         self._held.sort(key=lambda told: told.event.time_ns)
         self.events.extend(self._held)
         self.num_events += len(self._held)
@@ -218,7 +219,7 @@ class Model:
         self.grids.add(header, lines)
 
     def _note(self, process: Process, line: Line) -> None:
-        """Record what the lowest rank did, and when its steps ended."""
+        """Record the marks of the lowest rank, and the ends of its steps."""
         generation = process.header.generation
         for span in line.spans:
             if span.stream == "host" and span.kind in ("ckpt", "eval"):
@@ -239,7 +240,7 @@ class Model:
                 steps.append(line.step)
 
     def _step_at(self, time_ns: int) -> int:
-        """Return the step that was under way at a time of the wall clock."""
+        """Return the step that was running at a wall-clock time."""
         found = 0
         for generation in sorted(self._ends):
             times, steps = self._ends[generation]
@@ -250,7 +251,7 @@ class Model:
 
 
 def missing(processes: Sequence[Process]) -> list[str]:
-    """Say which devices of the mesh belong to no process."""
+    """Describe devices of the mesh that belong to no process."""
     if not processes:
         return []
     num = math.prod(processes[0].header.mesh.values())
@@ -267,12 +268,12 @@ def missing(processes: Sequence[Process]) -> list[str]:
     shown = ", ".join(first) + (" ..." if absent > len(first) else "")
     return [
         f"{absent} of {num} devices have no file of spans: {shown}; their processes "
-        "have not begun, or write their spans elsewhere"
+        "have not started, or write their spans elsewhere"
     ]
 
 
 def _event(line: Line, header: Header) -> Event:
-    """Return an event from a process in the form of the driver's events."""
+    """Convert an event of a process to the form of the driver's events."""
     told = line.event
     assert told is not None
     return Event(

@@ -1,26 +1,27 @@
 """Parse and check the query of a request.
 
-Enters: the query of a request. Leaves: numbers and choices, or a BadQueryError that
-names the parameter, the value and what is allowed.
+Enters: the query of a request. Leaves: numbers and choices, or a BadQueryError with the
+parameter, its value and the allowed values.
 """
 
 from collections.abc import Mapping, Sequence
 
 _MOST_NUMBERS = 100_000
-"""Entries of a list; chosen: more than there are ranks."""
+"""Maximum length of a list. Chosen: more than there are ranks."""
 _LARGEST = 2**53
-"""Whole numbers that JavaScript holds exactly (ECMA-262, MAX_SAFE_INTEGER + 1)."""
+"""Limit of the whole numbers that JavaScript holds exactly (ECMA-262, MAX_SAFE_INTEGER
++ 1)."""
 
 
 class BadQueryError(ValueError):
-    """The query of a viewer is invalid."""
+    """A viewer sent an invalid query."""
 
 
 class Query:
-    """The parameters of a request; of several with one name, the last counts."""
+    """The parameters of a request; the last one of a name counts."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
-        """Take the parameters as they were written."""
+        """Store the parameters as written."""
         self._given = given
 
     def text(self, name: str) -> str | None:
@@ -33,7 +34,7 @@ class Query:
         return None if text is None else _whole(name, text, least, most)
 
     def wholes(self, name: str) -> list[int] | None:
-        """Return whole numbers between commas; None if the parameter is absent."""
+        """Return whole numbers separated by commas; None if the parameter is absent."""
         text = self.text(name)
         if text is None:
             return None
@@ -45,7 +46,7 @@ class Query:
         return [_whole(name, word, 0, _LARGEST) for word in words]
 
     def choice(self, name: str, choices: Sequence[str]) -> str:
-        """Return one of some words; the first if the parameter is absent."""
+        """Return one of the allowed words; the first if the parameter is absent."""
         text = self.text(name)
         if text is None:
             return choices[0]

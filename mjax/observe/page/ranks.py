@@ -1,8 +1,8 @@
-"""What the page shows of single ranks: their progress, and whether they live.
+"""The state of single ranks for the page: progress, and whether they are alive.
 
-Enters: a process as the feed has read it, and the time. Leaves: objects for viewers. In
-addition to its spans, /proc describes a process on this machine, and the work dir has
-its stacks.
+Enters: a process as read by the feed, and the time. Leaves: objects for viewers.
+Besides the spans, /proc describes a process on this machine, and the work dir has its
+stacks.
 """
 
 from pathlib import Path
@@ -12,15 +12,16 @@ from mjax.observe import seen
 from mjax.observe.page.model import Process
 
 _LIVE_S = 600.0
-"""A rank on another machine that is silent for longer counts as dead. Chosen: longer
-than evaluations and compilations of large models."""
+"""Seconds of silence after which a rank on another machine counts as dead. Chosen:
+longer than evaluations and compilations of large models."""
 _FRESH_S = 10.0
-"""A rank that reported so recently lives, whatever else is known of its process."""
+"""A rank that reported within this many seconds is alive, whatever else is known of its
+process."""
 _STACK_BYTES = 100_000
 
 
 def is_live(newest: list[Process], now_ns: int) -> bool:
-    """Say whether a run goes on, as far as the records show."""
+    """Return whether a run is still going, as far as the records show."""
     for process in newest:
         if process.code is not None:
             continue
@@ -34,7 +35,7 @@ def is_live(newest: list[Process], now_ns: int) -> bool:
 
 
 def described(process: Process) -> dict[str, Any]:
-    """Return the place of a rank."""
+    """Return the position of a rank."""
     header = process.header
     return {
         "rank": header.rank,
@@ -58,7 +59,7 @@ def where(process: Process, now_ns: int) -> dict[str, Any]:
 
 
 def last(process: Process, now_ns: int) -> dict[str, Any]:
-    """Return what a rank did last."""
+    """Return the last activity of a rank."""
     span = process.span
     return {
         "step": process.newest_step,
@@ -69,12 +70,12 @@ def last(process: Process, now_ns: int) -> dict[str, Any]:
 
 
 def _age_s(process: Process, now_ns: int) -> float:
-    """Return seconds since a process's last span; clocks of hosts may differ."""
+    """Return seconds since the last span of a process; host clocks may differ."""
     return round(max(0.0, (now_ns - process.progress_ns) / 1e9), 3)
 
 
 def error(process: Process, told: list[dict[str, Any]], now_ns: int) -> str | None:
-    """Return the problem of a rank; None if none is known."""
+    """Return the problem of a rank; None if no problem is known."""
     generation = process.header.generation
     worst = [e for e in told if e["severity"] == "error" and e["source"] == "process"]
     if worst and worst[-1]["generation"] == generation:
@@ -85,7 +86,7 @@ def error(process: Process, told: list[dict[str, Any]], now_ns: int) -> str | No
         age_s = (now_ns - process.progress_ns) / 1e9
         state = seen.process_state(process.header, now_ns)
         if state == "gone" and age_s > _FRESH_S:
-            return "its process is gone, and has written no last line: it was killed"
+            return "its process is gone without a last line: it was killed"
     return None
 
 

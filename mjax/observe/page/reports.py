@@ -1,10 +1,10 @@
-"""The results of this package's commands for a run, for the page.
+"""Compute the results of this package's commands for the page.
 
-Enters: files of spans with as many lines as each command needs. Leaves: the objects
-that the commands print with --json, with `problem`: the reason for no result, or null.
+Enters: span files with as many lines as each command needs. Leaves: the objects that
+the commands print with --json, plus `problem`: the reason for no result, or null.
 
-A command for all ranks reads a limited number of lines: for a large run, the last
-steps.
+A command that uses all ranks reads a limited number of lines; for a large run, only the
+last steps.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,16 +21,18 @@ from mjax.observe.spans import SpanFile
 from mjax.observe.step_times import step_times
 
 MOST_LINES = 200_000
-"""Lines of all ranks; chosen: some 10 s of one core, and 49 steps of 4,096 ranks."""
+"""Maximum number of lines of all ranks. Chosen: about 10 s of one core, or 49 steps of
+4,096 ranks."""
 MOST_REPLAYED = 3_000_000
-"""Devices times replays times steps of `whatif`, which replays once for each device.
-Chosen: a minute of one core."""
+"""Limit of devices times replays times steps for `whatif`, which replays once for each
+device. Chosen: a minute of one core."""
 _FEWEST_STEPS = 8
-"""Steps of a replay, with the two that it skips. Chosen: a cause shows in the mean."""
+"""Steps of a replay, including the two that it skips. Chosen: the mean over them shows
+a cause."""
 LAST_STEPS = 1000
 """The same number as in `heatmap`."""
 _P99_STEPS = 256
-"""The number of steps from which `stuck` computes the usual time."""
+"""Number of steps from which `stuck` computes the usual time."""
 
 
 def last_steps(
@@ -39,7 +41,7 @@ def last_steps(
     """Read the last steps of the processes of a start.
 
     Returns:
-      files with the lines of these steps, and the number of steps.
+      span files with the lines of these steps, and the number of steps.
     """
     num = max(2, min(most, MOST_LINES // max(1, len(processes))))
     newest = max((of.newest_step for of in processes), default=0)
@@ -62,7 +64,7 @@ def trimmed(feed: Feed, process: Process, first: int, last: int) -> SpanFile:
 
 
 def stragglers(feed: Feed, processes: Sequence[Process]) -> dict[str, Any]:
-    """Say which hosts are slow, as `heatmap` does."""
+    """Report the slow hosts, as `heatmap` does."""
 
     def answer() -> dict[str, Any]:
         files, num = last_steps(feed, processes)
@@ -70,10 +72,11 @@ def stragglers(feed: Feed, processes: Sequence[Process]) -> dict[str, Any]:
         found = heatmap.as_json(times, heatmap.report_of(times))
         problems = [*times.problems]
         if len(times.units) < 3:
-            problems.append("two processes have no majority: nobody is named")
+            problems.append("two processes have no majority: no host is named")
         if not times.has_stamps:
             problems.append(
-                "slow GPUs do not show without stamps; train with --observe.stamps True"
+                "slow GPUs are not visible without stamps; train with "
+                "--observe.stamps True"
             )
         return {**found, "problems": problems}
 
@@ -102,13 +105,13 @@ def stragglers_cost(
 def who_is_missing(
     work_dir: Path, feed: Feed, processes: Sequence[Process]
 ) -> dict[str, Any]:
-    """Report which ranks hold up the run, as `stuck` does."""
+    """Report the ranks that block the run, as `stuck` does."""
 
     def answer() -> dict[str, Any]:
         files = []
         for number, process in enumerate(processes):
             lines = tuple(process.lines)
-            if number == 0:  # gives the usual time
+            if number == 0:  # for the usual time
                 last = process.newest_step
                 lines = trimmed(feed, process, last - _P99_STEPS + 1, last).lines
             files.append(
@@ -127,12 +130,12 @@ def who_is_missing(
 def where_time_went(
     work_dir: Path, feed: Feed, lowest: Sequence[Process]
 ) -> dict[str, Any]:
-    """Report where the time of the run went, as `ledger` does.
+    """Report the wall time of the run by bucket, as `ledger` does.
 
     Args:
-      work_dir: of the run.
-      feed: of the run.
-      lowest: the process of the lowest rank of each start.
+      work_dir: work dir of the run.
+      feed: source of the run's data.
+      lowest: process of the lowest rank of each start.
     """
 
     def answer() -> dict[str, Any]:
@@ -157,7 +160,7 @@ def _told(
     processes: Sequence[Process],
     answer: Callable[[], dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return an answer, or the reason for its absence."""
+    """Return an answer, or the reason why there is none."""
     if not processes:
         return {**nothing, "problem": "no spans have been read yet"}
     try:
@@ -167,7 +170,7 @@ def _told(
 
 
 def without_lines(process: Process) -> SpanFile:
-    """Return the file of a process with only its barriers."""
+    """Return the span file of a process with only its barriers."""
     return SpanFile(
         path=Path(process.where),
         header=process.header,
@@ -185,16 +188,16 @@ def on_one_clock(
     order: View,
     ranks: frozenset[int] | None,
 ) -> dict[str, Any]:
-    """Read and merge steps; if there are too many ranks, only the first ones.
+    """Read and merge steps of all ranks, or of the first ones if there are too many.
 
     Args:
-      work_dir: of the run.
-      feed: of the run.
-      newest: processes of the start.
-      events: of the run.
-      steps: first and last.
+      work_dir: work dir of the run.
+      feed: source of the run's data.
+      newest: processes of the newest start.
+      events: events of the run.
+      steps: first and last step.
       order: see `timeline.view`.
-      ranks: to show; None shows all.
+      ranks: ranks to show; None shows all.
     """
     first, last = steps
     wanted = newest

@@ -1,8 +1,8 @@
-"""The rows of metrics.jsonl in columns, and their thinning.
+"""Keep the rows of metrics.jsonl in columns, and thin them for charts.
 
-Enters: rows, one for each step. Leaves: columns of numbers, of all steps or of as many
-as a chart needs. Thinning keeps the smallest and the largest value of each part of a
-run, at their own steps.
+Enters: rows, one for each step. Leaves: columns of numbers for all steps, or for as
+many as a chart needs. Thinning keeps the smallest and the largest value of each part of
+a run, at their own steps.
 """
 
 import array
@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 
 MOST_COLUMNS = 40
-"""Chosen: a row of the trainer has 15 fields."""
+"""Maximum number of columns. Chosen: a row of the trainer has 15 fields."""
 MOST_NOTED = 1000
 _MOST_STEP = 2**53
 
 
 class Rows:
-    """Columns that grow. A later row of a step replaces the earlier one."""
+    """Growing columns. A later row of a step replaces the earlier one."""
 
     def __init__(self) -> None:
         self.revision = 0
-        """Number of times that rows were replaced; this voids earlier positions."""
+        """Number of times that rows were replaced, which voids earlier positions."""
         self._steps = array.array("q")
         self._columns: dict[str, array.array] = {}
         self.nonfinite: dict[int, str] = {}
@@ -66,7 +66,7 @@ class Rows:
             column.insert(at, _float(row.get(name)))
 
     def _note(self, step: int, told: Any) -> None:
-        """Record the fields that were not finite; their values are null."""
+        """Record the fields that were not finite, whose values are null."""
         self.nonfinite.pop(step, None)
         if isinstance(told, Mapping) and len(self.nonfinite) < MOST_NOTED:
             words = [f"{name} is {value}" for name, value in told.items()]
@@ -78,7 +78,7 @@ class Rows:
         return self._steps[-1] if self._steps else 0
 
     def copy(self, first: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the rows from a number on: steps, and columns with NaN for absent."""
+        """Return rows from a number on: steps, and columns, NaN if absent."""
         steps = np.array(self._steps[first:], np.int64)
         return steps, {
             name: np.array(column[first:], np.float64)
@@ -105,11 +105,11 @@ def thin(
       columns: [T] each; NaN is absent.
       points: largest number of rows to keep.
     Returns:
-      steps and columns of the kept rows, at most `points`, each unchanged.
+      steps and columns of the kept rows, at most `points`, with unchanged values.
     """
     if len(steps) <= points:
         return steps, dict(columns)
-    # Two rows for each part and column, and the first and last row.
+    # Keep two rows for each part and column, and the first and last row.
     parts = max(1, (points - 2) // max(1, 2 * len(columns)))
     width = -(-len(steps) // parts)
     kept = {0, len(steps) - 1}

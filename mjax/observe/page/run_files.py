@@ -1,8 +1,8 @@
-"""Follows metrics.jsonl and events.jsonl in a work dir.
+"""Follow metrics.jsonl and events.jsonl in a work dir.
 
 Enters: a work dir. Leaves: rows and events that were appended since the last poll, and
-what cannot be read. A rewritten file, such as the rows after a restart, is read again
-from its start.
+reading problems. A rewritten file, such as the rows after a restart, is read again from
+its beginning.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from mjax.observe.stream.tail import (
 )
 
 FILE_BATCHES = 4
-"""Largest read of a file at one time: 3.6 MB."""
+"""Largest read of a file in one poll: 3.6 MB."""
 _MOST_TOLD = 10_000
 
 _decode_event = msgspec.json.Decoder(events.Event).decode
@@ -47,7 +47,7 @@ class Problems:
 
 
 class RunFiles:
-    """The files of a run other than its spans."""
+    """Follows the files of a run other than its spans."""
 
     def __init__(self, work_dir: Path, problems: Problems) -> None:
         """Set the work dir."""
@@ -67,13 +67,13 @@ class RunFiles:
         try:
             return msgspec.json.decode((self._work_dir / "config.json").read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None  # it is written once, when the work dir is made
+            return None  # it is written once, when the work dir is created
 
     def _follow(self, source: str, path: Path) -> None:
         try:
             line = first_line(path)
         except OSError:
-            return  # the next poll may find it
+            return  # it may exist at the next poll
         if line is not None:
             kind = "metrics" if source.startswith("metrics") else "events"
             self._tails[source] = Tail(
@@ -97,7 +97,7 @@ class RunFiles:
                 share.is_behind = True
 
     def _new_batches(self, tail: Tail, share: Share) -> list[Batch]:
-        """Continue to read a file that may have been rewritten."""
+        """Read the new part of a file, or all of it if it has been rewritten."""
         status = tail.path.stat()
         if (status.st_size, status.st_ino) == (tail.position, tail.inode):
             return []
@@ -143,7 +143,7 @@ class RunFiles:
 
 
 def move(tail: Tail, batch: Batch) -> None:
-    """Advance past a batch."""
+    """Advance the position of a tail past a batch."""
     num = 1 if batch.skipped is not None else batch.data.count(b"\n")
     tail.move(
         Outcome(

@@ -1,4 +1,4 @@
-"""The page on a port: a socket, and a server in its own thread.
+"""Serve the page on a port: a socket, and a server in its own thread.
 
 Enters: a `Page`, an address, a token. Leaves: a server that answers until `close`, even
 while viewers hold event streams open.
@@ -16,12 +16,12 @@ from mjax.observe.page.app import make_app
 from mjax.observe.page.guard import names_of
 
 _GRACE_S = 2
-"""Seconds that pending answers may still take when the server stops. Chosen."""
+"""Seconds for pending answers when the server stops. Chosen."""
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 
 
 def address_of(listen: str) -> tuple[str, int]:
-    """Read HOST:PORT; an IPv6 address is in brackets.
+    """Read HOST:PORT; an IPv6 address needs brackets.
 
     Raises:
       ValueError: the text is not an address.
@@ -38,12 +38,12 @@ class PageServer:
     """Serves a page until it is closed."""
 
     def __init__(self, page: Page, *, listen: str, token: str) -> None:
-        """Bind the address and begin to answer; the caller reports `problems`.
+        """Bind the address and start answering; the caller reports `problems`.
 
         Args:
-          page: of a run; the caller closes it.
-          listen: HOST:PORT; port 0 takes a free one.
-          token: that requests must have.
+          page: page of a run; the caller closes it.
+          listen: HOST:PORT; port 0 selects a free one.
+          token: token that requests must have.
         Raises:
           ValueError: the address cannot be used.
         """
@@ -62,9 +62,9 @@ class PageServer:
         self.problems: tuple[str, ...] = ()
         if not listening.is_loopback(host):
             self.problems = (
-                f"--listen {listen} can be reached from other machines, and nothing is "
-                "encrypted: whoever sees the traffic sees the token; --listen "
-                "127.0.0.1:7450 and ssh -L do better",
+                f"--listen {listen} can be reached from other machines without "
+                "encryption: anyone who sees the traffic sees the token; use "
+                "--listen 127.0.0.1:7450 and ssh -L instead",
             )
         config = uvicorn.Config(
             make_app(page, token=token, names=names_of(host)),
@@ -85,7 +85,7 @@ class PageServer:
             time.sleep(0.005)
 
     def is_alive(self) -> bool:
-        """Say whether the server still answers."""
+        """Return whether the server still answers."""
         return self._thread.is_alive()
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""Follows the spans of a run in a database that collectors fill.
+"""Follow the spans of a run in a database that collectors fill.
 
-Enters: a store that an ingester feeds, and the work dir for rows, events and the
-config. Leaves: the same shares as for files. The statements run on both DuckDB and
+Enters: a store that an ingester fills, and the work dir for rows, events and the
+config. Leaves: the same shares as from files. The statements run on both DuckDB and
 PostgreSQL; nothing is written.
 
-Spans are read step by step, which the index of the store supports: complete steps are
-not read again. Barriers lie outside of steps, so they are read once a minute.
+Spans are read by step, as the index of the store allows, so complete steps are not read
+again. Barriers are outside of steps and are read once a minute.
 """
 
 import collections
@@ -24,13 +24,14 @@ from mjax.observe.spans import Line, Span, SpanFile
 from mjax.observe.store.base import VERSION, Store, StoreGoneError, open_store
 
 _SHARE_LINES = 20_000
-"""Approximate lines of one read. Chosen: half a second."""
+"""Approximate number of lines of one read. Chosen: half a second."""
 _HELD_LINES = 250_000
-"""Lines held of one part of a run, for several processes. Chosen: 500 MB."""
+"""Maximum number of lines in memory for one part of a run, over all processes. Chosen:
+500 MB."""
 _BARRIERS_S = 60.0
-"""Time between two reads of barriers: each scans the whole table."""
+"""Seconds between two reads of barriers, which scan the whole table."""
 _MOST_LAG = 1_000
-"""A rank may lag by so many steps; later spans of it are not read. Chosen."""
+"""Largest lag of a rank in steps; if it lags more, its spans are not read. Chosen."""
 _READ_ONLY = "options=-c%20default_transaction_read_only%3Don"
 _LINE = (
     "s.file_id, s.n, s.step, s.barrier, s.name, s.kind, s.stream, s.start_ns, s.end_ns"
@@ -47,13 +48,13 @@ def open_reader(address: str) -> Store:
     Raises:
       ValueError: the address is invalid, no ingester has made the database, or its
         schema has another version.
-      StoreGoneError: it does not answer.
+      StoreGoneError: it is unreachable.
     """
     if not address.startswith(("postgresql://", "postgres://")):
         raise ValueError(
-            f"--store must be postgresql://USER@HOST/NAME, got {address}; a file of "
-            "DuckDB belongs to its ingester: leave --store out, and the spans are read "
-            "from the work dir"
+            f"--store must be postgresql://USER@HOST/NAME, got {address}; a DuckDB "
+            "file can only be opened by its ingester: leave --store out to read the "
+            "spans from the work dir"
         )
     try:
         found = open_store(address + ("&" if "?" in address else "?") + _READ_ONLY)
@@ -65,8 +66,8 @@ def open_reader(address: str) -> Store:
         if "ReadOnlySqlTransaction" not in type(error).__name__:
             raise
         raise ValueError(
-            f"--store has no schema of version {VERSION}; start python -m mjax.observe "
-            "ingest of this mjax with this --store first"
+            f"--store has no schema of version {VERSION}; first start python -m "
+            "mjax.observe ingest of this mjax version with this --store"
         ) from error
     return found
 
@@ -86,13 +87,13 @@ class _Followed:
 
 @dataclasses.dataclass(kw_only=True)
 class _Start:
-    """A start of the run, and how much of it was read."""
+    """A start of the run, and how far it has been read."""
 
     files: dict[int, _Followed] = dataclasses.field(default_factory=dict)
     position: int = 1
-    """The next step to read."""
+    """Next step to read."""
     stored: int = -1
-    """Number of stored lines when all of them had been read."""
+    """Number of stored lines when the last complete read ended."""
 
 
 class StoreFeed:
@@ -102,9 +103,9 @@ class StoreFeed:
         """Set the sources.
 
         Args:
-          work_dir: of the run, for rows, events and the config.
-          store: closed with this feed.
-          run: None takes the one that began last.
+          work_dir: work dir of the run, for rows, events and the config.
+          store: database of the spans; closed with this feed.
+          run: id of the run; None takes the one that began last.
         """
         self._store, self._run = store, run
         self._problems = Problems()
@@ -135,8 +136,8 @@ class StoreFeed:
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
         """Return the lines of some steps; see `Feed`.
 
-        It reads the lines of all processes of the start together, if there are not too
-        many: a caller that asks for one process asks for the others too.
+        If they are not too many, the lines of all processes of the start are read
+        together, because a caller that requests one process also requests the others.
         """
         key = process.key
         start = self._starts[key.generation]
@@ -167,7 +168,7 @@ class StoreFeed:
         )
 
     def config(self) -> Any:
-        """Return what config.json holds."""
+        """Return the contents of config.json."""
         return self._run_files.config()
 
     def close(self) -> None:
@@ -225,7 +226,7 @@ class StoreFeed:
         share.started.append(process)
 
     def _read_steps(self, generation: int, share: Share) -> bool:
-        """Read some steps of a start; say whether there may be more now."""
+        """Read some steps of a start; return whether there may be more now."""
         start = self._starts[generation]
         stored = self._total(start)
         if start.stored == stored:
@@ -248,7 +249,8 @@ class StoreFeed:
         if following is not None:
             start.position = following
             return True
-        # All is read: continue at the step of the slowest rank, which may have more.
+        # All is read: continue at the step of the slowest rank, which may get more
+        # spans.
         files = start.files.values()
         fastest = max(of.process.newest_step for of in files)
         live = [of.process.newest_step for of in files if not of.has_ended]
@@ -257,11 +259,11 @@ class StoreFeed:
         return False
 
     def _total(self, start: _Start) -> int:
-        """Return how many lines of a start were stored at the last poll."""
+        """Return the number of lines of a start that were stored at the last poll."""
         return sum(of.stored for of in [*start.files.values()])
 
     def _read_ends(self, share: Share) -> None:
-        """Read how much of each file is stored, and exit codes."""
+        """Read the stored size of each file, and exit codes."""
         if self._run is None:
             return
         rows = self._store.query(
@@ -273,7 +275,7 @@ class StoreFeed:
             start = self._starts.get(generation, _Start())
             followed = start.files.get(file_id)
             if followed is None:
-                continue  # it has arrived since the last poll
+                continue  # it arrived since the last poll
             followed.stored = last_n + 1
             if code is not None and not followed.has_ended:
                 followed.has_ended = True
@@ -308,7 +310,7 @@ class StoreFeed:
                 share.lines.append((by_id[file_id].process.key, [line]))
 
     def _read_barriers(self, share: Share) -> None:
-        """Read barriers, which give the offsets of clocks."""
+        """Read barriers, from which clock offsets are computed."""
         now = time.monotonic()
         if self._run is None or now - self._barriers_at < _BARRIERS_S:
             return

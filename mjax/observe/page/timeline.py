@@ -1,7 +1,7 @@
-"""Some steps of chosen ranks on one clock, in columns.
+"""Put some steps of chosen ranks on one clock, in columns.
 
-Enters: files of spans with the lines of these steps, and the recorded pipeline schedule
-of the run. Leaves: rows, spans, arrows and groups for the page to draw; times are
+Enters: span files with the lines of these steps, and the recorded pipeline schedule of
+the run. Leaves: rows, spans, arrows and groups for the page to draw. Times are
 microseconds since the first span.
 """
 
@@ -19,7 +19,8 @@ from mjax.observe.slots import Slots
 from mjax.observe.spans import Span, SpanFile
 
 MOST_SPANS = 60_000
-"""Spans of an answer; from the page's specification: a canvas draws them in 100 ms."""
+"""Maximum number of spans in an answer. From the page's specification: a canvas draws
+them in 100 ms."""
 
 
 def view(
@@ -35,13 +36,14 @@ def view(
     """Return steps of a run.
 
     Args:
-      work_dir: of the run, with the schedule of its pipeline and its windows.
-      files: of one start; lines of ranks that are not shown may be absent.
-      events: of the run.
-      first: step.
-      last: step, too.
-      order: ranks that differ along this axis only are neighbours.
-      ranks: to show; None shows all.
+      work_dir: work dir of the run, with its pipeline schedule and its windows.
+      files: span files of one start; lines of ranks that are not shown may be absent.
+      events: events of the run.
+      first: first step.
+      last: last step, included.
+      order: axis along which ranks are sorted: ranks that differ only in it are
+        neighbours.
+      ranks: ranks to show; None shows all.
     Raises:
       ValueError: none of these ranks has spans of these steps.
     """
@@ -65,7 +67,7 @@ def view(
 
 
 def empty(problem: str) -> dict[str, Any]:
-    """Return the answer when there is nothing to draw."""
+    """Return the answer for nothing to draw."""
     columns = {name: [] for name in ("row", "name", "start_us", "end_us", "step")}
     return {
         "rows": [],
@@ -83,7 +85,7 @@ def empty(problem: str) -> dict[str, Any]:
 
 
 def _columns(found: Merged, order: View, known: Slots) -> dict[str, Any]:
-    """Put spans into columns; if there are too many, the latest are left out."""
+    """Put spans into columns; if there are too many, leave out the latest."""
     rows: list[dict[str, Any]] = []
     at: dict[tuple[int, str], int] = {}
     lanes = timeline_rows.lanes(found.ranks, order, known)

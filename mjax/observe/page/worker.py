@@ -1,8 +1,8 @@
-"""Slow answers: computed once, cached, shared by all viewers.
+"""Compute slow answers once, cache them and share them among all viewers.
 
-Enters: what to compute, under a key and the version of the run that it is for. Leaves:
-the result, at once if it is fresh. For any number of viewers, an answer is computed
-once, in one thread, and again only after ten times its computing time.
+Enters: a computation, with a key and a version of the run. Leaves: the result, at once
+if it is fresh. For any number of viewers, an answer is computed once, in one thread,
+and again only after ten times its computing time.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 _LEAST_S = 2.0
-"""Shortest time for which an answer is fresh."""
+"""Shortest time for which an answer is fresh, in seconds."""
 _SHARE = 10.0
-"""An answer is also fresh for so many times its computing time: computing it takes at
+"""An answer is also fresh for this multiple of its computing time, so that it takes at
 most a tenth of a core. Chosen."""
 _MOST_HELD = 32
-"""Answers kept; chosen: a viewer looks at one or two at a time."""
+"""Number of answers to keep. Chosen: a viewer looks at one or two at a time."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -38,7 +38,7 @@ class _Held:
 
 
 class Worker:
-    """Computes in its own thread, which does not delay the exit of the process."""
+    """Computes answers in its own thread, without delaying the exit of the process."""
 
     def __init__(self, name: str) -> None:
         """Start the thread."""
@@ -49,7 +49,7 @@ class Worker:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more; the current computation may go on until the process ends."""
+        """Accept no more; the current computation may run until the process ends."""
         self._jobs.put(None)
 
     async def get(
@@ -60,12 +60,12 @@ class Worker:
         *,
         wait_s: float,
     ) -> Any | None:
-        """Return an answer; an older one, or None, if it is not ready in time.
+        """Return an answer; if it is not ready in time, an older one or None.
 
         Args:
-          key: of the answer.
-          version: of the input.
-          compute: returns the answer.
+          key: key of the answer.
+          version: version of the input.
+          compute: function that returns the answer.
           wait_s: longest wait of this viewer.
         Raises:
           Exception: what `compute` raised.
@@ -102,7 +102,7 @@ class Worker:
         value, error = None, None
         try:
             value = compute()
-        except Exception as caught:  # passed to the waiting callers
+        except Exception as caught:  # passed on to the waiting callers
             error = caught
         took_s = time.monotonic() - begin
         with self._lock:

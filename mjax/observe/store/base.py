@@ -1,7 +1,7 @@
-"""The interface of a store, for either database, and the versions of its schema.
+"""The interface of a store, for both databases, and the versions of its schema.
 
 Enters: the address of a database. Leaves: a `Store`. A database from an older mjax is
-migrated to the present version, each version in one transaction. A database from a
+migrated to the current version, each version in one transaction. A database from a
 newer mjax is refused.
 """
 
@@ -20,7 +20,7 @@ VERSION = 2
 
 
 class StoreGoneError(RuntimeError):
-    """The database does not answer, or cannot write; it may recover later."""
+    """The database is unreachable or cannot write; it may recover later."""
 
 
 class ConflictError(RuntimeError):
@@ -29,18 +29,19 @@ class ConflictError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Changes:
-    """The changes of one transaction. Rows are tuples in the order of the columns."""
+    """The changes of one transaction. Rows are tuples in column order."""
 
     before: Sequence[Mark]
-    """Marks that `after` replaces; the database must still hold them."""
+    """Marks that `after` replaces; the database must still contain them."""
     after: Sequence[Mark]
     """All new or changed marks."""
     processes: Sequence[tuple[Any, ...]] = ()
     spans: pa.Table
     totals: pa.Table
-    """Added to phase_totals."""
+    """Rows to add to phase_totals."""
     rewritten: Sequence[tuple[str, int]] = ()
-    """Runs whose metrics.jsonl was rewritten, and its revision: older rows are deleted.
+    """Runs whose metrics.jsonl was rewritten, with its revision; older rows are
+    deleted.
     """
     metrics: Sequence[tuple[Any, ...]] = ()
     events: Sequence[tuple[Any, ...]] = ()
@@ -49,13 +50,13 @@ class Changes:
 
 @runtime_checkable
 class Store(Protocol):
-    """A database with the schema. One thread writes, one may delete; any may query."""
+    """A database with the schema. One thread writes, one may delete, any may query."""
 
     address: str
-    """The address, as `open_store` received it."""
+    """The address given to `open_store`."""
 
     def marks(self) -> list[Mark]:
-        """Return how much of each file is stored."""
+        """Return the stored size of each file."""
         ...
 
     def write(self, changes: Changes) -> None:
@@ -63,13 +64,13 @@ class Store(Protocol):
 
         Raises:
           ConflictError: a mark in the database has changed.
-          StoreGoneError: the database is gone, or its disk is full.
+          StoreGoneError: the database is unreachable, or its disk is full.
           ValueError: the database refuses a value.
         """
         ...
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query that both databases accept; `?` stands for a value."""
+        """Run a query that both databases accept; `?` is a placeholder for a value."""
         ...
 
     def delete(self, sql: str, values: Sequence[Any]) -> int:
@@ -78,7 +79,7 @@ class Store(Protocol):
         Returns:
           the number of deleted rows.
         Raises:
-          StoreGoneError: the database is gone; nothing is deleted.
+          StoreGoneError: the database is unreachable; nothing is deleted.
         """
         ...
 
@@ -86,15 +87,15 @@ class Store(Protocol):
         """Let new rows reuse the space of deleted rows; called by the deleting thread.
 
         Raises:
-          StoreGoneError: the database is gone.
+          StoreGoneError: the database is unreachable.
         """
         ...
 
     def compact(self) -> None:
         """Return the space of deleted rows to the disk.
 
-        Nobody else may use the store meanwhile. The tables are rewritten, so the disk
-        needs space for a second copy.
+        No other process may use the store meanwhile. The tables are rewritten, so the
+        disk needs space for a second copy.
 
         Raises:
           ValueError: there is not enough space; the database is unchanged.
@@ -116,11 +117,11 @@ def open_store(address: str, *, threads: int = 2) -> Store:
 
     Args:
       address: path of a DuckDB file, or postgresql://...
-      threads: of DuckDB.
+      threads: number of DuckDB threads.
     Raises:
-      ValueError: the address is invalid, the database belongs to another process or to
-        a newer mjax, or a package is missing.
-      StoreGoneError: PostgreSQL does not answer.
+      ValueError: the address is invalid, another process has the database open, the
+        database is from a newer mjax, or a package is missing.
+      StoreGoneError: PostgreSQL is unreachable.
     """
     if address.startswith(("postgresql://", "postgres://")):
         try:
@@ -150,13 +151,13 @@ def migrate(
     """Bring a schema up to date.
 
     Args:
-      version: of the database; None if it is empty.
-      run: executes statements in one transaction.
-      dialect: `duckdb` or `postgres`: selects additional files.
-      name: of the database, for messages.
+      version: version of the database; None if it is empty.
+      run: function that executes statements in one transaction.
+      dialect: `duckdb` or `postgres`; selects additional schema files.
+      name: name of the database, for messages.
       to: version to stop at; an older one is for tests.
     Raises:
-      ValueError: the database is of a newer version.
+      ValueError: the database has a newer version.
     """
     if version is not None and version > VERSION:
         raise ValueError(

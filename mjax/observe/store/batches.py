@@ -1,10 +1,10 @@
-"""Batches of lines, the marks of files, and the new part of a batch.
+"""Batches of lines, marks of files, and the new part of a batch.
 
-Enters: a batch that the collector cut from a file, and the mark of that file. Leaves:
-the bytes that the store does not have yet, or the reason for a refusal. Pure.
+Enters: a batch from a file, and the mark of that file. Leaves: the bytes that the store
+does not have yet, or the reason for a refusal. Pure.
 
-A mark says: everything before `at_byte` is stored. The transaction that writes the rows
-also writes the mark. So a batch that arrives twice is recognised by its position, and a
+A mark states that everything before `at_byte` is stored. The transaction that writes
+the rows also writes the mark. So a repeated batch is recognised by its position, and a
 batch that would leave a gap is refused until the bytes before it have arrived.
 """
 
@@ -15,10 +15,11 @@ from typing import Literal
 Kind = Literal["spans", "metrics", "events"]
 Verdict = Literal["stored", "known", "gap", "refused"]
 MAX_LINES = 2_000
-"""Most lines of a batch. Chosen: the cost of a commit for each batch is then small."""
+"""Maximum number of lines in a batch. Chosen: the cost of a commit per batch is then
+small."""
 MAX_BYTES = 900_000
-"""Most bytes of a batch: NATS accepts messages of 1 MiB by default (docs.nats.io,
-max_payload). A longer line is reported and left out."""
+"""Maximum size of a batch in bytes: NATS accepts messages of 1 MiB by default
+(docs.nats.io, max_payload). A longer line is reported and left out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,22 +33,23 @@ class Batch:
     identity: str
     """`digest` of the first line of the file."""
     revision: int = 0
-    """How often the file was rewritten, according to the store; spans never are."""
+    """Number of times the file was rewritten, according to the store; span files never
+    are."""
     start: int
-    """Place of the first byte in the file."""
+    """Position of the first byte in the file."""
     end: int
     first_line: int
     """Number of the first line, counted from 1."""
     tail: str
     """`digest` of the last line."""
     skipped: str | None = None
-    """Why the bytes, one line, were not sent; `data` is then empty."""
+    """Reason why the bytes of one line were not sent; `data` is then empty."""
     data: bytes = b""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """How much of a file is stored. The fields are the columns of the table `files`."""
+    """Stored part of a file. The fields are the columns of the table `files`."""
 
     file_id: int
     run: str
@@ -65,7 +67,7 @@ class Mark:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Result for a batch, and how much of its file is stored now."""
+    """Result for a batch, and the stored part of its file."""
 
     run: str
     source: str
@@ -87,10 +89,10 @@ def admit(batch: Batch, mark: Mark | None) -> tuple[Verdict, str, int]:
 
     Args:
       batch: lines of a file.
-      mark: of the same run and source; None if nothing of it is stored.
+      mark: mark of the same run and source; None if nothing of it is stored.
     Returns:
-      verdict: `stored` if bytes are to be stored, from the returned position on.
-      reason: of a refusal; otherwise empty.
+      verdict: `stored` if the bytes from the returned position on must be stored.
+      reason: reason for a refusal; otherwise empty.
       start: position in the file of the first new byte.
     """
     if mark is None:
@@ -115,7 +117,7 @@ def admit(batch: Batch, mark: Mark | None) -> tuple[Verdict, str, int]:
 def outcome(
     batch: Batch, mark: Mark | None, verdict: Verdict, reason: str = ""
 ) -> Outcome:
-    """Return how much of the file of a batch is stored."""
+    """Return the stored part of the file of a batch."""
     found = Outcome(run=batch.run, source=batch.source, verdict=verdict, reason=reason)
     if mark is None:
         return found
@@ -131,6 +133,6 @@ def outcome(
 def _changed(batch: Batch) -> str:
     return (
         f"{batch.source} of run {batch.run} is not the file that was stored under this "
-        "name; files of spans are only appended to, so move this one away or give its "
-        "run another name"
+        "name; span files only grow, so move this one away or give its run another "
+        "name"
     )

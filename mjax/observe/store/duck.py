@@ -1,7 +1,7 @@
 """The store in DuckDB: one file, owned by one process.
 
-Enters: the path of the database. Leaves: a `Store`. A second process cannot open the
-file, not even to read (duckdb.org/docs/stable/connect/concurrency): readers ask the
+Enters: the path of the database. Leaves: a `Store`. No second process can open the
+file, not even to read (duckdb.org/docs/stable/connect/concurrency): readers query the
 owner, `python -m mjax.observe serve`.
 """
 
@@ -20,7 +20,8 @@ from mjax.observe.store.base import VERSION, Changes, StoreGoneError, migrate
 from mjax.observe.store.batches import Mark
 
 _MEMORY_LIMIT = "2GB"
-"""Chosen: the ingester may run on a host that trains. The default of DuckDB is 80%."""
+"""Memory limit. Chosen: the ingester may run on a host that trains. DuckDB's default is
+80%."""
 _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
 _TYPES = {"int": pa.int32(), "big": pa.int64(), "real": pa.float64(), "": pa.string()}
 
@@ -31,7 +32,7 @@ def _schema(text: str) -> pa.Schema:
     return pa.schema([(name, _TYPES[kind]) for name, _, kind in pairs])
 
 
-# Rows are inserted in columns: each DuckDB statement takes a millisecond at least.
+# Rows are inserted by column: each DuckDB statement takes at least a millisecond.
 _SCHEMAS = {
     "files": _schema(
         "file_id:int run source kind identity revision:int at_byte:big lines:big "
@@ -61,7 +62,8 @@ class DuckStore:
         """Open the file; create it if it is absent.
 
         Raises:
-          ValueError: it belongs to another process or a newer mjax, or is no database.
+          ValueError: another process has it open, it is from a newer mjax, or it is not
+            a database.
         """
         self.address = path
         self._threads = threads
@@ -75,7 +77,7 @@ class DuckStore:
             raise
 
     def marks(self) -> list[Mark]:
-        """Return how much of each file is stored."""
+        """Return the stored size of each file."""
         rows = self.query(f"select {', '.join(_MARK_FIELDS)} from files")
         return [Mark(**dict(zip(_MARK_FIELDS, row, strict=True))) for row in rows]
 
@@ -85,7 +87,7 @@ class DuckStore:
             self._write(base, changes)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Read; any thread may."""
+        """Run a query; any thread may."""
         with self._lock:
             cursor = self._base.cursor()
         try:
@@ -100,8 +102,8 @@ class DuckStore:
             return 0 if found is None else found[0]
 
     def reclaim(self) -> None:
-        """Free the blocks of deleted rows; the file stays as large as it is."""
-        # A running query may prevent it; a later call or the end does it then.
+        """Free the blocks of deleted rows; the file keeps its size."""
+        # A running query may prevent it; then a later call, or closing, does it.
         with (
             self._reopened_after_errors(),
             contextlib.suppress(duckdb.TransactionException),
@@ -109,7 +111,7 @@ class DuckStore:
             self._base.execute("checkpoint")
 
     def compact(self) -> None:
-        """Copy everything to a new file, which replaces the old one."""
+        """Copy all data to a new file, which replaces the old one."""
         path = Path(self.address)
         fresh, fresh_log = _compacted(path)
         try:
@@ -120,10 +122,10 @@ class DuckStore:
             self._base.execute(f'copy from database "{name}" to compacted')
             self._base.execute("detach compacted")
             _sync(fresh)
-            self._base.close()  # leaves everything in the file, and no log
+            self._base.close()  # writes everything to the file and leaves no log
             logs = [fresh_log, path.with_name(path.name + ".wal")]
             if any(log.exists() for log in logs):
-                raise OSError(f"{path} was not written to its end")
+                raise OSError(f"{path} was not written completely")
             fresh.replace(path)
             _sync(path.parent)
         except (duckdb.Error, OSError) as error:
@@ -155,9 +157,9 @@ class DuckStore:
         except duckdb.Error as error:
             text = " ".join(str(error).split())
             hint = (
-                "one process owns it: stop that one, or ask it"
+                "another process has it open: stop that process, or query it"
                 if "lock" in text
-                else "move it away to begin anew; collectors send what they have again"
+                else "move it away to start a new one; collectors send their data again"
             )
             raise ValueError(
                 f"{self.address} cannot be opened ({text}); {hint}"
@@ -170,7 +172,7 @@ class DuckStore:
 
     @contextlib.contextmanager
     def _reopened_after_errors(self) -> Iterator[None]:
-        """Let one thread write at a time, and convert errors to those of `Store`."""
+        """Let one thread write at a time, and convert errors to errors of `Store`."""
         with self._writing:
             try:
                 yield
@@ -189,7 +191,7 @@ class DuckStore:
                 self._base.close()
                 self._base = self._open()
             except (duckdb.Error, ValueError):
-                return  # the next write fails and tries again
+                return  # the next write fails and reconnects
 
     def _version(self) -> int | None:
         found = self.query(
@@ -250,13 +252,13 @@ class DuckStore:
 
 
 def _compacted(path: Path) -> tuple[Path, Path]:
-    """Return the paths of a database copy in the making, and of its log."""
+    """Return the paths of an unfinished database copy and of its log."""
     fresh = path.with_name(f"{path.name}.compact")
     return fresh, fresh.with_name(f"{fresh.name}.wal")
 
 
 def _sync(path: Path) -> None:
-    """Sync a file, or the names in a folder, to the disk."""
+    """Sync a file, or the entries of a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
-"""The writer: batches become rows, each exactly once.
+"""Write batches to a store as rows, each exactly once.
 
-Enters: batches from any number of threads. Leaves: transactions of the store, and for
-each batch an outcome, after the commit. Batches that wait together share a transaction.
+Enters: batches from any number of threads. Leaves: transactions of the store, and an
+outcome for each batch after its commit. Waiting batches share a transaction.
 """
 
 import concurrent.futures
@@ -15,12 +15,13 @@ from mjax.observe.store.batches import Batch, Mark, Outcome, outcome
 from mjax.observe.store.plan import PROCESS_COLUMNS, Known, Plan
 
 _MAX_TOGETHER = 64
-"""Batches of a transaction. Chosen: 64 times 2,000 lines of 10 spans take 1 s."""
+"""Maximum number of batches in a transaction. Chosen: 64 times 2,000 lines of 10 spans
+take 1 s."""
 _Job = tuple[Sequence[Batch], "concurrent.futures.Future[list[Outcome]]"]
 
 
 class Ingester:
-    """Writes batches to a store, in a thread of its own."""
+    """Writes batches to a store, in its own thread."""
 
     def __init__(self, store: Store) -> None:
         """Read the marks of the store and start the thread."""
@@ -37,28 +38,28 @@ class Ingester:
     def submit(
         self, batches: Sequence[Batch]
     ) -> "concurrent.futures.Future[list[Outcome]]":
-        """Queue batches; the result is there when they are committed.
+        """Queue batches; the future is done when they are committed.
 
-        The future has a StoreGoneError if the database cannot be written: none of these
-        batches is stored then, and they may be sent again.
+        The future raises StoreGoneError if the database cannot be written. Then none of
+        these batches is stored, and they may be sent again.
         """
         future: concurrent.futures.Future[list[Outcome]] = concurrent.futures.Future()
         self._jobs.put((batches, future))
         return future
 
     def marks(self, run: str, sources: Sequence[str]) -> list[Mark]:
-        """Return how much of these files is stored; unknown files are absent."""
+        """Return the stored size of these files; unknown files are absent."""
         with self._lock:
             found = [self._known.marks.get((run, source)) for source in sources]
         return [mark for mark in found if mark is not None]
 
     def refused(self, run: str, sources: Sequence[str]) -> dict[str, str]:
-        """Return why bytes of these files were refused."""
+        """Return the reasons why bytes of these files were refused."""
         found = [(source, self._refused.get((run, source))) for source in sources]
         return {source: reason for source, reason in found if reason is not None}
 
     def note_behind(self, collector: str, behind_bytes: int) -> None:
-        """Record how much a collector has not sent yet."""
+        """Record the number of bytes that a collector has not sent yet."""
         with self._lock:
             self._behind[collector] = behind_bytes, time.monotonic()
 
@@ -69,7 +70,7 @@ class Ingester:
             return {name: (size, now - at) for name, (size, at) in self._behind.items()}
 
     def close(self) -> None:
-        """Commit the queued batches, and end the thread."""
+        """Commit the queued batches and end the thread."""
         self._jobs.put(None)
         self._thread.join()
 
@@ -82,7 +83,7 @@ class Ingester:
                 return
 
     def _next_jobs(self) -> tuple[list[_Job], bool]:
-        """Wait for a job; take the queued jobs as well."""
+        """Wait for a job; return it with all queued jobs."""
         jobs: list[_Job] = []
         job = self._jobs.get()
         while job is not None:
@@ -96,7 +97,7 @@ class Ingester:
         return jobs, True
 
     def _settle(self, jobs: Sequence[_Job]) -> None:
-        """Write jobs in one transaction; if a value is refused, each one separately."""
+        """Write jobs in one transaction, or separately if a value is refused."""
         try:
             found = self._write([batch for batches, _ in jobs for batch in batches])
         except ValueError as error:
@@ -109,7 +110,7 @@ class Ingester:
             self._note(one_by_one)
             future.set_result(one_by_one)
             return
-        except Exception as error:  # passed to the waiting caller, for the collector
+        except Exception as error:  # passed on to the waiting caller, for the collector
             for _, future in jobs:
                 future.set_exception(error)
             return
@@ -145,7 +146,7 @@ class Ingester:
         return marks[0] if marks else None
 
     def _write(self, batches: Sequence[Batch]) -> list[Outcome]:
-        """Write batches in one transaction, and then keep their marks."""
+        """Write batches in one transaction, then keep their marks."""
         if self._is_stale:
             known = self._read_known()
             with self._lock:
@@ -157,7 +158,7 @@ class Ingester:
             try:
                 self._store.write(plan.changes())
             except (ConflictError, StoreGoneError):
-                # A commit without an answer may have happened: read the marks.
+                # A commit without an answer may have succeeded: read the marks.
                 self._is_stale = True
                 raise
             with self._lock:

@@ -1,7 +1,7 @@
 """Convert the bytes of a file to rows of the store.
 
-Enters: whole lines of spans, metrics or events. Leaves: rows, and the skipped lines
-with reasons. Pure. The format of spans is that of `mjax.observe.spans`.
+Enters: whole lines of spans, metrics or events. Leaves: rows, and skipped lines with
+reasons. Pure. `mjax.observe.spans` defines the format of spans.
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ METRIC_NUMBERS = (
     *("loss", "grad_norm", "lr", "tokens", "step_s", "data_wait_s", "tokens_per_s"),
     *("mfu", "skipped", "eval_loss"),
 )
-"""Fields of a row that have their own column; the whole row is kept as well."""
+"""Fields of a row that have their own columns; the whole row is also kept."""
 _WHOLE = frozenset({"tokens", "skipped"})
 _INT32 = 2**31
 _INT64 = 2**63
 BLOCK_STEPS = 50
-"""Steps that a row of phase_totals sums. Chosen: 10 million spans of 1,024 ranks make
-200 thousand rows. The same number stands in schema/0002.sql."""
+"""Number of steps that a row of phase_totals sums. Chosen: 10 million spans of 1,024
+ranks make 200 thousand rows. schema/0002.sql has the same number."""
 SPAN_SCHEMA = pa.schema(
     [
         *(("file_id", pa.int32()), ("n", pa.int32()), ("i", pa.int32())),
@@ -40,7 +40,7 @@ TOTALS_KEY = ("file_id", "block", "name", "kind", "stream")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """Rows of one batch. Rows of tables are tuples in the order of their columns."""
+    """Rows of one batch, as tuples in column order."""
 
     lines: int
     """Number of lines in the bytes."""
@@ -59,17 +59,17 @@ def parse_spans(
 ) -> Parsed:
     """Parse lines of a file of spans.
 
-    Numbers that no column can hold are rare. Single lines are searched for them only
-    after one has been found.
+    Numbers that fit no column are rare. Only after one has been found are single lines
+    searched for them.
 
     Args:
       data: whole lines.
       start: position of the first line in the file.
       first_line: its number; line 1 is the header.
-      mark: of the file so far.
-      header: of the process; None if it is in `data`.
+      mark: mark of the file so far.
+      header: header of the process; None if it is in `data`.
     Raises:
-      ValueError: line 1 is no header.
+      ValueError: line 1 is not a header.
     """
     try:
         return _parse_spans(data, start, first_line, mark, header, is_small=True)
@@ -109,7 +109,7 @@ def _parse_spans(
         if line.event is not None and header is not None:
             events.append(_process_event(line.event, header, mark, at_byte, text))
     codes = [line.end for line in good if line.end is not None]
-    # The table has no column for exit codes, which must fit too.
+    # Exit codes are not in this table, but must also fit.
     np.array([*codes, last_n], np.int32)
     table = _span_table(good, mark.file_id)
     ends = table["end_ns"].to_numpy()
@@ -129,7 +129,7 @@ def _parse_spans(
 def parse_metrics(
     data: bytes, start: int, first_line: int, mark: Mark, revision: int
 ) -> Parsed:
-    """Parse rows of metrics.jsonl; of several rows for a step the last one counts."""
+    """Parse rows of metrics.jsonl; the last one of several rows for a step counts."""
     rows: dict[int, tuple[Any, ...]] = {}
     bad = []
     number = first_line - 1
@@ -167,7 +167,7 @@ def parse_events(
 
 
 def totals(table: pa.Table) -> pa.Table:
-    """Sum spans over blocks of steps: the rows to add to `phase_totals`."""
+    """Sum spans over blocks of steps; return the rows to add to `phase_totals`."""
     ns = np.subtract(table["end_ns"].to_numpy(), table["start_ns"].to_numpy())
     block = np.floor_divide(table["step"].to_numpy(), BLOCK_STEPS)
     columns = {name: table[name] for name in TOTALS_KEY if name != "block"}
@@ -187,7 +187,7 @@ def _lines(data: bytes, start: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _check_sizes(line: spans.Line) -> None:
-    """Refuse numbers that no column can hold."""
+    """Refuse numbers that fit no column."""
     numbers = [line.n, line.step, line.barrier or 0, line.end or 0]
     if not all(-_INT32 <= number < _INT32 for number in numbers):
         raise ValueError("a number does not fit into 32 bits")
@@ -259,7 +259,7 @@ def _object(text: bytes) -> dict[str, Any]:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
     if not isinstance(found, dict):
-        raise ValueError("the line is no object")
+        raise ValueError("the line is not an object")
     return found
 
 
@@ -289,7 +289,7 @@ def _word(row: dict[str, Any], name: str) -> str:
 
 
 def _all_clean(texts: Sequence[str]) -> Sequence[str]:
-    """Escape many texts with few distinct values."""
+    """Escape many texts that have few distinct values."""
     escaped = {text: _clean(text) for text in set(texts)}
     if all(text == clean for text, clean in escaped.items()):
         return texts
@@ -305,5 +305,5 @@ def _clean(text: str) -> str:
 
 
 def _text(message: str) -> str:
-    """Cut a message to one short line."""
+    """Shorten a message to one line."""
     return _clean(" ".join(message.split()))[:200]

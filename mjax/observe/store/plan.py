@@ -1,7 +1,7 @@
-"""The content of one transaction: from batches and marks to changes.
+"""Plan one transaction: turn batches and marks into changes.
 
-Enters: batches, and the state of their files. Leaves: rows of all tables, the new
-marks, and an outcome for each batch. Pure: nothing takes effect until the commit.
+Enters: batches, and the state of their files. Leaves: rows of all tables, new marks,
+and an outcome for each batch. Pure: nothing takes effect before the commit.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ PROCESS_COLUMNS = (
 
 
 class Known:
-    """The state of the store: marks and headers, by file."""
+    """State of the store: marks and headers by file."""
 
     def __init__(self, marks: Iterable[Mark], processes: Sequence[tuple[Any, ...]]):
-        """Start from the rows of the tables `files` and `processes`."""
+        """Build from the rows of the tables `files` and `processes`."""
         self.marks: dict[Key, Mark] = {(mark.run, mark.source): mark for mark in marks}
         self.headers: dict[int, spans.Header] = {
             row[0]: _header(row) for row in processes
@@ -99,7 +99,7 @@ class Plan:
         """Add the rows of a batch from a position of its file on.
 
         Raises:
-          ValueError: the file of spans has no header, or that of another process.
+          ValueError: the span file has no header, or the header of another process.
         """
         mark = held or self._new_mark(batch)
         data = batch.data[start - batch.start :]
@@ -170,19 +170,19 @@ class Plan:
         name = batch.source.rpartition("/")[2]
         if name != spans.file_name(header):
             raise ValueError(
-                f"the header says {spans.file_name(header)}; a file keeps the name "
-                "that its process gave it"
+                f"the header says {spans.file_name(header)}; keep the name that the "
+                "process gave its file"
             )
         claims = [_process(other) for other in self.headers.values()]
         if _process(header) in self._known.claimed or _process(header) in claims:
             raise ValueError(
                 f"rank {header.rank} of generation {header.generation} of run "
-                f"{header.run} is stored from another file; move the file away that "
-                "does not belong to the run"
+                f"{header.run} is already stored from another file; move away the file "
+                "that does not belong to the run"
             )
 
     def _forget_metrics(self, run: str, revision: int) -> None:
-        """Drop the rows of a file that was rewritten."""
+        """Drop the rows of a rewritten file."""
         self._rewritten[run] = revision
         for key in [key for key in self._metrics if key[0] == run]:
             del self._metrics[key]

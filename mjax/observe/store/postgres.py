@@ -1,7 +1,7 @@
-"""The store in PostgreSQL: for runs with many readers, or with other tools as readers.
+"""The store in PostgreSQL, for runs with many readers or with other tools as readers.
 
-Enters: a postgresql:// address. Leaves: a `Store`. Spans are inserted with COPY. After
-a connection breaks, the next call reconnects.
+Enters: a postgresql:// address. Leaves: a `Store`. Spans are inserted with COPY. If a
+connection breaks, the next call reconnects.
 """
 
 import contextlib
@@ -29,9 +29,9 @@ _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
 _SWEPT = ("spans", "metrics", "phase_totals")
 """Tables from which old rows are deleted."""
 _CONNECT_S = 5
-"""Chosen: the ingester retries anyway."""
+"""Timeout of a connection. Chosen: the ingester retries anyway."""
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
-"""Escapes of COPY's text format (postgresql.org/docs/15/sql-copy.html)."""
+"""Escapes in COPY's text format (postgresql.org/docs/15/sql-copy.html)."""
 _UNNEST = (
     "insert into phase_totals select * from unnest(%s::int[], %s::int[], %s::text[], "
     "%s::text[], %s::text[], %s::bigint[], %s::bigint[]) on conflict (file_id, block, "
@@ -41,7 +41,7 @@ _UNNEST = (
 
 
 class _NumberLoader(Loader):
-    """Sums of bigint are numeric in PostgreSQL: read them as integers, like DuckDB."""
+    """Sums of bigint are numeric in PostgreSQL; read them as integers, as in DuckDB."""
 
     def load(self, data: Buffer) -> int | float:
         """Read a number."""
@@ -57,12 +57,12 @@ class PostgresStore:
 
         Raises:
           ValueError: the address is invalid, or the schema is from a newer mjax.
-          StoreGoneError: the server does not answer.
+          StoreGoneError: the server is unreachable.
         """
         try:
             parts = conninfo_to_dict(address)
         except psycopg.Error as error:
-            raise ValueError(f"--store is no address of PostgreSQL: {error}") from error
+            raise ValueError(f"--store is not a PostgreSQL address: {error}") from error
         self.address = address
         self._name = f"PostgreSQL {parts.get('host', '')}/{parts.get('dbname', '')}"
         self._writer: psycopg.Connection | None = None
@@ -76,7 +76,7 @@ class PostgresStore:
             raise
 
     def marks(self) -> list[Mark]:
-        """Return how much of each file is stored."""
+        """Return the stored size of each file."""
         with self._transaction() as base:
             rows = base.execute(
                 f"select {', '.join(_MARK_FIELDS)} from files".encode()
@@ -96,7 +96,7 @@ class PostgresStore:
             raise ValueError(f"{self._name} refuses a row: {error}") from error
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Read; any thread may, one at a time."""
+        """Run a query; any thread may, one at a time."""
         statement = _statement(sql)
         with self._lock:
             for attempt in (0, 1):
@@ -111,11 +111,11 @@ class PostgresStore:
         raise AssertionError("unreachable")
 
     def delete(self, sql: str, values: Sequence[Any]) -> int:
-        """Delete rows; see `Store`. Writes go on meanwhile."""
+        """Delete rows; see `Store`. Writes continue meanwhile."""
         return self._sweep(_statement(sql), values)
 
     def reclaim(self) -> None:
-        """Free the space of deleted rows; writes go on meanwhile."""
+        """Free the space of deleted rows; writes continue meanwhile."""
         self._sweep(f"vacuum {', '.join(_SWEPT)}".encode())
 
     def compact(self) -> None:
@@ -153,7 +153,7 @@ class PostgresStore:
 
     def _migrate(self, to: int) -> None:
         with self._transaction() as base:
-            # Two ingesters that start together must not both create the tables.
+            # If two ingesters start together, only one may create the tables.
             base.execute("select pg_advisory_xact_lock(7245001)")
             migrate(
                 _version(base),
@@ -176,7 +176,7 @@ class PostgresStore:
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection]:
-        """Run a transaction; if the server is gone, close the connection."""
+        """Run a transaction; if the server is unreachable, close the connection."""
         if self._writer is None or self._writer.closed:
             self._writer = self._connect(autocommit=False)
         try:

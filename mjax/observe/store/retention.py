@@ -1,12 +1,12 @@
-"""Deletes old rows of ended runs, a small batch at a time.
+"""Delete old rows of ended runs, in small batches.
 
-Enters: a store that an ingester feeds, and for how many days to keep rows. Leaves: the
+Enters: a store that an ingester fills, and the number of days to keep rows. Leaves: the
 store without older rows. A run counts as ended if none of its processes has written a
-span for that long; only whole runs expire. Marks, processes and events stay: a file
-that is still on a host counts as stored, and is not sent again.
+span for that many days; only whole runs expire. Marks, processes and events stay, so
+that a file that is still on a host counts as stored and is not sent again.
 
-Batches follow the sums of the heat map, which give the number of spans for each 50
-steps. Rows of the same steps lie together in both databases.
+Batches are sized by the sums of the heat map, which have the number of spans per 50
+steps. In both databases, rows of the same steps are stored together.
 """
 
 import dataclasses
@@ -19,9 +19,10 @@ from mjax.observe.store.base import Store, StoreGoneError
 
 _DAY_NS = 86_400 * 10**9
 _BATCH_ROWS = 50_000
-"""Approximate rows deleted in one transaction. Chosen: that takes some 10 ms."""
+"""Approximate number of rows to delete in one transaction. Chosen: that takes about 10
+ms."""
 _EVERY_S = 600.0
-"""Time between two searches for old runs. Chosen: the limit is in days."""
+"""Seconds between two searches for old runs. Chosen: the limit is in days."""
 _BLOCK_STEPS = 50
 """Steps in a row of phase_totals, see schema/0002.sql."""
 _OF_RUN = "file_id in (select file_id from processes where run = ?)"
@@ -29,12 +30,12 @@ _OF_RUN = "file_id in (select file_id from processes where run = ?)"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Keep:
-    """How long rows of a run are kept after its last span."""
+    """Time for which rows of a run are kept after its last span."""
 
     days: float
-    """Spans, and rows of metrics."""
+    """Days to keep spans and rows of metrics."""
     sums_days: float | None
-    """Sums of the heat map, at least `days`; None: kept for ever."""
+    """Days to keep sums of the heat map, at least `days`; None: for ever."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +45,14 @@ class _Run:
     name: str
     has_old_sums: bool
     stored_bytes: int
-    """Of its files."""
+    """Stored bytes of its files."""
 
 
 class Sweeper:
-    """Deletes expired rows, in its own thread."""
+    """Deletes expired rows in its own thread."""
 
     def __init__(self, store: Store, keep: Keep, say: Callable[[str], None]) -> None:
-        """Start; the first search is at once."""
+        """Start the thread; it searches at once."""
         self._store, self._keep, self._say = store, keep, say
         self._done: set[_Run] = set()
         self._stop = threading.Event()
@@ -75,13 +76,13 @@ class Sweeper:
         total, began_s = 0, time.monotonic()
         for num in batches(self._store, self._keep, time.time_ns(), self._done):
             total += num
-            # The ingester gets as much time as the deletion takes.
+            # Pause as long as the deletion took, for the ingester.
             if self._stop.wait(time.monotonic() - began_s):
                 break
             began_s = time.monotonic()
         if total:
             self._store.reclaim()
-            self._say(f"{total} rows of runs that ended long ago are deleted")
+            self._say(f"{total} rows of runs that ended long ago were deleted")
 
 
 def batches(
@@ -90,12 +91,12 @@ def batches(
     """Delete expired rows, and yield the number of rows after each transaction.
 
     Args:
-      store: an ingester may write to it meanwhile.
-      keep: how long rows are kept.
-      now_ns: since 1970.
+      store: store to which an ingester may write meanwhile.
+      keep: time for which rows are kept.
+      now_ns: current time since 1970.
       done: runs with nothing left to delete; this function adds to them.
     Raises:
-      StoreGoneError: the database does not answer; what was deleted stays deleted.
+      StoreGoneError: the database is unreachable; deleted rows stay deleted.
     """
     done = set() if done is None else done
     for run in _old_runs(store, keep, now_ns):
@@ -108,7 +109,7 @@ def batches(
 
 
 def _old_runs(store: Store, keep: Keep, now_ns: int) -> list[_Run]:
-    """Return runs by the wall time of their last span, or of their start."""
+    """Return expired runs by the wall time of their last span, or of their start."""
     limit_ns = now_ns - round(keep.days * _DAY_NS)
     sums_ns = -math.inf
     if keep.sums_days is not None:

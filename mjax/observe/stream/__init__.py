@@ -1,5 +1,5 @@
-"""From a run's files to the store: collector, wire, NATS, quota, metrics.
+"""Move a run's files to the store: collector, wire format, NATS, quota, metrics.
 
-Enters: a work dir that grows. Leaves: batches at an ingester, which answers how much of
-each file is stored.
+Enters: a growing work dir. Leaves: batches at an ingester, which replies with the
+stored size of each file.
 """

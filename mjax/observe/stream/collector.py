@@ -1,8 +1,8 @@
-"""Sends the files of a run to a sink, again and again.
+"""Send the growing files of a run to a sink.
 
-Enters: a work dir. Leaves: batches at a sink. The collector keeps no state besides the
-files: at the start, and with every answer, the sink says how much of each file is
-stored. While the sink is gone the data stays in the files.
+Enters: a work dir. Leaves: batches at a sink. The collector keeps no state of its own:
+at the start, and with every answer, the sink returns the stored size of each file.
+While the sink is unreachable, the data stays in the files.
 """
 
 import time
@@ -25,12 +25,12 @@ from mjax.observe.stream.wire import MarksAnswer, MarksRequest
 
 _BATCHES = 256
 _BYTES = 8 * 10**6
-"""Approximate bytes sent together. Chosen: half a second of ingestion."""
+"""Approximate size of one request, in bytes. Chosen: half a second of ingestion."""
 _SHARE = 8
-"""Most batches of one file among them."""
+"""Maximum number of batches of one file in a request."""
 _ASK_S = 5.0
-"""How often a collector asks how much of its files is stored. Chosen: the same request
-reports its backlog, which is what Prometheus shows."""
+"""Seconds between two requests for the stored size of the files. Chosen: the same
+request reports the backlog that Prometheus shows."""
 
 
 class Collector:
@@ -47,16 +47,16 @@ class Collector:
         name: str = "",
         say: Callable[[str], None],
     ) -> None:
-        """Set what to collect; each round looks for files.
+        """Set what to collect; each round looks for new files.
 
         Args:
-          work_dir: of the run.
-          sink: takes batches.
-          host: only spans of this host; None takes all that are there.
-          spans_dir: folder of the spans if they are not in the work dir.
-          run: of metrics.jsonl and events.jsonl; None takes that of the spans.
-          name: of this collector, for its backlog.
-          say: prints a message.
+          work_dir: work dir of the run.
+          sink: sink for batches.
+          host: send only spans of this host; None sends all.
+          spans_dir: folder of the spans, if they are not in the work dir.
+          run: run of metrics.jsonl and events.jsonl; None takes that of the spans.
+          name: name of this collector, for its backlog.
+          say: function that prints a message.
         """
         self._work_dir, self._sink = work_dir, sink
         self._spans_dir = spans_dir
@@ -70,7 +70,7 @@ class Collector:
         """Send new data; return the number of bytes sent.
 
         Raises:
-          SinkGoneError: the sink does not accept it; the next round continues there.
+          SinkGoneError: the sink does not accept the data; the next round tries again.
         """
         self._find()
         if self._tails and time.monotonic() - self._asked_at > _ASK_S:
@@ -89,7 +89,7 @@ class Collector:
         return sent
 
     def is_done(self) -> bool:
-        """Say whether the store has all whole lines of this moment."""
+        """Return whether the store has all lines that are complete at this moment."""
         self._find()
         if self._sink.is_queue:
             self._ask([*self._tails.values()])
@@ -99,12 +99,12 @@ class Collector:
         )
 
     def refused(self) -> dict[str, str]:
-        """Return the files that are not sent, with reasons."""
+        """Return the files that cannot be sent, with reasons."""
         found = {t.source: t.refused for t in self._tails.values() if t.refused}
         return self._unreadable | found
 
     def spool(self) -> list[quota.Spool]:
-        """Describe the files of spans of this host, for the quota."""
+        """Describe the span files of this host, for the quota."""
         newest: dict[str, int] = {}
         tails = [t for t in self._tails.values() if t.kind == "spans"]
         for tail in tails:
@@ -145,7 +145,7 @@ class Collector:
         for source, path in paths.items():
             tail = self._tails.get(source)
             if tail is not None:
-                if tail.path != path:  # it was compressed
+                if tail.path != path:  # it has been compressed
                     tail.path, tail.is_checked = path, False
             elif (made := self._tail(source, path, new)) is not None:
                 new.append(made)
@@ -154,7 +154,7 @@ class Collector:
             self._tails |= {tail.source: tail for tail in new}
 
     def _tail(self, source: str, path: Path, new: Sequence[Tail]) -> Tail | None:
-        """Start a file; None if it cannot be sent yet, or never can."""
+        """Start to follow a file; None if it cannot be sent, or not yet."""
         try:
             line = first_line(path)
         except OSError as error:
@@ -162,7 +162,7 @@ class Collector:
         if line is None:
             if path.suffix == ".jsonl" and path.stat().st_size > MAX_BYTES:
                 return self._cannot(source, f"{path} is not sent: line 1 is too long")
-            return None  # it is being written
+            return None  # it is still being written
         if not source.startswith(f"{spans.FOLDER}/"):
             run = self._run or self._only_run(path, [*self._tails.values(), *new])
             kind = "metrics" if source.startswith("metrics") else "events"
@@ -194,8 +194,8 @@ class Collector:
             return runs.pop()
         return self._cannot(
             path.name,
-            f"{path} is not sent: the spans are of {len(runs)} runs "
-            f"({', '.join(sorted(runs)) or 'there are none'}); name its run with --run",
+            f"{path} is not sent: there are spans of {len(runs)} runs "
+            f"({', '.join(sorted(runs)) or 'none'}); give its run with --run",
         )
 
     def _cannot(self, source: str, reason: str) -> None:
@@ -204,7 +204,7 @@ class Collector:
             self._say(reason)
 
     def _ask(self, tails: list[Tail]) -> None:
-        """Ask how much of each file is stored; move there if the sink knows better."""
+        """Request the stored size of each file, and correct the positions."""
         by_run: dict[str, list[Tail]] = {}
         for tail in tails:
             by_run.setdefault(tail.run, []).append(tail)
@@ -249,7 +249,7 @@ class Collector:
             self._rewritten(tail)
 
     def _settle(self, outcome: Outcome) -> None:
-        """Continue where the sink says."""
+        """Continue at the positions that the sink returned."""
         tail = self._tails.get(outcome.source)
         if tail is None or tail.run != outcome.run:
             return
@@ -263,15 +263,15 @@ class Collector:
     def _refuse(self, tail: Tail, reason: str) -> None:
         if tail.refused != reason:
             tail.refused = reason
-            self._say(f"{tail.path} is not sent any more: {reason}")
+            self._say(f"{tail.path} is no longer sent: {reason}")
 
     def _rewritten(self, tail: Tail) -> None:
-        """Start a rewritten file again; spans are never rewritten."""
+        """Send a rewritten file again; span files are never rewritten."""
         if tail.kind == "spans":
             self._refuse(
                 tail,
-                "it does not hold what was stored of it; move it away, or give its run "
-                "another name",
+                "its content differs from the stored data; move it away, or give its "
+                "run another name",
             )
             return
         try:
@@ -285,7 +285,7 @@ class Collector:
             tail.tail, tail.is_checked = "", False
 
     def _next_batches(self) -> list[Batch]:
-        """Cut a share of each file that has more."""
+        """Cut a share from each file that has new data."""
         found: list[Batch] = []
         size = 0
         for tail in [*self._tails.values()]:
@@ -302,7 +302,7 @@ class Collector:
         return found
 
     def _read(self, tail: Tail) -> list[Batch]:
-        """Read a share of a file, from its start if it has been rewritten."""
+        """Read a share of a file, from its beginning if it has been rewritten."""
         try:
             return read_batches(tail, _SHARE)
         except ChangedError:
@@ -311,13 +311,13 @@ class Collector:
 
 
 def _place(tail: Tail) -> tuple[str, int]:
-    """Return the process and generation from the name of a file of spans."""
+    """Return rank and generation from the name of a span file."""
     name, _, generation = tail.source.removesuffix(".jsonl").rpartition("-")
     return name, int(generation) if generation.isdigit() else 0
 
 
 def _may_have_more(tail: Tail) -> bool:
-    """Say whether a file should be read: it has grown, or may have been rewritten."""
+    """Return whether to read a file: it has grown, or may have been rewritten."""
     try:
         if tail.kind != "spans":
             status = tail.path.stat()
@@ -337,7 +337,7 @@ def _has_more(tail: Tail) -> bool:
 
 
 def _is_stored(tail: Tail) -> bool:
-    """Say whether the store has all whole lines of a file."""
+    """Return whether the store has all complete lines of a file."""
     return tail.committed >= tail.position > 0 and not _has_more(tail)
 
 

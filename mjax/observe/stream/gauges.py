@@ -1,4 +1,4 @@
-"""The Prometheus gauges of the runs in a store.
+"""Prometheus gauges for the runs in a store.
 
 Enters: a store, reports of collectors, and the time. Leaves: gauges in Prometheus' text
 format. `render` is pure; `read` queries the store, in a few statements on small tables.
@@ -22,7 +22,7 @@ _HELP = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankAge:
-    """The newest span of a process of the newest generation."""
+    """Time of the newest span of a process of the newest generation."""
 
     run: str
     host: str
@@ -35,10 +35,10 @@ class Snapshot:
     """Values of the gauges."""
 
     latest: Mapping[str, Mapping[str, float]]
-    """By run: numbers of its newest row."""
+    """Values of the newest row, by run."""
     ages: Sequence[RankAge] = ()
     behind: Mapping[str, tuple[int, float]] = dataclasses.field(default_factory=dict)
-    """By collector: unsent bytes, and seconds since its report."""
+    """Unsent bytes and seconds since the last report, by collector."""
     bad_lines: int = 0
 
 
@@ -48,9 +48,9 @@ def read(
     """Read a snapshot.
 
     Args:
-      store: of the runs.
-      behind: as `Ingester.behind` returns it.
-      now_ns: wall clock.
+      store: store of the runs.
+      behind: result of `Ingester.behind`.
+      now_ns: wall-clock time.
     """
     rows = store.query(
         f"select m.run, {', '.join(f'm.{name}' for name in _LATEST)} from metrics m "
@@ -61,7 +61,7 @@ def read(
     for run, *values in rows:
         named = zip(_LATEST, values, strict=True)
         latest[run] = {name: float(v) for name, v in named if v is not None}
-    # A process that has ended is silent, which is not a fault.
+    # The silence of an ended process is not a fault.
     ages = store.query(
         "select n.run, n.host, n.rank, n.end_wall_ns from newest_spans n join runs r "
         "on n.run = r.run and n.generation = r.generation "
@@ -97,13 +97,13 @@ def render(snapshot: Snapshot) -> bytes:
         age.labels(found.run, found.host, str(found.rank)).set(found.age_s)
     behind = Gauge(
         "mjax_stream_behind_bytes",
-        "Bytes that a collector had not sent when it last said so.",
+        "Bytes that a collector had not sent at its last report.",
         ["collector"],
         registry=registry,
     )
     silent = Gauge(
         "mjax_stream_silent_seconds",
-        "Time since a collector last said how far it is.",
+        "Time since the last report of a collector.",
         ["collector"],
         registry=registry,
     )

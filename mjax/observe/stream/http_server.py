@@ -1,12 +1,12 @@
 """The HTTP side of the ingester: batches, marks, metrics.
 
-Enters: requests on a port or a Unix socket. Leaves: answers, for batches after the
-commit. `answer` does not depend on sockets, so that a page can serve the same.
+Enters: requests on a port or a Unix socket. Leaves: answers; those to batches come
+after the commit. `answer` does not depend on sockets, so that a page can use it.
 
 | request | answer |
 |---|---|
 | POST /batches | the result of each batch |
-| POST /marks | how much of each file is stored |
+| POST /marks | the stored size of each file |
 | GET /metrics | gauges for Prometheus |
 
 On a port every request needs `Authorization: Bearer TOKEN`; a Unix socket has mode 0600
@@ -30,10 +30,11 @@ from mjax.observe.store.ingester import Ingester
 from mjax.observe.stream import wire
 
 _MAX_REQUEST = 64 * 2**20
-"""Most bytes of a request. Chosen: 64 batches have 58 MB before compression."""
+"""Maximum size of a request in bytes. Chosen: 64 batches have 58 MB before
+compression."""
 _COMMIT_S = 60
 _IDLE_S = 300
-"""A connection that is silent for so long is closed; collectors reconnect."""
+"""Seconds of silence after which a connection is closed; collectors reconnect."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,11 +56,11 @@ def answer(
     """Answer one request.
 
     Args:
-      ingester: takes batches.
-      metrics: renders the gauges.
-      method: of HTTP.
-      path: of the request.
-      body: of the request.
+      ingester: ingester for batches.
+      metrics: function that renders the gauges.
+      method: HTTP method.
+      path: path of the request.
+      body: body of the request.
     """
     match method, path:
         case "POST", "/batches":
@@ -88,10 +89,10 @@ class Server:
         """Listen.
 
         Args:
-          ingester: takes batches.
-          metrics: renders the gauges.
+          ingester: ingester for batches.
+          metrics: function that renders the gauges.
           listen: HOST:PORT, port 0 for a free one, or unix:PATH.
-          token: that requests must have; empty only for a Unix socket.
+          token: token that requests must have; empty only for a Unix socket.
         Raises:
           ValueError: the address is invalid, or in use.
         """
@@ -115,7 +116,7 @@ class Server:
                 self.address = f"http://{host}:{self._server.server_address[1]}"
         except (OSError, OverflowError) as error:
             raise ValueError(
-                f"--listen {listen} cannot be used ({error}); name another one"
+                f"--listen {listen} cannot be used ({error}); use another one"
             ) from error
         self._thread = threading.Thread(
             target=self._server.serve_forever, name="ingest-http", daemon=True
@@ -140,11 +141,11 @@ class _UnixServer(socketserver.ThreadingUnixStreamServer):
 
 
 def _unix_server(path: str, handler: Any) -> _UnixServer:
-    """Listen on a Unix socket; one that a killed process left is replaced."""
+    """Listen on a Unix socket; replace one that a killed process left."""
     if len(path.encode()) > 107:  # sun_path of Linux, unix(7)
         raise ValueError(
-            f"--listen unix:{path} is too long, a socket's path has at most 107 bytes; "
-            "name a shorter one"
+            f"--listen unix:{path} is too long, a socket path has at most 107 bytes; "
+            "use a shorter one"
         )
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     if Path(path).is_socket():
@@ -224,7 +225,7 @@ def _marks(ingester: Ingester, body: bytes) -> Answer:
 def marks_answer(
     ingester: Ingester, request: wire.MarksRequest, pending: int
 ) -> wire.MarksAnswer:
-    """Answer a collector; `pending` messages were queued before the question."""
+    """Answer a collector; `pending` messages were queued before its request."""
     if request.collector:
         ingester.note_behind(request.collector, request.behind_bytes)
     return wire.MarksAnswer(

@@ -1,4 +1,4 @@
-"""Batches to an ingester over HTTP, on a port or a Unix socket.
+"""Send batches to an ingester over HTTP, on a port or a Unix socket.
 
 Enters: batches. Leaves: the ingester's answer, which comes after the commit.
 """
@@ -14,11 +14,11 @@ from mjax.observe.stream import wire
 from mjax.observe.stream.sinks import SinkGoneError
 
 _TIMEOUT_S = 90
-"""Chosen: longer than the ingester itself waits for a commit."""
+"""Timeout of a request. Chosen: longer than the ingester waits for a commit."""
 
 
 class HttpSink:
-    """An ingester that answers over HTTP; for use by one thread."""
+    """An ingester that is reached over HTTP; for use by one thread."""
 
     is_queue = False
 
@@ -33,7 +33,7 @@ class HttpSink:
         self._connection = _connection(address)
 
     def marks(self, request: wire.MarksRequest) -> wire.MarksAnswer:
-        """Ask how much of the files is stored; raises SinkGoneError."""
+        """Request the stored size of the files; raises SinkGoneError."""
         return self._post("/marks", wire.encode(request), wire.MarksAnswer)
 
     def send(self, batches: Sequence[Batch], again: int) -> list[Outcome]:
@@ -65,7 +65,9 @@ class HttpSink:
         try:
             return wire.decode(data, kind)
         except ValueError as error:
-            raise SinkGoneError(f"{self._address} is no ingester: {error}") from error
+            raise SinkGoneError(
+                f"{self._address} is not an ingester: {error}"
+            ) from error
 
 
 class _UnixConnection(http.client.HTTPConnection):

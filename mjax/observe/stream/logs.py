@@ -1,18 +1,18 @@
-"""Logs of a run on this host, for the quota: all logs, and those that nobody writes.
+"""Find the logs of a run on this host, and those that no process writes, for the quota.
 
-Enters: a work dir. Leaves: a `Spool` for each log. No store has logs, so they are only
-deleted on request.
+Enters: a work dir. Leaves: a `Spool` for each log. The store has no logs, so they are
+deleted only on request.
 
-Nobody writes these logs:
+No process writes these logs:
 
 - `launch/generation-N/`: `rank-R.log`, `stacks-R.txt` and `coordinator.log`, if a later
-  generation has begun or the launch has ended; always `rank-R.log.1`, which the
-  launcher rotated when a log was too long.
+  generation has begun or the launch has ended; and always `rank-R.log.1`, which the
+  launcher rotates when a log gets too long.
 - `stacks/HOST-RANK-GENERATION.txt`, if the run has been started again since; GENERATION
-  counts the starts, also those without a launch.
-- `profile/GENERATION/step-N/HOST-RANK/`: likewise, or once its last file is there.
+  counts all starts, also those without a launch.
+- `profile/GENERATION/step-N/HOST-RANK/`: likewise, or once its last file exists.
 
-All of these only if they were not written for a minute. Logs of agents are not touched.
+All of these must not have been written for a minute. Logs of agents are not touched.
 """
 
 import os
@@ -26,7 +26,8 @@ from mjax.observe.stream.quota import Spool
 from mjax.observe.windows import folders
 
 _QUIET_S = 60.0
-"""Chosen: an agent reads the log of an ended rank for some seconds."""
+"""Seconds since the last write. Chosen: an agent reads the log of an ended rank for
+some seconds."""
 _NAME = re.compile(
     r"(?:coordinator\.log|(?:rank-(?P<rank>\d+)\.log(?P<aside>\.\w+)??|"
     r"stacks-(?P<of>\d+)\.txt))(?P<gz>\.gz)?"
@@ -34,7 +35,7 @@ _NAME = re.compile(
 """Names of logs in the folder of a generation, from `mjax.launch.ranks`."""
 _FLAGS = re.compile(r"^flags:\s*([0-7]+)$", re.MULTILINE)
 RankLog = tuple[int, int]
-"""Generation, as the launch counts, and rank."""
+"""Generation by the launch's count, and rank."""
 
 
 def find(
@@ -47,10 +48,10 @@ def find(
     """Return the logs of a run, oldest first.
 
     Args:
-      work_dir: of the run.
-      now_s: since 1970.
+      work_dir: work dir of the run.
+      now_s: current time since 1970.
       host: only logs of this host, in a work dir that hosts share; None takes all.
-      own: of launched ranks, those of the host.
+      own: launched ranks of the host.
     """
     try:
         has_ended = launch_time.has_ended(events.read(work_dir)[0])
@@ -65,7 +66,7 @@ def find(
         try:
             size, modified_s = _measure(path)
         except OSError:
-            continue  # it was just deleted
+            continue  # it has just been deleted
         spools.append(
             Spool(
                 path=path,
@@ -87,8 +88,8 @@ def written_here() -> set[tuple[int, int]]:
             status = link.stat()
             info = (link.parent.parent / "fdinfo" / link.name).read_text()
         except OSError:
-            continue  # the process has ended, or is of another user
-        flags = _FLAGS.search(info)  # proc(5): octal, as given to open(2)
+            continue  # the process has ended, or belongs to another user
+        flags = _FLAGS.search(info)  # proc(5): octal flags, as given to open(2)
         mode = int(flags[1], 8) & os.O_ACCMODE if flags else os.O_RDWR
         if stat.S_ISREG(status.st_mode) and mode != os.O_RDONLY:
             found.add((status.st_dev, status.st_ino))
@@ -96,7 +97,7 @@ def written_here() -> set[tuple[int, int]]:
 
 
 def is_among(path: Path, files: Collection[tuple[int, int]]) -> bool:
-    """Say whether a file, or a file in a folder, is among these."""
+    """Return whether a file, or any file in a folder, is among these."""
     inside = [path, *path.rglob("*")] if path.is_dir() else [path]
     try:
         return any((f.stat().st_dev, f.stat().st_ino) in files for f in inside)
@@ -107,7 +108,7 @@ def is_among(path: Path, files: Collection[tuple[int, int]]) -> bool:
 def _of_launch(
     work_dir: Path, has_ended: bool, host: str | None, own: Collection[RankLog]
 ) -> Iterator[tuple[Path, bool]]:
-    """Yield logs of launched ranks, and whether nobody writes them."""
+    """Yield logs of launched ranks, and whether no process writes them."""
     generations = {
         int(folder.name.rpartition("-")[2]): folder
         for folder in (work_dir / "launch").glob("generation-*")
@@ -127,7 +128,7 @@ def _of_launch(
 
 
 def _of_starts(work_dir: Path, host: str | None) -> Iterator[tuple[Path, bool]]:
-    """Yield stacks and windows, and whether nobody writes them."""
+    """Yield stacks and windows, and whether no process writes them."""
     stacks = [*gzipped.find(work_dir / "stacks", ".txt").items()]
     names = [name.removesuffix(".txt") for name, _ in stacks]
     there = gzipped.find(work_dir / spans.FOLDER, spans.ENDING)
@@ -150,7 +151,7 @@ def _of_starts(work_dir: Path, host: str | None) -> Iterator[tuple[Path, bool]]:
 
 
 def _measure(path: Path) -> tuple[int, float]:
-    """Return the bytes of a file or folder, and the time of its last write."""
+    """Return the size of a file or folder, and the time of its last write."""
     if not path.is_dir():
         status = path.stat()
         return status.st_size, status.st_mtime

@@ -1,8 +1,8 @@
-"""Batches to NATS JetStream, from which an ingester takes them.
+"""Send batches to NATS JetStream, from which an ingester takes them.
 
 Enters: batches. Leaves: messages in a stream on disk. The ingester deletes a message
-after its commit. Accepted means queued: the ingester reports what is stored when it is
-asked, over the same server.
+after its commit. Accepted means queued; over the same server the ingester reports on
+request what is stored.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ STREAM = "MJAX_OBSERVE"
 BATCHES = "mjax.observe.batches"
 MARKS = "mjax.observe.marks"
 QUEUE_BYTES = 2 * 2**30
-"""Most bytes of the stream. Chosen: some hundred million spans, compressed. If it is
-full, collectors wait, and files stay."""
+"""Maximum size of the stream in bytes. Chosen: some hundred million spans, compressed.
+If it is full, collectors wait and the files stay."""
 _DUPLICATES_S = 600.0
-"""How long the server remembers message ids. Chosen: longer than a collector needs to
-restart; the store recognises later duplicates."""
+"""Seconds for which the server remembers message ids. Chosen: longer than the restart
+of a collector; the store recognises later duplicates."""
 _TIMEOUT_S = 10
 
 
@@ -45,7 +45,7 @@ class NatsSink:
     is_queue = True
 
     def __init__(self, address: str) -> None:
-        """Start the thread that talks to the server; it connects when needed."""
+        """Start the thread for the server connection; it connects when needed."""
         self._address = address
         self._client: Any = None
         self._has_stream = False
@@ -56,13 +56,13 @@ class NatsSink:
         self._thread.start()
 
     def marks(self, request: wire.MarksRequest) -> wire.MarksAnswer:
-        """Ask the ingester how much of the files is stored; raises SinkGoneError."""
+        """Request the stored size of the files; raises SinkGoneError."""
         data = self._wait(self._request(wire.encode(request)))
         try:
             return wire.decode(data, wire.MarksAnswer)
         except ValueError as error:
             raise SinkGoneError(
-                f"an ingester at {self._address} answers otherwise: {error}"
+                f"an ingester at {self._address} gave an invalid answer: {error}"
             ) from error
 
     def send(self, batches: Sequence[Batch], again: int) -> list[Outcome]:
@@ -120,7 +120,7 @@ class NatsSink:
 
 
 async def connect(address: str) -> Any:
-    """Connect; the client reconnects by itself after the server was gone."""
+    """Connect; the client reconnects by itself when the server returns."""
     return await nats.connect(
         address,
         connect_timeout=5,
@@ -155,7 +155,7 @@ async def _ignore(error: Exception) -> None:
 
 
 def _groups(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Put batches into messages that the server accepts."""
+    """Put batches into messages of a size that the server accepts."""
     group: list[Batch] = []
     size = 0
     for batch in batches:

@@ -1,7 +1,8 @@
-"""Batches from NATS JetStream into an ingester.
+"""Move batches from NATS JetStream to an ingester.
 
 Enters: messages of the stream. Leaves: batches at the ingester, and acknowledgements
-after the commit. It also answers collectors that ask how much of their files is stored.
+after the commit. It also answers collectors that request the stored size of their
+files.
 """
 
 import asyncio
@@ -27,25 +28,26 @@ from mjax.observe.stream.nats_sink import (
 
 _CONSUMER = "mjax-ingest"
 _FETCH = 32
-"""Messages in one fetch. Chosen: half of a transaction of the ingester."""
+"""Number of messages in one fetch. Chosen: half of a transaction of the ingester."""
 _ACK_WAIT_S = 5.0
-"""A message is delivered again after this time: an ingester was killed. Chosen: a
-repeated message does no harm while it is being committed."""
+"""Seconds after which an unacknowledged message is delivered again, because its
+ingester may have been killed. Chosen: a repeated message does no harm while it is being
+committed."""
 _RETRY_S = 0.5
 _GAP_S = 0.5
 _TRIES = 16
-"""Deliveries of a message that would leave a gap after the stored bytes. Chosen:
-together longer than _ACK_WAIT_S, after which the missing messages arrive, or are lost.
-The collector then sends them all again."""
+"""Maximum deliveries of a message that would leave a gap after the stored bytes.
+Chosen: they take longer than _ACK_WAIT_S, after which the missing messages have arrived
+or are lost. The collector then sends them all again."""
 
 
 class NatsSource:
-    """Feeds an ingester from a server until `close`, in its own thread."""
+    """Feeds an ingester from a NATS server until `close`, in its own thread."""
 
     def __init__(
         self, address: str, ingester: Ingester, say: Callable[[str], None]
     ) -> None:
-        """Start; if a server does not answer, connecting is retried."""
+        """Start; connecting is retried until the server answers."""
         self._address, self._ingester, self._say = address, ingester, say
         self._loop = asyncio.new_event_loop()
         self._consumer: Any = None
@@ -55,7 +57,7 @@ class NatsSource:
 
     def close(self) -> None:
         """Stop after the current commit."""
-        with contextlib.suppress(RuntimeError):  # the loop has ended by itself
+        with contextlib.suppress(RuntimeError):  # the loop has already ended
             self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join()
 
@@ -104,7 +106,7 @@ class NatsSource:
             try:
                 messages = await self._consumer.fetch(_FETCH, timeout=5)
             except (TimeoutError, nats.errors.TimeoutError):
-                # No messages, or the server restarted: the answer says which.
+                # No messages, or the server restarted; the answer shows which.
                 await self._consumer.consumer_info()
                 continue
             await self._settle(messages)
@@ -140,7 +142,7 @@ class NatsSource:
                 await message.term()
 
     async def _answer(self, message: Any) -> None:
-        """Tell a collector how much of its files is stored."""
+        """Send a collector the stored size of its files."""
         try:
             request = wire.decode(message.data, wire.MarksRequest)
             info = await self._consumer.consumer_info()

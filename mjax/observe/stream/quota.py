@@ -1,8 +1,8 @@
-"""Quota on the host: the oldest files are compressed, then deleted.
+"""Quota on a host: compress, then delete the oldest files.
 
-Enters: files of spans or logs of a host, what is allowed for each, and a quota. Leaves:
+Enters: span files or logs of a host, the allowed actions for each, and a quota. Leaves:
 a list of actions (pure), and their execution. A file that a process may still write is
-never touched. Files that no store has are deleted only on request.
+never touched. Files that are not in the store are deleted only on request.
 """
 
 import dataclasses
@@ -15,8 +15,8 @@ from typing import Literal
 from mjax.observe import gzipped
 
 _RATIO = 5
-"""Expected compression ratio, for planning. Files of spans of the demo shrink by 7; the
-next round counts the actual size."""
+"""Expected compression ratio, for planning. Span files of the demo shrink by 7; the
+next round uses the actual size."""
 
 _DELETED = ".deleted"
 """Folder below profile/ for a window that is being deleted."""
@@ -30,15 +30,15 @@ class Spool:
     disk_bytes: int
     modified_s: float
     is_closed: bool
-    """Its process has ended, or a later one has replaced it."""
+    """Whether its process has ended, or a later one has replaced it."""
     is_stored: bool
-    """All its whole lines are in the store."""
+    """Whether all its complete lines are in the store."""
     is_log: bool = False
-    """It may be compressed although no store has it."""
+    """Whether it may be compressed although it is not in the store."""
 
     @property
     def small_bytes(self) -> int:
-        """Bytes after compression, if compression is allowed."""
+        """Size after compression, if compression is allowed."""
         may = self.is_closed and (self.is_stored or self.is_log)
         if may and gzipped.can_compress(self.path, self.disk_bytes):
             return self.disk_bytes // _RATIO
@@ -51,7 +51,7 @@ class Action:
 
     path: Path
     kind: Literal["compress", "delete", "drop"]
-    """`drop` deletes a file that is not stored."""
+    """`drop` deletes a file that is not in the store."""
 
 
 def plan(
@@ -61,12 +61,12 @@ def plan(
 
     Args:
       files: all files of the host.
-      quota_bytes: of all together.
-      drop_unstored: also delete closed files that are not stored.
+      quota_bytes: limit of their total size.
+      drop_unstored: whether to also delete closed files that are not stored.
     Returns:
-      actions: in order. First the oldest files are deleted: as many as needed if all
-        others were compressed. Then the oldest remaining files are compressed, as many
-        as needed.
+      actions, in order. First the oldest files are deleted, as many as necessary if all
+      others get compressed. Then the oldest remaining files are compressed, as many as
+      necessary.
     """
     oldest = sorted(files, key=lambda file: (file.modified_s, file.path))
     stored = [file for file in oldest if file.is_closed and file.is_stored]
@@ -91,7 +91,7 @@ def plan(
 
 
 def carry_out(action: Action) -> None:
-    """Compress or delete a file; if killed, its lines stay in at least one file.
+    """Compress or delete a file; after a kill, its lines are in at least one file.
 
     Raises:
       OSError: there is no space to compress, or the file is gone.
@@ -105,10 +105,10 @@ def carry_out(action: Action) -> None:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename a log that the launcher rotated, so that the next one does not replace it.
+    """Rename a rotated log, so that the next rotation does not replace it.
 
     Raises:
-      OSError: it is gone, or was written in the meantime.
+      OSError: it is gone, or was written meanwhile.
     """
     if not path.name.endswith(".log.1"):
         return path
@@ -116,15 +116,15 @@ def put_aside(path: Path) -> Path:
     when = time.strftime("%Y%m%dT%H%M%S", time.gmtime(modified_s))
     kept = path.with_name(f"{path.name.removesuffix('1')}{when}")
     if kept.exists() or kept.with_name(kept.name + gzipped.SUFFIX).exists():
-        raise FileExistsError(f"{kept.name} is there")
+        raise FileExistsError(f"{kept.name} already exists")
     path.rename(kept)
     if kept.stat().st_mtime != modified_s:
-        raise OSError("it was rotated just now")
+        raise OSError("it has just been rotated")
     return kept
 
 
 def _delete_window(path: Path) -> None:
-    """Delete a folder in one step; the next call deletes the rest of a killed one."""
+    """Delete a folder in one step; after a kill, the next call deletes the rest."""
     step, generation = path.parent, path.parent.parent
     aside = generation.parent / _DELETED
     if aside.exists():

@@ -1,7 +1,7 @@
-"""The ingester as one unit to start and stop: store, HTTP, NATS.
+"""Start and stop an ingester as one unit: store, HTTP, NATS.
 
-Enters: addresses. Leaves: an open store that is fed. `python -m mjax.observe ingest`
-runs only the ingester; `serve` runs it beside its page.
+Enters: addresses. Leaves: an open store that receives batches. `python -m mjax.observe
+ingest` runs only the ingester; `serve` runs it beside its page.
 """
 
 import contextlib
@@ -20,11 +20,11 @@ from mjax.observe.stream import gauges
 from mjax.observe.stream.http_server import Server
 
 FOLDER = "observe"
-"""Folder in the work dir for the database, the socket and the token."""
+"""Folder in the work dir with the database, the socket and the token."""
 
 
 class Stop:
-    """Whether a signal has asked for the end; for use by the main thread.
+    """Whether a signal has requested the end; for use by the main thread.
 
     A handler may run while the main thread is inside `wait`. Setting a
     `threading.Event` there waits for a lock that the main thread holds; putting into a
@@ -32,7 +32,7 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        """Begin without a signal."""
+        """Start without a signal."""
         self._signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._is_set = False
 
@@ -41,11 +41,11 @@ class Stop:
         self._signals.put(number)
 
     def is_set(self) -> bool:
-        """Say whether a signal has come."""
+        """Return whether a signal has arrived."""
         return self._is_set or not self._signals.empty()
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait for a signal, or for some seconds; say whether one has come."""
+        """Wait for a signal or for some seconds; return whether one has arrived."""
         if not self._is_set:
             with contextlib.suppress(queue.Empty):
                 self._signals.get(timeout=timeout_s)
@@ -55,7 +55,7 @@ class Stop:
 
 @contextlib.contextmanager
 def stopped_by_signals() -> Iterator[Stop]:
-    """Yield a flag that SIGTERM and Ctrl-C set."""
+    """Yield a flag that is set by SIGTERM and Ctrl-C."""
     stop = Stop()
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = [signal.signal(number, stop.note) for number in numbers]
@@ -86,15 +86,15 @@ class IngestService:
         Args:
           store: path of a DuckDB file, or postgresql://...
           listen: unix:PATH or HOST:PORT.
-          token: that requests on a port must have.
-          nats: nats://HOST:PORT to take batches from as well.
-          threads: of DuckDB.
-          keep: how long rows are kept; None: for ever.
-          compact: return the space of deleted rows to the disk first.
-          say: prints a message.
+          token: token that requests on a port must have.
+          nats: NATS server from which to take batches as well, nats://HOST:PORT.
+          threads: number of DuckDB threads.
+          keep: time for which rows are kept; None: for ever.
+          compact: whether to return the space of deleted rows to the disk first.
+          say: function that prints a message.
         Raises:
           ValueError: an address cannot be used.
-          StoreGoneError: the database does not answer.
+          StoreGoneError: the database is unreachable.
         """
         self.store = open_store(store, threads=threads)
         if compact:
@@ -121,7 +121,7 @@ class IngestService:
         return gauges.render(gauges.read(self.store, behind, time.time_ns()))
 
     def close(self) -> None:
-        """Commit what has arrived, and release all resources."""
+        """Commit the received batches, and release all resources."""
         if self._sweeper is not None:
             self._sweeper.close()
         if self._source is not None:
@@ -142,10 +142,10 @@ class IngestService:
 
 
 def make_token(path: Path) -> str:
-    """Return the token in a file; create an absent file, readable by its owner only.
+    """Return the token in a file; create an absent file that only its owner can read.
 
     Raises:
-      ValueError: it cannot be created or read, or others may read it.
+      ValueError: it cannot be created or read, or other users may read it.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -162,10 +162,13 @@ def make_token(path: Path) -> str:
         raise ValueError(f"--token-file {path} cannot be used: {error}") from error
     if mode & 0o077:
         raise ValueError(
-            f"--token-file {path} has mode {mode:04o}, others may read it; chmod 600"
+            f"--token-file {path} has mode {mode:04o}, so other users may read it; "
+            "chmod 600"
         )
     if not token:
-        raise ValueError(f"--token-file {path} is empty; remove it to have one made")
+        raise ValueError(
+            f"--token-file {path} is empty; remove it to have a new token made"
+        )
     return token
 
 

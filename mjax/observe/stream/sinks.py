@@ -13,7 +13,7 @@ from mjax.observe.stream.wire import MarksAnswer, MarksRequest
 
 
 class SinkGoneError(RuntimeError):
-    """The sink does not answer, or is full; it may accept the batches later."""
+    """The sink is unreachable or full; it may accept the batches later."""
 
 
 @runtime_checkable
@@ -21,17 +21,17 @@ class Sink(Protocol):
     """Takes batches."""
 
     is_queue: bool
-    """Whether accepted means queued: `marks` says later what is stored."""
+    """Whether accepted means queued; then `marks` returns later what is stored."""
 
     def marks(self, request: MarksRequest) -> MarksAnswer:
-        """Ask how much of the files is stored; raises SinkGoneError."""
+        """Request the stored size of the files; raises SinkGoneError."""
         ...
 
     def send(self, batches: Sequence[Batch], again: int) -> list[Outcome]:
         """Send batches; raises SinkGoneError.
 
         Args:
-          batches: those of one file in the order of the file.
+          batches: batches to send, in file order for each file.
           again: a new number each time the collector goes back in its files; a queue
             accepts repeated bytes only under a new number.
         """
@@ -43,7 +43,7 @@ class Sink(Protocol):
 
 
 def open_sink(address: str, token_path: Path | None) -> Sink:
-    """Open the sink of an address.
+    """Open the sink at an address.
 
     Args:
       address: unix:PATH, http://HOST:PORT, or nats://HOST:PORT.
@@ -70,7 +70,7 @@ def open_sink(address: str, token_path: Path | None) -> Sink:
 
 
 def read_token(path: Path | None) -> str:
-    """Read a token; without a path return none.
+    """Read a token; without a path return "".
 
     Raises:
       ValueError: the file cannot be read, or is empty.

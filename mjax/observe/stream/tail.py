@@ -1,8 +1,8 @@
-"""Growing files, cut into batches.
+"""Cut growing files into batches.
 
-Enters: a file of a run and the position up to which it was sent. Leaves: whole lines
-after it. A line without an end is left for later: it is being written, or its writer
-was killed. Compressed files are read too; positions count bytes before compression.
+Enters: a file of a run, and the position up to which it was sent. Leaves: complete
+lines after it. An incomplete line is left for later: it is being written, or its writer
+was killed. Compressed files are read too; positions count uncompressed bytes.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ _READ_BYTES = 4 * MAX_BYTES
 
 
 class ChangedError(ValueError):
-    """A file no longer contains what was sent of it."""
+    """A file no longer contains the data that was sent from it."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -42,19 +42,19 @@ class Tail:
     revision: int = 0
     position: int = 0
     lines: int = 0
-    """Lines before position."""
+    """Number of lines before the position."""
     tail: str = ""
-    """Digest of the line before position; empty if it is not known."""
+    """Digest of the line before the position; empty if unknown."""
     is_checked: bool = False
-    """Whether the file is known to hold what was sent."""
+    """Whether the file is known to contain the sent data."""
     inode: int = -1
     committed: int = 0
-    """Bytes that are in the store."""
+    """Number of bytes in the store."""
     has_ended: bool = False
-    """Whether the process has written its last line."""
+    """Whether the process has ended and written its last line."""
     refused: str = ""
     launched: tuple[int, int] | None = None
-    """Generation of the launch, and rank."""
+    """Generation of the launch and rank."""
 
     def move(self, to: Outcome) -> None:
         """Move to the position up to which a sink has the file."""
@@ -67,9 +67,9 @@ class Tail:
 def discover(
     work_dir: Path, host: str | None, spans_dir: Path | None = None
 ) -> dict[str, Path]:
-    """Return the files of a run by source; if a host is given, only its files.
+    """Return the files of a run by source, or only those of one host.
 
-    A file that is being compressed exists twice: the plain one counts.
+    A file that is being compressed exists twice: the plain one is used.
     """
     found: dict[str, Path] = {}
     folder = spans_dir or work_dir / spans.FOLDER
@@ -83,21 +83,21 @@ def discover(
 
 
 def first_line(path: Path) -> bytes | None:
-    """Return the first line of a file without its end; None while it has none."""
+    """Return the first line of a file without its newline; None while incomplete."""
     with gzipped.opened(path) as file:
         line = file.readline(MAX_BYTES)
     return line[:-1] if line.endswith(b"\n") else None
 
 
 def read_batches(tail: Tail, most: int) -> list[Batch]:
-    """Read what follows the position of a file, whole lines only.
+    """Read complete lines after the position of a file.
 
     Args:
-      tail: of the file; it does not move.
+      tail: file and position; the position does not change.
       most: largest number of batches.
     Raises:
       OSError: the file is gone, or cannot be read.
-      ChangedError: the file no longer contains what was sent.
+      ChangedError: the file no longer contains the sent data.
     """
     with gzipped.opened(tail.path) as file:
         inode = os.fstat(file.fileno()).st_ino
@@ -128,12 +128,12 @@ def read_batches(tail: Tail, most: int) -> list[Batch]:
 
 
 def has_whole_lines(tail: Tail) -> bool:
-    """Say whether there is data to send."""
+    """Return whether there is data to send."""
     return bool(read_batches(tail, 1))
 
 
 def _cut(tail: Tail, data: bytes, start: int, number: int) -> Iterator[Batch]:
-    """Cut whole lines into batches."""
+    """Cut complete lines into batches."""
     begin = place = 0
     first = number
     while place < len(data):
@@ -179,12 +179,12 @@ def _skipped(tail: Tail, start: int, size: int, number: int) -> Batch:
         end=start + size,
         first_line=number,
         tail="",
-        skipped=f"the line has {size} bytes, at most {MAX_BYTES} are sent",
+        skipped=f"the line has {size} bytes, but at most {MAX_BYTES} can be sent",
     )
 
 
 def _size_of_line(file: io.BufferedIOBase, size: int) -> int | None:
-    """Read to the end of a line; None if it has none yet. `size` bytes are read."""
+    """Read on to the end of a line; return its size, or None if it is incomplete."""
     while data := file.read(_READ_BYTES):
         end = data.find(b"\n")
         if end >= 0:
@@ -195,7 +195,7 @@ def _size_of_line(file: io.BufferedIOBase, size: int) -> int | None:
 
 
 def _check(tail: Tail, file: io.BufferedIOBase) -> None:
-    """Compare the sent data with the file."""
+    """Raise ChangedError if the file no longer contains the sent data."""
     line = file.readline(MAX_BYTES)
     begins_alike = line.endswith(b"\n") and digest(line[:-1]) == tail.identity
     if begins_alike and (tail.position == 0 or not tail.tail):

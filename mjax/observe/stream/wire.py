@@ -1,10 +1,10 @@
-"""Batches and answers as bytes.
+"""Encode batches and answers as bytes.
 
 Enters: batches, outcomes, marks. Leaves: compressed bytes for a request or a message,
-and back. Incoming data is not trusted: its type, its size and its checksum are checked.
+and the reverse. Incoming data is untrusted: its type, size and checksum are verified.
 
 A body is a compressed sequence of frames. A frame is the length of a header, the header
-(JSON), and as many bytes of lines as the header says.
+(JSON), and the number of bytes of lines given in the header.
 """
 
 import dataclasses
@@ -21,34 +21,34 @@ from mjax.observe.store.batches import Batch, Mark, Outcome
 VERSION = 1
 _LENGTH = struct.Struct(">I")
 _LEVEL = 1
-"""Level of gzip. Chosen: a seventh of the bytes; level 6 takes 5 times as long for a
-tenth less."""
+"""Level of gzip. Chosen: it compresses to a seventh; level 6 takes 5 times as long for
+10% less."""
 _MAX_BODY = 256 * 2**20
-"""Most bytes of a body, decompressed. Chosen: far above any valid body."""
+"""Maximum decompressed size of a body in bytes. Chosen: far above any valid body."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarksRequest:
-    """A request for how much of the files is stored."""
+    """A request for the stored size of files."""
 
     run: str
     sources: Sequence[str]
     collector: str = ""
     """Name of the sender: its host and work dir."""
     behind_bytes: int = 0
-    """Bytes of its files that are not sent."""
+    """Bytes of its files that it has not sent."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarksAnswer:
-    """How much of them is stored; files without stored bytes are absent."""
+    """Marks of the files; files without stored bytes are absent."""
 
     marks: Sequence[Mark]
     pending: int = 0
-    """Messages in the queue. Read before the marks: if it is 0, the marks include all
-    messages that were queued before the question."""
+    """Number of messages in the queue, read before the marks: if it is 0, the marks
+    include all messages that were queued before the request."""
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Files whose bytes the ingester refuses, and why."""
+    """Files whose bytes the ingester refuses, with reasons."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,13 +74,13 @@ def decode_batches(body: bytes) -> list[Batch]:
     """Take batches out of a body.
 
     Raises:
-      ValueError: it is damaged, too large, or of another version.
+      ValueError: it is damaged, too large, or has another version.
     """
     unpacker = zlib.decompressobj(wbits=31)
     try:
         data = unpacker.decompress(body, _MAX_BODY)
     except zlib.error as error:
-        raise ValueError(f"the body is no gzip: {error}") from error
+        raise ValueError(f"the body is not gzip data: {error}") from error
     if unpacker.unconsumed_tail or not unpacker.eof:
         raise ValueError(f"the body is cut off, or has more than {_MAX_BODY} bytes")
     return [*_frames(memoryview(data))]
@@ -155,6 +155,7 @@ def _batch(header: Any, lines: bytes) -> Batch:
     is_skip = batch.skipped is not None and not lines and size > 0
     if batch.start < 0 or batch.first_line < 1 or not (is_whole or is_skip):
         raise ValueError(
-            f"bytes {batch.start} to {batch.end} of {batch.source} are not whole lines"
+            f"bytes {batch.start} to {batch.end} of {batch.source} are not complete "
+            "lines"
         )
     return batch

@@ -1,1 +1,1 @@
-"""Windows of the profiler: what each device ran in a step, and where that belongs."""
+"""Profiler windows: the operations of each device in a step, and their places in it."""

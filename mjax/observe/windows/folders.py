@@ -1,10 +1,9 @@
-"""The windows of a run on disk: their folders and files.
+"""The profiler windows of a run on disk: folders and files.
 
-A window is one step on one process:
-`<work dir>/profile/<generation>/step-<n>/<host>-<rank>/` holds what the profiler wrote
+A window is one step of one process. `<work
+dir>/profile/<generation>/step-<n>/<host>-<rank>/` holds the profiler's output
 (`plugins/profile/...`, which TensorBoard reads), `places.json` (`windows.places`), and
-`window.json`, which is written last: a folder without it belongs to a window that did
-not end.
+`window.json`, which is written last: a folder without it is an incomplete window.
 """
 
 import dataclasses
@@ -25,14 +24,14 @@ class Device:
     """A device of the process that recorded the window."""
 
     ordinal: int
-    """As the window numbers it."""
+    """Number in the window."""
     number: int
-    """In the flat order of the mesh."""
+    """Number in the flat order of the mesh."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """What window.json says."""
+    """Contents of window.json."""
 
     format: str
     version: int
@@ -42,21 +41,22 @@ class Window:
     rank: int
     generation: int
     step: int
-    """Number of the recorded step: steps taken before it, plus 1."""
+    """Number of the recorded step, from 1."""
     wall_ns: int
-    """Read together with `monotonic_ns`."""
+    """Wall-clock time, read together with `monotonic_ns`."""
     monotonic_ns: int
-    """Before the mark in the window began, by the clock of the host."""
+    """A time before the mark in the window began, by the clock of the host."""
     start_ns: int
-    """After it began, and before the step was dispatched, by the same clock."""
+    """A time after the mark began and before the step was dispatched, by the same
+    clock."""
     stop_ns: int
-    """When it had ended on all devices of the process."""
+    """Time at which the step had ended on all devices of the process."""
     platform: str
     mesh: dict[str, int]
-    """Axes and sizes, outermost first."""
+    """Axis sizes, outermost first."""
     devices: list[Device]
     trace: str
-    """The profiler's file, relative to the folder."""
+    """Path of the profiler's file, relative to the folder."""
 
 
 def folder_of(
@@ -68,7 +68,7 @@ def folder_of(
 
 
 def write_window(folder: Path, window: Window) -> None:
-    """Write window.json; the file is complete or not there."""
+    """Write window.json atomically."""
     temporary = folder / f"{WINDOW}.tmp"
     temporary.write_text(json.dumps(dataclasses.asdict(window), indent=2) + "\n")
     temporary.replace(folder / WINDOW)
@@ -78,7 +78,7 @@ def read_window(folder: Path) -> Window:
     """Read window.json.
 
     Raises:
-      ValueError: it cannot be read, or is of another version.
+      ValueError: it cannot be read, or has another version.
     """
     path = folder / WINDOW
     try:
@@ -96,7 +96,7 @@ def read_window(folder: Path) -> Window:
 
 
 def find(work_dir: Path) -> tuple[list[Path], list[Path]]:
-    """Return the folders of the windows of a run, and of those that did not end.
+    """Return the folders of complete windows of a run, and of incomplete ones.
 
     Both are in the order of generation, step, host and rank.
     """

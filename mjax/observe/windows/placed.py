@@ -1,12 +1,12 @@
-"""Which layer, tick and microbatch an event belongs to.
+"""Assign events of a window to layers, ticks and microbatches.
 
-Enters: events of a window and the table of places of the step. Leaves: each event with
-its place, and the indices of the loop iterations in which it ran.
+Enters: the events of a window, and the table of places of the step. Leaves: each event
+with its place and the indices of the loop iterations in which it ran.
 
-An instruction of a loop has one event for each iteration. On one device, iteration k of
-a loop begins with the earliest k-th event of the instructions that run in every
-iteration. Instructions inside a conditional run in some iterations only; they are
-placed between these times.
+An instruction in a loop has one event per iteration. On one device, iteration k of a
+loop begins with the earliest k-th event of the instructions that run in every
+iteration. Instructions inside a conditional run only in some iterations; these times
+determine in which.
 """
 
 import collections
@@ -25,31 +25,32 @@ class Placed:
 
     event: Event
     phase: str
-    """One of `scopes.PHASES`, or unknown."""
+    """One of `scopes.PHASES`, or `unknown`."""
     role: str
     """One of `places.ROLES`."""
     is_recomputed: bool
     layer: int | None
-    """Layer of the iteration in which it ran; None: it ran in none, or XLA has unrolled
-    the loop."""
+    """Layer of the iteration in which it ran; None: it ran outside of the loop, or XLA
+    unrolled the loop."""
     tick: int | None
     microbatch: int | None
     is_slot: bool
-    """Work of a slot of a pipeline."""
+    """Whether it is work of a pipeline slot."""
     is_chosen: bool
-    """A conditional decided that it runs, as for slots that may be skipped."""
+    """Whether it ran under a conditional, as for slots that may be skipped."""
 
 
 def place_events(
     events: Iterable[Event], tables: Sequence[Table], *, is_gpu: bool
 ) -> list[Placed]:
-    """Give each event its place.
+    """Assign each event its place.
 
     Args:
-      events: of one window, in the order of their starts.
-      tables: of the modules that may have run.
-      is_gpu: on a GPU, events of loops and calls are copies that decide them, and
-        count; on a CPU they are wrappers around the events inside, and are left out.
+      events: events of one window, in the order of their starts.
+      tables: tables of the modules that may have run.
+      is_gpu: whether the devices are GPUs. On a GPU, events of loops and calls are
+        copies of their conditions, and count; on a CPU they are wrappers around the
+        events inside, and are left out.
     Returns:
       All events except those wrappers; an event in no table has the phase `unknown`.
     """
@@ -113,7 +114,7 @@ def _nowhere(event: Event) -> Placed:
 
 
 def _turns(events: Sequence[Event], table: Table) -> dict[str, np.ndarray]:
-    """Find when the iterations of each loop began, all of them in the window."""
+    """Find the start of each iteration of each loop in the window."""
     starts: dict[str, dict[str, list[float]]] = {key: {} for key in table.loops}
     for event in events:
         place = table.ops.get(event.name)
@@ -138,14 +139,14 @@ def _units(
     table: Table,
     turns: Mapping[str, np.ndarray],
 ) -> dict[str, int]:
-    """Return the numbers of layer, tick and microbatch that are known.
+    """Return the known numbers of layer, tick and microbatch.
 
     Args:
-      event: to place.
-      place: of its instruction.
-      number: events of the instruction before it.
-      table: of its module.
-      turns: beginnings of the iterations of each loop on this device.
+      event: event to place.
+      place: place of its instruction.
+      number: number of earlier events of the instruction.
+      table: table of its module.
+      turns: start times of the iterations of each loop on this device.
     """
     units = {**place.singles}
     for depth, key in enumerate(place.loops):

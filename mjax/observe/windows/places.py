@@ -1,8 +1,8 @@
-"""Where each instruction of a compiled step belongs: phase, role, layer.
+"""Assign each instruction of a compiled step to a phase, a role and a layer.
 
 Enters: the text of a compiled step (`plan.hlo`) and the sizes of its mesh. Leaves: a
-table from the names of instructions, which a profiler's window uses, to places; and its
-JSON, so that reading a window needs no compilation of the step.
+table from names of instructions, as in a profiler window, to places; and its JSON, so
+that a window can be read without compiling the step.
 
 The phase is the scope in which the step was traced (`mjax.scopes`). An instruction that
 XLA added without a name takes the scopes of the users of its result; if they have none,
@@ -40,21 +40,23 @@ class Place:
     phase: Phase | Literal["unknown"]
     role: Role
     is_recomputed: bool
-    """Computed again in the backward pass, a part of which it is."""
+    """Whether it is recomputed in the backward pass, to which it belongs."""
     is_slot: bool
-    """Work of a slot of a pipeline."""
+    """Whether it is work of a pipeline slot."""
     is_container: bool
-    """A loop, a call or a conditional: instructions inside have their own events."""
+    """Whether it is a loop, a call or a conditional, whose instructions have their own
+    events."""
     singles: dict[str, int]
-    """Indices that its scopes give: layers, ticks, microbatches."""
+    """Indices from its scopes: layers, ticks, microbatches."""
     place: int
-    """In the repeating pattern of layers."""
+    """Position in the repeating pattern of layers."""
     loops: tuple[str, ...]
-    """Loops around it by their keys in the table, the outermost first."""
+    """Keys in the table of the loops around it, the outermost first."""
     is_direct: bool
-    """Runs once in each iteration of the innermost loop; no conditional is between."""
+    """Whether it runs in each iteration of the innermost loop, without a conditional
+    between."""
     is_chosen: bool
-    """A conditional around it, at any depth, decides whether it runs."""
+    """Whether it is inside a conditional, at any depth."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +65,7 @@ class LoopPlace:
 
     trip_count: int | None
     unit: Unit | None
-    """What an iteration is; None: the loop has no scope, or XLA has changed it."""
+    """Meaning of an iteration; None: the loop has no scope, or XLA changed it."""
     start: int
     step: int
 
@@ -73,13 +75,13 @@ class Table:
     """The places of a compiled module."""
 
     module: str
-    """Its name, as events give it."""
+    """Name of the module, as in events."""
     num_devices: int
     ops: Mapping[str, Place]
     loops: Mapping[str, LoopPlace]
 
     def to_json(self) -> str:
-        """Write the table; equal places are written once."""
+        """Encode the table; equal places are written once."""
         numbers: dict[str, int] = {}
         ops = {
             name: numbers.setdefault(
@@ -101,7 +103,7 @@ class Table:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _File:
-    """The table as JSON has it."""
+    """The table in its JSON form."""
 
     format: str
     version: int
@@ -116,7 +118,7 @@ def from_json(text: str | bytes) -> Table:
     """Read what `Table.to_json` wrote.
 
     Raises:
-      ValueError: it is not that, or of another version.
+      ValueError: it is not a table, or has another version.
     """
     file = checked_json.read(text, _File)
     if (file.format, file.version) != (_FORMAT, _VERSION):
@@ -174,8 +176,8 @@ def table_of(text: str, sizes: AxisSizes) -> Table:
     """Find the place of each instruction of a compiled step.
 
     Args:
-      text: as `compiled.as_text()` gives it.
-      sizes: of the mesh that it was compiled for.
+      text: output of `compiled.as_text()`.
+      sizes: axis sizes of the mesh for which it was compiled.
     Raises:
       ValueError: the text cannot be read, or it has communication that `plan.hlo` does
         not understand.
@@ -199,7 +201,7 @@ def table_of(text: str, sizes: AxisSizes) -> Table:
 
 
 class _Builder:
-    """Goes through the computations that run."""
+    """Walks through the computations that run."""
 
     def __init__(self, module: Module, roles: Mapping[str, str]) -> None:
         self.module, self.roles = module, roles
@@ -249,12 +251,14 @@ class _Builder:
     def _calls(
         self, x: Instruction, at: Scopes, loops: tuple[str, ...], is_direct: bool
     ) -> Iterator[tuple[str, tuple[str, ...], bool]]:
-        """Yield what runs inside an instruction, the loops around it, and whether it
-        runs in each of their iterations."""
+        """Yield the computations inside an instruction.
+
+        Each comes with the loops around it, and whether it runs in each iteration.
+        """
         if x.opcode == "while":
             self.loops[x.body] = _loop_place(x, at)
             for called in x.called:
-                # The condition runs once more than the body.
+                # The condition runs once more than the body does.
                 is_body = called == x.body
                 yield called, (*loops, x.body) if is_body else loops, is_body
         elif x.opcode == "async-start" and collective_kind(x, self.module):
@@ -276,7 +280,7 @@ def _loop_place(x: Instruction, at: Scopes) -> LoopPlace:
 def _resolve(
     computation: Computation, module: Module, caller: Scopes
 ) -> dict[str, Scopes]:
-    """Return the scopes of each instruction, its own or those of its neighbours."""
+    """Return the scopes of each instruction: its own, or those of its neighbours."""
     found: dict[str, Scopes] = {}
     users = collections.defaultdict(list)
     for x in computation.instructions:
@@ -297,8 +301,8 @@ def _resolve(
 
 
 def _own(x: Instruction, module: Module) -> Scopes:
-    """Read the scopes of an instruction. A fusion without scopes has those of its root,
-    or of the last instruction inside that has some."""
+    """Read the scopes of an instruction. A fusion without scopes takes those of its
+    root, or of the last instruction inside that has scopes."""
     at = scopes.read(x.op_name)
     if at.phase is not None or not x.opcode.startswith("fusion"):
         return at

@@ -1,4 +1,4 @@
-"""Read a window of a run: its events, placed, on the clock of its host.
+"""Read a window of a run: its events with their places, on the clock of its host.
 
 Enters: the folder of a window. Leaves: a `Reading`.
 """
@@ -16,24 +16,22 @@ from mjax.observe.windows.seconds import DeviceSeconds, seconds_of
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reading:
-    """A window, read."""
+    """The contents of a window."""
 
     window: folders.Window
     by_device: Mapping[int, Sequence[Placed]]
-    """Events in the order of their starts, by the number of the device in the mesh."""
+    """Events in the order of their starts, by mesh number of the device."""
     offset_ns: float | None
-    """Add this to the times of events to get those of the host's monotonic clock. It
-    may be too large by up to `window.start_ns - window.monotonic_ns`. None: the window
-    has no mark."""
+    """Host's monotonic clock minus the clock of events. It may be too large by up to
+    `window.start_ns - window.monotonic_ns`. None: the window has no mark."""
 
     @functools.cached_property
     def seconds(self) -> Mapping[int, DeviceSeconds]:
-        """Where the time went, by the number of the device in the mesh."""
+        """Seconds by phase and role, by mesh number of the device."""
         return {number: seconds_of(some) for number, some in self.by_device.items()}
 
     def stage_of(self, number: int) -> int:
-        """Return the pipeline stage of a device: its place along the mesh's first
-        axis."""
+        """Return the stage of a device: its coordinate on the first mesh axis."""
         sizes = list(self.window.mesh.values())
         inner = 1
         for size in sizes[1:]:
@@ -46,7 +44,7 @@ def read(folder: Path) -> Reading:
 
     Raises:
       ValueError: a file is absent, damaged or of another version, or an event belongs
-        to a device that the process does not have.
+        to a device of another process.
     """
     window = folders.read_window(folder)
     path = folder / folders.PLACES
@@ -63,7 +61,7 @@ def read(folder: Path) -> Reading:
     for placed in place_events(found.events, [table], is_gpu=found.is_gpu):
         if placed.event.device not in numbers:
             raise ValueError(
-                f"{file} has events of device {placed.event.device}, and the devices "
+                f"{file} has events of device {placed.event.device}, but the devices "
                 f"of process {window.rank} are {sorted(numbers)}"
             )
         by_device[numbers[placed.event.device]].append(placed)

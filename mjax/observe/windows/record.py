@@ -1,9 +1,9 @@
-"""Record windows of a run while it trains: which steps, and into which folders.
+"""Record profiler windows of a run while it trains.
 
-Enters: the steps that are due, the compiled step, the mesh. Leaves: a folder for each
+Enters: the steps to record, the compiled step, and the mesh. Leaves: a folder for each
 window (`windows.folders`). A window holds one step from its dispatch to its end on all
-devices of the process. Every process records the same steps. After an error, which is
-reported once, no further window is recorded and training goes on.
+devices of the process. All processes record the same steps. After an error, which is
+reported once, no further window is recorded and training continues.
 """
 
 import contextlib
@@ -23,17 +23,17 @@ from mjax.observe.windows.trace import MARK
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Due:
-    """Which steps are recorded; a function of the step alone."""
+    """The steps to record; they depend only on the step number."""
 
     first: int | None = None
-    """First of a series; None: there is no series."""
+    """First step of a series; None: no series."""
     stop: int = 0
     """First step after the series."""
     every: int | None = None
-    """Interval in steps: its multiples are recorded; None: none."""
+    """Interval in steps: its multiples are recorded; None: no interval."""
 
     def is_due(self, step: int) -> bool:
-        """Say whether a step is recorded; the first step of a run is 1."""
+        """Return whether a step is recorded; the first step of a run is 1."""
         in_series = self.first is not None and self.first <= step < self.stop
         return in_series or (self.every is not None and step % self.every == 0)
 
@@ -51,13 +51,13 @@ class Origin:
 
 
 def devices_of(devices: Iterable[Any], process: int) -> list[folders.Device]:
-    """Return how the windows of a process number its devices.
+    """Return the numbers of a process's devices in its windows.
 
-    On CPUs by their ids, which are unique over all processes (seen with jaxlib 0.11.2);
-    on GPUs by their index in the process, as CUDA does.
+    CPUs have their ids, which are unique over all processes (seen with jaxlib 0.11.2);
+    GPUs have their index in the process, as in CUDA.
 
     Args:
-      devices: of the mesh, in its flat order.
+      devices: devices of the mesh, in its flat order.
       process: number of the process.
     """
     return [
@@ -81,14 +81,15 @@ class Recorder:
         devices: Any,
         say: Callable[[str], None],
     ) -> None:
-        """Prepare; nothing is written before the first window.
+        """Prepare to record; nothing is written before the first window.
 
         Args:
-          due: which steps.
-          origin: whose windows these are.
-          step_text: returns the text of the compiled step, see `places.table_of`.
-          devices: of the mesh, [pp, dp_replicate, dp_node, dp_shard, tp].
-          say: tells people what failed.
+          due: steps to record.
+          origin: process that records.
+          step_text: function that returns the text of the compiled step, see
+            `places.table_of`.
+          devices: devices of the mesh, [pp, dp_replicate, dp_node, dp_shard, tp].
+          say: function that prints a message for people.
         """
         self._due, self._origin, self._say = due, origin, say
         self._step_text = step_text
@@ -97,12 +98,12 @@ class Recorder:
         self._is_broken = False
 
     def is_due(self, step: int) -> bool:
-        """Say whether the step is to be recorded; the same on all processes."""
+        """Return whether to record the step; all processes return the same."""
         return self._due.is_due(step)
 
     @contextlib.contextmanager
     def window(self, step: int) -> Iterator[None]:
-        """Record what runs inside, which is one step until its end."""
+        """Record the body of the `with` statement: one step until its end."""
         origin = self._origin
         folder = folders.folder_of(
             origin.work_dir,
@@ -126,7 +127,7 @@ class Recorder:
             self._tried(lambda: self._write(folder, step, mark, span))
 
     def _tried(self, action: Callable[[], object]) -> bool:
-        """Do something whose errors must not end the run."""
+        """Run the body of the `with` statement; its errors do not end the run."""
         if self._is_broken:
             return False
         try:
@@ -136,7 +137,7 @@ class Recorder:
             reason = str(error).splitlines()[0] if str(error) else type(error).__name__
             self._say(
                 f"warning: the window of a step cannot be recorded ({reason}); no more "
-                "windows in this start, training goes on"
+                "windows are recorded in this start, training continues"
             )
         return not self._is_broken
 
@@ -152,7 +153,7 @@ class Recorder:
     def _write(
         self, folder: Path, step: int, mark: tuple[int, int], span: tuple[int, int]
     ) -> None:
-        """Write what a reader needs in addition to the profiler's file."""
+        """Write the files that a reader needs in addition to the profiler's."""
         traces = list(folder.glob("plugins/profile/*/*.xplane.pb"))
         if not traces:
             raise ValueError(f"the profiler wrote nothing in {folder}")

@@ -1,14 +1,14 @@
-"""Seconds by phase and role of one device in a window, overlapped or exposed.
+"""Add up a device's seconds in a window by phase and role, overlapped or exposed.
 
 Enters: placed events of one device. Leaves: for each phase and role the sum of all
-events, and how much of it is *exposed*. At each instant between the first event and the
-last, one event counts: computation before communication, and of several the one that
+events, and its *exposed* part. At each instant between the first event and the last,
+exactly one running event counts: computation before communication, then the one that
 began first. So the exposed seconds of all phases and roles and the idle seconds add up
-to the span. The rest of a sum is overlapped: for a collective, the time in which the
-device computed at the same time.
+to the span. The rest of a sum is overlapped: for a collective, the device computed at
+the same time.
 
-An event of a collective lasts until all members of its group have entered it. So the
-communication of a device includes its waits for others.
+An event of a collective lasts at least until all members of its group have entered it,
+so the communication of a device includes its waits for others.
 """
 
 import collections
@@ -27,31 +27,31 @@ class Seconds:
     total_s: float
     """Sum of all events."""
     exposed_s: float
-    """Of these, not overlapped by another event; at most the total."""
+    """Exposed part of the total: not overlapped by another event that counts."""
     events: int
 
     @property
     def overlapped_s(self) -> float:
-        """Seconds at the same time as another event that counts."""
+        """Overlapped part of the total."""
         return max(0.0, self.total_s - self.exposed_s)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DeviceSeconds:
-    """Where the time of one device went in a window."""
+    """Time of one device in a window."""
 
     span_s: float
-    """From the first event to the end of the last."""
+    """Seconds from the start of the first event to the end of the last."""
     idle_s: float
-    """Of this, seconds without any event."""
+    """Seconds of the span without any event."""
     parts: Mapping[tuple[str, str], Seconds]
-    """By phase and role."""
+    """Times by phase and role."""
     unknown: Mapping[str, float]
-    """Seconds of instructions without a place, by name, the longest first."""
+    """Seconds of instructions without a place, by name; the longest first."""
 
 
 def seconds_of(events: Sequence[Placed]) -> DeviceSeconds:
-    """Add up the events of one device; without any, all is 0."""
+    """Add up the events of one device; without events all times are 0."""
     total: dict[tuple[str, str], float] = collections.defaultdict(float)
     count: collections.Counter[tuple[str, str]] = collections.Counter()
     unknown: dict[str, float] = collections.defaultdict(float)
@@ -80,7 +80,7 @@ def seconds_of(events: Sequence[Placed]) -> DeviceSeconds:
 def _exposed(
     events: Iterable[Placed],
 ) -> tuple[dict[tuple[str, str], float], float]:
-    """Return exposed seconds by phase and role, and idle ones."""
+    """Return exposed seconds by phase and role, and idle seconds."""
     edges: list[tuple[float, int, int]] = []
     listed = sorted(events, key=lambda p: p.event.start_ns)
     for number, placed in enumerate(listed):

@@ -1,15 +1,15 @@
-"""The events of devices in a window that `jax.profiler` recorded.
+"""Read the events of devices in a window that `jax.profiler` recorded.
 
-Enters: an xplane.pb. Leaves: one `Event` for each time that a device ran an
-instruction, in nanoseconds since the window began; and when the host's mark began, on
-the same clock.
+Enters: an xplane.pb. Leaves: one `Event` for each execution of an instruction on a
+device, in nanoseconds since the window began; and the start of the host's mark on the
+same clock.
 
-On a CPU (seen with jaxlib 0.11.2) the events are in the lines of the plane `/host:CPU`,
-one for each thread. Events with a stat `hlo_op` are ours; `device_ordinal` names the
-device. On a GPU each device is a plane `/device:GPU:n` and each of its streams a line.
-Everything that runs there counts, kernels and copies. Lines that a viewer derives from
-these are left out. The GPU format follows the names in XLA's xplane_schema.cc; it has
-not yet been seen on a GPU here.
+On a CPU (seen with jaxlib 0.11.2) the events are in the plane `/host:CPU`, which has
+one line per thread. Events of instructions have a stat `hlo_op`; `device_ordinal` is
+the device. On a GPU each device is a plane `/device:GPU:n` and each of its streams is a
+line. All its kernels and copies are read; lines that repeat them for viewers are left
+out. The GPU format follows the names in XLA's xplane_schema.cc and has not yet been
+tested on a GPU.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 MARK = "mjax.window"
-"""Name of the annotation whose begin ties the window to the clock of the host."""
+"""Name of the annotation whose start relates the window's clock to the host's."""
 
 _GPU = re.compile(r"/device:GPU:(\d+)")
 _DERIVED = (
@@ -32,12 +32,12 @@ _DERIVED = (
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Event:
-    """A device ran an instruction once."""
+    """One execution of an instruction on a device."""
 
     device: int
-    """As the window numbers devices, see `record.devices_of`."""
+    """Number of the device in the window, see `record.devices_of`."""
     name: str
-    """Of the instruction; an event without one, such as a copy, has its own name."""
+    """Name of the instruction; without one, as for a copy, that of the event."""
     module: str
     """Name of the compiled module; empty if there is none."""
     start_ns: float
@@ -46,12 +46,12 @@ class Event:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What a window recorded."""
+    """Contents of a window."""
 
     events: tuple[Event, ...]
-    """In the order of their starts."""
+    """Events in the order of their starts."""
     mark_ns: float | None
-    """When the host's mark began; None: there is none."""
+    """Start of the host's mark; None: there is none."""
     is_gpu: bool
 
 
@@ -59,7 +59,7 @@ def read_file(path: Path) -> Trace:
     """Read a window.
 
     Raises:
-      ValueError: the file is no window of the profiler.
+      ValueError: the file is not a profiler window.
     """
     from jax.profiler import ProfileData
 
@@ -70,7 +70,7 @@ def read_file(path: Path) -> Trace:
             return read_planes(ProfileData.from_file(str(path)).planes)
     except (RuntimeError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is no window of jax.profiler, or cut off: {error}"
+            f"{path} is not a window of jax.profiler, or is cut off: {error}"
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""The shape of an MFU series is told by the model that explains it best."""
+"""The shape of an MFU series is classified by the model that explains it best."""
 
 from typing import Any
 

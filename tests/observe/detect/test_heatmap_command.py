@@ -180,8 +180,8 @@ def test_a_rank_without_a_file_or_without_times_is_reported(tmp_path, capsys):
     assert code == 0
     assert "1 devices of the mesh have no spans: 0" in err
     assert "no times of these steps from rank 1" in err
-    assert "node5-4-1.jsonl: line 1 is no header" in err
-    assert "nobody is slow" in out  # two are left: they have no majority
+    assert "node5-4-1.jsonl: line 1 is not a header" in err
+    assert "no host is slow" in out  # two are left: they have no majority
 
 
 def test_slow_hosts_are_added_to_the_file_of_excluded_ones(tmp_path, capsys):
@@ -268,7 +268,7 @@ def test_colours_go_from_blue_over_white_to_orange():
     ("hosts", "steps", "says"),
     [
         (("node1",), STEPS, "generation 1 has spans of one rank only (on node1)"),
-        (HOSTS, 0, "generation 1 has taken no step yet"),
+        (HOSTS, 0, "generation 1 has run no step yet"),
         (HOSTS, 7, "7 steps are too few"),
     ],
 )

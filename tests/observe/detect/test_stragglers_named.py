@@ -57,7 +57,7 @@ def test_nobody_is_named_in_a_generated_run_without_slow_hosts():
 
 
 def test_times_that_are_dealt_out_anew_in_each_step_name_nobody():
-    """The same times, but no host is slow again and again: the null of the detector."""
+    """The same times, but no host is slow repeatedly: the null case of the detector."""
     work_s = own_work(16)
     work_s[:, 5, FORWARD:SYNC] *= 1.2
     assert named(find(work_s, ROLES, layout_of(1, 16))) == {5: "compute"}
@@ -131,7 +131,7 @@ def test_a_host_that_begins_late_is_named_with_what_it_waits_for(phase, cause):
 
 
 def test_who_waits_least_is_named_if_nothing_else_explains_it():
-    """What makes it late was not measured: it came last all the same."""
+    """The cause of its lateness was not measured, but it still came last."""
     phase_s = with_waits(own_work(8))
     phase_s[:, :, SYNC] += 0.2
     phase_s[:, 3, SYNC] -= 0.2
@@ -141,7 +141,7 @@ def test_who_waits_least_is_named_if_nothing_else_explains_it():
 def test_a_slow_network_card_ends_its_sync_later_and_a_late_host_does_not():
     rng = np.random.default_rng(2)
     work_s = own_work(8)
-    work_s[:, 1, FORWARD:SYNC] *= 1.1  # others wait for it: nobody's network is slow
+    work_s[:, 1, FORWARD:SYNC] *= 1.1  # others wait for it: no network is slow
     ready_s = work_s.sum(axis=2)
     move_s = 0.05 * np.exp(rng.normal(0, 0.1, ready_s.shape))
     move_s[:, 6] *= 2
@@ -202,5 +202,5 @@ def test_a_layout_of_other_ranks_and_times_that_are_all_missing_are_refused():
     with pytest.raises(ValueError, match="the layout has 4 ranks, not 8"):
         find(own_work(8), ROLES, layout_of(1, 4))
     nothing = np.full((STEPS, 8, 5), np.nan)
-    with pytest.raises(ValueError, match="no step has times that count"):
+    with pytest.raises(ValueError, match="no step has usable times"):
         find(nothing, ROLES, layout_of(1, 8))

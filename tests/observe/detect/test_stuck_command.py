@@ -31,7 +31,7 @@ def write_run(
     missing: tuple[int, ...] = (),
     ends: dict[int, int] | None = None,
 ) -> None:
-    """Write the spans of ranks of another machine, whose clock began elsewhere."""
+    """Write the spans of ranks on another machine, whose clock has another zero."""
     said_ns = time.time_ns() - int(age_s * 1e9)
     for rank in range(NUM):
         if rank in missing:
@@ -95,7 +95,7 @@ def write_beats(
     stands_s: tuple[float, ...] = (600.0, 600.0, 600.0, 600.0),
     **fields: tuple[object, ...],
 ) -> None:
-    """Write the beats of ranks of another machine, and let all but some go on."""
+    """Write the beats of ranks on another machine; all but some keep beating."""
     before = {}
     for rank in range(NUM):
         wall_ns = time.time_ns() + int(clock_s[rank] * 1e9)
@@ -294,7 +294,7 @@ def test_bad_input_is_one_line_and_code_2(flags, says, tmp_path, capsys):
 
 def test_a_work_dir_that_is_none_is_refused(tmp_path, capsys):
     assert main(["--work-dir", str(tmp_path / "no")]) == 2
-    assert "--work-dir must be a folder of a run" in capsys.readouterr().err
+    assert "--work-dir must be the work dir of a run" in capsys.readouterr().err
 
 
 def test_the_silent_rank_is_named_though_all_are_at_one_place(
@@ -351,7 +351,7 @@ def test_nobody_is_named_for_its_exit_code_when_all_others_are_silent(
     write_beats(tmp_path, monkeypatch, end=(None, None, 1, 1), silent=(0, 1))
     found = ask(tmp_path, capsys)
     assert found["ranks"] == []
-    assert "all have ended, or are killed or lost" in found["reason"]
+    assert "all have ended, were killed or are lost" in found["reason"]
     write_beats(tmp_path, monkeypatch, end=(None, None, None, 1), silent=(0, 1))
     assert ask(tmp_path, capsys)["ranks"] == [3]
 
@@ -409,7 +409,10 @@ def test_a_rank_that_may_still_save_is_told_and_not_named(
     write_beats(tmp_path, monkeypatch, entered=(38, 40, 40, 40), phase=phase)
     found = ask(tmp_path, capsys)
     assert (found["ranks"], found["is_stuck"]) == ([], False)
-    assert "the others wait for rank 0, in save for 600.0 s" in found["reason"]
+    assert (
+        "the others wait for rank 0, which has been in save for 600.0 s"
+        in found["reason"]
+    )
     found = ask(tmp_path, capsys, "--save-s", "60")
     assert (found["ranks"], found["phase"]) == ([0], "save")
 

@@ -1,4 +1,4 @@
-"""Whoever the others wait for is named, whatever the records lack."""
+"""The rank that the others wait for is named, even if records are missing."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""The command finds a slow device in the spans of a run, and what it costs."""
+"""The command finds a slow device in the spans of a run, and its cost."""
 
 import json
 from pathlib import Path
@@ -113,4 +113,4 @@ def test_a_run_without_stamps_is_refused(tmp_path, capsys):
 def test_steps_that_are_not_there_are_refused(tmp_path, capsys):
     write_run(tmp_path, {})
     assert main(["--work-dir", str(tmp_path), "--from-step", "99"]) == 2
-    assert "no steps in a row" in capsys.readouterr().err
+    assert "no consecutive steps" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What single ranks cost a run is known, whoever waits for them and where."""
+"""The cost of single ranks is found, whichever ranks wait for them."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ NORM_S, OPTIMIZER_S, GAP_S = 0.03, 0.02, 0.005
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
-    """A made run: who waits for whom, and what takes longer than usual."""
+    """A generated run: which ranks wait for which, and what takes longer than usual."""
 
     mesh: Mapping[str, int]
     passes: tuple[str, ...] = ("forward", "backward")
@@ -75,7 +75,7 @@ def write(run: Run, work_dir: Path, saves: tuple[int, ...] = ()) -> float:
                 spans.append(span(name, "compute", device, *pair))
             spans.append(span("norm", "dp", device, times[-1][w], norm[w]))
             end = norm[w] + OPTIMIZER_S
-            # A host that is late looks late.
+            # A late host notices the end of its step late.
             seen = end + run.needs(w, "host", step + 1)
             spans.append(span("optimizer", "optimizer", device, norm[w], seen))
             if step in saves:
@@ -111,7 +111,7 @@ def mesh(pp: int = 1, dp: int = 1, tp: int = 1) -> dict[str, int]:
 
 
 def judged(run: Run, tmp_path: Path) -> tuple[Answer, float, float]:
-    """Return the answer, and the mean step with and without what is slow."""
+    """Return the answer, and the mean step with and without the slowness."""
     slow_s = write(run, tmp_path / "slow")
     even_s = write(dataclasses.replace(run, slow={}), tmp_path / "even")
     return answer(tmp_path / "slow", 4), slow_s, even_s
@@ -219,7 +219,7 @@ def test_what_all_wait_for_alike_is_nobody_s(phase, step, tmp_path):
 def test_steps_with_a_save_and_those_after_them_do_not_count(tmp_path):
     write(SHAPES["dp that waits"], tmp_path, saves=(5,))
     assert answer(tmp_path).steps == (9, *range(10, STEPS + 1))
-    with pytest.raises(ValueError, match="no steps in a row"):
+    with pytest.raises(ValueError, match="no consecutive steps"):
         answer(tmp_path, 5, 6)
 
 

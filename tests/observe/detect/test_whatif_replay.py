@@ -1,4 +1,4 @@
-"""A replay of what was measured is the run; a cause is taken out of it alone."""
+"""A replay of measured times equals the run; removing a cause removes nothing else."""
 
 import dataclasses
 

@@ -26,7 +26,7 @@ from tests.observe.store.run_files import (
 
 
 class DirectSink:
-    """An ingester without a network; `fault` says what goes wrong next."""
+    """An ingester without a network; `fault` is the next fault."""
 
     is_queue = False
 
@@ -70,7 +70,7 @@ class DirectSink:
 
 
 class QueueSink(DirectSink):
-    """A queue before the ingester, which forgets, repeats and turns around messages."""
+    """A queue before the ingester that loses, repeats and reorders messages."""
 
     is_queue = True
 
@@ -108,7 +108,7 @@ class QueueSink(DirectSink):
         ]
 
     def work(self, generator: random.Random, *, is_bad: bool) -> None:
-        """Ingest what waits; badly, with losses, repetitions and another order."""
+        """Ingest the queued messages, with losses, repetitions and another order."""
         if is_bad:
             generator.shuffle(self.queue)
             self.queue = [m for m in self.queue if generator.random() > 0.2]
@@ -253,7 +253,7 @@ def test_rows_that_are_rewritten_in_the_file_are_rewritten_in_the_store(
     one.round()
     rows = sink.store.query("select step, loss from metrics order by step")
     assert rows == [*((step, 3.0 + step) for step in range(1, 6)), (6, 10.0)]
-    # A collector that starts now finds all of it stored.
+    # A collector that starts now finds all data stored.
     other = collector(tmp_path, sink, said)
     assert other.round() == 0
     assert other.is_done()
@@ -269,7 +269,7 @@ def test_spans_that_are_rewritten_are_refused_and_named_once(tmp_path, sink, sai
     one.round()
     one.round()
     assert len(said) == 1
-    assert "node0-0-1.jsonl is not sent any more: it does not hold" in said[0]
+    assert "node0-0-1.jsonl is no longer sent: its content differs" in said[0]
     assert [*one.refused()] == ["spans/node0-0-1.jsonl"]
     assert stored(sink) == before
 
@@ -298,7 +298,7 @@ def test_a_file_without_a_header_is_named_and_left_out(tmp_path, sink, said):
     one.round()
     one.round()
     assert len(said) == 2
-    assert "line 1 is no header of spans" in said[1]
+    assert "line 1 is not a header of spans" in said[1]
     assert "version 2 of the format, this mjax reads 1" in said[0]
     assert sorted(one.refused()) == ["spans/node9-8-1.jsonl", "spans/node9-9-1.jsonl"]
     assert sink.store.query("select count(*) from processes") == [(3,)]
@@ -310,7 +310,7 @@ def test_rows_of_two_runs_need_a_name(tmp_path, sink, said):
     other.write_bytes(spans.encode(header(5, run="b" * 16)))
     one = collector(tmp_path, sink, said)
     one.round()
-    assert any("spans are of 2 runs" in text and "--run" in text for text in said)
+    assert any("there are spans of 2 runs" in text and "--run" in text for text in said)
     assert "metrics.jsonl" in one.refused()
     named = collector(tmp_path, sink, said, run="b" * 16)
     named.round()
@@ -324,7 +324,7 @@ def test_without_spans_it_says_that_rows_need_a_run(tmp_path, sink, said):
     one = collector(tmp_path, sink, said)
     one.round()
     assert "metrics.jsonl" in one.refused()
-    assert "there are none); name its run with --run" in said[0]
+    assert "spans of 0 runs (none); give its run with --run" in said[0]
 
 
 def test_only_files_that_are_stored_and_closed_may_be_deleted(tmp_path, sink, said):

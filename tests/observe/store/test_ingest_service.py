@@ -130,7 +130,7 @@ def test_a_socket_that_a_killed_ingester_left_is_used_again(tmp_path):
 @pytest.mark.parametrize(
     ("listen", "message"),
     [
-        ("unix:/tmp/" + "x" * 120, "is too long, a socket's path has at most 107"),
+        ("unix:/tmp/" + "x" * 120, "is too long, a socket path has at most 107"),
         ("127.0.0.1", "--listen must be HOST:PORT or unix:PATH, got 127.0.0.1"),
         ("127.0.0.1:70000", "--listen 127.0.0.1:70000 cannot be used"),
         ("127.0.0.1:0", "needs --token-file"),
@@ -159,7 +159,7 @@ def test_a_token_is_made_once_and_only_for_its_owner(tmp_path):
     assert path.stat().st_mode & 0o777 == 0o600
     assert make_token(path) == token
     path.chmod(0o644)
-    with pytest.raises(ValueError, match="has mode 0644, others may read it"):
+    with pytest.raises(ValueError, match="has mode 0644, so other users may read it"):
         make_token(path)
 
 
@@ -180,11 +180,11 @@ BAD_FLAGS = [
     (["ingest", "--work-dir", "{dir}", "--keep-days", "nan"], "--keep-days must be"),
     (
         ["ingest", "--work-dir", "{dir}", "--keep-sums-days", "3"],
-        "--keep-sums-days 3 needs a --keep-days that is not longer, got None",
+        "--keep-sums-days 3 needs a --keep-days of at most that, got None",
     ),
     (
         [*("ingest", "--work-dir", "{dir}"), "--keep-sums-days=3", "--keep-days=4"],
-        "--keep-sums-days 3 needs a --keep-days that is not longer, got 4",
+        "--keep-sums-days 3 needs a --keep-days of at most that, got 4",
     ),
     (["collect", "--work-dir", "{dir}/none"], "is no folder; name the work dir"),
     (["collect", "--work-dir", "{dir}", "--to", "ftp://x"], "--to must be unix:PATH"),
@@ -278,7 +278,7 @@ def test_once_says_what_cannot_be_sent(tmp_path, capsys):
     )
     words = ["collect", "--work-dir", str(tmp_path), "--to", service.address, "--once"]
     assert command.main(words) == 1
-    assert "line 1 is no header of spans" in capsys.readouterr().err
+    assert "line 1 is not a header of spans" in capsys.readouterr().err
     service.close()
 
 

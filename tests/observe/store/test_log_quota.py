@@ -1,4 +1,4 @@
-"""Logs of ended processes are compressed, deleted only on demand, and others never."""
+"""Only logs of ended processes are compressed, and deleted on request."""
 
 import gzip
 import json
@@ -202,7 +202,9 @@ def test_a_log_that_a_process_of_this_machine_writes_is_not_touched(tmp_path):
         assert writer.stdout is not None
         writer.stdout.readline()
         os.utime(path, (NOW_S - 36_000, NOW_S - 36_000))
-        with found["0/rank-0.log"].open("rb"):  # who only reads does not count
+        with found["0/rank-0.log"].open(
+            "rb"
+        ):  # a process that only reads does not count
             limit(tmp_path, 1, delete=True)
         assert path.read_bytes() == TEXT
         assert not found["0/rank-0.log"].exists()

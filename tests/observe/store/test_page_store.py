@@ -1,4 +1,4 @@
-"""The page reads the same from a database as from the files that filled it."""
+"""The page reads the same data from a database as from the files that filled it."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ class Both:
     work_dir: Path
     store: Store
     bring: Callable[[], object]
-    """Bring what is new in the files to the database."""
+    """Move new data of the files to the database."""
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def model_of(feed) -> Model:
 
 
 def assert_alike(one: Model, other: Model) -> None:
-    """Compare what viewers would see."""
+    """Compare the views."""
     assert one.processes.keys() == other.processes.keys()
     for key, process in one.processes.items():
         held = other.processes[key]
@@ -167,7 +167,7 @@ def test_a_database_without_spans_is_a_run_that_has_just_begun(both):
 
 
 def test_a_file_of_duckdb_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="a file of DuckDB belongs to its ingester"):
+    with pytest.raises(ValueError, match="only be opened by its ingester"):
         open_reader(str(tmp_path / "store.duckdb"))
 
 
@@ -190,7 +190,7 @@ def test_a_database_that_does_not_answer_is_told(tmp_path, capsys):
 @pytest.mark.services
 def test_a_database_without_the_schema_is_refused_and_not_changed(postgres):
     address = postgres.new_database("empty")
-    with pytest.raises(ValueError, match="ingest of this mjax"):
+    with pytest.raises(ValueError, match="ingest of this mjax version"):
         open_reader(address)
 
 

@@ -1,4 +1,4 @@
-"""Old rows go, marks and sums stay, and ingestion goes on meanwhile."""
+"""Old rows are deleted, marks and sums stay, and ingestion continues meanwhile."""
 
 import contextlib
 import os
@@ -142,7 +142,7 @@ def test_what_was_deleted_is_not_taken_again(opened):
     outcomes = ingester.submit([*again, rows]).result(timeout=60)
     assert [outcome.verdict for outcome in outcomes] == ["known"] * 4
     assert counts(store)["spans"][0] == counts(store)["metrics"][0] == 0
-    # What a process still appends is taken, once.
+    # Lines that a process still appends are stored, once.
     longer = spans_of(OLD, 0, 123)
     for verdict in ("stored", "known"):
         (outcome,) = ingester.submit([longer]).result(timeout=60)
@@ -333,7 +333,7 @@ def test_the_ingester_sweeps_and_a_collector_sends_nothing_again(tmp_path):
     while len(said) < 2:
         threading.Event().wait(0.01)
     assert "the database had " in said[0]
-    assert said[1] == "840 rows of runs that ended long ago are deleted"
+    assert said[1] == "840 rows of runs that ended long ago were deleted"
     assert collect(running.address) == 0
     assert running.store.query("select count(*) from spans") == [(0,)]
     assert running.store.query("select sum(spans) from heat_map") == [(840,)]

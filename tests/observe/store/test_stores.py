@@ -1,4 +1,4 @@
-"""Rows in either database: each once, whatever is sent how often."""
+"""Rows in either database: each is stored once, however often it is sent."""
 
 import dataclasses
 import json
@@ -401,7 +401,7 @@ def test_a_duckdb_that_another_process_owns_is_refused(tmp_path):
     ) as other:
         assert other.stdout is not None
         other.stdout.readline()
-        with pytest.raises(ValueError, match="one process owns it: stop that one"):
+        with pytest.raises(ValueError, match="another process has it open: stop"):
             open_store(str(path))
         other.communicate()
 

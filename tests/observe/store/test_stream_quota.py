@@ -1,4 +1,4 @@
-"""What is compressed and deleted, and what never."""
+"""Which files are compressed, which are deleted, and which are never touched."""
 
 import random
 from pathlib import Path

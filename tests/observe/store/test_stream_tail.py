@@ -20,7 +20,7 @@ def tail_of(path: Path, kind: batches.Kind = "spans") -> Tail:
 
 
 def move(to: Tail, batch: batches.Batch) -> None:
-    """Go behind a batch, as a sink that has stored it says."""
+    """Advance past a batch that a sink has stored."""
     lines = batch.data.count(b"\n") if batch.skipped is None else 1
     to.move(
         Outcome(
@@ -102,7 +102,7 @@ def test_a_long_line_without_an_end_waits_too(tmp_path, monkeypatch):
     with path.open("ab") as file:
         file.write(b"\nafter\n")
     skipped, after = read_all(of)
-    assert skipped.skipped == "the line has 5001 bytes, at most 1000 are sent"
+    assert skipped.skipped == "the line has 5001 bytes, but at most 1000 can be sent"
     assert after.data == b"after\n"
 
 

@@ -1,4 +1,4 @@
-"""Batches as bytes, and whatever else may arrive."""
+"""Batches as bytes, and invalid bytes."""
 
 import dataclasses
 import gzip
@@ -45,11 +45,11 @@ def test_a_body_that_is_cut_off_is_refused(size):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"end": 5}, "are not whole lines"),
-        ({"start": -1}, "are not whole lines"),
-        ({"first_line": 0}, "are not whole lines"),
-        ({"data": b"no end", "end": 6}, "are not whole lines"),
-        ({"skipped": "why"}, "are not whole lines"),
+        ({"end": 5}, "are not complete lines"),
+        ({"start": -1}, "are not complete lines"),
+        ({"first_line": 0}, "are not complete lines"),
+        ({"data": b"no end", "end": 6}, "are not complete lines"),
+        ({"skipped": "why"}, "are not complete lines"),
     ],
 )
 def test_a_batch_that_contradicts_itself_is_refused(change, message):

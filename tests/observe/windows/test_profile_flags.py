@@ -1,4 +1,4 @@
-"""Which steps are recorded, as flags say it; and what the loop makes of it."""
+"""The steps that flags select are recorded by the loop."""
 
 import numpy as np
 import pytest

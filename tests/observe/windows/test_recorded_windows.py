@@ -122,7 +122,7 @@ def test_ticks_of_a_pipeline_are_numbered_and_devices_have_their_stage(pipeline)
 
 
 def test_the_slots_that_ran_are_those_of_the_schedule(pipeline):
-    """Nothing of the schedule is in a window: operations behind a choice say it."""
+    """Windows do not contain the schedule: operations in conditionals show it."""
     program, _ = compiled(PIPELINE)
     assert program.pipeline is not None
     tables = program.pipeline.schedule
@@ -305,7 +305,7 @@ def test_windows_that_cannot_be_written_are_told_once_and_training_goes_on(tmp_p
                 taken.append(step)
     assert taken == [2, 4, 6]
     assert len(said) == 1
-    assert "training goes on" in said[0]
+    assert "training continues" in said[0]
 
 
 def test_a_step_that_fails_ends_its_window_and_is_not_hidden(tmp_path):

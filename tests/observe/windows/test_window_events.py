@@ -80,7 +80,7 @@ def test_on_a_gpu_streams_count_and_what_viewers_derive_from_them_does_not():
 def test_a_file_that_is_no_window_is_refused(tmp_path):
     path = tmp_path / "cut.xplane.pb"
     path.write_bytes(b"\x0a\xff\xff\xff\x0fno window")
-    with pytest.raises(ValueError, match=r"cut\.xplane\.pb is no window"):
+    with pytest.raises(ValueError, match=r"cut\.xplane\.pb is not a window"):
         read_file(path)
 
 

@@ -1,11 +1,11 @@
 /**
- * What the server is asked, and what it answers.
+ * Requests to the server and its answers.
  *
  * Enters: a path and parameters. Leaves: the JSON object, or for the heat map a header
- * and its bytes. A refusal becomes an ApiError, whose message is the server's line.
+ * and its bytes. A refusal becomes an ApiError with the server's message.
  */
 
-/** The server's line, and its status: 0 if it did not answer. */
+/** The server's message and status; status 0 if it did not answer. */
 export class ApiError extends Error {
   constructor(message, status) {
     super(message);
@@ -38,12 +38,12 @@ async function reason(answer) {
   }
 }
 
-/** Ask for a JSON object: `get("metrics", {points: 2000})`. */
+/** Request a JSON object: `get("metrics", {points: 2000})`. */
 export async function get(name, params = {}, signal = undefined) {
   return (await ask(`api/${name}`, params, signal)).json();
 }
 
-/** Ask for a phase: {header, cells: Uint8Array of [ranks, steps]}. */
+/** Request a phase: {header, cells: Uint8Array of [ranks, steps]}. */
 export async function getHeat(params, signal = undefined) {
   const data = await (await ask("api/heat", params, signal)).arrayBuffer();
   return splitHeat(data);

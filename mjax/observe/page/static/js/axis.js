@@ -1,5 +1,5 @@
 /**
- * Axes of canvases: where ticks are, and what they say.
+ * Axes of canvases: positions and labels of ticks.
  *
  * Enters: a range, a scale to pixels, room. Leaves: lines and numbers on a canvas.
  */

@@ -1,5 +1,5 @@
 /**
- * Canvases: their size in device pixels, text that fits, and pointers.
+ * Canvases: size in device pixels, fitting text, and pointer events.
  *
  * Enters: a box of the page. Leaves: a stack of two canvases that follow its size, one
  * for the picture and one for what moves above it; gestures as calls.
@@ -8,7 +8,7 @@
 import { el } from "./dom.js";
 
 /**
- * Make a picture that takes the keyboard. label: its name; keys: how it is used.
+ * Make a picture that accepts keyboard input. label: its name; keys: its key help.
  * Returns {box, base, above, width, height, onResize}; sizes in CSS pixels.
  */
 export function makePicture(label, keys, help) {

@@ -1,5 +1,5 @@
 /**
- * When pictures are drawn, and how long that takes.
+ * Schedule the drawing of pictures, and measure its time.
  *
  * Enters: functions that draw, with the view and the kind of the change (zoom, pan,
  * hover, pick, live, first). Leaves: at most one call of each in a frame, and
@@ -14,7 +14,7 @@ const times = [];
 window.mjaxDrawTimes = times;
 const before = new Map();
 
-/** Do what the next redraw of a view needs, and count it as a part of that. */
+/** Do work for the next redraw of a view, and count it as part of that redraw. */
 export function work(view, call) {
   const begin = performance.now();
   try {

@@ -1,5 +1,5 @@
 /**
- * The three answers above every view: is the run well, who is slow, what does it cost.
+ * The three answers above every view: is it running, who is slow, what does it cost.
  *
  * Enters: the parts run, state, stuck, stragglers, whatif, ledger, metrics of the store.
  * Leaves: three short texts, each with a sign and a word besides its colour.
@@ -58,7 +58,7 @@ export function running(store) {
       asks,
       level: "none",
       says: "Not started",
-      why: "No spans yet. They appear after the first step.",
+      why: "No spans yet; they appear after the first step.",
     };
   }
   const step = Math.max(run.newest_step, ...(store.get("metrics")?.steps?.slice(-1) ?? []));
@@ -96,7 +96,7 @@ export function running(store) {
       says: clean ? `Ended at step ${count(step)}` : `Not running, step ${count(step)}`,
       why: clean
         ? "All ranks ended with exit code 0."
-        : "Nothing is being written, and no rank wrote an end: the run was killed.",
+        : "No rank writes, and none wrote an exit code: the run was killed.",
     };
   }
   const oldest = rows.reduce(
@@ -124,7 +124,7 @@ export function slow(store) {
     return {
       asks,
       level: "good",
-      says: "Nobody stands out",
+      says: "No host stands out",
       why: "No host is slower than its peers beyond the noise.",
     };
   }
@@ -171,7 +171,7 @@ export function cost(store) {
       view: "ledger",
       says: `${percent(ledger.effective)} effective`,
       why:
-        `of ${seconds(ledger.wall_s)}; what stragglers cost: ` +
+        `of ${seconds(ledger.wall_s)}; cost of stragglers: ` +
         `${whatif?.problem ?? "not known yet"}`,
     };
   }

@@ -1,5 +1,5 @@
 /**
- * What the server tells by itself: new rows of metrics, events, the state of the ranks.
+ * Live updates from the server: new rows of metrics, events, the state of the ranks.
  *
  * Enters: the stream of server-sent events /live. Leaves: calls of `handlers` by kind of
  * event, and `onLink(isOpen)`. The browser reconnects; the server goes on after the id

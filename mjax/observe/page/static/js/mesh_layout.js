@@ -1,5 +1,5 @@
 /**
- * Where each device stands in the picture of the parallel groups. Pure.
+ * Position of each device in the picture of the parallel groups. Pure.
  *
  * Enters: sizes of the mesh axes, outermost first, and the devices of each rank. Leaves:
  * cells {rank, device, p, d, t} (stage, data-parallel row, tensor-parallel place), and

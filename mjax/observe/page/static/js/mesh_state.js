@@ -1,5 +1,5 @@
 /**
- * What the colours and signs of the cells mean. Pure, except for the store's parts.
+ * Meaning of the colours and signs of the cells. Pure, except for the store's parts.
  *
  * Enters: the state of the ranks, the medians of a phase, what is stuck and slow.
  * Leaves: {part(rank) -> 0 to 1 or null, text(rank), low, high}, and marks by rank.

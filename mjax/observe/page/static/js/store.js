@@ -1,5 +1,5 @@
 /**
- * What the page knows of the run, in one place, and who wants to hear of changes.
+ * The data of the run that the page holds, and the listeners to its changes.
  *
  * Enters: parts of the run by name: run, metrics, state, stragglers, stuck, ledger,
  * whatif, events. Leaves: calls of those who listen, with the name of the part.

@@ -1,5 +1,5 @@
 /**
- * What stands around the picture of the groups: the rank that was chosen, legends, and
+ * Parts around the picture of the groups: the chosen rank, legends, and
  * the ranks that are behind.
  *
  * Enters: the answer of /api/rank, or {problem}; the state of views/groups.js. Leaves:
@@ -24,7 +24,7 @@ export function showRank(box, answer, choose, go) {
       el(
         "p",
         { class: "muted" },
-        "Click a cell, or type a rank: here come its groups, whom it sends to and receives from, its last operation, " +
+        "Click a cell or type a rank to see its groups, its senders and receivers, its last operation, " +
           "its error and its stacks.",
       ),
     );
@@ -68,12 +68,12 @@ export function showRank(box, answer, choose, go) {
       : el(
           "p",
           { class: "muted" },
-          "None were written. The watchdog writes them in a slow step, the launcher when ranks hang.",
+          "None yet. The watchdog writes stacks in a slow step, the launcher when ranks hang.",
         ),
     el("h3", {}, "Events"),
     answer.events?.length
       ? [...answer.events].reverse().slice(0, EVENTS).map(eventLine)
-      : el("p", { class: "muted" }, "None of this rank."),
+      : el("p", { class: "muted" }, "None for this rank."),
     el(
       "div",
       { class: "controls" },
@@ -120,7 +120,7 @@ function hostOf(is, rank) {
   return is.run.ranks.find((each) => each.rank === rank)?.host ?? "an unknown host";
 }
 
-/** Say what is under the pointer, or else chosen. */
+/** Describe the cell under the pointer, or the chosen one. */
 export function showReadout(box, is) {
   const rank = is.cursor === null ? (is.picked?.rank ?? null) : is.made.list[is.cursor].rank;
   if (rank === null) {
@@ -156,7 +156,7 @@ export function showReadout(box, is) {
   );
 }
 
-/** Say what the colours and signs mean. */
+/** Explain the colours and signs. */
 export function showLegend(box, is) {
   const marks = [
     ...new Map([...is.state.marks.values()].map((each) => [each.sign, each])).values(),
@@ -179,7 +179,7 @@ export function showLegend(box, is) {
   );
 }
 
-/** Say what the outlines and arrows mean. */
+/** Explain the outlines and arrows. */
 export function showLines(list, is) {
   if (!is.picked) {
     fill(
@@ -222,7 +222,7 @@ export function showBehind(box, is, choose) {
     .slice(0, 8);
   fill(
     box,
-    el("h2", {}, "Ranks that are furthest behind"),
+    el("h2", {}, "Ranks furthest behind"),
     rows.length
       ? table(
           `Of ${plural(is.rows.size, "rank")}; the first is at step ${count(first)}`,

@@ -18,8 +18,8 @@ import { attach, limitsOf, wholeOf, zoomed } from "./heat_gestures.js";
 import { showLegend, showOutliers, showReadout, showSlowest } from "./heat_parts.js";
 
 const MOST_CELLS = 2 ** 23; // kept while new steps come; as many as the server keeps
-const EVERY_S = 4; // between new columns; chosen: news against costs of the server
-const WHOLE_EVERY_S = 30; // between whole pictures of a long run; chosen alike
+const EVERY_S = 4; // between new columns; chosen: freshness against load of the server
+const WHOLE_EVERY_S = 30; // between whole pictures of a long run; chosen for the same reason
 const FAR_BEHIND = 3; // steps; chosen: ranks of one run are within one of each other
 const FIRST_PHASE = ["tick", "forward", "step", "device"];
 const NO_SPANS =

@@ -1,5 +1,5 @@
 /**
- * What stands around the heat map: readout, legend, slow hosts, slowest ranks.
+ * Parts around the heat map: readout, legend, slow hosts, slowest ranks.
  *
  * Enters: the model and the cursor of views/heat.js, the part stragglers of the store.
  * Leaves: elements.
@@ -13,13 +13,13 @@ import * as data from "../js/heat_data.js";
 
 /** Phases in which a rank may be long because it waits for others. */
 const WAITS = {
-  tick: "a tick holds waits for other stages: long ones may be those that wait",
-  norm: "all end together: the shortest came last",
-  device: "the host waits for all: a slow device shows in its own phases",
+  tick: "a tick includes waits for other stages, so a rank with long ticks may be waiting",
+  norm: "all ranks end together, so the one with the shortest time came last",
+  device: "the host waits for all devices; a slow device is visible in its own phases",
 };
 const OVER = 1.1; // times the step's median; chosen: what a reader would call slow
 
-/** Say the value of the cell under the cursor. */
+/** Show the value of the cell under the cursor. */
 export function showReadout(box, is) {
   const { model, cursor } = is;
   if (!model || !cursor || cursor.byte < 0) {
@@ -53,7 +53,7 @@ export function showReadout(box, is) {
   );
 }
 
-/** Say what the colours mean. */
+/** Explain the colours. */
 export function showLegend(box, is) {
   const { matrix } = is.model;
   const [low, high] =
@@ -147,7 +147,7 @@ export function showSlowest(box, is, go) {
     box,
     title,
     table(
-      `Means of steps ${count(matrix.steps[from])} to ${count(matrix.steps[to - 1])} in the part that is shown; ` +
+      `Means of steps ${count(matrix.steps[from])} to ${count(matrix.steps[to - 1])}, the visible part; ` +
         `the median of ${plural(known.length, "rank")} is ${millis(usual)}`,
       [
         {

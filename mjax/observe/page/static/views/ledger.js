@@ -8,19 +8,19 @@ import { el, empty, fill, table } from "../js/dom.js";
 import { redrawer } from "../js/draws.js";
 import { percent, plural, ranks, seconds } from "../js/format.js";
 
-/** Colour, and what the bucket has. Dark text is read on each colour. */
+/** Colour and content of each bucket. Dark text is readable on each colour. */
 const BUCKETS = {
-  productive: ["#6fc29a", "steps whose work was kept, with the wait for their data"],
+  productive: ["#6fc29a", "steps whose work was kept, including their wait for data"],
   compile: ["#c79ae0", "compiling the step, or loading it"],
-  restart: ["#9fb4c9", "starting and ending processes, the first start too"],
-  lost: ["#ee8a7a", "steps that a later start took again; time until a hang was noticed"],
-  save: ["#e6d15a", "what a save holds up"],
+  restart: ["#9fb4c9", "starting and ending processes, including the first start"],
+  lost: ["#ee8a7a", "steps that a later start repeated; time until a hang was noticed"],
+  save: ["#e6d15a", "time that saves block the run"],
   eval: ["#6cb0e8", "evaluations and samples"],
-  idle: ["#d5dbe1", "no process: waiting for hosts, and between starts"],
+  idle: ["#d5dbe1", "no process: waiting for hosts, or between starts"],
   unexplained: ["#f0a860", "no record explains it"],
 };
 const WORST = 8;
-const LEAST = 0.005; // part of a step; chosen: less is noise of the replay
+const LEAST = 0.005; // fraction of a step; chosen: less is noise of the replay
 
 /** Make the view. */
 export function make({ store }) {
@@ -70,7 +70,7 @@ function showTime(box, found) {
       el(
         "h2",
         {},
-        `${percent(found.effective)} of ` + `${seconds(found.wall_s)} was training that was kept`,
+        `${percent(found.effective)} of ` + `${seconds(found.wall_s)} was kept training`,
       ),
       el("span", { class: "muted" }, `read from the ${found.source}`),
     ),
@@ -90,7 +90,7 @@ function showTime(box, found) {
       ),
     ),
     table(
-      "By bucket; all buckets and the unexplained add up to the wall time",
+      "By bucket; the buckets and the unexplained time add up to the wall time",
       [
         { head: "bucket", cell: (row) => [swatch(row.name), ` ${row.name}`] },
         { head: "time", num: true, cell: (row) => seconds(row.bucket_s) },
@@ -108,7 +108,7 @@ function showTime(box, found) {
               },
             }),
         },
-        { head: "what it has", class: "wide", cell: (row) => (BUCKETS[row.name] ?? ["", ""])[1] },
+        { head: "content", class: "wide", cell: (row) => (BUCKETS[row.name] ?? ["", ""])[1] },
       ],
       rows,
     ),
@@ -139,7 +139,7 @@ export function problemList(problems) {
 }
 
 function showCost(box, found) {
-  const title = el("h2", {}, "What stragglers cost in a step");
+  const title = el("h2", {}, "Cost of stragglers in a step");
   if (!found || found.problem) {
     fill(box, title, empty("Not known", found?.problem ?? "The server is replaying the steps."));
     return;
@@ -174,7 +174,7 @@ function showCost(box, found) {
         { head: "rank", num: true, cell: (row) => row.rank },
         { head: "host", cell: (row) => row.host },
         { head: "stream", cell: (row) => row.stream },
-        { head: "saved if it were as the others", num: true, cell: (row) => percent(row.saved, 2) },
+        { head: "saved at the others' speed", num: true, cell: (row) => percent(row.saved, 2) },
       ],
       workers,
     ),

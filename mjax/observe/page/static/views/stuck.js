@@ -1,8 +1,8 @@
 /**
- * Stuck: one sentence that says who holds up the run, then the evidence.
+ * Stuck: one sentence that names the ranks that block the run, then the evidence.
  *
  * Enters: the part stuck of the store, as `mjax.observe stuck --json` prints it. Leaves:
- * the sentence, who waits, stacks, and what was last seen of each rank.
+ * the sentence, the waiting ranks, stacks, and the last sign of life of each rank.
  */
 
 import { button, el, empty, fill, table } from "../js/dom.js";

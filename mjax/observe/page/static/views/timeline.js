@@ -1,5 +1,5 @@
 /**
- * Timeline: what each rank and each of its devices did when, on one clock.
+ * Timeline: what each rank and each of its devices did, on one clock.
  *
  * Enters: /api/timeline for some steps and ranks. Leaves: the picture; the span that was
  * chosen with its times, its clock's error and the spans that it waits for; a table of
@@ -159,7 +159,7 @@ export function make({ store }) {
         empty(
           "No spans in these steps",
           answer.problems?.[0] ??
-            "Choose other steps or ranks; the newest steps appear a step late.",
+            "Choose other steps or ranks; the newest step appears one step late.",
         ),
       );
     }
@@ -221,7 +221,7 @@ export function make({ store }) {
     draw("resize");
   });
   attach(picture, is, { change, draw, drawCursor, pick, limits });
-  fill(ui.body, empty("Reading the spans", "The server puts the clocks of all ranks on one."));
+  fill(ui.body, empty("Reading the spans", "The server aligns the clocks of all ranks."));
   store.on(["run"], () => {
     if (is.visible && !is.model) load();
   });

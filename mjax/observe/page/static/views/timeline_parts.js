@@ -1,5 +1,5 @@
 /**
- * What stands beside the timeline: legend, the chosen span, times by row.
+ * Parts beside the timeline: legend, the chosen span, times by row.
  *
  * Enters: a model of timeline_data.js, the chosen span. Leaves: elements.
  */
@@ -12,7 +12,7 @@ import { SIGNS } from "./events.js";
 
 const MOST_ROWS = 40;
 
-/** Say which colour is what, and whether arrows are drawn. */
+/** Explain the colours, and show whether arrows are drawn. */
 export function showLegend(list, model, drawn) {
   const names = new Map();
   for (let at = 0; at < model.spans.row.length; at += 1) {
@@ -53,7 +53,7 @@ export function showPicked(box, { model, picked, waits }, pick) {
       el(
         "p",
         { class: "muted" },
-        "Click a span, or press ] in the picture: here come its times, the error of its clock " +
+        "Click a span, or press ] in the picture, to see its times, the error of its clock " +
           "and the spans that it waits for.",
       ),
     );
@@ -79,11 +79,11 @@ export function showPicked(box, { model, picked, waits }, pick) {
     el("h3", {}, "Waits for"),
     waits.length
       ? waits.map((each) => link(model, each.span, each.why, one, pick))
-      : el("p", { class: "muted" }, "nothing that spans can show"),
+      : el("p", { class: "muted" }, "nothing that spans show"),
     el("h3", {}, "Waited for by"),
     after.length
       ? after.map((span) => link(model, span, "uses what it sends", one, pick))
-      : el("p", { class: "muted" }, "nothing that spans can show"),
+      : el("p", { class: "muted" }, "nothing that spans show"),
     button("Close", () => pick(null)),
   );
 }
@@ -128,7 +128,7 @@ export function showTotals(box, model) {
   );
 }
 
-/** Say what is under the pointer, or else chosen. */
+/** Describe the span under the pointer, or the chosen one. */
 export function showReadout(box, is) {
   const span = is.hovered ?? is.picked;
   if (span === null) {
@@ -154,7 +154,7 @@ export function showReadout(box, is) {
   );
 }
 
-/** List the events that the picture has signs for. */
+/** List the events that have signs in the picture. */
 export function showMarks(box, marks) {
   if (!marks.length) return fill(box);
   return fill(
@@ -164,7 +164,7 @@ export function showMarks(box, marks) {
       { class: "panel", "aria-label": "Events in these steps" },
       el("h2", {}, "Events in these steps"),
       table(
-        `${plural(marks.length, "event")}; their signs stand in the first row of the rank`,
+        `${plural(marks.length, "event")}; their signs are in the first row of the rank`,
         [
           { head: "at", num: true, cell: (row) => micros(row.time_us) },
           {
