@@ -117,8 +117,7 @@ def is_phase(word: str) -> bool:
 
 
 def is_position(word: str) -> bool:
-    """Return whether a part of an op_name is the scope of a loop or of one of its
-    units."""
+    """Return whether a part of an op_name is the scope of a loop or of its unit."""
     return any(p.fullmatch(word) for p in (_LOOP, _SINGLE, _PLACE))
 
 

@@ -30,8 +30,7 @@ class Command:
     dry_run: bool = False
     """Build, check and compile everything, then exit."""
     restart_from_scratch: bool = False
-    """Move an existing run in the work dir aside (nothing is deleted) and start a new
-    one."""
+    """Move a run in the work dir aside (nothing is deleted) and start a new one."""
     verbose: bool = False
     """Or -v: print every startup detail in a terminal; logs always contain them."""
 

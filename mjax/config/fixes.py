@@ -23,8 +23,7 @@ _MAX_FLAGS = 4
 _MAX_VALUES = 6
 """Most values tried for a field, nearest first."""
 _MAX_KEPT = 2
-"""Most values of a field kept for a further flag: each solves a problem but causes
-another one."""
+"""Most values kept for a further flag, if they solve one problem of two."""
 _MAX_NODES = 16
 """Most changes to which a further flag is added; this bounds the search time."""
 
@@ -234,15 +233,13 @@ def _device_counts(asked: tuple[int, ...], devices: Devices) -> list[int]:
 
 
 def _multiples(step: int, value: int) -> list[int]:
-    """List multiples of step, nearest to value first; the larger one of two equally
-    near."""
+    """List multiples of step, nearest to value first; the larger of two equals."""
     first = max(1, value // step - _MAX_VALUES // 2)
     return _by_distance((step * (first + n) for n in range(_MAX_VALUES)), value)
 
 
 def _by_distance(numbers: Iterable[int], value: int) -> list[int]:
-    """List the numbers nearest to value, and the smallest; ties put the larger
-    first."""
+    """List the numbers nearest to value, and the smallest; ties: larger first."""
     ordered = sorted(numbers, key=lambda n: (abs(n - value), -n))
     nearest = ordered[:_MAX_VALUES]
     return nearest if min(ordered) in nearest else [*nearest, min(ordered)]

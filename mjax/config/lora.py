@@ -36,8 +36,7 @@ class LoraConfig:
     alpha: float = 16.0
     """An adapter's output is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ("*",)
-    """Linear layers, such as attention.wq, q_proj or *_proj; * is all layers of every
-    block."""
+    """Linear layers, such as attention.wq, q_proj or *_proj; * means all layers."""
     init_from: str | None = None
     """Initialise the adapters from this folder in the format of PEFT."""
     base_dtype: Literal["float32", "bfloat16"] = "float32"

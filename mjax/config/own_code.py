@@ -77,8 +77,7 @@ def _module(path: Path, flag: str, value: str, kind: str) -> ModuleType:
 
 
 def _guarded(call: Any, path: Path, what: str) -> Any:
-    """Call user code; turn its exceptions into ValueErrors with the line in the
-    file."""
+    """Call user code; turn its exceptions into ValueErrors with their line."""
     try:
         return call()
     except SyntaxError as error:

@@ -39,8 +39,7 @@ class LogConfig:
     every: int = 10
     """Steps between progress lines."""
     sample_tokens: int = 200
-    """Tokens of the text that the model generates at the end, into sample.txt; 0 for
-    none."""
+    """Tokens that the model generates at the end, into sample.txt; 0 for none."""
     tensorboard: bool = False
     """The same as --track tensorboard."""
 
@@ -79,8 +78,7 @@ class ProfileConfig:
     steps: str | None = None
     """A:B records steps A to B - 1, each in its own window; the first step is 1."""
     every: int | None = None
-    """Also record every step that is a multiple of this, on all processes; None records
-    none."""
+    """Also record each step that is a multiple of this, on all processes."""
 
     def __post_init__(self) -> None:
         """Refuse values that select no steps."""
@@ -105,8 +103,7 @@ class ProfileConfig:
 
     @property
     def series(self) -> tuple[int, int] | None:
-        """The first step of the series and the one after its last; None without a
-        series.
+        """The first step of the series and the one after its last, or None.
 
         Raises:
           ValueError: `steps` is not of the form A:B.
@@ -130,20 +127,16 @@ class ObserveConfig:
     spans: bool = True
     """Record how each process spends the time of each step (in spans/)."""
     spans_dir: str | None = None
-    """Folder for these records instead of the work dir; use a local disk with many
-    hosts."""
+    """Folder of these records, not in the work dir; local disks for many hosts."""
     stamps: bool | None = None
-    """Record the times at which each device reaches the parts of a step. None: only on
-    GPUs."""
+    """Record when each device reaches the parts of a step. None: only on GPUs."""
     slow_step_factor: float | None = 3.0
-    """A step slower than this factor times the usual p99 records its stacks (in
-    stacks/)."""
+    """Record stacks of a step slower than this times the usual p99 (in stacks/)."""
     beat_s: float | None = 1.0
     """Seconds between heartbeats of each process (in beats/); None writes none."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty folder, a factor of at most 1, and heartbeats that are too
-        frequent."""
+        """Refuse an empty folder, a factor up to 1, and too frequent heartbeats."""
         if self.spans_dir == "":
             raise ValueError("--observe.spans-dir is empty; name a folder")
         factor = self.slow_step_factor

@@ -14,8 +14,7 @@ class Guide:
     description: str = ""
     """Description above the flags in the help."""
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Commands and their one-line descriptions, for a program that also runs without
-    one."""
+    """Commands with one-line descriptions, if the program also runs without one."""
     examples: Sequence[str] = ()
     """Example commands in the help."""
     meanings: Meanings = dataclasses.field(default_factory=dict)

@@ -146,8 +146,7 @@ def _command(
 
 
 def _asked(argv: Sequence[str]) -> list[str] | None:
-    """Return the groups whose help is requested; empty: all; None: no help
-    requested."""
+    """Return the groups of the requested help; empty: all; None: not requested."""
     for index, word in enumerate(argv):
         if word in _HELP:
             rest = argv[index + 1 :]
@@ -297,8 +296,7 @@ class _Words:
         return word == "--" or slips.is_flag(word) or self._is_slip(word)
 
     def _is_slip(self, word: str) -> bool:
-        """Return whether a word is a flag: -x is; with other dashes, if such a flag
-        exists."""
+        """Return whether a word is a flag: also -x, and other dashes of known flags."""
         if word.startswith("-"):
             return slips.is_slip(word)
         return slips.is_slip_of(word, self._names)

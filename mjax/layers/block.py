@@ -50,8 +50,7 @@ Params = dict[str, Any]
 """Nested dict of arrays: the parameters of a block."""
 
 Group = tuple[str, tuple[str, ...]]
-"""The name of a projection, and the parts of the block whose weights are joined in
-it."""
+"""The name of a projection, and the parts of the block that it joins."""
 
 
 class JoinedParams(NamedTuple):

@@ -50,8 +50,7 @@ def frequencies(config: RopeConfig) -> Float[Array, " R"]:
 
 
 def _ramp(config: RopeConfig) -> Float[Array, " R"]:
-    """Return 0 at the pair with `fast_turns`, 1 at the one with `slow_turns`,
-    unclipped."""
+    """Return 0 at the pair of `fast_turns`, 1 at that of `slow_turns`, unclipped."""
     width = config.rotated_width
 
     def pair(turns: float) -> float:

@@ -164,8 +164,7 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
 
 
 def tp_chunks(config: MeshConfig, tp: int) -> int:
-    """Return the number of chunks of tensor-parallel communication; 1 sends all at
-    once.
+    """Return the number of chunks of tensor-parallel communication; 1: no chunks.
 
     Args:
       config: the requested sizes.

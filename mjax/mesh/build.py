@@ -140,8 +140,7 @@ def _check_tp_inside_hosts(grid: np.ndarray) -> None:
 
 
 def _check_shards_of_hosts(grid: np.ndarray) -> None:
-    """Refuse dp_node and dp_shard unless dp_node is between hosts and dp_shard
-    inside."""
+    """Check that dp_node is between hosts and dp_shard inside them."""
     if grid.flat[0].platform == "cpu":
         return
     *_, num_nodes, per_node, tp = grid.shape

@@ -114,8 +114,7 @@ def _send_by(x: jax.Array, distance: int) -> jax.Array:
 
 @jax.custom_vjp
 def to_natural(x: Shaped[Array, "n B s F"]) -> Shaped[Array, "B T F"]:
-    """Put shards in relative order, or an unsplit sequence (n = 1), in sequence
-    order."""
+    """Put shards in relative order, or a whole sequence (n = 1) in its own order."""
     num_shards, batch, length, width = x.shape
     if num_shards > 1:
         x = _roll(x, -lax.axis_index(TP))
@@ -180,8 +179,7 @@ def local_size(size: int) -> int:
 
 
 def num_local_kv_heads(num_kv_heads: int) -> int:
-    """Return the number of key/value heads that this device uses: K/tp, at least
-    one."""
+    """Return this device's number of key/value heads: K/tp, at least one."""
     return max(num_kv_heads // lax.axis_size(TP), 1)
 
 
@@ -227,14 +225,12 @@ def stage_index() -> Int[Array, ""]:
 
 
 def send_to_next_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Send x to the next stage, from the last to the first; return the received
-    array."""
+    """Send x to the next stage (last to first); return the received array."""
     return _send_around(x, 1)
 
 
 def send_to_previous_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Send x to the previous stage, from the first to the last; return the received
-    array."""
+    """Send x to the previous stage (first to last); return the received array."""
     return _send_around(x, -1)
 
 

@@ -40,10 +40,10 @@ def param_spec(
     """Place one parameter.
 
     Its dims are split over the axes of `LOGICAL_TO_AXIS`. With `shard_over_dp` (ZeRO >=
-    1) one more dim is split over `SHARDS`: the model width if it divides, otherwise the
-    largest dim that does. A parameter without such a dim stays whole. If there are
-    fewer key/value heads than tp, they are not split: every device holds all and uses
-    its own.
+    1) one more dim is split over `SHARDS`: the model width if they divide it, otherwise
+    the largest dim that they divide. A parameter without such a dim stays whole. If
+    there are fewer key/value heads than tp, they are not split: every device holds all
+    and uses its own.
 
     Args:
       shape: global shape.
@@ -94,7 +94,7 @@ def joined_spec(logical: Sequence[str], *, embed_over_dp: bool) -> PartitionSpec
 def _dp_dim(
     local: Sequence[int], logical: Sequence[str | None], shards: int
 ) -> int | None:
-    """Choose the dim that `SHARDS` split; None if no dim divides."""
+    """Choose the dim that `SHARDS` split; None if they divide none."""
     fits = [
         dim
         for dim, name in enumerate(logical)

@@ -46,8 +46,7 @@ class ModelConfig:
     d_ff: int | None = None
     """F, feed-forward width; None uses 4 x d_model."""
     vocab_size: int = 257
-    """V, vocabulary size; replaced by the tokenizer's size unless --data.vocab
-    model."""
+    """V, vocabulary size; the tokenizer's replaces it unless --data.vocab model."""
     vocab_multiple: int = 128
     """Pad the vocabulary to a multiple of this; padded logits are masked."""
     block: Literal["parallel", "serial"] = "parallel"
@@ -82,8 +81,7 @@ class ModelConfig:
     rope_slow_turns: float | None = None
     """Scale pairs with fewer turns than this in that length; None uses 1."""
     rope_fast_turns: float | None = None
-    """Do not scale pairs with more turns than this; None uses 4 (llama3) or 32
-    (yarn)."""
+    """Do not scale pairs with more turns; None uses 4 (llama3) or 32 (yarn)."""
     rope_truncate: bool = True
     """Round the limits between scaled and unscaled pairs to whole pairs (yarn)."""
     rope_magnitude: float | None = None
@@ -107,8 +105,7 @@ class ModelConfig:
     attn_scale_width: float | None = None
     """Divide attention scores by the square root of this; None uses the head width."""
     attn_soft_cap: float | None = None
-    """Replace attention scores by cap x tanh(score / cap) (Gemma 2); None uses no
-    cap."""
+    """Soft cap of attention scores: cap x tanh(score / cap) (Gemma 2); None: no cap."""
     mlp_bias: bool = False
     """Biases on the feed-forward projections."""
     norm_bias: bool = False

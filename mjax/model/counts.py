@@ -18,8 +18,7 @@ def num_params(config: ModelConfig) -> int:
 
 @functools.cache
 def num_adapter_params(config: ModelConfig, adapters: AdapterConfig) -> int:
-    """Count the parameters of all adapters, the only ones trained if the base is
-    frozen."""
+    """Count the parameters of all adapters, the only trained ones."""
     params = abstract_params(config, adapters=adapters)[1]
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return sum(

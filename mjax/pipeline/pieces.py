@@ -158,8 +158,7 @@ class Pieces:
         return Chunks(joined, rest), tuple(layers)
 
     def gather(self, stored: PyTree, copy: PyTree, tick: Int[Array, ""]) -> PyTree:
-        """Gather this tick's piece; those of virtual stage c come in the P ticks before
-        c P.
+        """Gather this tick's piece, of virtual stage c in the P ticks before tick c P.
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
@@ -200,8 +199,7 @@ class Pieces:
     def finish(
         self, grads: Chunks, totals: tuple[PyTree, ...], parts: list[Array]
     ) -> Chunks:
-        """Reduce the weights without pieces and the first virtual stage; join all
-        parts.
+        """Reduce the first virtual stage and weights without pieces; join all parts.
 
         Args:
           grads: this device's gradients, leaves [v, n, ...]. For the joined weights,

@@ -79,8 +79,7 @@ class Body(Phase):
     exchanges_forward: bool
     """Some stage changes to another virtual stage in its forward half-tick."""
     exchanges_backward: bool
-    """Some stage changes to another virtual stage in the next tick's backward
-    half-tick."""
+    """Some stage changes its virtual stage in the next tick's backward half-tick."""
 
 
 class Execution:
@@ -112,8 +111,7 @@ class Execution:
     # --------------------------------------------------------- inputs of a tick
 
     def rows(self, start: int, stop: int) -> dict[str, Int[Array, " ticks"]]:
-        """Return this stage's column of the tables, from tick start to tick
-        stop - 1."""
+        """Return this stage's column of the tables, tick start to stop - 1."""
         tables = {name: getattr(self.schedule, name) for name in _TABLES}
         for name in ("chunk", "microbatch"):
             later = tables[f"forward_{name}"][1:]
@@ -152,8 +150,7 @@ class Execution:
         return jax.tree.map(lambda w: _get(w, chunk), chunks)
 
     def if_used(self, chunk: Int[Array, ""], compute: Callable[[], Any]) -> Any:
-        """Compute a half-tick; if idle, return arbitrary values, or zeros if
-        skipped."""
+        """Compute a half-tick; if idle, return arbitrary values, or skip to zeros."""
         if self.options.idle == "compute":
             return compute()
         types = jax.eval_shape(compute)
@@ -171,8 +168,7 @@ class Execution:
         total_type: Any,
         dtype: DTypeLike,
     ) -> Carry:
-        """Make the carry of the first tick from the joined layers of virtual stage
-        0."""
+        """Make the carry of the first tick from the first virtual stage's layers."""
         totals = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), layers)
         layers = tuple(map(self.model.hold, layers))
         d_chunks = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks)
@@ -206,8 +202,7 @@ class Execution:
         )
 
     def start_backward(self, carry: Carry) -> Carry:
-        """Select the weights of the first backward half-tick, before the tick that runs
-        it."""
+        """Select the weights of the first backward half-tick, just before it."""
         if self.schedule.num_chunks == 1:
             return carry
         first = self._held_at(held_in_backward(self.schedule.backward_chunk)[0])
@@ -273,8 +268,7 @@ class Execution:
         )
 
     def _forward_slot(self, carry: Carry, row: Row) -> tuple[Array, Carry]:
-        """Run a virtual stage forward; store the residuals for its backward
-        half-tick."""
+        """Run a virtual stage forward; store the residuals."""
         chunk = row["forward_chunk"]
         context = self.model.context(self.microbatch(row["forward_microbatch"]))
         others = self.pick(carry.chunks.others, chunk)
@@ -363,8 +357,7 @@ class Execution:
     # ------------------------------------- change of the current virtual stage
 
     def _take_held(self, chunks: Chunks, chunk: Int[Array, ""]) -> tuple[PyTree, ...]:
-        """Select the joined weights of a virtual stage, as `Model.hold` returns
-        them."""
+        """Select the joined weights of a virtual stage, after `Model.hold`."""
         return tuple(map(self.model.hold, take_layers(chunks.joined, chunk)))
 
     def _exchange_forward(self, carry: Carry, row: Row) -> Carry:
@@ -382,8 +375,7 @@ class Execution:
         return carry._replace(x=x, forward_layers=layers)
 
     def _exchange_backward(self, carry: Carry, row: Row) -> Carry:
-        """Write the sums back; select weights and sums for the next backward
-        half-tick."""
+        """Write the sums back; select those of the next backward half-tick."""
         before, after = row["backward_held"], row["backward_held_after"]
 
         def exchange(sums: PyTree, totals: Any, layers: Any) -> tuple[Any, Any, Any]:
@@ -403,8 +395,7 @@ class Execution:
     # --------------------------------------- a virtual stage and its residuals
 
     def _keep(self, x: Array, *args: PyTree) -> tuple[Array, tuple[Array, ...]]:
-        """Run a virtual stage; return its output and the residuals for its backward
-        pass."""
+        """Run a virtual stage; return its output and residuals."""
         with jax.named_scope(scopes.SLOT):
             if self.options.stash == "input":
                 return self.model.chunk(x, *args), (x,)

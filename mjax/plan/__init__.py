@@ -1,2 +1,1 @@
-"""Planner: read from a compiled step what it will do on a cluster that need not
-exist."""
+"""Planner: what a compiled step will do on a cluster that need not exist."""

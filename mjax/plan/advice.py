@@ -258,8 +258,7 @@ def _less_remat(plan: Plan) -> Iterator[_Change]:
 
 
 def _inputs_to_host(plan: Plan) -> Iterator[_Change]:
-    """Suggest fewer microbatches, if offloading the inputs of layers frees the
-    memory."""
+    """Suggest fewer microbatches, if offloading inputs frees the memory."""
     config = plan.config
     count = config.batch.microbatches
     is_pipeline = plan.sizes.pp * config.pipeline.chunks > 1

@@ -1,5 +1,4 @@
-"""Count how often a pipeline stage takes the heavy branch of each conditional in a
-tick.
+"""Count how often a pipeline stage takes a conditional's heavy branch.
 
 Enters: the op_name of a conditional, and the schedule. Leaves: the fraction of the
 iterations of its loop in which the heavy branch runs.

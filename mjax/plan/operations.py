@@ -13,8 +13,7 @@ _TRACKING = "--xla_gpu_execution_progress_tracking="
 
 
 def are_tracked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether XLA is set to report the operations that a hanging GPU waits
-    for."""
+    """Return whether XLA reports the operations that a hanging GPU waits for."""
     return _TRACKING in environment.get("XLA_FLAGS", "")
 
 

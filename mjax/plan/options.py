@@ -1,5 +1,4 @@
-"""Flags of `python -m mjax.plan`, and the cluster they describe. Does not import
-JAX."""
+"""Flags of `python -m mjax.plan`, and their cluster. Does not import JAX."""
 
 import dataclasses
 from pathlib import Path

@@ -90,8 +90,7 @@ class Replay:
     timeline: Mapping[str, tuple[Event, ...]]
     """Timeline of the first pass of each computation, by its name."""
     timed_by_bytes: tuple[str, ...]
-    """op_name of the kernels whose FLOPs are not given; they are assumed to be
-    memory-bound."""
+    """op_name of the kernels without given FLOPs, assumed memory-bound."""
 
     @property
     def exposed_s(self) -> dict[str, float]:
@@ -163,8 +162,7 @@ def _check_names(kernel_flops: Mapping[str, int | float], module: Module) -> Non
 
 
 class _Booked(NamedTuple):
-    """Role of the transfer that occupies a link until `stop_s`, from the previous one
-    on."""
+    """Role of the transfer that occupies a link until `stop_s`."""
 
     role: str
     stop_s: float
@@ -272,8 +270,7 @@ class _Player:
 
 
 def _origins(x: Instruction, module: Module) -> set[str]:
-    """List the parts of a kernel's op_name; for a fusion, also those of its
-    instructions."""
+    """List the parts of a kernel's op_name; for a fusion also the inner ones."""
     inside = [y for name in x.called for y in module.computations[name].instructions]
     return {part for y in (x, *inside) for part in y.op_name.split("/") if part}
 
@@ -293,8 +290,7 @@ class _Stage:
         self.total = _Pass(busy=busy)
         self.queues = dict(zip(_LINKS, map(list, busy), strict=True))
         self.awaited: dict[str, tuple[str, tuple[_Booked, ...]]] = {}
-        """For each transfer in flight its kind, and the queue of its last link up to
-        its end."""
+        """For each transfer in flight, its kind and the queue of its last link."""
         self.events: list[Event] = []
 
     @property

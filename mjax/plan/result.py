@@ -123,8 +123,7 @@ class Modelled:
     bubble: float
     """Idle over ideal time of the pipeline."""
     memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
-    """Seconds of the longest memory-bound kernels, by their place in the traced
-    step."""
+    """Seconds of the longest memory-bound kernels, by place in the traced step."""
     mfu: float
     tokens_per_s: float
 
@@ -179,8 +178,7 @@ class Advice:
     flags: str
     why: str
     gain: float | None
-    """Modelled fraction of the step's time that it saves; None if it is not about
-    time."""
+    """Modelled fraction of the step's time that it saves; None without one."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -219,8 +217,7 @@ def waiting(role: str) -> str:
 
 
 def usable_bytes(topology: Topology, device_memory_gib: float | None) -> int:
-    """Return the memory that a run may use on a GPU: the user's limit, or nearly
-    all."""
+    """Return the memory that a run may use: the user's limit, or nearly all."""
     if device_memory_gib is not None:
         return int(device_memory_gib * 2**30)
     return round(topology.description.memory_bytes * USABLE_SHARE)

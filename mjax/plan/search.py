@@ -39,8 +39,7 @@ gpt-1b3, llama3-8b and gpt-13b overlap 88%, 90% and 97% of the bytes over dp."""
 _REMATS = ("none", "core", "dots", "full")
 """Remat policies without `attention`, which equals `none` with a fused backend."""
 _PLAIN_REMATS = (*_REMATS, "offload")
-"""Policies without a pipeline; in one, only the inputs of one half-tick would be
-offloaded."""
+"""Policies without a pipeline, where offload covers the inputs of all layers."""
 
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
@@ -205,8 +204,7 @@ def ranked(rows: Sequence[Row]) -> list[Row]:
 
 
 def as_json(row: Row) -> dict[str, Any]:
-    """Return a row for `--json`; all but its flags and the compiler's memory is
-    modelled."""
+    """Return a row for `--json`; only flags and compiler memory are not modelled."""
     c, plan = row.candidate, row.plan
     return {
         "flags": c.flags,

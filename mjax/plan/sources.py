@@ -207,8 +207,7 @@ def _tokens(config: TrainConfig, sizes: AxisSizes) -> tuple[int, int]:
 
 
 def _has_tokens(x: Instruction, tokens: tuple[int, int]) -> bool:
-    """Return whether a result has token dims, one or several in a row; weights have
-    none."""
+    """Return whether a result has token dims, one or more; weights have none."""
     chunk, whole = tokens
     for array in arrays(x.result):
         leading = [math.prod(array.dims[:n]) for n in range(1, len(array.dims) + 1)]

@@ -46,8 +46,8 @@ class Moments(NamedTuple):
 
 
 Update = Callable[[Leaves, Leaves, Moments], tuple[Leaves, Moments]]
-"""(gradients, parameters, moments) of a piece, on the device -> new parameters and
-moments."""
+"""(gradients, parameters, moments) of a piece -> new parameters and moments, on the
+device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,8 +29,7 @@ Ahead = tuple[PyTree, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offload:
-    """Offload of the inputs of layers to host memory between forward and backward
-    pass."""
+    """Offloads the inputs of layers to host memory until their backward pass."""
 
     num_layers: int
     """L."""
@@ -75,8 +74,7 @@ class Offload:
         index: int,
         dy: Array,
     ) -> tuple[PyTree, Ahead]:
-        """Return the residuals of a layer after the loop; load those of the layer K
-        below.
+        """Return the residuals of a layer after the loop; load those of layer - K.
 
         Args:
           ahead: from the layer above.

@@ -195,8 +195,7 @@ class Pipelined(Forward):
         )
 
     def _joins_parts(self, model: Transformer) -> bool:
-        """Return whether this device's parts can be joined: `SHARDS` must split the
-        model width."""
+        """Return whether `SHARDS` split the model width, so parts can be joined."""
         num_shards = math.prod(self.mesh.shape[axis] for axis in SHARDS)
         return self.level == 0 or model.config.d_model % num_shards == 0
 

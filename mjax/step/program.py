@@ -78,8 +78,7 @@ class Jitted[**P, R](Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """The functions of a run, each compiled once, and the shardings of their
-    arguments."""
+    """The functions of a run, each compiled once, and their argument shardings."""
 
     mesh: Mesh | AbstractMesh
     xla_options: Chosen
@@ -91,13 +90,11 @@ class Program:
     on_host: TrainState
     """True for each leaf of the state that is in pinned host memory between steps."""
     host_update: HostUpdate | None
-    """The update, if the moments are in host memory; None if they are on the
-    devices."""
+    """The update, if the moments are in host memory, otherwise None."""
     trained: Trained
     """The parameters that have gradients and optimizer state."""
     abstract_saved: TrainState
-    """The same for the canonical form, which checkpoints hold; see `state.saved_form`.
-    """
+    """The same for the canonical form, in checkpoints; see `state.saved_form`."""
     abstract_batch: dict[str, jax.ShapeDtypeStruct]
     """Shapes, dtypes and shardings of a batch."""
     batch_sharding: NamedSharding

@@ -31,8 +31,7 @@ class Corruption:
     """Devices whose bits differ between replicas."""
 
     processes: tuple[int, ...]
-    """Processes of the wrong devices, or of all that disagree if there is no
-    majority."""
+    """Processes of the wrong devices; without a majority, of all that disagree."""
     is_sure: bool
     """Whether most replicas agree, so the others are wrong."""
 

@@ -22,8 +22,7 @@ LOG_SPEC = PartitionSpec(AXES)
 
 
 class Place(enum.IntEnum):
-    """The work that is complete when a row is written. The value is the tag of the
-    row."""
+    """The work that is complete when a row is written, as the tag of the row."""
 
     BEGIN = 0
     """No work: the batch has arrived."""

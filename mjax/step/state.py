@@ -1,5 +1,4 @@
-"""The training state: its sharded initialisation, its layout in a run and in
-checkpoints.
+"""The training state: initialisation, and layout in a run and in checkpoints.
 
 A run stores the layers in the slots of its `pipeline.partition`, and each stage holds
 its own slots. A checkpoint holds the *canonical form*: the layers in order, without
@@ -261,8 +260,7 @@ def _on_blocks(f: Callable[[list[Any]], list[Any]], tree: Any) -> Any:
 
 
 def _places_of_blocks(tree: Any) -> list[int]:
-    """Return the positions in the flat tree of the leaves with "blocks" in their
-    path."""
+    """Return the positions in the flat tree of the leaves below "blocks"."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
     blocks = jax.tree_util.DictKey("blocks")
     return [place for place, path in enumerate(paths) if blocks in path]
@@ -315,8 +313,7 @@ def _saved_leaf(
 
 
 def _all_slots(x: Array, dim: int | None) -> Array:
-    """Per device: from its own slots to all slots, of a part of `dim` or of the whole
-    leaf."""
+    """Per device: from its own slots to all slots of a part of `dim`, or of all."""
     if dim is None:
         return lax.all_gather(x, PP, axis=0, tiled=True, to="invarying")
     return lax.all_to_all(x, PP, split_axis=dim, concat_axis=0, tiled=True)

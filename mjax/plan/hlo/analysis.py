@@ -33,8 +33,7 @@ type Tier = Literal["node", "network"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Collective:
-    """A collective and the work that may overlap it. Bytes and FLOPs are of one
-    device."""
+    """A collective and the work that may overlap it, on one device."""
 
     name: str
     computation: str
@@ -81,8 +80,7 @@ class Analysis:
 
     sizes: AxisSizes
     collectives: tuple[Collective, ...]
-    """Collectives in the order of their starts; those of a loop at the place of the
-    loop."""
+    """Collectives in the order of their starts, each loop at its place."""
     flops: int
     """FLOPs of all matmuls. FLOPs inside Pallas kernels are not in the text."""
     num_products: int
@@ -129,8 +127,7 @@ def analyse(
     *,
     unknown_trip_count: int | None = None,
 ) -> Analysis:
-    """Walk a module in execution order, with trip counts and one branch per
-    conditional.
+    """Walk a module in execution order: all loops, one branch per conditional.
 
     Args:
       module: a step, compiled for one device of the mesh.

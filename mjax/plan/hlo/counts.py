@@ -45,8 +45,7 @@ def count_dot_flops(hlo_text: str) -> int:
 
 
 def _dot_flops(site: Site) -> int:
-    """Count the FLOPs of an instruction, without called computations, in all its
-    runs."""
+    """Count the FLOPs of an instruction in all its runs, without callees."""
     x = site.instruction
     if "fmha" in x.target:  # Attention of cuDNN: matmuls inside a kernel.
         raise ValueError(f"cannot count the matmul in {x.name}: {x.target}")

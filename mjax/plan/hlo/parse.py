@@ -137,8 +137,7 @@ class Instruction:
 
     @property
     def result(self) -> Shape:
-        """The shape of its result. A start has the shape ((operands), result,
-        context)."""
+        """The shape of its result; ((operands), result, context) for a start."""
         if self.opcode.endswith("-start") and isinstance(self.shape, tuple):
             return self.shape[0 if self.opcode == "copy-start" else 1]
         return self.shape

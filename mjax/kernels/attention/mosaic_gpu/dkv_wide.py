@@ -1,5 +1,4 @@
-"""The backward kernel for keys and values of wide heads, for which registers are
-scarce.
+"""The backward kernel for keys and values of wide heads, short of registers.
 
 Enters and leaves: as in `dkv`. At width 256 the sums dk and dv of 64 keys take 256
 registers per thread. So the two warpgroups share a tile of 64 keys, and each keeps half

@@ -162,8 +162,7 @@ def query_gradient(
             tiles.arrive(v_free, step, stages)
 
         def next_block(dq_acc, rows, sums, kb, scores, *, edges, is_last=False):
-            """Start to add the contribution of one block; return the scores of the
-            next."""
+            """Start to add one block's contribution; return the next scores."""
             q_rows, do_rows = rows()
             lse, delta = sums
             step = kb - low

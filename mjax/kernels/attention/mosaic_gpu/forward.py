@@ -147,8 +147,7 @@ def forward(
             return out, row_max, sums.sum(axis=1)
 
         def next_block(out_acc, step, carry, *, edges):
-            """Compute the softmax of one block while the previous block is
-            accumulated."""
+            """Compute a block's softmax while the previous block is summed."""
             probs, row_max, sums = carry
             tiles.wait(k_full, step, stages)
             plgpu.barrier_wait(turns.at[wg])

@@ -229,8 +229,7 @@ def gradients(
             )
 
         def next_block(dk_acc, dv_acc, step, hide, n, qb):
-            """Add the contribution of a block to dk, dv and dq, and release its buffer
-            entry."""
+            """Add a block's contribution to dk, dv and dq; release its entry."""
             s, buffer = tiles.slot(step, stages), tiles.slot(step, _BUFFERS)
             me = tiles.in_loop(wg)
 

@@ -72,8 +72,7 @@ class Blocks:
 
 
 class FarEdge:
-    """The edge of a row's visible columns away from the diagonal; increases with the
-    row.
+    """The edge of a row's visible columns away from the diagonal; it never falls.
 
     On the other side the visible columns end at the diagonal or, without causality, at
     an edge like this one.

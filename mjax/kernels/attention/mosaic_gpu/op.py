@@ -139,8 +139,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _key_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
-    """Return the first and the last key of each query; None if the kernel knows
-    them."""
+    """Return each query's first and last key; None if the kernel knows them."""
     first = last = None
     if segment_ids is not None:
         first = first_keys(problem, segment_ids)
@@ -150,8 +149,7 @@ def _key_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
 
 
 def _query_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
-    """Return the last and the first query of each key; None if the kernel knows
-    them."""
+    """Return each key's last and first query; None if the kernel knows them."""
     first = last = None
     if segment_ids is not None:
         last = last_queries(problem, segment_ids)
@@ -186,8 +184,7 @@ def last_keys(
     segment_ids: Int32[Array, "B T"] | None,
     prefix: Int32[Array, "B"] | None,
 ) -> Int32[Array, "B P"]:
-    """Return the last key that each query sees; queries beyond the end see
-    themselves."""
+    """Return each query's last key; queries beyond the end see themselves."""
     i = jnp.arange(problem.padded_len, dtype=jnp.int32)[None]
     num_keys = problem.num_keys or problem.seq_len
     last = jnp.minimum(i + (problem.reach - 1), num_keys - 1)

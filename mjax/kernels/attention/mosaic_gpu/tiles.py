@@ -80,8 +80,7 @@ class Problem:
 
     @property
     def reach(self) -> int:
-        """Number of keys that can be seen; further keys of the last tile are beyond the
-        end."""
+        """Number of real keys; further keys of the last tile are beyond the end."""
         return self.padded_len if self.window is None else self.window
 
     @property
@@ -121,8 +120,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """Order of the thread blocks: the tiles with the most work come first, of all
-    heads.
+    """Order of the thread blocks: of all heads, the heaviest tiles first.
 
     So the last thread blocks to start are short. If all heads together read more than
     fits in the L2 cache, sections of heads run one after the other.
@@ -242,8 +240,7 @@ def arrive(barriers: Any, step: Scalar, stages: int) -> None:
 
 
 def release_before(barriers: Any, step: Scalar, stages: int) -> None:
-    """Arrive at the barrier of the buffer entry of the previous step, if there was
-    one."""
+    """Arrive at the barrier of the previous step's entry, if there was one."""
     pl.when(step > 0)(lambda: arrive(barriers, step - 1, stages))
 
 
@@ -262,8 +259,7 @@ def accumulator(columns: int) -> Any:
 
 
 def smem_tile(shape: tuple[int, ...], dtype: Any, block: int = 64) -> Any:
-    """Describe shared memory that wgmma reads: 16-bit numbers, swizzled in groups of 8
-    rows.
+    """Describe shared memory that wgmma reads: 16-bit, 8-row swizzles.
 
     The swizzle, 64 or 32 numbers, is the widest that divides the rows and the block,
     because a matmul sums over whole swizzles.
