@@ -197,7 +197,7 @@ evidence: env-plan
 evidence-quick: env-plan
 	.venv/bin/python -m scripts.evidence_index --run quick
 
-evidence-long: env-plan env-hf
+evidence-long: env-plan env-hf env-stores
 	.venv/bin/python -m scripts.evidence_index --run long $(ARGS)
 	.venv/bin/python -m scripts.evidence_index --write
 
