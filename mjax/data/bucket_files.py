@@ -80,8 +80,7 @@ def list_files(path: str, folder: pathlib.Path) -> Listing:
         origin=f"{address.url} ({len(files)} files, versions {digest})",
         files=[
             RemoteFile(name, num_bytes, f"version:{version.etag}/{version.generation}")
-            for name, (num_bytes, version) in objects.items()
-            if name in files
+            for name, (num_bytes, version) in ((n, objects[n]) for n in files)
         ],
         read_range=functools.partial(_read_range, store, objects),
         remember=functools.partial(_write, kept, base, objects),

@@ -11,6 +11,7 @@ import logging
 import pathlib
 import secrets
 import socket
+import time
 from collections.abc import Iterator, Mapping
 
 from mjax import checked_json
@@ -19,7 +20,7 @@ from mjax.data.config import CacheConfig, DataConfig
 from mjax.data.files import RemotePath
 from mjax.data.listing import Listing
 from mjax.data.mirror.mirror import Mirror, MirrorConfig, RemoteFile
-from mjax.data.unfinished import Meter
+from mjax.data.unfinished import SAVE_S, Meter
 from mjax.processes import hosts
 from mjax.processes.agreement import Agreement
 from mjax.stores.address import is_url
@@ -115,9 +116,15 @@ class RemoteFiles:
                 f.identity: f for f in self._all() if f.identity not in self._digests
             }
             meter = Meter("hashing", sum(f.size for f in missing.values()))
-            for file in missing.values():
-                digest = self._mirror.check(file.name, meter.add)
-                self._digests[file.identity] = digest
+            saved = time.monotonic()
+            try:
+                for file in missing.values():
+                    digest = self._mirror.check(file.name, meter.add)
+                    self._digests[file.identity] = digest
+                    if can_keep and time.monotonic() - saved >= SAVE_S:
+                        self._write_hashes()
+                        saved = time.monotonic()
+            finally:  # a stop keeps what was hashed until then
                 if can_keep:
                     self._write_hashes()
 

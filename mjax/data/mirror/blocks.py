@@ -47,6 +47,7 @@ class BlockStore:
         self._rate_turn, self._rate_until = threading.Lock(), 0.0
         self._held = (folder / _HELD).open("a")
         fcntl.flock(self._held, fcntl.LOCK_SH)
+        self._remove_left_over()
 
     def close(self) -> None:
         """Let `purge` remove the folder."""
@@ -117,14 +118,17 @@ class BlockStore:
                 temporary.unlink(missing_ok=True)
             self._say_once("cannot be kept", error)
 
-    def _make_room(self, num_bytes: int) -> None:
-        with self.locked("room"):
-            own_host = f".{socket.gethostname()}.tmp"
-            for left in self._folder.glob(f"*{own_host}"):  # of killed processes
-                if not pathlib.Path(f"/proc/{left.name.split('.')[1]}").exists():
+    def _remove_left_over(self) -> None:
+        """Remove what killed processes of this host have left."""
+        for left in self._folder.glob(f"*.{socket.gethostname()}.tmp"):
+            if not pathlib.Path(f"/proc/{left.name.split('.')[1]}").exists():
+                with contextlib.suppress(OSError):  # read-only
                     left.unlink(missing_ok=True)
-            if self._limit_bytes is None:
-                return
+
+    def _make_room(self, num_bytes: int) -> None:
+        if self._limit_bytes is None:
+            return
+        with self.locked("room"):
             found = [(p.stat(), p) for p in self._folder.glob("*.block")]
             used = sum(stat.st_size for stat, _ in found)
             for stat, path in sorted(found, key=lambda f: f[0].st_mtime_ns):
