@@ -161,7 +161,8 @@ def open_dataset(
       config: what to read.
       seed: of the run; decides the order of the training samples, and what the
         synthetic corpus is.
-      remote: of `remote.shared`; None opens the remote files for this process alone.
+      remote: from `remote_hosts.shared`; None opens the remote files for this
+        process alone.
     Raises:
       ValueError: missing, empty or unreadable data, an unknown tokenizer, or a corpus
         shorter than one sequence.

@@ -1,16 +1,14 @@
 """Remote paths of --data.path in, files that are read through blocks out.
 
 Blocks are on disks of the hosts of a run, see `mirror`. With --data.cache.mirror-dir
-the hosts share them. Each host reads a file whole once, to compare its checksum and to
-keep its SHA-256, which later starts need and do not compute again.
+the hosts share them, see `remote_hosts`. Each host reads a file whole once, to compare
+its checksum and to keep its SHA-256, so that later starts need not compute it again.
 """
 
 import contextlib
-import json
 import logging
 import pathlib
 import secrets
-import socket
 import time
 from collections.abc import Iterator, Mapping
 
@@ -21,8 +19,6 @@ from mjax.data.files import RemotePath
 from mjax.data.listing import Listing
 from mjax.data.mirror.mirror import Mirror, MirrorConfig, RemoteFile
 from mjax.data.unfinished import SAVE_S, Meter
-from mjax.processes import hosts
-from mjax.processes.agreement import Agreement
 from mjax.stores.address import is_url
 
 _HASHES = "sha256.json"
@@ -168,88 +164,34 @@ def alone(config: DataConfig) -> Iterator[RemoteFiles | None]:
       ValueError: a path does not exist, or cannot be listed, or the folder cannot be
         made.
     """
-    listings = _list(config)
+    listings = listed(config)
     if not listings:
         yield None
         return
     address = {"this host": ("127.0.0.1", 0)}  # nobody asks
-    terms = _mirror_config(config.cache, address, secrets.token_hex(16))
-    mirror = _open(config, listings, "this host", terms)
+    terms = mirror_config(config.cache, address, secrets.token_hex(16))
+    mirror = opened(config, listings, "this host", terms)
     with contextlib.closing(mirror):
-        yield RemoteFiles(listings, mirror, _folder(config))
-
-
-@contextlib.contextmanager
-def shared(config: DataConfig, agreement: Agreement) -> Iterator[RemoteFiles | None]:
-    """Open the remote files of a run, together with all its processes.
-
-    With a folder for a mirror, one process of each host serves its blocks to the other
-    hosts. Leave the context when all processes have read what they need.
-
-    Args:
-      config: names them.
-      agreement: agreement of all processes.
-    Raises:
-      ValueError: as `alone`, in any process.
-      RuntimeError: a process does not answer, or no port can be opened.
-    """
-    if config.cache.mirror_dir is None or agreement.num == 1:
-        with contextlib.ExitStack() as stack:
-            yield agreement.together(lambda: stack.enter_context(alone(config)))
-        return
-    listings = agreement.together(lambda: _list(config))
-    if not listings:
-        yield None
-        return
-    found = hosts.find(agreement)
-    is_leader = found.leaders[found.own] == agreement.rank
-    with contextlib.ExitStack() as stack:
-        serves = is_leader and len(found.leaders) > 1
-        listener = agreement.together(
-            lambda: stack.enter_context(_listen(found.address)) if serves else None
-        )
-        port = 0 if listener is None else listener.getsockname()[1]
-        places = [
-            json.loads(text)
-            for text in agreement.all_of(json.dumps([found.address, port]))
-        ]
-        addresses = {h: (*places[r],) for h, r in sorted(found.leaders.items())}
-        token = agreement.decide(lambda: secrets.token_hex(16))
-        terms = _mirror_config(config.cache, addresses, token)
-
-        def start() -> Mirror:
-            mirror = _open(config, listings, found.own, terms)
-            stack.callback(mirror.close)
-            if listener is not None:
-                mirror.serve(listener)
-            return mirror
-
-        mirror = agreement.together(start)
-        if agreement.rank == 0:
-            _log.info(
-                "remote files are read once for all %d hosts, each block is kept on %d "
-                "(--data.cache.replicas)",
-                *(len(addresses), min(config.cache.replicas, len(addresses))),
-            )
-        yield RemoteFiles(listings, mirror, _folder(config))
-
-
-def _listen(address: str) -> socket.socket:
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family)
+        yield RemoteFiles(listings, mirror, block_folder(config))
 
 
 # ---------------------------------------------------------------------------- listings
 
 
-def _list(config: DataConfig) -> dict[str, Listing]:
-    """List the files of the paths that are read through blocks."""
+def listed(config: DataConfig) -> dict[str, Listing]:
+    """List the files of the paths that are read through blocks.
+
+    Returns:
+      the listing of each such path.
+    Raises:
+      ValueError: a path does not exist, or cannot be listed.
+    """
     found, cache = {}, config.cache
     for path in dict.fromkeys(path for paths in config.paths for path in paths):
         if path.startswith(hub.PREFIX) and cache.mirror_dir is not None:
             found[path] = hub_datasets.list_files(path)
         elif is_url(path):
-            found[path] = bucket_files.list_files(path, _folder(config))
+            found[path] = bucket_files.list_files(path, block_folder(config))
     if cache.mirror_dir is not None and not found:
         _log.warning(
             "--data.cache.mirror-dir %s has no effect: no --data.path is remote",
@@ -283,16 +225,23 @@ def _named(listing: Listing, file: RemoteFile) -> RemoteFile:
 # ------------------------------------------------------------------------------ blocks
 
 
-def _folder(config: DataConfig) -> pathlib.Path:
+def block_folder(config: DataConfig) -> pathlib.Path:
     """Return the folder of the blocks of this host."""
     if config.cache.mirror_dir is not None:
         return pathlib.Path(config.cache.mirror_dir).expanduser()
     return cache_files.cache_dir(config.cache_dir) / "blocks"
 
 
-def _mirror_config(
+def mirror_config(
     cache: CacheConfig, addresses: Mapping[str, tuple[str, int]], token: str
 ) -> MirrorConfig:
+    """Return what all hosts must agree on.
+
+    Args:
+      cache: replicas, and the rate of the whole run.
+      addresses: host name and port of each host that serves blocks, by host.
+      token: secret that each request carries.
+    """
     rate = cache.mib_per_s
     return MirrorConfig(
         addresses=addresses,
@@ -302,10 +251,20 @@ def _mirror_config(
     )
 
 
-def _open(
+def opened(
     config: DataConfig, listings: Mapping[str, Listing], host: str, terms: MirrorConfig
 ) -> Mirror:
-    limit, folder = config.cache.limit_gib, _folder(config)
+    """Open the blocks of the listed files on this host.
+
+    Args:
+      config: folder, and its limit.
+      listings: of each remote path.
+      host: name of this host in `terms`.
+      terms: what all hosts agree on.
+    Raises:
+      ValueError: the folder cannot be made.
+    """
+    limit, folder = config.cache.limit_gib, block_folder(config)
     limit_bytes = None if limit is None else int(limit * _GIB)
     try:
         return Mirror(host, _Remote(listings), terms, folder, limit_bytes)

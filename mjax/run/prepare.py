@@ -24,7 +24,7 @@ from mjax.config.fixes import Devices, sizes_of
 from mjax.config.own_recipe import short_name
 from mjax.config.sizes import smaller
 from mjax.config.train import TrainConfig, run_differences, to_json, with_tokenizer
-from mjax.data import pinned, remote
+from mjax.data import pinned, remote, remote_hosts
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.data.tokenizer_files import TEMPLATE, files_of
 from mjax.estimate import memory
@@ -208,7 +208,7 @@ def _open(
         return opened, dataset
 
     # The hosts serve each other until all have read what they need.
-    with remote.shared(data, agreement) as files:
+    with remote_hosts.shared(data, agreement) as files:
         agreement.decide(lambda: _check_versions(config, command, files))
         return agreement.together(lambda: act(files), timeout_s=DAY_S)
 

@@ -7,7 +7,7 @@ import json
 import pathlib
 import sys
 
-from mjax.data import remote
+from mjax.data import remote_hosts
 from mjax.data.config import CacheConfig, DataConfig
 from mjax.data.dataset import open_dataset
 from mjax.processes import distributed
@@ -28,7 +28,7 @@ def main(rank: str, coordinator: str, folder: str, path: str) -> None:
         cache=CacheConfig(mirror_dir=f"{folder}/blocks"),
     )
     agreement = Agreement("test")
-    with remote.shared(config, agreement) as files:
+    with remote_hosts.shared(config, agreement) as files:
         dataset = agreement.together(lambda: open_dataset(config, seed=0, remote=files))
     report = {"fingerprint": dataset.fingerprint, "origins": dataset.origins}
     pathlib.Path(folder, "report").write_text(json.dumps(report))

@@ -44,10 +44,10 @@ OTHERS = {"picture.png": b"\x89PNG", ".hidden.txt": b"hidden", "empty.txt": b""}
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Files of several blocks, and no waits between tries."""
-    original = remote._mirror_config
+    original = remote.mirror_config
     monkeypatch.setattr(
         remote,
-        "_mirror_config",
+        "mirror_config",
         lambda *args: dataclasses.replace(original(*args), block_bytes=400),
     )
     monkeypatch.setattr(mirror, "_RETRY_S", (0.0, 0.0, 0.0))

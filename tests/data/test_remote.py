@@ -13,7 +13,7 @@ import threading
 import pytest
 
 from mjax.data import __main__ as command
-from mjax.data import remote
+from mjax.data import remote, remote_hosts
 from mjax.data.config import CacheConfig, DataConfig
 from mjax.data.dataset import Dataset, open_dataset, prepare_files
 from mjax.data.mirror import mirror
@@ -28,10 +28,10 @@ PATH = "hf://datasets/org/texts@main"
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
     """Files of several blocks, and no waits between tries."""
-    original = remote._mirror_config
+    original = remote.mirror_config
     monkeypatch.setattr(
         remote,
-        "_mirror_config",
+        "mirror_config",
         lambda *args: dataclasses.replace(original(*args), block_bytes=400),
     )
     monkeypatch.setattr(mirror, "_RETRY_S", (0.0, 0.0, 0.0))
@@ -94,7 +94,7 @@ def run(folder: pathlib.Path, names: list[str], **cache) -> list[Dataset]:
     def act(rank: int) -> None:
         own = config(folder / names[rank], **cache)
         try:
-            with remote.shared(own, agreements[rank]) as files:
+            with remote_hosts.shared(own, agreements[rank]) as files:
                 found[names[rank]] = agreements[rank].together(
                     lambda: open_dataset(own, seed=0, remote=files)
                 )

@@ -1,0 +1,82 @@
+"""Remote files that the hosts of a run read together.
+
+Apart from `remote`, because agreement between processes imports jax, which commands
+about files do not need.
+"""
+
+import contextlib
+import json
+import logging
+import secrets
+import socket
+from collections.abc import Iterator
+
+from mjax.data import remote
+from mjax.data.config import DataConfig
+from mjax.data.mirror.mirror import Mirror
+from mjax.processes import hosts
+from mjax.processes.agreement import Agreement
+
+_log = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def shared(
+    config: DataConfig, agreement: Agreement
+) -> Iterator[remote.RemoteFiles | None]:
+    """Open the remote files of a run, together with all its processes.
+
+    With a folder for a mirror, one process of each host serves its blocks to the other
+    hosts. Leave the context when all processes have read what they need.
+
+    Args:
+      config: names them.
+      agreement: agreement of all processes.
+    Raises:
+      ValueError: as `alone`, in any process.
+      RuntimeError: a process does not answer, or no port can be opened.
+    """
+    if config.cache.mirror_dir is None or agreement.num == 1:
+        with contextlib.ExitStack() as stack:
+            yield agreement.together(lambda: stack.enter_context(remote.alone(config)))
+        return
+    listings = agreement.together(lambda: remote.listed(config))
+    if not listings:
+        yield None
+        return
+    found = hosts.find(agreement)
+    is_leader = found.leaders[found.own] == agreement.rank
+    with contextlib.ExitStack() as stack:
+        serves = is_leader and len(found.leaders) > 1
+        listener = agreement.together(
+            lambda: stack.enter_context(_listen(found.address)) if serves else None
+        )
+        port = 0 if listener is None else listener.getsockname()[1]
+        places = [
+            json.loads(text)
+            for text in agreement.all_of(json.dumps([found.address, port]))
+        ]
+        addresses = {h: (*places[r],) for h, r in sorted(found.leaders.items())}
+        token = agreement.decide(lambda: secrets.token_hex(16))
+        terms = remote.mirror_config(config.cache, addresses, token)
+
+        def start() -> Mirror:
+            mirror = remote.opened(config, listings, found.own, terms)
+            stack.callback(mirror.close)
+            if listener is not None:
+                mirror.serve(listener)
+            return mirror
+
+        mirror = agreement.together(start)
+        if agreement.rank == 0:
+            _log.info(
+                "remote files are read once for all %d hosts, each block is kept on %d "
+                "(--data.cache.replicas)",
+                *(len(addresses), min(config.cache.replicas, len(addresses))),
+            )
+        yield remote.RemoteFiles(listings, mirror, remote.block_folder(config))
+
+
+def _listen(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, 0), family=family)
