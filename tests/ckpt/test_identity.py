@@ -381,8 +381,8 @@ def test_a_config_of_no_run_is_refused(tmp_path, states, text, says):
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("gs://bucket/run", "gs://bucket/run cannot be opened here (Please install"),
-        ("s3://bucket/run", "s3://bucket/run cannot be opened here (Install s3fs"),
+        ("gs://bucket/run", "PATH gs://bucket/run needs obstore; pip install"),
+        ("s3://bucket/run", "PATH s3://bucket/run needs obstore; pip install"),
         ("what://bucket", "what://bucket cannot be opened here (unknown kind of URL)"),
     ],
 )
