@@ -63,10 +63,10 @@ def loop(unit: Unit, start: int, count: int, *, step: int = 1) -> str:
     """Return the name of the scope around a loop.
 
     Args:
-      unit: of an iteration, or its first unit.
+      unit: unit of an iteration, or its first unit.
       start: number of the first iteration.
-      count: iterations.
-      step: between the numbers of consecutive iterations.
+      count: number of iterations.
+      step: difference of the numbers of consecutive iterations.
     """
     return f"{unit}.{start}.{step}.{count}"
 

@@ -43,10 +43,10 @@ class Phases:
         """Begin.
 
         Args:
-          agreement: of the threads that save, and of nobody else.
-          names: of the phases, in order; whether process 0 acts alone.
-          timeout_s: after this a phase in which a process does not answer fails. The
-            others wait for process 0 without a limit: it may be slow.
+          agreement: used by the saving threads only.
+          names: names of the phases, in order, and whether process 0 acts alone in it.
+          timeout_s: time after which a phase fails if a process does not answer. The
+            wait for process 0 has no limit, because it may be slow.
         """
         self.rank = agreement.rank
         self._agreement = agreement

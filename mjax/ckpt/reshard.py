@@ -74,7 +74,7 @@ def smaller_chunk(
       chunk: shape of a piece now.
       shape: of the array.
       itemsize: bytes of an element.
-      max_bytes: of a new piece; at least `itemsize`.
+      max_bytes: maximum size of a new piece; at least `itemsize`.
     """
     new = list(chunk)
     for dim, size in enumerate(chunk):

@@ -93,11 +93,11 @@ class Writer:
 
         Args:
           store: where steps go.
-          retention: which older ones stay.
+          retention: decides which older steps stay.
           agreement: of the writers of all processes, see `open_agreement`.
-          refused: returns (step, save id) of what may not be restored.
+          refused: returns (step, save id) of the steps that may not be restored.
           held: returns the steps that must stay in the store for now.
-          timeout_s: after this an attempt in which a process does not answer fails.
+          timeout_s: time after which an attempt fails if a process does not answer.
         """
         from mjax.ckpt import orbax_save
 

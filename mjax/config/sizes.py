@@ -20,7 +20,7 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
 
     Args:
       config: the run.
-      sizes: of the mesh axes, resolved.
+      sizes: sizes of the mesh axes, resolved.
     Raises:
       ValueError: a size does not divide. The message states the rule without advice.
     """
@@ -97,7 +97,7 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
 
     Args:
       config: a run that divides over its mesh.
-      sizes: of the mesh axes.
+      sizes: sizes of the mesh axes.
     Yields:
       the flags of the change, and the changed run, which divides over the mesh too.
     """

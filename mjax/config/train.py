@@ -300,7 +300,7 @@ def run_differences(
     Args:
       old: values in config.json of the work dir. A field that it lacks is newer than
         the run and counts as its default.
-      new: the config of this start, its vocabulary settled as in the old one.
+      new: the config of this start, with a vocabulary size chosen as in the old one.
     Returns:
       (field, old value, new value), sorted by field, without those in `MAY_CHANGE`;
       a field that no longer exists has the new value None. `data.skip` may grow, see

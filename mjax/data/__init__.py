@@ -1,1 +1,1 @@
-"""Text in, batches out: corpora, tokenizers, token files, sampler, loader."""
+"""Make batches of text: corpora, tokenizers, token files, sampler, loader."""

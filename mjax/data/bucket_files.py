@@ -1,8 +1,8 @@
-"""Paths s3://BUCKET/PREFIX and gs://BUCKET/PREFIX in, the files below them out.
+"""List and read the files below s3://BUCKET/PREFIX and gs://BUCKET/PREFIX.
 
-A file is read in the version that the store listed; one that was replaced since is
-refused. The list is kept on this host once all files have arrived, for a start while
-the store does not answer.
+Files are read in the version that the store listed; a file that was replaced since is
+refused. Once all files have arrived, this host keeps the list for a start at which the
+store does not answer.
 """
 
 import difflib
@@ -32,13 +32,13 @@ _log = logging.getLogger(__name__)
 
 
 def list_files(path: str, folder: pathlib.Path) -> Listing:
-    """List the files of a prefix, or of one object; none is read.
+    """List the files of a prefix, or one object, without reading them.
 
     Args:
       path: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
       folder: where the list is kept.
     Raises:
-      ValueError: nothing is there, or no text; the store refuses (bucket, permission,
+      ValueError: there is no object or no text; the store refuses (bucket, permission,
         credentials); or it does not answer and no list is kept.
     """
     address = parse(path, FLAG)
@@ -102,7 +102,7 @@ def _objects(store: ObjectStore) -> _Objects:
 
 
 def _only_object(address: Address) -> tuple[ObjectStore, _Objects]:
-    """Return the one object that a URL names, in the store above it."""
+    """Return the single object that a URL names, in the store of its parent prefix."""
     above, _, name = address.url.rpartition("/")
     store = open_store(parse(above, FLAG), FLAG, patience_s=_PATIENCE_S)
     try:
@@ -155,7 +155,7 @@ def _write(kept: pathlib.Path, base: str, objects: _Objects) -> None:
 
 
 def _read(kept: pathlib.Path) -> tuple[str, _Objects]:
-    """Return base and objects of a kept list; none where there is no list."""
+    """Return base and objects of a kept list; no objects if there is no list."""
     try:
         found = checked_json.check(cache_files.read_json(kept), dict[str, Any], "")
         rows = checked_json.check(found["objects"], dict[str, list[Any]], "")

@@ -21,8 +21,7 @@ _PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 def spec_json(eos_token: str) -> str:
     """Return the text of the tokenizer.json.
 
-    A folder with this text is known by it, so it must not change from one version of
-    mjax to the next.
+    mjax recognises a folder by this text, so it must not change between versions.
 
     Args:
       eos_token: name of token 256, which ends a document.
@@ -67,8 +66,8 @@ def spec_json(eos_token: str) -> str:
 def characters() -> list[str]:
     """Return the character that stands for each byte.
 
-    Printable bytes stand for themselves; the others, in their order, for the characters
-    from 256 on.
+    Printable bytes stand for themselves. The characters from 256 on stand for the other
+    bytes, in order.
     """
     others = [byte for byte in range(_NUM_BYTES) if byte not in _PRINTABLE]
     shifted = {byte: chr(_NUM_BYTES + i) for i, byte in enumerate(others)}
@@ -76,9 +75,9 @@ def characters() -> list[str]:
 
 
 def spell(token: str) -> bytes:
-    """Return the bytes that a token stands for, one a character.
+    """Return the bytes that a token encodes, one per character.
 
-    A character that is not of the table counts as one byte, "?".
+    A character outside the table counts as one byte, "?".
     """
     return token.translate(_bytes_of_characters()).encode("latin-1", "replace")
 

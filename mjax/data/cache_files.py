@@ -1,7 +1,7 @@
-"""Files of the cache: written whole, under a lock, with checksums that are compared.
+"""Files of the cache: written atomically, under a lock, and verified by checksums.
 
-Token files have one CRC32 per block of 64 KiB, compared when a process first reads the
-block. Everything small (manifests, tables, checksums) is compared when it is opened.
+Token files have one CRC32 per block of 64 KiB, verified when a process first reads the
+block. Small files (manifests, tables, checksums) are verified when they are opened.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import UInt
 
 BLOCK_BYTES = 1 << 16
-"""Of a token file per checksum: half of what Linux reads ahead at a random place."""
+"""Bytes of a token file per checksum: half of Linux' read-ahead at a random place."""
 _CHECKSUM_DTYPE = np.dtype("<u4")
 _QUIET_S = 5.0
 _POLL_S = 0.05
@@ -54,7 +54,7 @@ def locked(path: pathlib.Path) -> Iterator[None]:
     """Keep other processes of the machine from writing a file or folder of the cache.
 
     The operating system releases the lock when its holder dies. A process that waits
-    for more than `_QUIET_S` seconds logs once for whom.
+    for more than `_QUIET_S` seconds logs once which process holds the lock.
 
     Raises:
       UnwritableError: the folder of path cannot be written.
@@ -78,7 +78,7 @@ def locked(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_if_free(path: pathlib.Path) -> Iterator[bool]:
-    """Do as `locked` if no process has the lock; say whether that is so.
+    """Take the lock of `locked` if it is free; yield whether it was.
 
     Raises:
       UnwritableError: the folder of path cannot be written.
@@ -92,7 +92,7 @@ def locked_if_free(path: pathlib.Path) -> Iterator[bool]:
 
 
 def _taken(lock: IO[str]) -> bool:
-    """Take a lock if nobody has it."""
+    """Take a lock if no process holds it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -101,7 +101,7 @@ def _taken(lock: IO[str]) -> bool:
 
 
 def _wait(lock: IO[str], path: pathlib.Path) -> None:
-    """Take a lock; its file says who has it."""
+    """Take a lock; its file names the holder."""
     until_s = time.monotonic() + _QUIET_S
     while not _taken(lock):
         if time.monotonic() >= until_s:
@@ -116,7 +116,7 @@ def _wait(lock: IO[str], path: pathlib.Path) -> None:
 
 
 def unwritable(folder: pathlib.Path, error: OSError) -> UnwritableError:
-    """Return the error for a cache folder in which nothing can be written."""
+    """Return the error for a cache folder that cannot be written."""
     return UnwritableError(
         f"the cache folder {folder} cannot be written ({error.strerror}); set "
         "--data.cache-dir to a folder that can be"
@@ -124,7 +124,7 @@ def unwritable(folder: pathlib.Path, error: OSError) -> UnwritableError:
 
 
 def unreadable(path: pathlib.Path, error: OSError) -> ValueError:
-    """Return the error for a file of the cache that is there but cannot be read."""
+    """Return the error for a file of the cache that exists but cannot be read."""
     return ValueError(
         f"the cache file {path} cannot be read ({error.strerror}); make it readable, "
         "or set --data.cache-dir to another folder"
@@ -138,19 +138,19 @@ def temporary_parts(name: str) -> tuple[str, str] | None:
 
 
 def temporary_prefix(name: str) -> str:
-    """Return how temporary names begin that only this machine uses.
+    """Return the prefix of temporary names that only this machine uses.
 
-    The name of the host keeps machines that share a cache out of each other's way even
-    where locks do not reach across the file system.
+    It contains the host name, so machines that share a cache do not collide even if the
+    locks of its file system work only within one machine.
     """
     return f"{name}.tmp-{socket.gethostname()}-"
 
 
 @contextlib.contextmanager
 def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a temporary path that takes the place of path at the end, in one step.
+    """Yield a temporary path that atomically replaces `path` at the end.
 
-    To be used under the lock: what killed processes left is removed.
+    Hold the lock: temporary files of killed processes are removed.
 
     Raises:
       UnwritableError: the folder cannot be written.
@@ -187,7 +187,7 @@ def read_bytes(path: pathlib.Path) -> bytes:
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """Write JSON whose first line has the CRC32 of the lines after it."""
+    """Write JSON after a first line with its CRC32."""
     body = f'"content": {json.dumps(content)}}}\n'.encode()
     path.write_bytes(b'{"crc32": %d,\n' % zlib.crc32(body) + body)
 
@@ -206,7 +206,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def checksums_path(path: pathlib.Path) -> pathlib.Path:
-    """Return the file with the checksums of the blocks of a file."""
+    """Return the path of the block checksums of a file."""
     return path.with_suffix(".crc32")
 
 
@@ -215,21 +215,21 @@ class Written(NamedTuple):
 
     num_bytes: int = 0
     crc: int = 0
-    """Of the bytes of the last block, if it is not full."""
+    """CRC32 of the last block so far, if it is not full."""
 
 
 class BlockWriter:
     """Writes a file, and beside it the checksums of its blocks."""
 
     def __init__(self, path: pathlib.Path, written: Written | None = None) -> None:
-        """Begin an empty file, or go on with one.
+        """Begin an empty file, or continue one.
 
         Args:
-          path: of the file.
-          written: what `sync` returned; what was written after that is cut off. None
+          path: path of the file.
+          written: result of `sync`; bytes written after that `sync` are cut off. None
             begins an empty file.
         Raises:
-          DamagedFileError: less than that is there.
+          DamagedFileError: the file is shorter than `written` says.
         """
         written = written or Written()
         num_blocks, self._num_in_block = divmod(written.num_bytes, BLOCK_BYTES)
@@ -263,7 +263,7 @@ class BlockWriter:
                 self._end_block()
 
     def sync(self) -> Written:
-        """Bring everything to the disk; return where a later writer can go on."""
+        """Flush everything to disk; return the place where a later writer continues."""
         for file in (self._file, self._checksums):
             file.flush()
             os.fsync(file.fileno())
@@ -275,7 +275,7 @@ class BlockWriter:
 
 
 def _opened_at(path: pathlib.Path, size: int) -> io.BufferedRandom:
-    """Open a file for writing behind its first size bytes."""
+    """Open a file for writing after its first `size` bytes."""
     file = path.open("r+b" if size else "w+b")
     if os.fstat(file.fileno()).st_size < size:
         file.close()
@@ -286,9 +286,9 @@ def _opened_at(path: pathlib.Path, size: int) -> io.BufferedRandom:
 
 
 class MappedTokens:
-    """A file of token ids, mapped into memory; each block is compared when first read.
+    """A file of token ids, mapped into memory; each block is verified when first read.
 
-    Slices are views of the map, as those of a numpy array.
+    Slices are views of the map, like those of a numpy array.
     """
 
     def __init__(
@@ -301,9 +301,9 @@ class MappedTokens:
         """Map a file.
 
         Args:
-          path: of the file.
-          dtype: of its ids.
-          num_tokens: that it holds.
+          path: path of the file.
+          dtype: dtype of its ids.
+          num_tokens: number of tokens in it.
           checksums: content of the file that `BlockWriter` wrote beside it.
         Raises:
           DamagedFileError: the file is missing, or has another size.
@@ -327,7 +327,7 @@ class MappedTokens:
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the ids."""
+        """Type of the ids."""
         return self._tokens.dtype
 
     def __len__(self) -> int:
@@ -337,7 +337,7 @@ class MappedTokens:
         """Return consecutive tokens.
 
         Raises:
-          DamagedFileError: they are not those that were written.
+          DamagedFileError: the bytes do not match their checksum.
         """
         start, stop, step = index.indices(len(self._tokens))
         if step != 1:

@@ -1,8 +1,8 @@
-"""Tokens of chats and a flag for each in, samples of whole chats out.
+"""Make samples of whole chats from tokens and their flags.
 
-A sample holds one or several chats that follow each other in the stream, as many as fit
-into the length, then padding. No chat is cut: an answer is learned with all that comes
-before it. Only the tokens of answers are targets.
+A sample holds as many consecutive chats of the stream as fit into its length, then
+padding. No chat is cut: an answer is learned with everything that precedes it. Only the
+tokens of answers are targets.
 """
 
 import dataclasses
@@ -13,13 +13,13 @@ from jaxtyping import Int, Int32, Int64
 from mjax.data.samples import NO_TARGET, Tokens, one_sample
 
 ANSWER = 1
-"""Bit of the flags: the token is a target, as it is of an answer."""
+"""Bit of the flags: the token belongs to an answer, so it is a target."""
 END = 2
 """Bit of the flags: the token is the last one of its chat."""
 
 
 def chat_starts(flags: Tokens) -> Int64[np.ndarray, "_"]:
-    """Return where the chats of a stream begin, and the end of the last one."""
+    """Return the start of each chat of a stream, and the end of the last one."""
     ends = np.flatnonzero(flags[0 : len(flags)] & END) + 1
     return np.concatenate([np.zeros(1, np.int64), ends.astype(np.int64)])
 
@@ -27,15 +27,15 @@ def chat_starts(flags: Tokens) -> Int64[np.ndarray, "_"]:
 def group_chats(
     starts: Int64[np.ndarray, "_"], seq_len: int, *, packed: bool, skip_longer: bool
 ) -> Int64[np.ndarray, "n 2"]:
-    """Divide chats among samples, in their order.
+    """Divide chats among samples, in order.
 
     Args:
-      starts: what `chat_starts` returns.
-      seq_len: T, tokens that a sample holds.
-      packed: a sample takes as many chats as fit; without, one each.
-      skip_longer: leave out chats of more than T tokens; without, there must be none.
+      starts: result of `chat_starts`.
+      seq_len: T, tokens per sample.
+      packed: put as many chats into a sample as fit; False puts one into each.
+      skip_longer: leave out chats of more than T tokens; if False, there must be none.
     Returns:
-      Of each sample its first chat, and the one behind its last.
+      For each sample, its first chat and the chat after its last.
     """
     sizes = np.diff(starts)
     fits = sizes <= seq_len
@@ -62,14 +62,14 @@ class ChatSamples:
 
     stream: Tokens
     flags: Tokens
-    """Of each token, bits: `ANSWER`, `END`."""
+    """Flags of each token: the bits `ANSWER` and `END`."""
     starts: Int64[np.ndarray, "_"]
-    """What `chat_starts` returns."""
+    """Result of `chat_starts`."""
     groups: Int64[np.ndarray, "_ 2"]
-    """What `group_chats` returns for this length."""
+    """Result of `group_chats` for this length."""
     seq_len: int
     eos_id: int
-    """Padding."""
+    """Token used as padding."""
     isolate_documents: bool
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class ChatSamples:
 
     @property
     def num_targets(self) -> int:
-        """Tokens that are a target, of all samples together."""
+        """Number of targets in all samples."""
         parts = [self.flags[int(a) : int(b)] for a, b in self.starts[self.groups]]
         is_target = [((p[1:] & ANSWER) > 0) & ((p[:-1] & END) == 0) for p in parts]
         return int(sum(map(np.count_nonzero, is_target)))

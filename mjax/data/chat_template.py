@@ -1,4 +1,4 @@
-"""Messages in, the text that a chat template makes of them out.
+"""Render messages as text with a chat template.
 
 A template is Jinja, as `tokenizer_config.json` of a Hugging Face folder holds it. It is
 rendered in another process (`template_worker`) with bounded time and memory: an endless
@@ -30,28 +30,28 @@ TEMPLATE_FILE = "chat_template.jinja"
 _WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 
 Message = Mapping[str, Any]
-"""{"role", "content"}, and what else a template reads."""
+"""{"role", "content"}, and other fields that a template reads."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A template and the names of tokens that it may write."""
+    """A template and the special tokens that it may write."""
 
     text: str
-    """Jinja."""
+    """Source of the template, in Jinja."""
     bos_token: str = ""
     eos_token: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """One text that a template has made."""
+    """A text that a template rendered."""
 
     text: str
     answers: tuple[tuple[int, int], ...]
-    """Where {% generation %} blocks begin and end in it, in characters."""
+    """Start and end of each {% generation %} block in the text, in characters."""
     marks_answers: bool
-    """Whether the template has such blocks at all."""
+    """Whether the template contains generation blocks."""
 
 
 def render(
@@ -64,9 +64,9 @@ def render(
     """Return the text of messages, as `apply_chat_template` of transformers does.
 
     Args:
-      template: and the names of its tokens.
-      messages: {"role", "content"} each.
-      add_generation_prompt: end with what an answer begins with.
+      template: template, with its special tokens.
+      messages: each {"role", "content"}.
+      add_generation_prompt: end with the text that begins an answer.
       tools: JSON descriptions of functions that the model may call, or None.
     Raises:
       ValueError: the template or a message is refused; the line is named.
@@ -82,13 +82,13 @@ def render_several(
     tools: Any = None,
     now: str | None = None,
 ) -> list[Rendered]:
-    """Render several lists of messages, at once.
+    """Render several lists of messages in one request.
 
     Args:
-      template: and the names of its tokens.
-      chats: messages, and whether the text ends with what an answer begins with.
+      template: template, with its special tokens.
+      chats: messages, and whether to end with the text that begins an answer.
       tools: as in `render`.
-      now: date and time (ISO) that the template is told; None tells the clock's.
+      now: date and time (ISO) given to the template; None takes the current time.
     Raises:
       ValueError: as `render`.
     """
@@ -130,10 +130,10 @@ def check(template: str) -> None:
 
 
 def read_beside(folder: pathlib.Path) -> ChatTemplate | None:
-    """Read the template that lies in the folder of a tokenizer, if one does.
+    """Read the template in the folder of a tokenizer, if there is one.
 
-    `chat_template.jinja` goes before the entry of `tokenizer_config.json`, which is a
-    text, or a list of named ones of which "default" is taken.
+    `chat_template.jinja` takes precedence over the entry of `tokenizer_config.json`,
+    which is a string, or a list of named templates from which "default" is taken.
 
     Raises:
       ValueError: a file cannot be read.
@@ -180,14 +180,14 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _token_name(token: Any) -> str:
-    """Return the name of a token, which is a text or an object with its content."""
+    """Return the name of a token, given as a string or an object with its content."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
 
 
 class _Worker:
-    """The process that renders, started when it is first needed and after an error."""
+    """The process that renders; it starts at the first request and after an error."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -1,10 +1,10 @@
-"""One chat of a JSONL file in; its text, and where the answers are in it, out.
+"""Render a chat of a JSONL file as text, and find the answers in it.
 
-The answers are what assistant turns add to the text, up to the mark that ends the turn:
-that is what a model has to write when it is asked. A template that has `generation`
-blocks says itself where they are. Of another one, renderings of the first 1, 2, ...
-messages are compared: each has to begin with the one before, or the template writes
-earlier turns otherwise once more follow, and no place of the text belongs to an answer.
+An answer is the text that an assistant turn adds, up to and including the mark that
+ends the turn: the text that a model has to generate. `generation` blocks of a template
+mark the answers. Without such blocks, renderings of the first 1, 2, ... messages are
+compared. Each must begin with the previous one; otherwise the template changes earlier
+turns when more follow, and the answers cannot be located.
 
 Source: `generation` blocks and their mask as in transformers 5.23
 (`apply_chat_template`, `return_assistant_tokens_mask`).
@@ -34,7 +34,7 @@ class Chat:
 
     text: str
     answers: tuple[tuple[int, int], ...]
-    """Where answers begin and end, in characters."""
+    """Start and end of each answer, in characters."""
 
 
 def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> Chat:
@@ -43,7 +43,7 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
     Args:
       record: {"messages": [{"role", "content"}, ...]}; or "conversations" of {"from",
         "value"}; or "prompt" and "completion".
-      template: of the tokenizer.
+      template: template of the tokenizer.
       where: file and line, for messages.
     Raises:
       ValueError: it is no chat, has no answer or an empty one, or the template
@@ -70,7 +70,7 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
 
 
 def _is_empty(message: Message) -> bool:
-    """Say whether nothing is said and no tool is called."""
+    """Return whether a message has no content and calls no tool."""
     content = message.get("content")
     said = content.strip() if isinstance(content, str) else content
     return not said and not message.get("tool_calls")
@@ -189,9 +189,9 @@ def _check_prefix(first: Rendered, second: Rendered, once: str) -> None:
 
 
 def _num_blank(added: str, content: Any) -> int:
-    """Count blanks behind the mark that ends a turn: the model need not write them.
+    """Count the blanks after the mark that ends a turn: the model need not write them.
 
-    Where nothing but blanks follows the content, they are the mark.
+    If only blanks follow the content, they are the mark.
     """
     stripped = added.rstrip()
     text = content.rstrip() if isinstance(content, str) else ""
@@ -203,9 +203,9 @@ def _num_blank(added: str, content: Any) -> int:
 def encode_chat(
     chat: Chat, tokenizer: Tokenizer
 ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-    """Return the ids of a chat, and which of them are of an answer.
+    """Return the ids of a chat, and which of them belong to an answer.
 
-    A token that stands across the border of an answer is of it, as in transformers.
+    A token that is partly inside an answer belongs to it, as in transformers.
     """
     ids, spans = tokenizer.encode_spans(chat.text)
     is_answer = np.zeros(len(ids), bool)

@@ -1,4 +1,4 @@
-"""Files that may be compressed (.gz, .zst) in, their content as a stream of bytes out.
+"""Read the content of files that may be compressed (.gz, .zst) as a stream of bytes.
 
 The content is decompressed while it is read, a fraction of a megabyte at a time. Both
 formats mark where a stream ends, and have checksums, so a stream that is cut off or
@@ -16,7 +16,7 @@ from typing import Any
 from mjax.data.files import File, UnreadableError, size_of
 
 SUFFIXES = (".gz", ".zst")
-"""Endings of the names of compressed files."""
+"""Suffixes of compressed files."""
 _BUFFER_BYTES = 1 << 18
 _DAMAGED = (OSError, EOFError, zlib.error)  # what decompression raises
 
@@ -26,7 +26,7 @@ def ignore(num_bytes: int) -> None:
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a file without the ending that says how it is compressed."""
+    """Return the name of a file without the suffix of its compression."""
     lower = name.lower()
     return next((name[: -len(s)] for s in SUFFIXES if lower.endswith(s)), name)
 
@@ -94,7 +94,7 @@ class _Counted(io.RawIOBase):
 
 
 class _Checked(io.RawIOBase):
-    """Decompressed content; damage raises a ValueError that says where it is."""
+    """Decompressed content; damage raises a ValueError with its position."""
 
     def __init__(self, content: Any, file: _Counted, path: File) -> None:
         self._content, self._file, self._path = content, file, path

@@ -56,7 +56,7 @@ class CacheConfig:
             self._check_unused()
 
     def _check_unused(self) -> None:
-        """Refuse what has no effect without a folder."""
+        """Refuse fields that have no effect without a folder."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
@@ -143,7 +143,7 @@ class DataConfig:
         skips.read(self.skip)  # refuses bad ones
 
     def goes_on(self, skip: Sequence[str]) -> bool:
-        """Say whether a run that left out these batches may go on with this config.
+        """Return whether a run that left out these batches may resume with this config.
 
         Raises:
           ValueError: a text is not of the form of the flag.
@@ -151,11 +151,11 @@ class DataConfig:
         return skips.continues(skips.read(skip), skips.read(self.skip))
 
     def has_read(self, step: int, skip: Sequence[str]) -> bool:
-        """Say whether a state has read just what this config reads until there.
+        """Return whether a state has read the batches that this config reads up to it.
 
         Args:
-          step: optimizer steps that the state has seen.
-          skip: what its run left out.
+          step: number of optimizer steps of the state.
+          skip: the `--data.skip` of its run.
         Raises:
           ValueError: a text is not of the form of the flag.
         """
@@ -164,14 +164,14 @@ class DataConfig:
 
     @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
-        """Of each corpus, the files and folders."""
+        """Files and folders of each corpus."""
         if not self.mixture:
             return (self.path,)
         return tuple(_read_part(part)[1] for part in self.mixture)
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """Of each corpus, in any unit."""
+        """Weight of each corpus, in any unit."""
         if not self.mixture:
             return (1.0,)
         return tuple(_read_part(part)[0] for part in self.mixture)

@@ -1,4 +1,4 @@
-"""Files of a run in, the same files with their hashes and their repeats noted out."""
+"""Hash the files of a run and mark those with equal content."""
 
 import dataclasses
 import hashlib
@@ -13,14 +13,14 @@ from mjax.data.files import RemotePath
 def hash_sources(
     corpora: Sequence[list[Source]], cache_dir: pathlib.Path
 ) -> list[list[Source]]:
-    """Note which files of a run have the same content, under whatever path.
+    """Mark the files of a run that have the same content, whatever their paths.
 
     Args:
       corpora: the files of each corpus of the run.
       cache_dir: folder of the table of hashes, see `file_hashes`.
     Raises:
-      ValueError: a file cannot be read, changes while it is read, or the same content
-        is read as text here and as JSONL or parquet there.
+      ValueError: a file cannot be read, changes while it is read, or has the content of
+        a file that is read in another format.
     """
     found = [source for sources in corpora for source in sources]
     digests = hash_files([path for s in found for path in s.files], cache_dir)
@@ -43,7 +43,7 @@ def check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
 
 
 def _digest(source: Source, digests: Mapping[pathlib.Path, str]) -> str:
-    """Return the hash of a file; of an indexed dataset, over those of both files."""
+    """Return the hash of a file; for an indexed dataset, the hash of both hashes."""
     if isinstance(source.path, RemotePath):
         return source.path.sha256()
     found = [digests[path] for path in source.files]

@@ -1,4 +1,4 @@
-"""Names of files and folders in, documents out.
+"""Find the files of a corpus and read their documents.
 
 A document is a name and its text in pieces of about a megabyte, so that a file of any
 size passes through without being held in memory. A text file is one document; a record
@@ -54,11 +54,11 @@ class Source:
     is_repeat: bool = False
     """Whether an earlier file of the corpus has this content."""
     origin: str = ""
-    """Of a remote file: where it is from, with the version that is read."""
+    """Remote path and the version that is read; empty if the file is local."""
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
-        """The files on a disk that are read: path, the index of an indexed dataset."""
+        """Local files that are read: `path`, and the index of an indexed dataset."""
         if isinstance(self.path, RemotePath):
             return ()
         if self.kind == "megatron":
@@ -68,7 +68,7 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One document; its pieces can be read once, before the next document is asked."""
+    """One document; read its pieces once, before taking the next document."""
 
     source: Source
     index: int | None
@@ -76,23 +76,23 @@ class Document:
     pieces: Iterator[str | TokenIds]
     """Text, or the token ids of an indexed dataset."""
     answers: tuple[tuple[int, int], ...] | None = None
-    """Of a chat, which is one piece: where its answers are, in characters."""
+    """Ranges of the answers of a chat, in characters; a chat is one piece."""
     source_index: int = 0
-    """Place of the file among those of the corpus."""
+    """Index of the file in the corpus."""
 
     @property
     def name(self) -> str:
-        """Of the file, with the line or the row."""
+        """Name of the file, with the line or the row."""
         return self._named(self.source.name)
 
     @property
     def first_name(self) -> str:
-        """Name that decides the side: the same for all copies of the file."""
+        """Name that decides between training and held-out; the same for all copies."""
         return self._named(self.source.first_name or self.source.name)
 
     @property
     def content(self) -> tuple[str, int | None]:
-        """Equal for the same document in files with the same bytes."""
+        """Key that is equal for the same document in files with the same bytes."""
         return self.source.digest, self.index
 
     def _named(self, file: str) -> str:
@@ -107,7 +107,7 @@ def find_sources(
     Args:
       paths: `stdlib`, files and folders; folders are searched recursively, without
         hidden files and __pycache__.
-      remote: the paths that are read through blocks; None: none is.
+      remote: the paths that are read through blocks; None: there are none.
     Returns:
       The files in the order of paths; those of a folder sorted by relative path.
     Raises:
@@ -144,10 +144,10 @@ def documents(
     Args:
       sources: what `find_sources` found.
       text_field: field or column of records that holds the text.
-      template: that makes text of chats; None reads no chats.
-      tokenizer: whose token ids indexed datasets hold; None where there are none.
-      start: the place in sources of the first file to read, and of the first line or
-        row in it. What is before is not looked at.
+      template: renders chats; None reads no chats.
+      tokenizer: made the token ids of indexed datasets; None if there are none.
+      start: index in sources of the first file to read, and its first line or row to
+        read.
       on_read: called with the number of bytes whenever some are read from a file.
     Raises:
       ValueError: a file cannot be read, is cut off, is not text, or lacks the field;
@@ -267,10 +267,10 @@ def _is_not_source(folder: str) -> bool:
 
 
 def _walk(root: pathlib.Path, skip: Callable[[str], bool]) -> Iterator[pathlib.Path]:
-    """Yield what is under root, without hidden things and skipped folders.
+    """Yield every path under root that is not a folder, hidden or skipped.
 
-    These are files, but also links to folders, which are not followed, broken links,
-    and what else is not a folder.
+    Links to folders are yielded but not followed; so are broken links and special
+    files.
     """
     for folder, subfolders, files in os.walk(root, onerror=_refuse_folder):
         subfolders[:] = [s for s in subfolders if not (s.startswith(".") or skip(s))]
@@ -283,7 +283,7 @@ def _walk(root: pathlib.Path, skip: Callable[[str], bool]) -> Iterator[pathlib.P
 def _without_others(
     root: pathlib.Path, found: Iterator[pathlib.Path]
 ) -> Iterator[pathlib.Path]:
-    """Pass on the files of a folder, and name what else is in it."""
+    """Yield the files of a folder, and log what else is in it."""
     others = []
     for path in found:
         if path.is_file():
@@ -340,13 +340,13 @@ def _kind(path: File) -> Kind:
 
 
 def _hub_kind(path: File) -> Kind:
-    """Return the format of a file of a data set: there .json holds records."""
+    """Return the format of a file of a hub's data set, in which .json holds records."""
     is_json = pathlib.Path(plain_name(path.name)).suffix.lower() == ".json"
     return "json" if is_json else _kind(path)
 
 
 def _suggest(missing: pathlib.Path) -> str:
-    """Name the nearest thing that does exist."""
+    """Return a hint that names the most similar existing path."""
     parent = missing.parent
     try:
         siblings = os.listdir(parent)

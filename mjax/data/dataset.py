@@ -1,4 +1,4 @@
-"""A configuration in, its text out: training and held-out samples."""
+"""Open the training and held-out samples of a configuration."""
 
 import dataclasses
 import fractions
@@ -52,12 +52,12 @@ class Corpus:
     corpus_hash: str
     """SHA-256 over the names and contents of the documents."""
     split: Literal["document", "position", "synthetic"]
-    """By what held-out text was told from training text."""
+    """How the text was split into training and held-out text."""
     num_documents: int
     num_bytes: int
     counts: dict[Side, SideCounts]
     origins: tuple[str, ...] = ()
-    """Of remote files: the paths, with the versions that were read."""
+    """Paths of remote files, with the versions that were read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -66,33 +66,33 @@ class Dataset:
 
     tokenizer: Tokenizer
     tokenizer_path: str
-    """bytes, or the tokenizer.json, also where it was trained for this corpus; of a
-    hub, its name with the commit."""
+    """bytes; a tokenizer.json, including one trained on this corpus; or the name on a
+    hub, with the commit."""
     train: Stream
     held_out: HeldOut
     corpora: tuple[Corpus, ...]
     corpus_hash: str
-    """Of the corpus; of a mixture, over the hashes and the shares of its corpora."""
+    """Hash of the corpus; of a mixture, over the hashes and shares of its corpora."""
     fingerprint: str
     """Hash of everything that decides the samples: equal data, equal fingerprint."""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Of each file in an object store, by URL, its size and version in words."""
+    """Size and version of each file in an object store, in words, by URL."""
     chat_template: ChatTemplate | None = None
-    """What made text of chats; None: no chats are read."""
+    """Template that rendered the chats; None: no chats are read."""
 
     @property
     def num_documents(self) -> int:
-        """With those that are held out."""
+        """Number of documents, including the held-out ones."""
         return sum(corpus.num_documents for corpus in self.corpora)
 
     @property
     def num_bytes(self) -> int:
-        """Of text in UTF-8, with that which is held out."""
+        """Bytes of text in UTF-8, including the held-out text."""
         return sum(corpus.num_bytes for corpus in self.corpora)
 
     @property
     def origins(self) -> tuple[str, ...]:
-        """Of remote files: the paths, with the versions that were read."""
+        """Paths of remote files, with the versions that were read."""
         return tuple(origin for corpus in self.corpora for origin in corpus.origins)
 
     @property
@@ -102,7 +102,7 @@ class Dataset:
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of text per token of what is trained on."""
+        """Bytes of text per training token."""
         times = _times_read(self.train)
         counts = [corpus.counts["train"] for corpus in self.corpora]
         return float(
@@ -112,7 +112,7 @@ class Dataset:
 
     @property
     def unigram_bits_per_byte(self) -> float:
-        """Entropy of single bytes of held-out text: reached without any context."""
+        """Entropy of single bytes of held-out text, which needs no context to reach."""
         times = _times_read(self.held_out)
         counts = [corpus.counts["held_out"] for corpus in self.corpora]
         total = sum(t * sum(c.byte_counts) for t, c in zip(times, counts, strict=True))
@@ -139,7 +139,7 @@ class Dataset:
             )
 
     def count_target_bytes(self, targets: Int[np.ndarray, "B T"]) -> int:
-        """Return how many bytes of text the targets stand for; NO_TARGET counts 0."""
+        """Return the bytes of text that the targets encode; NO_TARGET counts 0."""
         return int(self.tokenizer.token_num_bytes[targets[targets != NO_TARGET]].sum())
 
 
@@ -155,12 +155,12 @@ def _times_read(side: Stream | HeldOut) -> list[fractions.Fraction]:
 def open_dataset(
     config: DataConfig, *, seed: int, remote: RemoteFiles | None = None
 ) -> Dataset:
-    """Open what is read, tokenizing it into the cache if this was not done before.
+    """Open the data of a config, tokenizing text that is not in the cache yet.
 
     Args:
       config: what to read.
-      seed: of the run; decides the order of the training samples, and what the
-        synthetic corpus is.
+      seed: seed of the run; decides the order of the training samples, and the content
+        of the synthetic corpus.
       remote: from `remote_hosts.shared`; None opens the remote files for this
         process alone.
     Raises:
@@ -216,9 +216,9 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
 
 
 def prepare_files(config: DataConfig) -> list[TokenFiles]:
-    """Tokenize each corpus into the cache, or go on where an earlier process ended.
+    """Tokenize each corpus into the cache, or continue where an earlier process ended.
 
-    Nothing depends on the order of samples, so runs of any seed find the files.
+    The files do not depend on the order of samples, so runs with any seed can use them.
 
     Raises:
       ValueError: missing, empty or unreadable data, or an unknown tokenizer.
@@ -234,13 +234,13 @@ def prepare_files(config: DataConfig) -> list[TokenFiles]:
 
 
 def _pinned(config: DataConfig) -> DataConfig:
-    """Return the config with the commit of a tokenizer on a hub, asked for once."""
+    """Return the config with the commit of a tokenizer on a hub; ask the hub once."""
     tokenizer = hub_tokenizers.pinned(config.tokenizer)
     return dataclasses.replace(config, tokenizer=tokenizer)
 
 
 def _read_settings(config: DataConfig) -> Settings:
-    """Say what decides the tokens.
+    """Return the settings that decide the tokens.
 
     Raises:
       ValueError: there is no template for chats, or it is broken.
@@ -255,7 +255,7 @@ def _read_settings(config: DataConfig) -> Settings:
 
 
 def _read_template(config: DataConfig) -> ChatTemplate:
-    """Read the template of chats: of the flag, or the tokenizer's own."""
+    """Read the chat template that the flag names, or else the tokenizer's own."""
     tokenizer = load_tokenizer(config.tokenizer, eos_token=config.eos_token)
     found, flag = None, "--data.chat-template"
     if config.tokenizer != BYTES:
@@ -290,7 +290,7 @@ def _read_template(config: DataConfig) -> ChatTemplate:
 def _open_files(
     config: DataConfig, settings: Settings, remote: RemoteFiles | None
 ) -> tuple[list[list[corpora.Source]], list[TokenFiles]]:
-    """Open the token files of every corpus; return also what they are made of."""
+    """Open the token files of every corpus; return them and their sources."""
     cache_dir = cache_files.cache_dir(config.cache_dir)
     found = [corpora.find_sources(paths, remote) for paths in config.paths]
     for source in (source for sources in found for source in sources):
@@ -306,10 +306,10 @@ def _open_files(
 def _check_apart(
     config: DataConfig, found: list[list[corpora.Source]], files: list[TokenFiles]
 ) -> None:
-    """Refuse a file in two corpora of which one is split by position.
+    """Refuse a file that two corpora contain if one of them is split by position.
 
     Raises:
-      ValueError: the text held out of one would be trained on in the other.
+      ValueError: the held-out text of one corpus is training text of the other.
     """
     for index, opened in enumerate(files):
         if opened.survey.split != "position":
@@ -446,7 +446,7 @@ def _stream(samples: tuple[Samples, ...], config: DataConfig, seed: int) -> Stre
 
 
 def _mixture_hash(found: tuple[Corpus, ...], weights: tuple[float, ...]) -> str:
-    """Hash the texts of a mixture and their shares; of one corpus, return its own."""
+    """Hash the corpora of a mixture and their shares; one corpus keeps its own hash."""
     if len(found) == 1:
         return found[0].corpus_hash
     shares = mixture.shares(weights)

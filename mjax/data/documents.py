@@ -1,12 +1,12 @@
-"""A token stream in, samples of one document each out: nothing is packed.
+"""Make samples of one document each from a token stream, without packing.
 
-A document of n tokens, the one that ends it included, has n - 1 targets. It is cut in
-pieces of at most seq_len + 1 tokens that overlap by one, so that every token but the
-first is a target once, as in a packed stream. A piece is a sample, filled up with
-padding. A document of one token has no target and no sample.
+A document of n tokens, including its end token, has n - 1 targets. It is cut into
+pieces of at most seq_len + 1 tokens that overlap by one, so every token except the
+first is a target once, as in a packed stream. Each piece, with padding, is one sample.
+A document of one token has no target and no sample.
 
-Where the documents are is an array beside the token files, mapped into memory: nothing
-is held per document, whatever their number.
+An array beside the token files holds the positions of the documents. It is mapped into
+memory, so the memory of a process does not grow with the number of documents.
 """
 
 import dataclasses
@@ -29,8 +29,8 @@ def index_documents(
       eos_id: the token that ends a document.
       seq_len: T, tokens per sample.
     Returns:
-      For D documents D + 1 columns: where each begins in the stream, and how many
-      samples come before it. The last column is the end of both.
+      An array with D + 1 columns for D documents: the start of each in the stream, and
+      the number of samples before it. The last column holds the totals.
     """
     blocks = [
         np.flatnonzero(stream[start : start + _BLOCK_TOKENS] == eos_id) + start + 1
@@ -64,7 +64,7 @@ class DocumentSamples:
 
     @property
     def num_targets(self) -> int:
-        """Tokens that are a target, of all samples together."""
+        """Number of targets in all samples."""
         return len(self.stream) - (self.index.shape[1] - 1)
 
     def rows(
@@ -96,7 +96,7 @@ class DocumentSamples:
     def _piece(self, sample: int) -> UInt[np.ndarray, "_"]:
         """Return the tokens of a sample, one more than it has targets."""
         starts, firsts = self.index
-        # Of documents without samples, which begin at the same number, the last.
+        # Documents without samples have the number of the next one: take the last.
         document = int(np.searchsorted(firsts, sample, side="right")) - 1
         start = int(starts[document]) + (sample - int(firsts[document])) * self.seq_len
         stop = min(start + self.seq_len + 1, int(starts[document + 1]))

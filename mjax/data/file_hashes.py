@@ -1,4 +1,4 @@
-"""Files in, SHA-256 of their contents out, each file read once in its life.
+"""Hash files with SHA-256, reading each file only once until it changes.
 
 A hash is remembered in the cache folder under the file's device, inode, size and time
 of status change (ctime), which the kernel sets whenever content, name or times change
@@ -21,7 +21,7 @@ _SETTLED_NS = 2_000_000_000  # FAT has the coarsest clock: 2 s
 _log = logging.getLogger(__name__)
 
 State = tuple[int, int, int, int]
-"""Of a file: device, inode, size in bytes, ctime in nanoseconds."""
+"""State of a file: device, inode, size in bytes, ctime in nanoseconds."""
 
 
 def hash_files(
@@ -32,8 +32,8 @@ def hash_files(
     Processes of a machine that hash the same files wait for the first one.
 
     Args:
-      paths: of regular files.
-      cache_dir: folder of the table of hashes. Where it cannot be written the files are
+      paths: paths of regular files.
+      cache_dir: folder of the table of hashes. If it cannot be written, the files are
         hashed at every start.
     Raises:
       ValueError: a file cannot be read, or changes while it is read.
@@ -65,12 +65,12 @@ def _hash_missing(
     known: dict[State, str],
     table: pathlib.Path | None = None,
 ) -> dict[pathlib.Path, str]:
-    """Hash what is not known, and add what may be remembered.
+    """Hash the files with unknown hashes, and add the hashes that may be remembered.
 
     Args:
       paths: of the files.
-      known: hashes, to which those found are added.
-      table: where they are saved now and then, so that a process that is killed loses
+      known: known hashes; new ones are added.
+      table: file in which they are saved now and then, so that a killed process loses
         little; None saves nothing.
     """
     found, saved = {}, time.monotonic()
@@ -105,11 +105,11 @@ def _hash(path: pathlib.Path, state: State) -> str:
 
 
 class TouchedError(ValueError):
-    """A file was changed while it was read, and has its content again."""
+    """A file was changed while it was read, but its content is as before."""
 
 
 class Unchanged:
-    """Files that are read for long, and any change of them, also one that is undone."""
+    """Detects changes of files during a long read, even changes that were undone."""
 
     def __init__(self, paths: Sequence[pathlib.Path]) -> None:
         """Note the files as they are now.
@@ -123,11 +123,11 @@ class Unchanged:
         """Refuse files that were changed since they were noted.
 
         Args:
-          has_content: raises ValueError if their content is another one.
+          has_content: raises ValueError if their content has changed.
         Raises:
-          TouchedError: a file was changed; its content may have been another one when
-            it was read.
-          ValueError: of has_content, or a file cannot be read.
+          TouchedError: a file was changed, and its content is as before; it may have
+            been different when it was read.
+          ValueError: from `has_content`, or a file cannot be read.
         """
         for path, state in self._states.items():
             if _state_of(path) != state:
@@ -140,7 +140,7 @@ class Unchanged:
 
 
 def changed(path: pathlib.Path) -> ValueError:
-    """Return the error for a file that is written while it is read."""
+    """Return the error for a file that changed while it was read."""
     return ValueError(
         f"{path} changed while it was read; start again when nothing writes to the "
         "corpus"
@@ -156,7 +156,7 @@ def _state_of(path: pathlib.Path) -> State:
 
 
 def _read(table: pathlib.Path) -> dict[State, str]:
-    """Return the remembered hashes; none where the table is missing or damaged."""
+    """Return the remembered hashes; empty if the table is missing or damaged."""
     if not table.exists():
         return {}
     try:

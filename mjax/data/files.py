@@ -1,6 +1,6 @@
 """A file of a corpus, wherever it is: on a disk of this host, or remote.
 
-A remote file is read in blocks, of which one is held in memory at a time.
+A remote file is read in blocks; one block at a time is in memory.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 
 class UnreadableError(ValueError):
-    """A file of the corpus cannot be read now: its disk or its store fails."""
+    """A file of the corpus cannot be read now, because its disk or store fails."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -21,7 +21,7 @@ class RemotePath:
     url: str
     num_bytes: int
     block_bytes: int
-    """Of the reads; a file ends with a smaller one."""
+    """Size of each read; the last one of a file may be smaller."""
     read_range: Callable[[int, int], bytes]
     """Takes start and length and returns the bytes. Raises OSError if they cannot be
     read now, ValueError if that will not change."""

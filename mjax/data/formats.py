@@ -1,8 +1,8 @@
-"""Files of one format in, their texts or records out, in bounded memory.
+"""Read the texts or records of a file of any format, in bounded memory.
 
 A text file is one text, in pieces of about a megabyte. Lines of JSONL, objects of a
-JSON array, rows of CSV and of parquet are records, of which one field holds the text.
-What cannot be read is refused with the file and the line.
+JSON array, and rows of CSV and of parquet are records; one field holds the text. An
+error about content that cannot be read names the file and the line.
 """
 
 import codecs
@@ -23,9 +23,9 @@ RecordKind = Literal["jsonl", "json", "csv", "parquet"]
 _BETWEEN = re.compile(r"\s*(,?)\s*(\]?)")  # the values of a JSON array
 
 PIECE_CHARS = 1 << 20
-"""A longer document is handed on (and tokenized) in pieces of about this size."""
+"""A longer document is passed on (and tokenized) in pieces of about this size."""
 MAX_LINE_BYTES = 1 << 28
-"""A longer line of JSONL is refused: it is decoded in memory, at several times this."""
+"""Maximum length of a line of JSONL; decoding it takes several times this memory."""
 
 
 def split_text(text: str) -> Iterator[str]:
@@ -96,10 +96,10 @@ def read_texts(
     """Yield (number, text) of the records of a file from number `first` on.
 
     Args:
-      path: of the file.
-      kind: of its format.
-      field: that holds the text; a.b is the field b of the object a, if no field has
-        that name.
+      path: path of the file.
+      kind: format of the file.
+      field: field that holds the text; a.b is the field b of the object a, if no field
+        has that name.
       first: number of the first record to yield.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
@@ -119,13 +119,12 @@ def read_records(
     """Yield (number, record) from number `first` on.
 
     Args:
-      path: of the file.
-      kind: of its format. Numbers are those of the lines of JSONL, from 1; of the
-        objects of a JSON array and of the rows of CSV, from 1; of the rows of parquet,
-        from 0.
+      path: path of the file.
+      kind: format of the file. Lines of JSONL, objects of a JSON array and rows of CSV
+        are numbered from 1, rows of parquet from 0.
       first: number of the first record to yield.
       on_read: called with the number of bytes whenever some are read from the file.
-      field: the only one that is wanted; None: all.
+      field: the only field to read; None reads all.
     Raises:
       ValueError: the file cannot be read, is cut off, is not of its format, or has no
         such column.
@@ -202,7 +201,7 @@ def _lines(file: io.BufferedIOBase, path: File) -> Iterator[bytes]:
 def _read_json(
     path: File, first: int, on_read: Callable[[int], None]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of one array, or those of the lines if there is no array."""
+    """Yield the objects of a JSON array; without an array, one object per line."""
     with opened(path) as file:
         while (char := file.read(1)).isspace():
             pass
@@ -218,7 +217,7 @@ def _read_json(
 
 
 def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
-    """Yield the values of a JSON array behind its bracket, one in memory at a time."""
+    """Yield the values after the bracket of a JSON array, one in memory at a time."""
     decoder = json.JSONDecoder()
     decode = codecs.getincrementaldecoder("utf-8")().decode
     text, at, size, is_at_end = "", 0, PIECE_CHARS, False
@@ -262,7 +261,7 @@ def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _json_limits(where: str) -> Iterator[None]:
-    """Say of JSON that Python does not read where it is; pass on what is not JSON."""
+    """Name the place of JSON that Python cannot read; pass on errors of syntax."""
     try:
         yield
     except (json.JSONDecodeError, UnicodeDecodeError):
@@ -355,7 +354,7 @@ def _read_parquet(
 
 
 def _check_columns(path: File, columns: list[str], field: str) -> str:
-    """Return the column that holds a field; refuse a field that has none."""
+    """Return the column that holds a field; refuse a field without a column."""
     column = field if field in columns else field.partition(".")[0]
     if columns.count(column) != 1:
         raise ValueError(

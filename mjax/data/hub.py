@@ -1,9 +1,9 @@
-"""Repositories of a Hugging Face hub in, local folders of their files out.
+"""Download files of repositories on a Hugging Face hub.
 
-The hub says which commit a revision is, and which files it has, with a checksum each.
-Files are downloaded into the cache of `huggingface_hub` (HF_HOME), where half a file
-is continued, and compared with their checksums. What was compared is kept in a list, so
-that without the hub only files that were downloaded whole are read.
+The hub gives the commit of a revision, and the files of the commit with their
+checksums. Files are downloaded into the cache of `huggingface_hub` (HF_HOME), where a
+partial download is continued, and compared with their checksums. A list records the
+compared files, so that without the hub only complete files are read.
 
 Source: https://huggingface.co/docs/huggingface_hub (HfApi.repo_info and
 hf_hub_download; HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN).
@@ -27,8 +27,8 @@ from mjax.data.mirror.mirror import RemoteFile
 
 PREFIX = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")
-"""A revision that never changes."""
-# Of a URL: what is before the host, and the query, which may be a signature.
+"""Pattern of a commit, a revision that never changes."""
+# The parts of a URL before the host, and its query, which may be a signature.
 _SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"()]*")
 _NOUNS = {"dataset": "data set", "model": "model"}
 _TIMEOUT_S = 30
@@ -84,18 +84,18 @@ class _Listing(NamedTuple):
     files: dict[str, str]
     """Checksum of each file, as sha256:HEX, or git:HEX for the hash of a git blob."""
     sizes: dict[str, int]
-    """Of each file, in bytes; empty in what versions before this field have kept."""
+    """Size of each file in bytes; empty in listings of versions without this field."""
 
 
 class Snapshot:
-    """A repository at one commit; its files arrive when they are asked for."""
+    """A repository at one commit; its files are downloaded on request."""
 
     def __init__(self, repository: Repository) -> None:
-        """Ask the hub about a revision; of a commit that is known, do not ask.
+        """Ask the hub about a revision, unless it is a commit that is known here.
 
         Raises:
           ValueError: the repository or the revision does not exist, or the hub does not
-            answer and this machine has no whole copy.
+            answer and this machine has no complete copy.
         """
         self.repository = repository
         self._library = _import_library(repository)
@@ -107,19 +107,19 @@ class Snapshot:
 
     @property
     def commit(self) -> str:
-        """The commit that the revision was when the hub last said so."""
+        """Commit of the revision when the hub last answered."""
         return self._listing.commit
 
     @property
     def files(self) -> list[str]:
-        """Paths of all files of the repository that are inside of it and not hidden."""
+        """Paths of all files inside the repository that are not hidden."""
         return [file for file in self._listing.files if _is_inside(file)]
 
     def bring(self, files: Iterable[str]) -> Fetched:
-        """Bring files to this machine, as far as they are not there.
+        """Download files that are not on this machine yet.
 
         Args:
-          files: of `files`.
+          files: some of `self.files`.
         Raises:
           ValueError: a download stops, a file arrives damaged, a file that was here was
             changed, or files are missing and the hub does not answer.
@@ -139,7 +139,7 @@ class Snapshot:
         """Describe files that are read with `read_range` instead of `bring`.
 
         Args:
-          files: of `files`.
+          files: some of `self.files`.
         Raises:
           ValueError: the hub does not say their sizes, or the cache of the library,
             where the list of files is kept, cannot be written.
@@ -183,7 +183,7 @@ class Snapshot:
         return answer.content[start : start + length]  # a server without ranges
 
     def tell(self) -> None:
-        """Say which commit is read, and why if the hub did not say so."""
+        """Log which commit is read, and why if the hub did not answer."""
         repository = self.repository
         if self._failure is not None:
             _log.warning(
@@ -196,7 +196,7 @@ class Snapshot:
             _log.info("%s is commit %s", repository, self.commit)
 
     def remember(self) -> None:
-        """Keep which commit the revision is: all files that are read have arrived."""
+        """Record the commit of the revision, once all files that are read are here."""
         if self._failure is None and not self.repository.is_fixed:
             remember(self.repository, self.commit)
 
@@ -242,7 +242,7 @@ class Snapshot:
         return _Listing(info.sha, files, sizes)
 
     def _known(self, error: Exception) -> _Listing:
-        """Return what the hub said before, now that it does not answer."""
+        """Return the last recorded answer of the hub, which does not answer now."""
         self._failure = error
         try:
             commit = self.repository.revision
@@ -297,7 +297,7 @@ class Snapshot:
     def _check_unchanged(
         self, folder: pathlib.Path, arrived: Mapping[str, str], files: Iterable[str]
     ) -> None:
-        """Refuse files that are not what arrived; each is read once in its life."""
+        """Refuse files that changed since they arrived; each is read once."""
         here = [folder / file for file in files if file in arrived]
         here = [path for path in here if path.is_file()]
         with _writable(self.repository):
@@ -375,11 +375,11 @@ class Snapshot:
 def fetch(
     repository: Repository, choose: Callable[[Snapshot], Iterable[str]]
 ) -> Fetched:
-    """Bring files of a repository to this machine.
+    """Download files of a repository.
 
     Args:
-      repository: likewise.
-      choose: which files.
+      repository: the repository, at a revision.
+      choose: selects the files.
     Raises:
       ValueError: the repository, the revision or the files do not exist, or the hub
         cannot be reached and this machine does not have all of them.
@@ -392,11 +392,11 @@ def fetch(
 
 
 def remember(repository: Repository, commit: str) -> None:
-    """Keep which commit a revision is: all files that are read have arrived.
+    """Record the commit of a revision, once all files that are read have arrived.
 
     Args:
-      repository: at the revision.
-      commit: likewise.
+      repository: the repository, at the revision.
+      commit: the commit.
     Raises:
       ValueError: the cache cannot be written.
     """
@@ -411,13 +411,13 @@ def remember(repository: Repository, commit: str) -> None:
 
 
 def kept_commit(repository: Repository, before: str) -> str:
-    """Return the commit with which a run began that now goes on.
+    """Return the commit with which a resumed run began.
 
-    A warning says so if the revision has become another one.
+    Logs a warning if the revision now is another commit.
 
     Args:
-      repository: at the revision that is asked for.
-      before: the commit.
+      repository: the repository, at the requested revision.
+      before: the commit with which the run began.
     """
     try:
         now = Snapshot(repository).commit
@@ -451,7 +451,7 @@ def _ref(repository: Repository, home: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _writable(repository: Repository) -> Iterator[None]:
-    """Say of a cache that cannot be written how to choose another one."""
+    """Raise an error with a remedy if the cache cannot be written."""
     try:
         yield
     except cache_files.UnwritableError as error:
@@ -474,7 +474,7 @@ def _import_library(repository: Repository) -> Any:
 
 
 def _http_error(library: Any) -> type[Exception]:
-    """Return the class of what the HTTP client of the library raises."""
+    """Return the exception class of the library's HTTP client."""
     module = type(library.get_session()).__module__.partition(".")[0]
     return importlib.import_module(module).HTTPError
 
@@ -484,7 +484,7 @@ def _endpoint(library: Any) -> str:
 
 
 def _host(library: Any) -> str:
-    """Return the address of the hub as it may be shown."""
+    """Return the address of the hub without secrets."""
     return _SECRET.sub("", _endpoint(library))
 
 

@@ -1,11 +1,11 @@
-"""Files of a data set and its card in, the files of one configuration and split out.
+"""Choose the files of one configuration and split of a data set by its card.
 
 A card is the README.md of a data set; the YAML at its beginning may name configurations
-with the files of each split. Without it splits are read off the names of the files.
+with the files of each split. Without it, the names of the files give the splits.
 
 Source: https://huggingface.co/docs/hub/datasets-manual-configuration and
-datasets-file-names-and-splits. Differs: without a split `train` is read, not all of
-them; all formats that are read here count, not only the one of most files.
+datasets-file-names-and-splits. Differs: if no split is given, only `train` is read, not
+all splits; files of all supported formats are read, not only of the most common one.
 """
 
 import difflib
@@ -38,13 +38,13 @@ _ABOUT = re.compile(
 
 
 class Chosen(NamedTuple):
-    """What is read of a data set."""
+    """The files of a data set that are read."""
 
     files: list[str]
     config: str
     split: str
     left_out: list[str]
-    """Files that are not read, those first that might be expected to be."""
+    """Files that are not read; first those that a user might expect to be read."""
 
 
 def choose(
@@ -204,9 +204,9 @@ def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _inferred(files: Sequence[str]) -> dict[str, list[str]]:
-    """Read splits off the names of files, then off those of their folders.
+    """Find the splits in the names of files, or else in the names of their folders.
 
-    Where none names a split, all files are of train.
+    If no name contains a split, all files belong to train.
     """
     if not files:
         return {}

@@ -1,8 +1,8 @@
-"""Names of data sets on a Hugging Face hub in, local folders of their files out.
+"""Download data sets from a Hugging Face hub by name.
 
-A name is `hf://datasets/NAME@REVISION`, with `:CONFIGURATION` and `:SPLIT` behind it
-where the data set has several. The files of that split are read in the order of their
-names; nothing else of the data set is downloaded.
+A name is `hf://datasets/NAME@REVISION`, followed by `:CONFIGURATION` and `:SPLIT` if
+the data set has several. The files of that split are read in the order of their names;
+no other files of the data set are downloaded.
 """
 
 import logging
@@ -43,7 +43,7 @@ def fetch(path: str) -> Fetched:
 
 
 def list_files(path: str) -> Listing:
-    """List the files of one split of a data set; of them only the card is downloaded.
+    """List the files of one split of a data set; download only its card.
 
     Args:
       path: as for `fetch`.
@@ -79,13 +79,13 @@ def _origin(snapshot: Snapshot, chosen: Chosen) -> str:
 
 
 def pinned(path: str, recorded: Sequence[str]) -> str:
-    """Return a path with the commit that the revision of a data set is.
+    """Replace the revision of a data set in a path by its commit.
 
     Args:
-      path: of any corpus; of one that is not on a hub, it is returned.
-      recorded: the paths with which a run began that now goes on. If one of them is
-        the same split at a commit, that is returned, with a warning where the revision
-        has become another commit.
+      path: path of any corpus; one that is not on a hub is returned unchanged.
+      recorded: paths with which the run began, if it is resumed. If one of them is the
+        same split at a commit, that path is returned, with a warning if the revision
+        now is another commit.
     Raises:
       ValueError: as `fetch`.
     """
@@ -106,11 +106,11 @@ def pinned(path: str, recorded: Sequence[str]) -> str:
 
 
 def remember(path: str, at_commit: str) -> None:
-    """Keep which commit a revision is: all files that are read have arrived.
+    """Record the commit of a revision, once all files that are read have arrived.
 
     Args:
-      path: of any corpus, as a flag names it.
-      at_commit: what `pinned` has returned for it.
+      path: path of any corpus, as given by a flag.
+      at_commit: the result of `pinned` for this path.
     Raises:
       ValueError: the cache of the hub cannot be written.
     """
@@ -143,7 +143,7 @@ def _card(snapshot: Snapshot) -> str:
 
 
 def _log_choice(path: str, chosen: Chosen) -> None:
-    """Say once what is read, and what is not."""
+    """Log once which files are read, and which are not."""
     _log.info(
         "%s %s: %d files of configuration %s, split %s",
         *(_FLAG, path, len(chosen.files), chosen.config, chosen.split),

@@ -1,7 +1,7 @@
-"""Names of tokenizers in, the local files out.
+"""Find the local files of a tokenizer by its name.
 
-A name is a path, or `hf://NAME@REVISION` for a repository of a model on a Hugging Face
-hub, of which the files of the tokenizer are downloaded and nothing else.
+A name is a path, or `hf://NAME@REVISION` for the repository of a model on a Hugging
+Face hub, from which only the files of the tokenizer are downloaded.
 """
 
 import pathlib
@@ -20,20 +20,20 @@ _OTHER_SPECS = (".model", ".txt", ".tiktoken", "vocab.json")
 
 
 def is_on_hub(name: str) -> bool:
-    """Say whether a name of a tokenizer is one of a hub."""
+    """Return whether the name of a tokenizer refers to a hub."""
     return name.startswith(hub.PREFIX)
 
 
 def local(name: str, *, flag: str = FLAG) -> pathlib.Path:
     """Return the tokenizer.json of a tokenizer, downloaded if it is on a hub.
 
-    The tokenizer_config.json and chat_template.jinja that it has lie beside it.
+    Its tokenizer_config.json and chat_template.jinja, if any, are in the same folder.
 
     Args:
       name: a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
       flag: that names the tokenizer, for messages.
     Returns:
-      a path, which need not exist if the name is one.
+      a path; if the name is a local path, the file may not exist.
     Raises:
       ValueError: the name is no hf://NAME@REVISION, the repository or the revision does
         not exist or holds no tokenizer.json, the hub cannot be reached and this machine
@@ -46,13 +46,13 @@ def local(name: str, *, flag: str = FLAG) -> pathlib.Path:
 
 
 def pinned(name: str, recorded: str | None = None, *, flag: str = FLAG) -> str:
-    """Return the name of a tokenizer with the commit that its revision is.
+    """Replace the revision in the name of a tokenizer by its commit.
 
     Args:
-      name: of any tokenizer; of one that is not on a hub, the name is returned.
-      recorded: the name with which a run began that now goes on. Where it is a commit
-        of the same repository, it is returned. A warning says so if the revision has
-        become another commit.
+      name: name of any tokenizer; one that is not on a hub is returned unchanged.
+      recorded: name with which the run began, if it is resumed. If it is a commit of
+        the same repository, it is returned, with a warning if the revision now is
+        another commit.
       flag: that names the tokenizer, for messages.
     Raises:
       ValueError: as `local`.

@@ -1,7 +1,7 @@
-"""Preparations that never ended: folders beside the token files, found and removed.
+"""Find and remove the folders of unfinished preparations beside the token files.
 
-Enters: the folder of token files. Leaves: what killed processes have left in it that no
-process continues by itself, because nobody has asked for the same corpus since.
+Enters: the folder of token files. Leaves: folders of killed processes. A preparation of
+the same corpus would continue such a folder, but none has been started since.
 """
 
 import contextlib
@@ -16,18 +16,18 @@ from mjax.data.unfinished import duration
 
 
 class LeftOver(NamedTuple):
-    """What is left of a preparation."""
+    """Folder of an unfinished preparation."""
 
     folder: pathlib.Path
     host: str
-    """On which it ran."""
+    """Host on which it ran."""
     num_bytes: int
     age_s: float
     """Seconds since it was last written."""
 
     @property
     def line(self) -> str:
-        """For a person."""
+        """Description in one line."""
         return (
             f"{self.folder.name}  {self.num_bytes / 1e9:.2f} GB, last written "
             f"{duration(self.age_s)} ago on {self.host}"
@@ -35,10 +35,10 @@ class LeftOver(NamedTuple):
 
 
 def find(cache_dir: pathlib.Path) -> list[LeftOver]:
-    """List what killed preparations have left, the oldest first.
+    """List the folders that killed preparations have left, the oldest first.
 
-    Folders that a process of this host works on are not listed, nor those that cannot
-    be looked into: they end or belong to someone else.
+    Folders are not listed if a process of this host works on them, or if they cannot be
+    read, because another user owns them or they have just been completed.
     """
     found = []
     for folder in sorted(cache_dir.glob("*.tmp-*")):
@@ -56,11 +56,11 @@ def find(cache_dir: pathlib.Path) -> list[LeftOver]:
 
 
 def remove(left: LeftOver) -> bool:
-    """Remove what is left of a preparation of this host.
+    """Remove the folder of an unfinished preparation of this host.
 
     Returns:
-      whether it was removed: not if a process works on it now, or if it is of another
-      host, whose processes cannot be seen from here.
+      whether it was removed. It is not if a process works on it now, or if it belongs
+      to another host, whose processes are not visible here.
     Raises:
       ValueError: it cannot be removed.
     """

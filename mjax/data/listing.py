@@ -1,4 +1,4 @@
-"""What a remote path holds: files with versions, and how their bytes are read."""
+"""The files of a remote path, with their versions and a function that reads them."""
 
 import dataclasses
 import logging
@@ -15,26 +15,26 @@ class Listing:
     """The files of one remote path, none of them read yet."""
 
     base: str
-    """URL that the names of files are relative to."""
+    """URL to which the names of files are relative."""
     origin: str
     """The path with the version that is read."""
     files: Sequence[RemoteFile]
-    """Names are relative to base."""
+    """Files, with names relative to `base`."""
     read_range: Callable[[str, int, int], bytes]
     """Takes name, start and length, see `mirror.Remote`."""
     remember: Callable[[], None]
-    """Keeps the listing for a start without the remote: all files have arrived."""
+    """Called when all files have arrived; keeps the listing for a start offline."""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Of each file in a store, by URL, its size and version in words; empty where the
-    origin tells both, as a commit does."""
+    """Size and version of each file in a store, in words, by URL; empty if the origin
+    determines both, as a commit does."""
 
 
 def log_left_out(path: str, left_out: Sequence[str]) -> None:
-    """Say once what of a remote path is not read.
+    """Log once which files of a remote path are not read.
 
     Args:
-      path: as the flag names it.
-      left_out: names of files.
+      path: remote path, as given by the flag.
+      left_out: names of these files.
     """
     if left_out:
         named, more = ", ".join(left_out[:_MAX_NAMED]), len(left_out) - _MAX_NAMED

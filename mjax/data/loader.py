@@ -1,8 +1,8 @@
-"""Samples in, batches out: global arrays, placed on the devices ahead of the step.
+"""Load batches as global arrays and place them on the devices ahead of the step.
 
 A batch is a dict of int32 arrays [B, T]: tokens, targets, segments, positions. Every
 process reads only the rows that its own devices hold, in a thread, from token files
-mapped into memory: the processes of a host share one copy of them, the page cache.
+mapped into memory, so the processes of a host share one copy in the page cache.
 """
 
 import collections
@@ -23,7 +23,7 @@ FIELDS = ("tokens", "targets", "segments", "positions")
 """The arrays of a batch."""
 
 Batch = dict[str, jax.Array]
-"""Int32 [B, T] each: one array a name of `FIELDS`."""
+"""One int32 array [B, T] for each name in `FIELDS`."""
 
 Rows = dict[str, Int32[np.ndarray, "_ T"]]
 
@@ -49,7 +49,7 @@ class Loader:
 
         Args:
           stream: training samples.
-          sharding: of the [B, T] arrays.
+          sharding: sharding of the [B, T] arrays.
           batch_size: B, over all devices.
           start_step: the first step to read.
           prefetch: batches prepared ahead; each takes 16 B T bytes.
@@ -72,11 +72,11 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """Return the next step's batch, and start on one more."""
+        """Return the batch of the next step, and start to prepare another."""
         started = time.perf_counter()
         if not self._ahead:
             raise RuntimeError("the loader is closed")
-        # A batch that failed stays in place: asked again, it fails again.
+        # A failed batch stays in the queue, so the next call raises again.
         batch = self._ahead[0].result()
         self._ahead.popleft()
         self.data_wait_s = time.perf_counter() - started
@@ -90,7 +90,7 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Stop the thread; waits for the batch that is being read, drops the rest."""
+        """Stop the thread: wait for the batch that is being read, drop the others."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._ahead.clear()
 
@@ -106,8 +106,8 @@ class Loader:
 class OneBatch:
     """The batch of the first step, read once and given to every step.
 
-    What a step takes with it does not depend on files, threads or copies to devices.
-    It is used like a `Loader`.
+    The time of a step then does not depend on files, threads or copies to devices.
+    Use it like a `Loader`.
     """
 
     data_wait_s = 0.0
@@ -140,10 +140,10 @@ def held_out_batches(
     batch_size: int,
     num_batches: int,
 ) -> Iterator[Batch]:
-    """Yield the first held-out batches: every run sees the same.
+    """Yield the first held-out batches, the same in every run.
 
-    Stops early where the samples end. The rows that the last batch lacks have no
-    target, so that every batch has the same shape and no sample counts twice.
+    Stops early if the samples end. The last batch is filled up with rows without
+    targets, so every batch has the same shape and no sample counts twice.
     """
     for batch_index in range(min(num_batches, -(-len(samples) // batch_size))):
         first = batch_index * batch_size
@@ -156,10 +156,10 @@ def held_out_batches(
 
 
 def held_out_num_bytes(dataset: Dataset, num_samples: int) -> int:
-    """Count the bytes that the targets of the first held-out samples stand for.
+    """Count the bytes that the targets of the first held-out samples encode.
 
-    The denominator of bits per byte for `held_out_batches` over num_samples =
-    batch_size * num_batches samples; the same in every process.
+    This is the denominator of bits per byte for `held_out_batches`, with num_samples =
+    batch_size * num_batches; it is the same in every process.
     """
     indices = np.arange(min(num_samples, len(dataset.held_out)))
     return sum(
@@ -183,9 +183,9 @@ def _place(
     shape: tuple[int, int],
     sharding: jax.sharding.NamedSharding,
 ) -> Batch:
-    """Read the rows of this process' devices and start their copies.
+    """Read the rows of this process' devices and start to copy them to the devices.
 
-    Devices that hold the same rows (tensor parallelism) share one reading.
+    Rows that several devices hold (tensor parallelism) are read once.
     """
     read: dict[tuple[int, int], Rows] = {}
 

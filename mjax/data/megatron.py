@@ -1,9 +1,9 @@
-"""A Megatron-LM indexed dataset (PREFIX.idx, PREFIX.bin) in, its documents out.
+"""Read the documents of a Megatron-LM indexed dataset (PREFIX.idx, PREFIX.bin).
 
-PREFIX.bin holds token ids and nothing else. PREFIX.idx says of which type they are,
-where each sequence begins, and which sequences form a document. Both are mapped into
-memory; ids are little-endian. A corpus of them is copied into the token files as text
-is tokenized, so that checksums, the end of each document and the split are the same.
+PREFIX.bin holds only token ids. PREFIX.idx holds their type, the start of each
+sequence, and which sequences form a document. Both are mapped into memory; ids are
+little-endian. The ids are copied into token files like those of tokenized text, with
+the same checksums, end tokens and split.
 
 Source: the file format of Megatron-LM, `megatron/core/datasets/indexed_dataset.py`,
 version 1. Differs: sequences that carry a mode (multimodal data) are refused, and so
@@ -22,7 +22,7 @@ from mjax.data.names import BYTES, trained_vocab_size
 from mjax.data.tokenizers import Tokenizer
 
 TOKENS, INDEX = ".bin", ".idx"
-"""Endings of the names of both files."""
+"""Suffixes of the two files."""
 PIECE_TOKENS = 1 << 18
 """A longer document is handed on in pieces of this size."""
 _MAGIC = b"MMIDIDX\x00\x00"
@@ -37,11 +37,11 @@ class IndexedDataset:
     """The documents of one pair of files, mapped into memory."""
 
     path: pathlib.Path
-    """Of the .bin file."""
+    """Path of the .bin file."""
     tokens: Integer[np.ndarray, "_"]
-    """All ids, document after document, of the type of the file."""
+    """Ids of all documents in order, in the type of the file."""
     starts: Int64[np.ndarray, "_"]
-    """For D documents D + 1 places in tokens: where each begins, and the end."""
+    """D + 1 positions in tokens for D documents: the start of each, and the end."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -50,7 +50,8 @@ class IndexedDataset:
         """Return the ids of a document; they are mapped, not copied.
 
         Args:
-          document: from 0; an IndexError of numpy ends an iteration.
+          document: its number, from 0. Beyond the last, numpy raises IndexError, which
+            ends an iteration.
         """
         assert document >= 0
         return self.tokens[self.starts[document] : self.starts[document + 1]]
@@ -62,13 +63,13 @@ class TokenIds:
 
     ids: Int64[np.ndarray, "n"]
     num_bytes: Int64[np.ndarray, "n"]
-    """Bytes of text that each stands for."""
+    """Bytes of text that each token encodes."""
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def split_at(self, num_bytes: int) -> tuple["TokenIds", "TokenIds"]:
-        """Cut after the tokens that stand for at most num_bytes bytes in all."""
+        """Cut after the tokens that encode at most num_bytes bytes in total."""
         ends = np.cumsum(self.num_bytes)
         place = int(np.searchsorted(ends, num_bytes, side="right"))
         return (
@@ -88,7 +89,7 @@ def check_pair(path: pathlib.Path) -> None:
     """Refuse a name of --data.path that is not the .bin file of an indexed dataset.
 
     Args:
-      path: whose name ends in .bin or .idx, with .gz or .zst after that or without.
+      path: ends in .bin or .idx, optionally followed by .gz or .zst.
     Raises:
       ValueError: it is the index, is compressed, or has no index beside it.
     """
@@ -138,12 +139,12 @@ def read_documents(
 ) -> Iterator[tuple[int, Iterator[TokenIds]]]:
     """Yield (number, pieces) of the documents of an indexed dataset.
 
-    The token that ends a document is left out where it is the last one, as the reader
-    of any document adds it.
+    An end token at the end of a document is left out, because the caller adds one to
+    every document.
 
     Args:
       path: of the .bin file.
-      tokenizer: that the ids were made with.
+      tokenizer: the one that made the ids.
       first: number of the first document to read, from 0.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
@@ -261,7 +262,7 @@ def _read_header(idx: pathlib.Path, header: np.ndarray) -> tuple[np.dtype, int, 
 def _sequence_places(
     idx: pathlib.Path, lengths: np.ndarray, pointers: np.ndarray, dtype: np.dtype
 ) -> Int64[np.ndarray, "_"]:
-    """Return where sequences begin, in tokens, and the end."""
+    """Return the start of each sequence, in tokens, and the end."""
     if (lengths < 0).any():
         sequence = int(np.argmax(lengths < 0))
         raise ValueError(
@@ -283,7 +284,7 @@ def _sequence_places(
 def _document_starts(
     idx: pathlib.Path, bounds: np.ndarray, places: np.ndarray
 ) -> Int64[np.ndarray, "_"]:
-    """Return where documents begin, in tokens, and the end."""
+    """Return the start of each document, in tokens, and the end."""
     num_sequences = len(places) - 1
     if bounds[0] != 0 or bounds[-1] != num_sequences or (np.diff(bounds) < 0).any():
         raise ValueError(

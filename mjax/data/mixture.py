@@ -1,9 +1,9 @@
-"""Which corpus each sample of a mixture comes from.
+"""Choose the corpus of each sample of a mixture.
 
-Weights in, and for sample number n of the stream: the corpus it comes from, and how
-many samples of that corpus came before it. Both are read off a table of one period, so
-n may be any number. In every prefix of n samples, each corpus has its share of n up to
-less than one sample.
+For weights and a sample number n of the stream, this gives the corpus of the sample,
+and the number of samples of that corpus before it. Both come from a table of one
+period, so n may be any number. In every prefix of n samples, the count of each corpus
+differs from its share of n by less than one sample.
 
 Source: Tijdeman 1980, "The chairman assignment problem", Discrete Mathematics 32, 323.
 """
@@ -18,18 +18,18 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 MAX_PERIOD = 100_000
-"""Weights that repeat only after more samples are refused: 20 bytes of table each."""
+"""Maximum period in samples; each takes 20 bytes of the table."""
 
 
 class _Table(NamedTuple):
     """One period of the stream."""
 
     corpus: Int64[np.ndarray, "P"]
-    """Of each sample."""
+    """Corpus of each sample."""
     number: Int64[np.ndarray, "P"]
-    """Samples of the same corpus before each sample."""
+    """Number of samples of the same corpus before each sample."""
     shares: Int64[np.ndarray, "C"]
-    """Samples of each corpus in a period; their sum is P."""
+    """Number of samples of each corpus in a period; their sum is P."""
 
 
 def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
@@ -66,13 +66,13 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 def places(
     numbers: Int[np.ndarray, "n"], weights: tuple[float, ...]
 ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-    """Return where samples of the stream come from.
+    """Return the corpus of some samples of the stream, and their number in it.
 
     Args:
-      numbers: of the samples in the stream, from 0 on.
-      weights: of the corpora.
+      numbers: numbers of the samples in the stream, from 0.
+      weights: weights of the corpora.
     Returns:
-      the corpus of each sample, and its number among those of its corpus.
+      the corpus of each sample, and the number of the sample within its corpus.
     """
     table = _table(weights)
     period, index = np.divmod(numbers.astype(np.int64), len(table.corpus))
@@ -81,11 +81,11 @@ def places(
 
 
 def first_without(sizes: tuple[int, ...], weights: tuple[float, ...]) -> int:
-    """Return how many samples come before a corpus of so many samples has no new one.
+    """Return the number of samples before one corpus has no new sample left.
 
     Args:
-      sizes: samples of each corpus.
-      weights: of the corpora.
+      sizes: number of samples of each corpus.
+      weights: weights of the corpora.
     """
     table = _table(weights)
     ends = []
@@ -98,11 +98,11 @@ def first_without(sizes: tuple[int, ...], weights: tuple[float, ...]) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _table(weights: tuple[float, ...]) -> _Table:
-    """Assign one period, by the earliest deadline among what may come already.
+    """Assign one period: among the samples that may come, take the earliest deadline.
 
     Sample j (from 0) of a corpus with share w may come at number n (from 1) if
     w n - j >= 1 / (2 C - 2), and must come while w n - j <= 1 + that bound's
-    complement. Tijdeman's theorem: there is always one that may, and none is late, so
+    complement. Tijdeman's theorem: some sample always may come, and none is late, so
     |count - w n| <= 1 - 1 / (2 C - 2) for C > 1 corpora.
     """
     counts = shares(weights)

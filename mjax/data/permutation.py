@@ -1,12 +1,13 @@
-"""Places in, places of a random permutation out, without the permutation in memory.
+"""Evaluate a random permutation at given places without storing it.
 
-A block cipher on the smallest even number of bits, at least 16, that holds every place
-is a permutation of its blocks. A result beyond the last place is enciphered again until
-it is none (cycle walking: Black and Rogaway 2002, "Ciphers with arbitrary finite
-domains"). The cipher is four rounds of SIMON (Beaulieu et al. 2013, eprint 2013/404)
-with keys from the seeding algorithm of the C++ standard, which makes it the permutation
-of Grain's `index_shuffle`. Differs: Grain takes two bits less where the last place is
-4^k for k >= 8, and then gives the first and the last place the same number.
+A block cipher permutes its blocks. Here a block has the smallest even number of bits,
+at least 16, that can represent every place. A result beyond the last place is
+enciphered again until it is within range (cycle walking: Black and Rogaway 2002,
+"Ciphers with arbitrary finite domains"). The cipher is four rounds of SIMON (Beaulieu
+et al. 2013, eprint 2013/404) with keys from the seeding algorithm of the C++ standard,
+so the permutation is that of Grain's `index_shuffle`. Differs: if the last place is 4^k
+for k >= 8, Grain uses two bits less and maps the first and the last place to the same
+number.
 """
 
 import functools
@@ -22,7 +23,7 @@ _MASK_32 = (1 << 32) - 1
 def permuted(
     places: Int64[np.ndarray, "n"], size: int, *, seed: int
 ) -> Int64[np.ndarray, "n"]:
-    """Return what a permutation of range(size) has at some places.
+    """Return the values of a permutation of range(size) at some places.
 
     Args:
       places: within range(size).

@@ -1,7 +1,7 @@
-"""Names on a hub in, the same names with the commits that their revisions are out.
+"""Replace the revisions of data sets and tokenizers on a hub by commits.
 
-A run is read by several processes and goes on later: all of them have to read the same
-commit, also if a branch moves meanwhile.
+All processes of a run, and a run that is resumed, must read the same commit, even if a
+branch moves between their starts.
 """
 
 import dataclasses
@@ -19,13 +19,12 @@ def has_names(config: DataConfig) -> bool:
 
 
 def pinned(config: DataConfig, recorded: Mapping[str, Any]) -> DataConfig:
-    """Return a configuration whose names on a hub have commits.
+    """Return a configuration in which each name on a hub has a commit as its revision.
 
     Args:
-      config: of a run.
-      recorded: the group `data` of the config.json of a run that goes on; its commits
-        are kept, with a warning where a revision has become another one. Empty: the
-        run begins.
+      config: data of the run.
+      recorded: the group `data` of config.json, if the run is resumed. Its commits are
+        kept, with a warning if a revision now is another commit. Empty: a new run.
     Raises:
       ValueError: a name, a revision or a tokenizer does not exist, or the hub cannot be
         reached and this machine has no copy.
@@ -43,11 +42,11 @@ def pinned(config: DataConfig, recorded: Mapping[str, Any]) -> DataConfig:
 
 
 def remember(config: DataConfig, pinned: DataConfig) -> None:
-    """Keep which commits the revisions are, for a start that does not reach the hub.
+    """Record the commit of each revision, for a start that cannot reach the hub.
 
     Args:
-      config: as the flags name it.
-      pinned: the same with commits, all of whose files have arrived.
+      config: configuration as given by the flags.
+      pinned: the same configuration with commits, whose files are all on this machine.
     Raises:
       ValueError: the cache of the hub cannot be written.
     """
@@ -57,7 +56,7 @@ def remember(config: DataConfig, pinned: DataConfig) -> None:
 
 
 def _texts(value: Any) -> Sequence[str]:
-    """Return the texts of a list in a file that anyone may have written."""
+    """Return the strings of a JSON list; ignore values of other types."""
     return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
 
 

@@ -1,11 +1,11 @@
-"""Documents in, two token streams on disk out: training and held-out.
+"""Tokenize documents into two token streams on disk: training and held-out.
 
-Documents of an indexed dataset are token ids already: they are copied.
+Documents of an indexed dataset already are token ids, which are copied.
 
-The corpus is read twice, holding a few megabytes of it at a time: once to hash it, to
-find bad input before the long part, and to decide the split; once to tokenize it.
-While it is tokenized, the place that was reached is saved every few seconds, so that a
-process that is killed loses no more than that.
+The corpus is read twice, a few megabytes at a time: first to hash it, to find bad input
+before the long part, and to decide the split; then to tokenize it. During tokenization
+the position is saved every few seconds, so a killed process loses only a few seconds of
+work.
 """
 
 import contextlib
@@ -41,17 +41,17 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-    """What the first reading of the corpus found."""
+    """Result of the first pass over the corpus."""
 
     corpus_hash: str
     """SHA-256 over the names and contents of the documents, in order, and over the
-    sides of those that are not on the side of their own name."""
+    side of each copy that its own name would put on the other side."""
     num_documents: int
     num_bytes: int
     num_repeated_bytes: int
-    """Of these, in files whose content an earlier file of the corpus has."""
+    """Bytes in files with the same content as an earlier file of the corpus."""
     split: Literal["document", "position"]
-    """How training and held-out text are told apart, see `split_pieces`."""
+    """How text is split into training and held-out text, see `split_pieces`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,52 +59,52 @@ class SideCounts:
     """One side of a tokenized corpus in numbers."""
 
     num_tokens: int
-    """With one token per document that ends it."""
+    """Number of tokens, including one end token per document."""
     num_bytes: int
-    """Of text, in UTF-8."""
+    """Bytes of text, in UTF-8."""
     num_documents: int
     """Documents that end in this side."""
     max_token_id: int
     byte_counts: list[int]
-    """How often each of the 256 bytes occurs; of chats, in the answers."""
+    """Frequency of each of the 256 bytes; for chats, in the answers only."""
     num_targets: int = 0
-    """Of chats: tokens of answers."""
+    """For chats: number of tokens in answers."""
 
 
 class Place(NamedTuple):
-    """A place in a corpus, behind a piece; places are ordered as the pieces are."""
+    """The place after a piece of a corpus; places sort in the order of the pieces."""
 
     source_index: int
     row: int
-    """Line or row of the document in its file; 0 where it is the whole file."""
+    """Line or row of the document in its file; 0 if it is the whole file."""
     num_pieces: int
-    """Of the document, that are before this place."""
+    """Number of pieces of the document before this place."""
 
 
 class Piece(NamedTuple):
-    """Some text or ids of one side; with neither, is_end ends a document."""
+    """Text or ids of one side; without either, `is_end` marks the end of a document."""
 
     side: Side
     text: str
     is_end: bool
     answers: tuple[tuple[int, int], ...] | None = None
-    """Of a whole chat, where its answers are, in characters."""
+    """For a chat: the ranges of its answers, in characters."""
     name: str = ""
-    """Of a whole chat: its file and line."""
+    """For a chat: its file and line."""
     place: Place = Place(0, 0, 0)
-    """Behind the piece, where reading goes on."""
+    """Place after the piece, where reading continues."""
     ids: Int64[np.ndarray, "_"] | None = None
-    """Token ids in place of text; None where the piece is text."""
+    """Token ids in place of text; None if the piece is text."""
 
 
 Pieces = Callable[[Place | None], Iterator[Piece]]
-"""Starts reading the pieces behind a place; None is the beginning."""
+"""Yields the pieces after a place; None is the beginning."""
 
 
 def is_held_out(name: str, fraction: float) -> bool:
-    """Decide by a hash of its name alone whether a document is held out.
+    """Decide whether a document is held out, by a hash of its name alone.
 
-    A document therefore stays on its side when others come or go.
+    A document therefore stays on its side when others are added or removed.
     """
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
@@ -118,9 +118,9 @@ def survey(
     """Read the corpus once and decide how it is split.
 
     Args:
-      documents: reads it.
+      documents: reads the corpus.
       held_out_fraction: share of the documents that are held out.
-      on_document: called behind each document.
+      on_document: called after each document.
     Raises:
       ValueError: bad input of `corpora.documents`, or no text at all.
     """
@@ -161,7 +161,7 @@ def survey(
 
 
 def _content(piece: str | TokenIds) -> tuple[bytes, int]:
-    """Return what the corpus hash covers of a piece, and its bytes of text."""
+    """Return the bytes of a piece that are hashed, and its number of bytes of text."""
     if isinstance(piece, TokenIds):
         return piece.ids.astype("<u4").tobytes(), int(piece.num_bytes.sum())
     encoded = piece.encode()
@@ -171,13 +171,13 @@ def _content(piece: str | TokenIds) -> tuple[bytes, int]:
 def split_pieces(
     documents: Documents, found: Survey, held_out_fraction: float
 ) -> Iterator[Piece]:
-    """Read the corpus again and tell training from held-out text.
+    """Read the corpus again and split it into training and held-out text.
 
-    By document, where that leaves both sides some text (see `is_held_out`). A corpus of
-    one or few documents is split by position: its end is held out, and the document
-    that lies across the border has its beginning in the training text. Copies of a
-    document have the position of the first, so that they are split as it is. A chat
-    is never cut: the one across the border is held out, unless it is the first.
+    It is split by document if both sides then have text (see `is_held_out`). Otherwise
+    the corpus has few documents and is split by position: its end is held out, and the
+    document at the border is divided. Copies of a document have the position of the
+    first, so they are split in the same way. A chat is never cut: the one at the border
+    is held out, unless it is the first.
     """
     document, num_pieces = None, 0
     for current, piece in _split_documents(documents, found, held_out_fraction):
@@ -188,11 +188,11 @@ def split_pieces(
 
 
 def pieces_behind(place: Place | None, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Pass on the pieces of a corpus that are behind a place.
+    """Yield the pieces of a corpus after a place.
 
     Args:
-      place: None is the beginning.
-      pieces: from the beginning, or from the document of the place.
+      place: the place; None is the beginning.
+      pieces: pieces from the beginning, or from the document of the place.
     """
     if place is None:
         return pieces
@@ -262,10 +262,10 @@ def write_streams(
 
     Args:
       pieces: reads the text from any place.
-      tokenizer: of the text.
-      folder: of the files.
-      unfinished: says how far an earlier process came; the files go on from there.
-      meter: counts what is done.
+      tokenizer: tokenizer of the text.
+      folder: folder of the files.
+      unfinished: the progress of an earlier process, from which the files continue.
+      meter: counts the progress.
     Raises:
       ValueError: the tokenizer does not keep the text.
     """
@@ -304,10 +304,10 @@ def write_chats(
     unfinished: Unfinished,
     meter: Meter,
 ) -> dict[Side, SideCounts]:
-    """Tokenize chats as `write_streams` does text, with a flag of each token.
+    """Tokenize chats as `write_streams` does text, and write a flag for each token.
 
-    The flags go to `flags_path(folder, side)`, see `chat_samples`. No token is added
-    behind a chat: what ends a turn is the template's.
+    The flags go to `flags_path(folder, side)`, see `chat_samples`. No end token is
+    added after a chat, because the template ends each turn.
     """
     dtype = token_dtype(tokenizer)
     paths = [stream_path(folder, side) for side in SIDES]
@@ -335,17 +335,17 @@ def token_dtype(tokenizer: Tokenizer) -> np.dtype:
 
 
 def stream_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
-    """Return the file of one side: token ids, one after the other."""
+    """Return the path of the token ids of one side."""
     return folder / f"{side}.tokens"
 
 
 def flags_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
-    """Return the file of the flags of one side of chats: a byte each token."""
+    """Return the path of the flags of one side of chats: a byte per token."""
     return folder / f"{side}_flags.bits"
 
 
 class _Streams:
-    """The files that are written, their counts, and the place that was reached."""
+    """The files that are written, their counts, and the current place."""
 
     def __init__(
         self,
@@ -353,11 +353,11 @@ class _Streams:
         unfinished: Unfinished,
         stack: contextlib.ExitStack,
     ) -> None:
-        """Begin the files, or go on where an earlier process has saved its place.
+        """Begin the files, or continue from the place that an earlier process saved.
 
         Args:
-          paths: of the files.
-          unfinished: has that place, under "streams".
+          paths: paths of the files.
+          unfinished: holds that place, under "streams".
           stack: closes the files.
         """
         self._unfinished, state = unfinished, unfinished.get("streams")
@@ -378,7 +378,7 @@ class _Streams:
         self._num_reported = self._done()
 
     def advance(self, place: Place, meter: Meter) -> None:
-        """Report what was written, and save the place if it is time to."""
+        """Report progress, and save the place if it is time to."""
         done = self._done()
         before, self._num_reported = self._num_reported, done
         num_bytes, num_documents, num_tokens = np.subtract(done, before).tolist()
@@ -411,7 +411,7 @@ def _open_writers(
 
 
 class _Counts:
-    """Counts what goes into one stream."""
+    """Counts the contents of one stream."""
 
     def __init__(self) -> None:
         self.num_tokens = self.num_bytes = self.num_documents = 0
@@ -435,7 +435,7 @@ class _Counts:
     def add_chat(
         self, piece: Piece, ids: Int64[np.ndarray, "n"], is_answer: np.ndarray
     ) -> None:
-        """Count a chat; the bytes that are counted one by one are of its answers."""
+        """Count a chat; byte frequencies are counted in its answers only."""
         assert piece.answers is not None
         answers = "".join(piece.text[start:end] for start, end in piece.answers)
         text = np.frombuffer(answers.encode(), np.uint8)
@@ -447,11 +447,11 @@ class _Counts:
         self.byte_counts += np.bincount(text, minlength=256)
 
     def state(self) -> dict[str, Any]:
-        """Return everything that was counted, as JSON holds it."""
+        """Return all counts as JSON values."""
         return {**vars(self), "byte_counts": self.byte_counts.tolist()}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on counting from what `state` returned."""
+        """Continue from the counts that `state` returned."""
         vars(self).update(state)
         self.byte_counts = np.array(state["byte_counts"], np.int64)
 

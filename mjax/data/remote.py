@@ -1,8 +1,8 @@
-"""Remote paths of --data.path in, files that are read through blocks out.
+"""Read the remote files of --data.path through blocks on the disks of the hosts.
 
-Blocks are on disks of the hosts of a run, see `mirror`. With --data.cache.mirror-dir
-the hosts share them, see `remote_hosts`. Each host reads a file whole once, to compare
-its checksum and to keep its SHA-256, so that later starts need not compute it again.
+With --data.cache.mirror-dir the hosts of a run share the blocks (see `mirror` and
+`remote_hosts`). Each host reads every file completely once, to compare its checksum and
+to store its SHA-256, so that later starts need not compute it again.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ class RemoteFiles:
         """Take the files of a mirror.
 
         Args:
-          listings: of each remote path.
-          mirror: of all their files, see `_Remote`.
-          folder: of the blocks.
+          listings: listing of each remote path.
+          mirror: mirror of all their files, see `_Remote`.
+          folder: folder of the blocks.
         """
         self._listings, self._mirror = listings, mirror
         self._table = folder / _HASHES
@@ -78,7 +78,7 @@ class RemoteFiles:
     # ------------------------------------------------------------------------- hashes
 
     def _sha256(self, file: RemoteFile) -> str:
-        """Return the SHA-256 of a file; the first call reads all that are not known."""
+        """Return the SHA-256 of a file; the first call hashes all unknown files."""
         if file.identity not in self._digests:
             self._read_hashes()
             try:
@@ -125,7 +125,7 @@ class RemoteFiles:
                     self._write_hashes()
 
     def _fetch(self) -> None:
-        """Bring the blocks of this host, with those of the others at the same time."""
+        """Fetch the blocks of this host; the other hosts fetch theirs meanwhile."""
         mirror = self._mirror
         num_bytes, limit = mirror.num_own_bytes, mirror.limit_bytes
         if limit is not None and num_bytes > limit:
@@ -159,7 +159,7 @@ def alone(config: DataConfig) -> Iterator[RemoteFiles | None]:
     Args:
       config: names them.
     Yields:
-      the files; None where no path is read through blocks.
+      the files; None if no path is read through blocks.
     Raises:
       ValueError: a path does not exist, or cannot be listed, or the folder cannot be
         made.

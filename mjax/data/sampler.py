@@ -1,4 +1,4 @@
-"""In which order the samples of a corpus come: a pure function of the seed.
+"""The order of the samples of a corpus, as a pure function of the seed.
 
 A corpus is an endless sequence of its samples in which every epoch is a permutation of
 all of them. The permutation is computed in blocks of consecutive places (see
@@ -27,13 +27,14 @@ _HELD_OUT_SEED = 0
 def epoch_indices(
     numbers: Iterable[int], num_samples: int, *, seed: int, corpus: int = 0
 ) -> Int64[np.ndarray, "_"]:
-    """Return which samples of a corpus come at places of its endless sequence.
+    """Return the samples at some places of the endless sequence of a corpus.
 
     Args:
-      numbers: the places, from 0 on; the first num_samples are the first epoch.
-      num_samples: of the corpus, at least 1.
-      seed: of the run; decides the order, with the epoch and the corpus.
-      corpus: its index in the mixture. The first has the order of a run on it alone.
+      numbers: the places, from 0; the first num_samples are the first epoch.
+      num_samples: number of samples of the corpus, at least 1.
+      seed: seed of the run; decides the order, with the epoch and the corpus.
+      corpus: index in the mixture. Corpus 0 has the same order as in a run without a
+        mixture.
     """
     epochs, places = np.divmod(np.array(list(numbers), np.int64), num_samples)
     for epoch in np.unique(epochs).tolist():
@@ -46,10 +47,10 @@ def epoch_indices(
 def held_out_indices(
     numbers: Iterable[int], num_samples: int
 ) -> Int64[np.ndarray, "_"]:
-    """Return which held-out samples come at places of their one random order.
+    """Return the held-out samples at some places of their random order.
 
-    It is shuffled so that a short evaluation sees text from everywhere, and the same
-    for every run, whatever its seed.
+    The order is random so that a short evaluation sees text from everywhere. It is the
+    same for all runs, whatever their seed.
     """
     places = np.array(list(numbers), np.int64)
     return _shuffled(places, num_samples, _HELD_OUT_SEED)

@@ -1,8 +1,8 @@
-"""A token stream in, samples out.
+"""Cut a token stream into samples.
 
-A sample is a window of seq_len + 1 tokens of the stream, which is all documents one
-after the other, each with a token that ends it. Windows overlap by one token, so that
-every token but the first is a target once.
+The stream contains all documents one after the other, each followed by an end token. A
+sample is a window of seq_len + 1 tokens of it. Windows overlap by one token, so every
+token except the first is a target once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ NO_TARGET = -1
 
 @runtime_checkable
 class Tokens(Protocol):
-    """The ids of a token stream: a numpy array, or what is read like one."""
+    """The ids of a token stream: a numpy array, or an object with the same indexing."""
 
     def __len__(self) -> int: ...
 

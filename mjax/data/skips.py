@@ -1,13 +1,13 @@
-"""Batches that a run leaves out of the order of its data.
+"""Batches of the data order that a run leaves out.
 
-Enters: texts STEP:N, the flag `--data.skip`: the state after STEP steps goes on behind
-the next N batches of the order. Leaves: the place in the order of the batch of a step,
-and what a state has to do with other skips. All is a function of these texts, so a run
-that is started again reads what it would have read.
+Enters: the flag `--data.skip`, texts STEP:N: after STEP steps, the next N batches are
+left out. Leaves: the place in the order of the batch of a step, and whether a state
+fits other skips. Everything is a function of these texts, so a restarted run reads the
+same batches.
 
-A training that diverges is often healed by going back a few saves and leaving out the
-data that followed: PaLM, arXiv:2204.02311, section 5.1, where the same data did no harm
-from another state.
+A training that diverges often recovers if it resumes from an earlier save and leaves
+out the data that followed: PaLM, arXiv:2204.02311, section 5.1, where the same data did
+no harm from another state.
 """
 
 import dataclasses
@@ -17,10 +17,10 @@ from collections.abc import Sequence
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Skip:
-    """One part that is left out."""
+    """Consecutive batches that are left out."""
 
     after: int
-    """Optimizer steps that are taken before it."""
+    """Number of optimizer steps before them."""
     batches: int
 
     def __str__(self) -> str:
@@ -65,12 +65,12 @@ def seen(step: int, skips: Sequence[Skip]) -> tuple[Skip, ...]:
 
 
 def roll_back(skips: Sequence[Skip], to: int, step: int) -> tuple[Skip, ...]:
-    """Return the skips of a run that goes back, and leaves out what it had read since.
+    """Return the skips of a run that goes back and leaves out the batches since then.
 
     Args:
-      skips: until now.
-      to: steps that the state has seen from which it goes on.
-      step: steps that the state has seen which cannot go on.
+      skips: skips so far.
+      to: number of steps of the state from which the run resumes.
+      step: number of steps of the state that cannot continue.
     """
     kept = seen(to, skips)
     first = to + sum(skip.batches for skip in kept)
@@ -78,9 +78,10 @@ def roll_back(skips: Sequence[Skip], to: int, step: int) -> tuple[Skip, ...]:
 
 
 def continues(old: Sequence[Skip], new: Sequence[Skip]) -> bool:
-    """Say whether a run with the old skips may go on with the new ones.
+    """Return whether a run with the old skips may continue with the new ones.
 
-    It may pass further ones, and go back behind old ones; it cannot forget any.
+    Skips may be added. An old skip may be absent only if the last new one is not after
+    it: the run has gone back to before the old skip.
     """
     last = new[-1].after if new else math.inf
     return all(skip in new or last <= skip.after for skip in old)

@@ -1,10 +1,10 @@
-"""What is read at which step: samples of one corpus, or of several in a mixture.
+"""The samples of each step, from one corpus or a mixture of several.
 
-Row r of step n is number p * batch_size + r of an endless stream of samples; p is n,
-and more if batches are left out (`skips`). Which corpus a number comes from is decided
-by `mixture`, which sample of the corpus by `sampler`. All are pure functions, so
-nothing depends on what was read before, on the number of processes, or on how rows are
-divided among them. JAX is not needed here.
+Row r of step n is number p * batch_size + r of an endless stream of samples; p is n, or
+more if batches are left out (`skips`). `mixture` decides the corpus of a number, and
+`sampler` decides which sample of the corpus. All are pure functions, so nothing depends
+on what was read before, on the number of processes, or on how rows are divided among
+them. This module does not use JAX.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ class Stream:
 
     corpora: tuple[Samples, ...]
     weights: tuple[float, ...]
-    """Of the corpora, in any unit: see `mixture.shares`."""
+    """Weights of the corpora, in any unit: see `mixture.shares`."""
     seed: int
-    """Decides the order inside each epoch of each corpus."""
+    """Seed that decides the order within each epoch of each corpus."""
     skips: tuple[Skip, ...] = ()
     """Batches that are left out."""
     one_batch: bool = False
-    """All steps read the batch of the first."""
+    """Whether all steps read the batch of the first step."""
 
     def __post_init__(self) -> None:
         """Check that corpora and weights fit each other.
@@ -52,7 +52,7 @@ class Stream:
 
     @property
     def num_samples(self) -> int:
-        """Different samples, of all corpora together."""
+        """Number of different samples in all corpora."""
         return sum(map(len, self.corpora))
 
     def ids(
@@ -60,8 +60,8 @@ class Stream:
     ) -> Int64[np.ndarray, "n 2"]:
         """Return (corpus, sample) for rows of a step's global batch.
 
-        An epoch of a corpus ends where it ends, also within a batch: each sample is
-        read exactly once per epoch.
+        An epoch of a corpus may end within a batch: each sample is read exactly once
+        per epoch.
 
         Args:
           step: optimizer steps before this one.
@@ -104,8 +104,8 @@ class Stream:
 class HeldOut:
     """The held-out samples in the one order in which all runs read them.
 
-    A mixture has each corpus in its share, in every prefix, and ends where the first
-    corpus has no further sample.
+    In a mixture, every prefix of the order contains each corpus in its share. The order
+    ends when one corpus has no further sample.
     """
 
     corpora: tuple[Samples, ...]

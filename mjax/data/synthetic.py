@@ -57,7 +57,7 @@ class SyntheticSamples:
 
 
 def count(num_samples: int, seq_len: int) -> SideCounts:
-    """Count what is in so many samples; each byte is as frequent as any other."""
+    """Return the counts of a number of samples; all bytes are equally frequent."""
     num_tokens = num_samples * seq_len
     return SideCounts(
         num_tokens=num_tokens,

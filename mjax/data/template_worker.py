@@ -35,12 +35,12 @@ _START, _END = f"\x02{_NONCE}[", f"\x03{_NONCE}]"
 
 
 class _Generation(jinja2.ext.Extension):
-    """Marks what is between {% generation %} and {% endgeneration %}: the answers."""
+    """Marks the answers: text between {% generation %} and {% endgeneration %}."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja reads a plain set)
 
     def parse(self, parser: Any) -> Any:
-        """Put marks around the block; what it sets is not seen outside."""
+        """Put marks around the block; variables that it sets stay inside."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         marked = [_text(_START, line), *body, _text(_END, line)]
@@ -84,7 +84,7 @@ def _environment(now: Callable[[], datetime.datetime]) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _compiled(template: str, now: str | None) -> tuple[Any, bool]:
-    """Compile a template; say also whether it marks the answers."""
+    """Compile a template; return also whether it marks the answers."""
 
     def time() -> datetime.datetime:
         if now is None:
@@ -100,7 +100,7 @@ def _compiled(template: str, now: str | None) -> tuple[Any, bool]:
 
 
 def _render(template: Any, variables: dict[str, Any]) -> tuple[str, list[list[int]]]:
-    """Return the text without marks, and where the marked parts begin and end."""
+    """Return the text without marks, and the start and end of each marked part."""
     parts, num_chars = [], 0
     for part in template.generate(**variables):
         parts.append(part)
@@ -121,7 +121,7 @@ def _render(template: Any, variables: dict[str, Any]) -> tuple[str, list[list[in
 
 
 def _line_of(error: BaseException) -> int | None:
-    """Return the line of the template at which an error came up."""
+    """Return the line of the template at which an error was raised."""
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:
@@ -132,7 +132,7 @@ def _line_of(error: BaseException) -> int | None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Render what a request asks for."""
+    """Render the texts of a request."""
     try:
         template, marks = _compiled(request["template"], request["now"])
         done = [_render(template, variables) for variables in request["renders"]]

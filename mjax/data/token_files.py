@@ -3,9 +3,9 @@
 A corpus is tokenized into a temporary folder that is renamed when it is complete, so a
 process that is killed leaves nothing that looks finished. The next process continues in
 that folder, and writes the same files as an undisturbed one. Processes of one machine
-that want the same corpus wait for the first one by a file lock. What is found damaged
-when it is opened is built again; damage that is met later, when a token is first read,
-raises `cache_files.DamagedFileError`.
+that want the same corpus wait for the first one at a file lock. Files that are damaged
+when they are opened are built again; damage that is found later, when a token is first
+read, raises `cache_files.DamagedFileError`.
 """
 
 import contextlib
@@ -60,10 +60,10 @@ class TokenFiles:
     survey: Survey
     counts: dict[Side, SideCounts]
     tokens: dict[Side, MappedTokens]
-    """The ids of each side; every document is followed by the tokenizer's eos_id, but
-    for chats."""
+    """The ids of each side; every document except a chat is followed by the tokenizer's
+    eos_id."""
     flags: dict[Side, MappedTokens]
-    """Of chats: the flags of each token, see `chat_samples`."""
+    """For chats: the flags of each token, see `chat_samples`."""
 
     @property
     def trained_tokenizer(self) -> pathlib.Path | None:
@@ -81,17 +81,17 @@ class Settings:
     eos_token: str | None
     held_out_fraction: float
     template: ChatTemplate | None = None
-    """What makes text of chats; None reads no chats."""
+    """Template that renders chats; None reads no chats."""
 
 
 def open_token_files(
     sources: list[Source], settings: Settings, cache_dir: pathlib.Path
 ) -> TokenFiles:
-    """Open the token files of a corpus, tokenizing it if this was not done before.
+    """Open the token files of a corpus, after tokenizing it if they do not exist.
 
     Args:
-      sources: from `contents.hash_sources`: the cache is found by their contents.
-      settings: what else decides the tokens.
+      sources: from `contents.hash_sources`; their contents identify the token files.
+      settings: everything else that decides the tokens.
       cache_dir: folder of all token files.
     Raises:
       ValueError: bad text, a bad tokenizer, files that change while they are read, or a
@@ -110,13 +110,13 @@ def open_token_files(
 def open_documents(
     files: TokenFiles, side: Side, seq_len: int
 ) -> Int64[np.ndarray, "2 _"]:
-    """Map the documents of a side, finding them if this was not done before.
+    """Map the index of the documents of a side, after building it if it is missing.
 
     Returns:
-      what `documents.index_documents` returns.
+      the array of `documents.index_documents`.
     Raises:
       ValueError: the cache folder cannot be read or written.
-      DamagedFileError: the tokens in which they are sought are damaged.
+      DamagedFileError: the tokens of this side are damaged.
     """
     path = files.folder / f"{side}.documents-{seq_len}.npy"
     with contextlib.suppress(DamagedFileError):
@@ -235,7 +235,7 @@ def _build_once(
 
 
 def _tell_of_others(cache_dir: pathlib.Path, own: pathlib.Path) -> None:
-    """Say what other preparations have left that nobody continues."""
+    """Log which folders other preparations have left unfinished."""
     others = [left for left in left_over.find(cache_dir) if left.folder != own]
     if others:
         _log.info(
@@ -252,13 +252,13 @@ def _build(
     tokenizer: Tokenizer | None,
     check: Callable[[], None],
 ) -> None:
-    """Write the token files into a folder, going on with what is there.
+    """Write the token files into a folder, continuing from the files in it.
 
     Args:
-      folder: of the files.
-      sources: what is tokenized.
-      settings: likewise.
-      tokenizer: None trains one.
+      folder: folder of the files.
+      sources: files to tokenize.
+      settings: everything else that decides the tokens.
+      tokenizer: the tokenizer; None trains one.
       check: raises if a source was changed since it was noted.
     """
     progress = Unfinished(folder, _versions(), check)
@@ -371,7 +371,7 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def _first_chars(texts: Iterator[str]) -> Iterator[str]:
-    """Pass on the beginning of the corpus: BPE training holds its words in memory."""
+    """Yield the beginning of the corpus: BPE training holds its words in memory."""
     num_chars = 0
     for text in texts:
         yield text
@@ -381,7 +381,7 @@ def _first_chars(texts: Iterator[str]) -> Iterator[str]:
 
 
 def _rename(temporary: pathlib.Path, folder: pathlib.Path) -> None:
-    """Let the complete folder appear under its name, in one step."""
+    """Rename the complete folder to its final name, atomically."""
     for file in temporary.iterdir():
         with file.open("rb") as opened:
             os.fsync(

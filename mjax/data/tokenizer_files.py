@@ -1,4 +1,4 @@
-"""The files of a tokenizer: what a run keeps of it, and what goes beside weights.
+"""The files of a tokenizer that a run keeps and that are exported beside weights.
 
 Enters: `bytes`, a tokenizer.json, the folder of one, or its name on a hub. Leaves: the
 contents of tokenizer.json, tokenizer_config.json and, where there is one,
@@ -30,13 +30,13 @@ class TokenizerFiles:
     """A tokenizer as files."""
 
     contents: Mapping[str, bytes]
-    """By the name of the file."""
+    """Contents by file name."""
     vocab_size: int
     """V: every id is below it."""
     eos_id: int | None
     """The token that ends a document; None: no token is known to do so."""
     digest: str | None
-    """As that of the `Tokenizer` that reads the files; None without an end."""
+    """Digest of the `Tokenizer` that reads the files; None without an end token."""
 
 
 def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
@@ -79,8 +79,8 @@ def files_of(tokenizer: Tokenizer, name: str) -> TokenizerFiles:
     """Read the files of a tokenizer that is in use.
 
     Args:
-      tokenizer: in use.
-      name: it comes from, as `read_files` takes it.
+      tokenizer: the tokenizer in use.
+      name: its name, as for `read_files`.
     Raises:
       ValueError: the files cannot be read, or are no longer those of the tokenizer.
     """
@@ -94,7 +94,7 @@ def files_of(tokenizer: Tokenizer, name: str) -> TokenizerFiles:
 
 
 def _of_bytes() -> TokenizerFiles:
-    """Return the files of the tokenizer that has none."""
+    """Return the files of the `bytes` tokenizer, which is not read from files."""
     spec = byte_level.spec_json(END_OF_TEXT)
     return TokenizerFiles(
         contents={SPEC: spec.encode(), CONFIG: _completed(None, {}, END_OF_TEXT)},
@@ -114,9 +114,9 @@ def _completed(
     punctuation when they decode (`clean_up_tokenization_spaces`).
 
     Args:
-      content: of the file; None: there is none.
-      config: what it says.
-      eos: name of the token; None: none is known.
+      content: content of the file; None: there is no file.
+      config: parsed content.
+      eos: name of the end token; None: unknown.
     """
     added: dict[str, Any] = {}
     if content is None:
@@ -131,7 +131,7 @@ def _completed(
 
 
 def _config(content: bytes | None, path: pathlib.Path) -> Mapping[str, Any]:
-    """Return what a tokenizer_config.json says."""
+    """Parse a tokenizer_config.json."""
     try:
         return {} if content is None else checked_json.read(content, dict[str, Any])
     except ValueError as error:
@@ -189,7 +189,7 @@ def _vocab(text: str, path: pathlib.Path) -> dict[str, int]:
 
 
 def _text(content: bytes) -> str:
-    """Return the text of a file as `Path.read_text` does, on which digests are."""
+    """Decode a file as `Path.read_text` does; digests are computed over this text."""
     return content.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 

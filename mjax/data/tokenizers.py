@@ -1,7 +1,7 @@
-"""Text to token ids and back: bytes, a tokenizer.json, or BPE trained on the corpus.
+"""Tokenizers: bytes, a tokenizer.json, or BPE trained on the corpus.
 
 Every tokenizer has one token that ends a document, and knows how many bytes each token
-stands for, so that losses can be reported in bits per byte whatever the vocabulary.
+encodes, so that losses can be reported in bits per byte for any vocabulary.
 """
 
 import difflib
@@ -29,7 +29,7 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """What the rest of the package knows about a tokenizer."""
+    """The interface of a tokenizer in the rest of the package."""
 
     vocab_size: int
     """V: every id is below it."""
@@ -76,7 +76,7 @@ class Tokenizer(Protocol):
 
 
 class BytesTokenizer:
-    """UTF-8 bytes, and one token more that ends a document."""
+    """UTF-8 bytes, and one additional token that ends a document."""
 
     vocab_size = NUM_BYTES + 1
     eos_id = NUM_BYTES
@@ -119,7 +119,7 @@ class BytesTokenizer:
         return np.concatenate(ids), spans
 
     def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
-        """Return the UTF-8 bytes of text: no token begins one."""
+        """Return the UTF-8 bytes of text: no special token begins a text."""
         return self.encode(text)
 
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
@@ -145,9 +145,9 @@ class BytesTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json, run by the `tokenizers` library.
 
-    Special tokens are never added, and a special token's name inside the text is
-    ordinary text: no document can end another one. Only `encode_special` and
-    `encode_spans` take it for the token, in the text that a chat template made.
+    Special tokens are never added, and a special token's name in the text is ordinary
+    text, so text cannot end a document. Only `encode_special` and `encode_spans` read
+    the name as the token, in text that a chat template rendered.
     """
 
     def __init__(
@@ -365,7 +365,7 @@ def _find_eos(
 def _spell_tokens(
     spec: dict[str, Any], vocab: dict[str, int], vocab_size: int, where: str
 ) -> list[bytes]:
-    """Return the bytes that each token stands for, from how tokens are decoded."""
+    """Return the bytes that each token encodes, derived from its decoder."""
     decoders = _type_names(spec.get("decoder"))
     added = {
         token["content"]: token["special"] for token in spec.get("added_tokens", [])

@@ -1,7 +1,7 @@
-"""What a long preparation has finished, kept on disk, and how fast it goes.
+"""Keep the finished parts of a long preparation on disk, and log its progress.
 
-Enters: facts by name, while the work goes on. Leaves: the same facts for the process
-that continues after this one was killed, and a line of progress every few seconds.
+Enters: facts by name, during the work. Leaves: the same facts, for a process that
+continues after this one was killed, and a line of progress every few seconds.
 """
 
 import logging
@@ -15,7 +15,7 @@ from mjax.data import cache_files
 _STATE = "unfinished.json"
 _LINE_S = 5.0
 SAVE_S = 10.0
-"""Seconds of work that a killed process loses at most."""
+"""Maximum seconds of work that a killed process loses."""
 _log = logging.getLogger(__name__)
 
 
@@ -31,10 +31,10 @@ class Unfinished:
         """Read what an earlier process has finished.
 
         Args:
-          folder: of the work; it exists.
-          versions: of the software that decides the result. What another version has
-            done is not continued.
-          check: called before a fact is kept; raises if what it was made of has
+          folder: folder of the work; it exists.
+          versions: versions of the software that decides the result. Work of other
+            versions is not continued.
+          check: called before a fact is kept; raises if the input of the work has
             changed.
         Raises:
           ValueError: the file cannot be read.
@@ -59,10 +59,10 @@ class Unfinished:
         return self._facts.get(name)
 
     def put(self, name: str, fact: Any) -> None:
-        """Keep a fact, which JSON must hold, in place of an older one.
+        """Keep a fact, which must be a JSON value, and replace an older one.
 
         Raises:
-          ValueError: of the check; the older facts are kept.
+          ValueError: from `check`; the older facts are kept.
         """
         self._check()
         self._facts[name] = fact
@@ -89,9 +89,9 @@ class Meter:
         """Begin to measure.
 
         Args:
-          work: what is done, as "tokenizing".
-          total_bytes: in all.
-          num_bytes: that were done before this process began.
+          work: name of the work, such as "tokenizing".
+          total_bytes: size of the whole work.
+          num_bytes: bytes that were done before this process began.
         """
         self._work, self._total_bytes = work, total_bytes
         self._num_before = self._num_bytes = num_bytes
@@ -109,7 +109,7 @@ class Meter:
             _log.info("%s", self.line(now - self._begun))
 
     def line(self, elapsed_s: float) -> str:
-        """Say how far the work has come after elapsed_s seconds of this process."""
+        """Return a line of progress after elapsed_s seconds of this process."""
         rate = (self._num_bytes - self._num_before) / elapsed_s
         left_s = max(self._total_bytes - self._num_bytes, 0) / max(rate, 1e-9)
         share = self._num_bytes / max(self._total_bytes, 1)
@@ -125,7 +125,7 @@ class Meter:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in seconds, minutes, hours or days, for a person."""
+    """Return a duration in seconds, minutes, hours or days, as text."""
     minutes = round(seconds / 60)
     if minutes < 2:
         return f"{seconds:.0f} s"

@@ -1,4 +1,4 @@
-"""Implementation of `python -m mjax.evaluate`: flags in, one loss out."""
+"""Implementation of `python -m mjax.evaluate`: compute one loss from flags."""
 
 import contextlib
 import dataclasses

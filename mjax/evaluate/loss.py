@@ -18,7 +18,7 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params
 
 _TOKENS_PER_DEVICE = 8192
-"""Tokens of a batch per device if no batch size is given. Chosen, not measured."""
+"""Tokens per device and batch if no batch size is given. Chosen, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ def make_scorer(
       params: parameters, as for `Scorer`.
       mesh: mesh, as for `Scorer`.
       length: tokens of the longest window.
-      batch_size: rows per batch; None for as many as make some thousand tokens.
+      batch_size: rows per batch; None chooses it, for some thousand tokens per device.
     Raises:
       ValueError: as `Scorer`.
     """

@@ -23,11 +23,11 @@ from mjax.launch.thunks import Reader
 
 KERNEL_LOG = Path("/dev/kmsg")
 _MOST_BYTES = 2**20
-"""Most bytes of a log read at a time; of more, only the last ones."""
+"""Maximum number of bytes of a log read at a time; earlier new bytes are skipped."""
 _MOST_LINES = 3
-"""Most matches reported per rule and log; a broken host repeats a line many times."""
+"""Maximum number of matches reported per rule and log: a broken host repeats a line."""
 _SHOWN_CHARS = 400
-_RECORD_BYTES = 8192  # of the kernel's log: a read returns one complete record
+_RECORD_BYTES = 8192  # maximum; each read of the kernel's log returns one record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ RULES = (
 _COMPILED = [(rule, re.compile(rule.pattern)) for rule in RULES]
 XID, XID_OF_A_PROGRAM = "Xid", "Xid of a program"
 _XIDS_OF_HARDWARE = ("reset", "reboot", "support")
-"""Rule names of Xids by the action that clears them."""
+"""Actions of `kernel_rules` that clear an Xid caused by hardware."""
 _OF_CHECK = {
     "kernel.xid": XID,
     "kernel.sxid": "SXid",

@@ -119,9 +119,10 @@ def multiply(
     """Return the einsum of two quantised tensors.
 
     Args:
-      spec: of `jnp.einsum`, for one matmul: each dim is contracted or in the result.
-      a: with the contracted dims last; Hopper has to copy an operand in another order.
-      b: likewise.
+      spec: for `jnp.einsum`, one matmul: each dim is contracted or in the result.
+      a: left operand, with the contracted dims last; in another order, Hopper has to
+        copy it.
+      b: right operand, likewise.
       dtype: of the result. Sums are in float32.
     """
     return jnp.einsum(

@@ -1,8 +1,8 @@
 """Drawings of a mesh: a column per pipeline stage, a row per data-parallel position.
 
 Enters: a mesh. Leaves: lines for a terminal, or an SVG image. A box is a
-tensor-parallel group, whose devices communicate most and are neighbours. Of a large
-mesh only the first rows and columns are drawn, and the others are counted.
+tensor-parallel group, whose devices communicate most and are neighbours. For a large
+mesh, only the first rows and columns are drawn, and the others are counted.
 """
 
 import html
@@ -16,8 +16,8 @@ from mjax.mesh.axes import AXES
 from mjax.mesh.build import host_of
 
 MAX_ROWS, MAX_STAGES, MAX_TP = 16, 8, 8
-"""Largest numbers drawn: of data-parallel positions, of stages, and of devices in a
-tensor-parallel group."""
+"""Maximum numbers of data-parallel positions, of stages, and of devices in a
+tensor-parallel group that are drawn."""
 
 _DEVICE, _GAP, _ROW, _LEFT, _TOP = 34, 16, 40, 190, 64
 _HUES = ("#2f6db5", "#c0671b", "#2a8a66", "#7a55a3", "#a8403f", "#5d6b1f")

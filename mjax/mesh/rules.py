@@ -48,7 +48,7 @@ def param_spec(
     Args:
       shape: global shape.
       logical: one logical name per dim.
-      sizes: of the mesh axes.
+      sizes: sizes of the mesh axes.
       shard_over_dp: also split over `SHARDS`.
     Raises:
       ValueError: a dim is not a multiple of its axis.

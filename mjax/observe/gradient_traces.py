@@ -28,7 +28,7 @@ _STACKED = "blocks."
 _TINY = float(np.finfo(np.float32).tiny)
 """Floats below this are subnormal: some devices flush them to zero, others do not."""
 SMALL_GRADIENT = 1e-6
-"""Gradient for which the decay time is reported. Chosen: a typical entry."""
+"""Entry of a gradient for which the decay time is reported. Chosen: a typical one."""
 
 type Box = tuple[tuple[int, int], ...]
 """(start, stop) in every dim."""
@@ -169,11 +169,11 @@ def _parts(
 
 
 def forgotten_after(beta2: float, gradient: float = SMALL_GRADIENT) -> int:
-    """Return the number of zero gradients after which nu has lost a nonzero one.
+    """Return the number of zero gradients after which nu is zero again.
 
     Args:
       beta2: decay of nu, at least 0 and below 1.
-      gradient: an entry of the nonzero gradient.
+      gradient: an entry of the last nonzero gradient.
     """
     if beta2 == 0:
         return 1

@@ -188,8 +188,8 @@ def page(report: Report) -> str:
     if _forgets(report):
         lines.append(
             f"The moments forget: a gradient of {gradient_traces.SMALL_GRADIENT:g} "
-            f"leaves no trace after {report.forgotten_after:,} updates without one. "
-            "An earlier --step shows whether there was one before."
+            f"leaves no trace after {report.forgotten_after:,} updates with zero "
+            "gradients. An earlier --step shows earlier gradients."
         )
     return "\n".join(lines).rstrip() + "\n"
 

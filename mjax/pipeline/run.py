@@ -172,7 +172,7 @@ def forward(
     """Run all virtual stages forward and sum the results of the head.
 
     Args:
-      schedule: of `schedule.build_forward`.
+      schedule: from `schedule.build_forward`.
       model: as for `gradients`; the head's result may have any shape.
       weights: whole, varying over all mesh axes.
       microbatches: this device's rows, the same on every stage.

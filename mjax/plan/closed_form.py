@@ -56,8 +56,8 @@ def estimate(
     """Model a run.
 
     Args:
-      config: the run, settled.
-      sizes: of the mesh axes.
+      config: the run, from `topology.settle`.
+      sizes: sizes of the mesh axes.
       topology: the cluster.
       constants: efficiencies and overlap; over tp at least `hidden_by_chunks` if the
         run communicates over it in chunks. `visit_bytes` is replaced.
@@ -110,7 +110,7 @@ def hidden_by_chunks(num_chunks: int, tp: int) -> float:
     chunks, 79% in 4, 100% in 8 (docs/overlap.md); other numbers follow the same rule.
 
     Args:
-      num_chunks: of `mesh.axes.tp_chunks`; 1 sends all at once and overlaps nothing.
+      num_chunks: from `mesh.axes.tp_chunks`; 1 sends all at once and overlaps nothing.
       tp: size of the axis.
     """
     if num_chunks == 1:

@@ -98,8 +98,8 @@ def compile_step(
     """Trace and compile the step.
 
     Args:
-      config: the run, settled.
-      sizes: of the mesh axes.
+      config: the run, from `topology.settle`.
+      sizes: sizes of the mesh axes.
       topology: the cluster.
       say: takes lines on the progress.
     Raises:

@@ -42,7 +42,7 @@ def floors(
 
     Args:
       config: the run; with adapters nothing is known, because frozen weights need less.
-      sizes: of the mesh axes.
+      sizes: sizes of the mesh axes.
       cost: speeds of the GPU.
       params_bytes: stored parameters of one device.
     """

@@ -47,10 +47,10 @@ def plan_compiled(
 
     Args:
       recipe: where the config comes from, for the page.
-      config: the run, settled.
-      sizes: of the mesh axes.
+      config: the run, from `topology.settle`.
+      sizes: sizes of the mesh axes.
       topology: the cluster.
-      say: takes lines on the progress.
+      say: called with each line about the progress.
     Raises:
       ValueError: the program cannot be built.
       NoPluginError: jax has no CUDA plugin.
@@ -77,11 +77,11 @@ def read(
     Args:
       recipe: where the config comes from, for the page.
       config: the run as it was compiled.
-      sizes: of the mesh axes.
+      sizes: sizes of the mesh axes.
       topology: the cluster.
-      executable: the step.
+      executable: the compiled step.
     Raises:
-      ValueError: its text is not understood.
+      ValueError: the text of the program is not understood.
     """
     found = read_schedule(
         config,
@@ -136,7 +136,7 @@ def read_schedule(
 
     Args:
       config: the run as it was compiled.
-      sizes: of the mesh axes.
+      sizes: sizes of the mesh axes.
       topology: the cluster.
       text: of the scheduled module.
       params_bytes: stored parameters of one device.
@@ -200,10 +200,10 @@ def plan_by_formulas(
 
     Args:
       recipe: where the config comes from, for the page.
-      config: the run, settled.
-      sizes: of the mesh axes.
+      config: the run, from `topology.settle`.
+      sizes: sizes of the mesh axes.
       topology: the cluster.
-      why: the reason, for the user, why nothing is compiled.
+      why: why nothing is compiled, for the user.
     Raises:
       ValueError: the program cannot be built.
     """
@@ -233,7 +233,7 @@ def traced_bytes(config: TrainConfig, topology: Topology) -> int:
     """Estimate the memory of a run from the trace of its step.
 
     Args:
-      config: the run, settled.
+      config: the run, from `topology.settle`.
       topology: the cluster; the mesh uses all of it.
     """
     sizes = resolve(config.mesh, topology.num_gpus)
@@ -250,8 +250,8 @@ def modelled_by_formulas(
     """Model a step in closed form.
 
     Args:
-      config: the run, settled.
-      sizes: of the mesh axes.
+      config: the run, from `topology.settle`.
+      sizes: sizes of the mesh axes.
       topology: the cluster.
       constants: efficiencies and overlap to assume.
     """

@@ -133,7 +133,7 @@ def modelled(
 
     Args:
       config: the run.
-      sizes: of the mesh axes.
+      sizes: sizes of the mesh axes.
       topology: the cluster.
       found: the replay, which runs every heavy branch.
       every: runs of each computation, as the replay takes them.
@@ -201,7 +201,7 @@ def pictures(module: Module, found: Replay, runs: Runs) -> tuple[Picture, ...]:
     Args:
       module: the step.
       found: the replay.
-      runs: of each computation in a step.
+      runs: number of runs of each computation in a step.
     """
 
     def own_s(name: str) -> float:

@@ -93,7 +93,7 @@ def search(
     """List the layouts that fit, the fastest first.
 
     Args:
-      config: the run, its vocabulary settled; batch size, model and precision are
+      config: the run, with its vocabulary size; batch size, model and precision are
         fixed.
       topology: the cluster; every layout uses all of it.
       windows: attention windows to try besides the model's own.

@@ -103,7 +103,7 @@ def by_source(
 
     Args:
       config: the run.
-      sizes: of the mesh axes.
+      sizes: sizes of the mesh axes.
       cost: speeds of the GPU.
       module: the step.
       frames: the stacks of its instructions.

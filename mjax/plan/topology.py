@@ -1,7 +1,7 @@
 """Fit a run to a described cluster: checks before any compilation.
 
-Enters: a config and the user's cluster. Leaves: the config with its vocabulary settled
-and the sizes of the mesh axes, or an error with flags that fit.
+Enters: a config and the user's cluster. Leaves: the config with the vocabulary size of
+its tokenizer and the sizes of the mesh axes, or an error with flags that fit.
 """
 
 from mjax.config.fixes import Devices, sizes_of
@@ -57,7 +57,7 @@ def settle(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, AxisSi
 
 
 def with_vocabulary(config: TrainConfig) -> TrainConfig:
-    """Settle the vocabulary without reading a corpus.
+    """Set the vocabulary size without reading a corpus.
 
     Args:
       config: the run; a tokenizer that it trains is assumed to reach the requested

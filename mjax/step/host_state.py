@@ -78,7 +78,7 @@ class HostUpdate:
           accept: [], whether to keep the update.
           norm: [], as `optim.norm_to_clip` gives it.
           grads: like `params`.
-          opt_state: of `optim.build_optimizer`, its moments in host memory.
+          opt_state: from `optim.build_optimizer`, with its moments in host memory.
           params: the trained parameters, in device memory.
         """
         adam = opt_state["adam"]

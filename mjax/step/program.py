@@ -178,7 +178,7 @@ def build_program(
         `mesh.axes.tp_chunks` returns.
       stamps: add to the metrics of a step `stamps`, int32 [devices, rows, 2]: the times
         at which each device reached the places of `step.stamps`.
-      adapters: of the blocks. With adapters only they are trained; None trains all
+      adapters: adapters of the blocks, which alone are trained; None trains all
         parameters.
       frozen_dtype: dtype of stored parameters that are not trained.
       gather_first: gather the weights that a step uses first in a separate call, which

@@ -1,4 +1,4 @@
-"""URLs of object stores: a URL in, its bucket and prefix out; nothing is contacted."""
+"""Split the URL of an object store into bucket and prefix; nothing is contacted."""
 
 import dataclasses
 import re

@@ -162,7 +162,7 @@ class ObjectStore(abc.ABC):
 
         Args:
           name: of the object.
-          path: of the file, which nobody changes meanwhile.
+          path: path of the file, which must not change during the call.
           facts: as for `write`.
         Raises:
           OSError: the file cannot be read.
@@ -170,7 +170,7 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def delete(self, names: Iterable[str]) -> None:
-        """Delete objects; of those that are not there, nothing is said."""
+        """Delete objects; ignore those that do not exist."""
 
     def stream(
         self, name: str, start: int = 0, *, chunk_bytes: int = CHUNK_BYTES

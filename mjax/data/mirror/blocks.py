@@ -25,19 +25,19 @@ _log = logging.getLogger(__name__)
 
 
 class InUseError(ValueError):
-    """A live process holds what was to be removed."""
+    """The blocks cannot be removed: a live process holds them."""
 
 
 class BlockStore:
     """The blocks of one data set in a folder; several processes may open it."""
 
     def __init__(self, folder: pathlib.Path, limit_bytes: int | None = None) -> None:
-        """Open or make the folder, and hold it against `purge` until `close`.
+        """Open or make the folder, and protect it from `purge` until `close`.
 
         Args:
-          folder: of this data set alone.
-          limit_bytes: the least recently read blocks above this are removed; None keeps
-            all.
+          folder: folder of this data set alone.
+          limit_bytes: maximum size; above it, the least recently read blocks are
+            removed. None keeps all.
         Raises:
           OSError: the folder cannot be made.
         """
@@ -103,7 +103,7 @@ class BlockStore:
         self._said.add(what)
 
     def write(self, name: str, data: bytes) -> None:
-        """Keep a block; a disk that cannot is logged once, and nothing fails."""
+        """Store a block; if the disk fails, log it once and raise nothing."""
         own = f"{os.getpid()}.{threading.get_ident()}.{socket.gethostname()}"
         temporary = self._folder / f"{name}.{own}.tmp"
         try:
@@ -138,10 +138,10 @@ class BlockStore:
                 used -= stat.st_size
 
     def wait_for(self, num_bytes: int, bytes_per_s: float) -> None:
-        """Wait until this host may read so many bytes of the remote.
+        """Wait until this host may read so many bytes from the remote.
 
-        All processes of the host take turns by a time in a file, of the clock that runs
-        since the host started; a time from before a restart is not waited for.
+        All processes of the host take turns by a time in a file, on the clock that
+        starts with the host; a time from before a reboot is ignored.
         """
         with self._rate_turn, self.locked("rate"):
             path = self._folder / "rate.time"
@@ -162,17 +162,17 @@ class BlockStore:
 
 
 class Kept(NamedTuple):
-    """What a folder holds."""
+    """Contents of a folder."""
 
     num_blocks: int
     num_bytes: int
-    """On disk, with the checksums of the blocks."""
+    """Bytes on disk, including the checksums of the blocks."""
     is_held: bool
-    """Whether a live process has it open."""
+    """Whether a live process has the folder open."""
 
 
 def kept(folder: pathlib.Path) -> Kept:
-    """Return what a folder holds; no block is read.
+    """Describe the contents of a folder without reading blocks.
 
     Raises:
       ValueError: this is no folder of blocks, or it cannot be read.
@@ -208,7 +208,7 @@ def purge(folder: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def _held_alone(folder: pathlib.Path) -> Iterator[bool]:
-    """Keep others from opening a folder, if no live process has it open already."""
+    """Keep other processes from opening a folder that no live process has open."""
     try:
         with (folder / _HELD).open("r") as held:
             try:

@@ -1,4 +1,4 @@
-"""A checksum as a remote states it in, whether content has it out."""
+"""Compare content with the checksum that a remote states."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ class Comparison:
         Args:
           checksum: sha256:HEX, or git:HEX for the hash of a git blob. Text of another
             form is not compared.
-          num_bytes: of the whole content.
+          num_bytes: size of the whole content.
         """
         self._kind, _, self._expected = checksum.partition(":")
         self._sha256 = hashlib.sha256()
@@ -28,12 +28,12 @@ class Comparison:
 
     @property
     def sha256(self) -> str:
-        """The hexadecimal SHA-256 of what was added."""
+        """Hexadecimal SHA-256 of the pieces so far."""
         return self._sha256.hexdigest()
 
     @property
     def difference(self) -> str:
-        """Words for a checksum that differs from the one stated; empty if none does."""
+        """Description of the differing checksum; empty if the checksums are equal."""
         found = self._git.hexdigest() if self._kind == "git" else self.sha256
         if self._kind not in _NAMES or found == self._expected:
             return ""

@@ -1,9 +1,9 @@
-"""A remote data set in, its blocks out: from this disk, another host, or the remote.
+"""Read blocks of a remote data set from this disk, another host, or the remote.
 
-The remote is read by one host per block: of those that keep it, the first that answers.
-Each host gets an equal share of the rate limit. Shares
-need no agreement, and they fit because `placement` spreads first hosts evenly; a shared
-bucket would have to survive the loss of the host that holds it.
+One host per block reads the remote: the first of the block's hosts that answers. Each
+host gets an equal share of the rate limit. Fixed shares need no agreement, and they
+suffice because `placement` spreads the first hosts evenly; a shared token bucket would
+have to survive the loss of the host that holds it.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ class RemoteFile:
 
     name: str
     size: int
-    """In bytes."""
+    """Size in bytes."""
     checksum: str
-    """As the remote states it: sha256:HEX, or git:HEX for the hash of a git blob. Text
+    """Checksum from the remote: sha256:HEX, or git:HEX for the hash of a git blob. Text
     of another form identifies the content together with the name, and is not compared.
     """
 
@@ -55,7 +55,7 @@ class WrongContentError(OSError):
 
 @runtime_checkable
 class Remote(Protocol):
-    """What a mirror needs of a store."""
+    """The store that a mirror reads."""
 
     @property
     def files(self) -> Sequence[RemoteFile]:
@@ -74,10 +74,10 @@ class Remote(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MirrorConfig:
-    """What all hosts of a mirror share."""
+    """Settings that are the same on all hosts of a mirror."""
 
     addresses: Mapping[str, tuple[str, int]]
-    """Of each host, the address and port of its server."""
+    """Address and port of the server of each host."""
     token: str
     """Secret of the run; a request without it is refused."""
     num_replicas: int = 3
@@ -85,9 +85,9 @@ class MirrorConfig:
     block_bytes: int = BLOCK_BYTES
     """Bytes per block; the last of a file may have fewer."""
     bytes_per_s: float | None = None
-    """Limit on what all hosts together read of the remote; None sets no limit."""
+    """Rate limit of all hosts together on the remote; None sets no limit."""
     timeout_s: float = 10.0
-    """Seconds until a host that does not send a block it keeps counts as lost."""
+    """Seconds to wait for a block that a host keeps; then the host counts as lost."""
     fetch_timeout_s: float = 600.0
     """The same for a host that first reads the remote, under its rate limit."""
 
@@ -171,7 +171,7 @@ class Mirror:
         self.store.close()
 
     def fill(self) -> None:
-        """Bring all blocks that this host keeps to its disk, and compare checksums.
+        """Fetch all blocks that this host keeps to its disk, and compare checksums.
 
         The hosts that keep the first block of a file read all of it and compare its
         checksum, so all hosts together read each file as often as it has replicas.
@@ -192,16 +192,16 @@ class Mirror:
         return sum(map(self._length, self._own()))
 
     def fetch(self, on_read: Callable[[int], None] = lambda num_bytes: None) -> None:
-        """Bring all blocks that this host keeps to its disk.
+        """Fetch all blocks that this host keeps to its disk.
 
-        The blocks that this host reads of the remote come first, so the hosts read it
-        at the same time.
+        The blocks that this host reads from the remote come first, so all hosts read
+        from it at the same time.
 
         Args:
           on_read: called with the bytes of each block.
         Raises:
           OSError: no host has a block, and the remote does not answer.
-          ValueError: of the remote.
+          ValueError: the remote refuses, or the file has changed.
         """
         for block in sorted(self._own(), key=lambda b: self.table[b][0] != self.host):
             self._read(block)
@@ -224,13 +224,13 @@ class Mirror:
         """Read a file, compare its checksum, and return its hexadecimal SHA-256.
 
         Args:
-          name: of the file.
+          name: name of the file.
           on_read: called with the bytes of each block.
         Raises:
-          WrongContentError: it has another checksum; its blocks are removed here and on
-            the hosts that answer.
+          WrongContentError: the checksum differs; the blocks of the file are removed
+            here and on the hosts that answer.
           OSError: no host has a block, and the remote does not answer.
-          ValueError: of the remote.
+          ValueError: the remote refuses, or the file has changed.
         """
         file = self._files[name]
         blocks = self._blocks_of(file)
@@ -257,7 +257,7 @@ class Mirror:
 
         Raises:
           OSError: no host has a block, and the remote does not answer.
-          ValueError: of the remote.
+          ValueError: the remote refuses, or the file has changed.
         """
         file, size = self._files[name], self.config.block_bytes
         stop = min(start + length, file.size)
@@ -312,10 +312,10 @@ class Mirror:
         return self._fetch(block)
 
     def _fetch(self, block: str) -> bytes:
-        """Read a block of the remote, and keep it if it belongs here.
+        """Read a block from the remote, and keep it if this host should keep it.
 
-        Other hosts are asked first: one that kept the block in an earlier run, when
-        there were more hosts or fewer, may have it still.
+        Other hosts are asked first: one of them may still have the block from an
+        earlier run with more or fewer hosts.
         """
         data = None
         for host in self.config.addresses:
@@ -350,10 +350,10 @@ class Mirror:
         )
 
     def _ask(self, host: str, block: str, method: str) -> bytes | None:
-        """Return a block of another host; None if it has none or does not answer.
+        """Return a block from another host; None if it has none or does not answer.
 
-        GET asks for a block that it has, POST lets it fetch the block first, DELETE
-        removes it there and returns None.
+        GET asks for a block that the host has, POST lets it fetch the block first,
+        DELETE removes the block there and returns None.
         """
         now = time.monotonic()
         if self._down.get(host, now) > now:
@@ -431,7 +431,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Write no line for each block."""
+        """Suppress the log line of each request."""
 
 
 def _block_name(file: RemoteFile, start: int, block_bytes: int) -> str:

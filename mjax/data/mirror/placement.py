@@ -1,9 +1,10 @@
-"""Blocks and hosts in, the hosts that keep each block out.
+"""Choose the hosts that keep each block.
 
 Every host computes the same table from the names alone; nothing is exchanged.
 
-Rendezvous hashing chooses the hosts. With few blocks chance loads hosts unevenly; then
-single blocks move from the fullest to the emptiest host until all are near the mean.
+Rendezvous hashing chooses the hosts. If there are few blocks, this loads the hosts
+unevenly; then single blocks move from the fullest to the emptiest host until all are
+near the mean.
 
 Source: rendezvous hashing, Thaler and Ravishankar 1998, "Using name-based mappings to
 increase hit rates"; the idea of a bound on the load of a host, Mirrokni, Thorup and
@@ -26,8 +27,8 @@ def replicas(
     """Return for each block the hosts that keep it; the first reads the remote.
 
     Args:
-      blocks: names, each once.
-      hosts: names, each once; their order does not matter.
+      blocks: names of the blocks, without repeats.
+      hosts: names of the hosts, without repeats, in any order.
       num_replicas: hosts per block; with fewer hosts, all of them.
     Raises:
       ValueError: there is no host, a name repeats, or num_replicas is below 1.
@@ -51,13 +52,13 @@ def replicas(
 
 
 def _even_out(table: dict[str, list[str]], hosts: Sequence[str], counted: int) -> None:
-    """Change the table until each host has about the mean of the blocks.
+    """Change the table until each host has about the mean number of blocks.
 
     Args:
       table: hosts of each block; changed in place.
-      hosts: all.
-      counted: 1 counts the blocks that a host is the first of, and swaps it with
-        another host of the block; the number of replicas counts all blocks it keeps.
+      hosts: all hosts.
+      counted: 1 evens out the blocks of which a host is the first, by swapping it with
+        another host of the block; the number of replicas evens out all its blocks.
     """
     load = collections.Counter(h for kept in table.values() for h in kept[:counted])
     mean = sum(load.values()) / len(hosts)

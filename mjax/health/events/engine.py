@@ -1,9 +1,9 @@
 """Detect events in lines: sliding windows over log time, in bounded memory.
 
 Enters: rules and lines. Leaves: `Detection`s. Pure: no clock, no file. Times come from
-the log, so the result does not depend on the speed of arrival. Each rule keeps at most
-a small multiple of `count` times per device. A late line counts at its own time, and a
-repeated line counts once.
+the log, so the result does not depend on the speed of arrival. Per device, each rule
+keeps the times of at most a small multiple of `count` lines. A late line counts at its
+own time, and a repeated line counts once.
 """
 
 import bisect
@@ -19,8 +19,8 @@ MAX_KEYS = 10_000
 1,000 ports."""
 _KEPT = 4
 """Number of times kept, as a multiple of `count`. Before a rule fires, each period of
-`within_s` has fewer than `count` times, so this covers three such periods, by which a
-line may be late. Chosen."""
+`within_s` has fewer than `count` times, so this covers three such periods: a line may
+be that late. Chosen."""
 _NS = 10**9
 
 
@@ -34,9 +34,9 @@ class Detection:
     first_ns: int
     count: int
     device: Mapping[str, str]
-    """The groups of `by`, with `host` if the log names it."""
+    """Values of the groups that `by` names, and of `host` if the log names it."""
     values: Mapping[str, str]
-    """Values for templates."""
+    """Values to fill into the templates of the rule."""
     line: Line
 
 

@@ -129,7 +129,7 @@ class Reader:
 
         Args:
           year: of the first line, if the format has none.
-          zone: of times without one.
+          zone: time zone of times that have none.
         """
         self._splitter, self._year, self._zone = Splitter(), year, zone
         self._month = 0

@@ -109,8 +109,8 @@ def read_phases(starts: Starts, clients: Starts) -> tuple[Phase, ...]:
     """Combine the repeats of all sizes.
 
     Args:
-      starts: of processes.
-      clients: of light clients; may be empty.
+      starts: starts of processes.
+      clients: starts of light clients; may be empty.
     Raises:
       ValueError: the starts do not have the same phases.
     """
@@ -177,7 +177,7 @@ def predict(phase: Phase, size: int, round_trip_s: float) -> Prediction:
     Args:
       phase: as measured.
       size: number of processes.
-      round_trip_s: of the network between two hosts.
+      round_trip_s: round trip time of the network between two hosts.
     """
     own, coordinator = _exactly(phase.own_s), _exactly(0.0)
     if phase.name not in LOCAL:

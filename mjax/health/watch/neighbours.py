@@ -54,7 +54,7 @@ class Load:
         """Return the gain that a decay must exceed.
 
         Args:
-          weight: of congestion, which a decay does not explain.
+          weight: factor of the congestion gain, which a decay does not explain.
         """
         return self.gain + (weight - 1) * self.congestion_gain
 

@@ -154,7 +154,7 @@ def choose(
       soft_cap: as for `attention`.
       backend: a name in `CAPABILITIES`, or "auto" for the fastest that supports all
         this.
-      backward: of `BACKWARD`.
+      backward: a name in `BACKWARD`.
 
     Returns:
       The choice, with the reason against each other backend.

@@ -55,8 +55,9 @@ def _write(
     """Write the tag and the clock to a row, and the number of rows.
 
     Args:
-      refs: of the tag and the log.
-      next_row: from the log to the number of rows, this one included, and its index.
+      refs: references to the tag and the log.
+      next_row: maps the log to the number of rows, including the new one, and the index
+        of the new row.
     """
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType()))

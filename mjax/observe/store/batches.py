@@ -89,7 +89,7 @@ def admit(batch: Batch, mark: Mark | None) -> tuple[Verdict, str, int]:
 
     Args:
       batch: lines of a file.
-      mark: mark of the same run and source; None if nothing of it is stored.
+      mark: mark of the same run and source; None if nothing of the file is stored.
     Returns:
       verdict: `stored` if the bytes from the returned position on must be stored.
       reason: reason for a refusal; otherwise empty.

@@ -64,7 +64,7 @@ class Ingester:
             self._behind[collector] = behind_bytes, time.monotonic()
 
     def behind(self) -> dict[str, tuple[int, float]]:
-        """Return the unsent bytes of each collector, and seconds since its report."""
+        """Return the unsent bytes of each collector, and the age of its report in s."""
         now = time.monotonic()
         with self._lock:
             return {name: (size, now - at) for name, (size, at) in self._behind.items()}

@@ -150,12 +150,12 @@ class Order:
         Args:
           p: sizes.
           batch: B.
-          heads: of the grid.
+          heads: number of heads in the grid.
           other_heads: heads whose arrays are walked.
           tile: positions of a tile.
           uneven: whether some tiles have much longer walks than others.
-          entry_bytes: of all walked arrays, per position and column; by default two
-            16-bit numbers. Sections of more bytes may have fewer thread blocks.
+          entry_bytes: bytes of all walked arrays per position and column; by default
+            two 16-bit numbers. Sections of more bytes may have fewer thread blocks.
         """
         least = _LEAST_SECTION * (2 if uneven else 1) * 4 // entry_bytes
         rows, num_tiles = batch * heads, -(-p.seq_len // tile)
