@@ -22,7 +22,7 @@ a name that begins with `gpu` was measured on one H200, all other output on CPUs
 
 Code changes after it is measured. *Current* counts the output made by the code that was
 committed when this table was written; `python -m scripts.evidence_index` lists it for
-the code of now. `make evidence` and `make evidence-long` measure again.
+the present code. `make evidence` and `make evidence-long` measure again.
 
 | claim | statement | output | current |
 |---|---|---|---|
