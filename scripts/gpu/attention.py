@@ -27,13 +27,13 @@ WIDTH = 2048
 """Query heads x head width."""
 GEMM = "GEMM"
 BLOCKED = "blocked"
-"""What outputs are compared with."""
+"""Contender whose outputs are the reference."""
 FUSED = contenders.FUSED
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One contender at one shape in one direction; no shape: the ceiling."""
+    """One contender, shape and direction; without a shape, the GEMM ceiling."""
 
     contender: str
     shape: Shape | None
@@ -41,9 +41,9 @@ class Case:
 
 
 def shapes(small: bool) -> list[Shape]:
-    """List the shapes, those that a training run has first.
+    """List the shapes; those of a training run come first.
 
-    A window of the whole sequence is left out: it is the full one.
+    A window as long as the sequence is omitted: it equals full attention.
     """
     if small:
         sizes = {"tokens": 192, "width": 16}
@@ -70,7 +70,7 @@ def _shape(T: int, W: int | None, D: int, group: int, *, tokens: int, width: int
 
 
 def cases(small: bool) -> dict[str, Case]:
-    """List ours and cuDNN at all shapes, then the others where they say something."""
+    """List ours and cuDNN at all shapes, then the others at selected shapes."""
     found = {GEMM: Case(contender=GEMM, shape=None, direction="forward")}
 
     def add(
@@ -106,18 +106,18 @@ def cases(small: bool) -> dict[str, Case]:
 
 
 def process_of(case: Case) -> str:
-    """Keep frameworks apart: each takes the memory of the device for itself."""
+    """Give each framework its own process: each reserves the device's memory."""
     return "torch" if case.contender in contenders.TORCH else "jax"
 
 
 def kind_of(case: Case) -> str:
-    """Tell apart contenders, directions and head widths."""
+    """Return the contender, direction and head width as one key."""
     width = "" if case.shape is None else f" D={case.shape.head_dim}"
     return f"{case.contender} {case.direction}{width}"
 
 
 def programs(case: Case, setting: Setting) -> dict[str, Program]:
-    """Return the program of a contender in JAX, forward with what it is compared to."""
+    """Return the JAX programs of a contender; forward includes the reference."""
     if case.shape is None:
         return ceilings.programs(ceilings.GEMM, setting)
     if setting.mode != "gpu" and case.contender == "cudnn":
@@ -152,7 +152,7 @@ def measure(case: Case, setting: Setting) -> Row:
         with setting.exclusive():
             return ceilings.measure(ceilings.GEMM, setting)
     if case.contender in contenders.TORCH:
-        # All of it: PyTorch compiles, and makes masks, with the help of the device.
+        # Hold it throughout: PyTorch compiles and builds masks on the device.
         with setting.exclusive():
             return _row(case, case.shape, _time_torch(case, case.shape, setting))
     program, compiled = programs(case, setting)[""], _compiled(case, setting)
@@ -171,9 +171,9 @@ def _row(case: Case, shape: Shape, timing: Timing) -> Row:
 
 
 def difference(case: Case, setting: Setting) -> float | str:
-    """Return how far an output is from that of blocked attention: the same keys?
+    """Return the error of an output against blocked attention.
 
-    A text, where that cannot be computed: a time is a time.
+    A text if the error cannot be computed; the time is still reported.
     """
     inputs = programs(case, setting)[""].inputs(0)
     found = _compiled(case, setting)(*inputs).astype(jnp.float32)
@@ -185,7 +185,7 @@ def difference(case: Case, setting: Setting) -> float | str:
 
 
 def _peer(case: Case) -> Case:
-    """Return the case whose output is compared, which XLA makes of plain JAX."""
+    """Return the reference case, which XLA compiles from plain JAX."""
     return dataclasses.replace(case, contender=BLOCKED)
 
 
@@ -197,7 +197,7 @@ def _time_torch(case: Case, shape: Shape, setting: Setting) -> Timing:
 
 @functools.lru_cache(maxsize=4)
 def _compiled(case: Case, setting: Setting) -> Callable[..., Any]:
-    """Compile the program of a case, once a shape."""
+    """Compile the program of a case once per shape."""
     program = programs(case, setting)[""]
     return jax.jit(program.function).lower(*program.args).compile()
 
@@ -277,7 +277,7 @@ def _others(rows: Mapping[str, Row], every: Sequence[Shape]) -> Table:
         if any(found[2:]):
             cells = [outcome(row, "median_ms", 3) for row in found]
             lines.append([shape.name, direction, *cells])
-    # What a case is missing for: tokamax' backward has its own target.
+    # A separate target exists for tokamax's backward pass.
     slow = rows.get("T=32768 W=1024 D=128 GQA=1 | tokamax | both", {}).get("median_ms")
     ours = rows.get("T=32768 W=1024 D=128 GQA=1 | ours | both", {}).get("median_ms")
     factor = math.nan if not slow or not ours else slow / ours

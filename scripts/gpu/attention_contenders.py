@@ -1,8 +1,8 @@
-"""Who computes attention, each behind one form.
+"""The attention implementations that are compared, behind one interface.
 
-Enters: a contender's name and the sizes of a case. Leaves: a function of q, k, v in
-JAX, or for those of PyTorch the two directions ready to be timed. A contender that is
-not installed, or is broken, raises ImportError when it is asked for; its row says so.
+Input: a contender's name and the sizes of a case. Output: a JAX function of q, k, v, or
+for PyTorch the two directions, ready to be timed. A contender that is missing or broken
+raises ImportError on use; its row reports that.
 """
 
 import dataclasses
@@ -38,7 +38,7 @@ class Shape:
         )
 
     def flops(self, direction: str) -> float:
-        """Count useful FLOPs: two products a visible pair forward, five backward."""
+        """Count useful FLOPs: two matmuls per visible pair forward, five backward."""
         products = {"forward": 2, "both": 7}[direction]
         pairs = self.batch * self.heads * visible_pairs(self.seq_len, self.window)
         return 2.0 * products * self.head_dim * pairs
@@ -46,18 +46,18 @@ class Shape:
 
 @functools.cache
 def _import(name: str) -> ModuleType | str:
-    """Import a package that may be absent or broken; a text says why it cannot be.
+    """Import a package; if it is absent or broken, return the reason as text.
 
-    Once: one that fails halfway is slow to fail, and fails otherwise the next time.
+    Cached: a failed import is slow, and a second attempt fails differently.
     """
     try:
         return importlib.import_module(name)
-    except Exception as error:  # a library that is missing is an OSError, or anything
+    except Exception as error:  # a missing library raises OSError or any other error
         return f"{name} cannot be imported: {type(error).__name__}: {error}"
 
 
 def _imported(name: str) -> Any:
-    """Return a package. Raises ImportError, whatever its import raises."""
+    """Return a package. Raises ImportError for any error of its import."""
     found = _import(name)
     if isinstance(found, str):
         raise ImportError(found)
@@ -65,7 +65,7 @@ def _imported(name: str) -> Any:
 
 
 FUSED = "ours, fused"
-"""With the backward pass that is not deterministic."""
+"""Ours with the fused backward pass, which is not deterministic."""
 JAX = ("ours", FUSED, "cudnn", "tokamax", "blocked")
 TORCH = ("torch sdpa", "torch flex")
 
@@ -75,7 +75,7 @@ def jax_attention(name: str, shape: Shape, ours: str) -> Callable[..., jax.Array
 
     Args:
       name: one of `JAX`.
-      shape: its window is honoured.
+      shape: sizes; its window is applied.
       ours: the backend that "ours" stands for.
     Raises:
       ImportError: tokamax is not installed.
@@ -101,7 +101,7 @@ def jax_attention(name: str, shape: Shape, ours: str) -> Callable[..., jax.Array
 def torch_calls(
     name: str, shape: Shape, num_sets: int, device: str
 ) -> tuple[Mapping[str, Callable[[int], Any]], Callable[[Any], Any]]:
-    """Return {direction: call(input set)}, and how to wait for a call.
+    """Return {direction: call(input set)} and a function that waits for a call.
 
     Args:
       name: one of `TORCH`; torch sdpa has no window.
@@ -110,7 +110,7 @@ def torch_calls(
       device: cuda, or cpu to rehearse.
     Raises:
       ImportError: torch is not installed.
-      ValueError: sdpa is asked for a window.
+      ValueError: a window is given for sdpa.
     """
     torch = _imported("torch")
     attend = _torch_attention(torch, name, shape, device)
@@ -162,8 +162,8 @@ def _torch_attention(
     mask = flex.create_block_mask(
         seen, None, None, shape.seq_len, shape.seq_len, device=device
     )
-    # Static shapes, and nothing kept of other shapes: after some it would give up
-    # compiling, and run without fusing.
+    # Static shapes, with the cache cleared for each: after several shapes PyTorch stops
+    # compiling and runs without fusion.
     torch.compiler.reset()
     compiled = torch.compile(flex.flex_attention, dynamic=False)
     return functools.partial(compiled, block_mask=mask, enable_gqa=grouped)

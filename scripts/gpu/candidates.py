@@ -1,7 +1,7 @@
-"""Sizes that the attention kernels could have, and each kernel as a program of its own.
+"""Candidate sizes of the attention kernels, and each kernel as a separate program.
 
-Enters: names of kernels and head widths. Leaves: candidates in the form that the
-compile gate takes (`scripts.kernels.compiled_kernels`) and that a GPU can time.
+Input: names of kernels and head widths. Output: candidates in the form that the compile
+gate takes (`scripts.kernels.compiled_kernels`) and that a GPU can time.
 """
 
 import dataclasses
@@ -31,8 +31,9 @@ BLOCKS = (64, 128, 192, 256)
 STAGES = (2, 3, 4)
 
 LISTED_VARIABLE = "MJAX_LISTED_CANDIDATES"
-"""Environment variable with the names that `listed_cases` returns, as a JSON list: the
-function that the compile gate calls in its own process takes no arguments."""
+"""Environment variable with the names for `listed_cases`, as a JSON list. The compile
+gate calls that function in its own process, without arguments.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        """A text that `parse` reads back."""
+        """A name that `parse` reads back."""
         c = self.config
         return (
             f"{self.kernel} D={self.head_dim} warpgroups={c.warpgroups} "
@@ -58,7 +59,7 @@ def parse(name: str) -> Candidate:
     """Read the name of a candidate.
 
     Raises:
-      ValueError: it is no such name, or the sizes are refused.
+      ValueError: the text is not a candidate's name, or the sizes are invalid.
     """
     pattern = r"(\w+) D=(\d+) warpgroups=(\d+) block=(\d+) stages=(\d+)"
     match = re.fullmatch(pattern, name)
@@ -75,8 +76,8 @@ def parse(name: str) -> Candidate:
 def first_round(kernels: Sequence[str], head_dims: Sequence[int]) -> list[Candidate]:
     """List all tiles and blocks, with the fewest stages.
 
-    Stages cost shared memory, not registers: what does not fit with the fewest does not
-    fit with more.
+    Stages cost shared memory, not registers: a candidate that does not fit with the
+    fewest stages does not fit with more.
     """
     return [
         Candidate(
@@ -93,7 +94,7 @@ def first_round(kernels: Sequence[str], head_dims: Sequence[int]) -> list[Candid
 
 
 def second_round(survivors: Sequence[Candidate]) -> list[Candidate]:
-    """List what is left of the first round with every number of stages."""
+    """List the survivors of the first round with every number of stages."""
     return [
         dataclasses.replace(c, config=dataclasses.replace(c.config, stages=stages))
         for c in survivors
@@ -103,10 +104,10 @@ def second_round(survivors: Sequence[Candidate]) -> list[Candidate]:
 
 
 def listed_cases() -> dict[str, KernelCase]:
-    """Return the candidates that the environment names, as the compile gate wants them.
+    """Return the candidates that the environment names, as cases of the compile gate.
 
-    A name that ends in `FULL` is compiled with segments, a soft cap and 8 query heads a
-    key head, which need most registers; others plain.
+    A name that ends in `FULL` is compiled with segments, a soft cap and 8 query heads
+    per key head, which need the most registers; others without these.
     """
     cases = {}
     for listed in json.loads(os.environ[LISTED_VARIABLE]):
@@ -166,7 +167,7 @@ def program(
 
 
 def _functions(kernel: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a kernel, and what makes of segments the edges that it takes."""
+    """Return a kernel, and the function that converts segments to its edges."""
     if kernel == "forward":
         return forward, op.first_keys
     if kernel == "dq":
@@ -178,7 +179,7 @@ def _functions(kernel: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
 def abstract_arguments(
     candidate: Candidate, problem: Problem, *, segments: bool = False, batch: int = 1
 ) -> tuple[jax.ShapeDtypeStruct, ...]:
-    """Return shapes and dtypes (bfloat16, sums float32) of what `program` takes."""
+    """Return shapes and dtypes (bfloat16, sums float32) of the inputs of `program`."""
     p = problem
     q = jax.ShapeDtypeStruct((batch, p.seq_len, p.heads, p.head_dim), jnp.bfloat16)
     k = jax.ShapeDtypeStruct((batch, p.seq_len, p.kv_heads, p.head_dim), jnp.bfloat16)

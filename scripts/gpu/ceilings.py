@@ -1,4 +1,4 @@
-"""What the machine itself can do: matrix products and copies."""
+"""Attainable rates of the machine: matmuls and copies."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -15,13 +15,13 @@ from scripts.gpu.timing import INPUT_SETS, time_calls
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A matrix product of size cubed, or a pass over size numbers of 4 bytes."""
+    """A GEMM with m = n = k = size, or a pass over `size` numbers of 4 bytes."""
 
     kind: str
     """gemm, copy or add."""
     size: int
     small_size: int
-    """To rehearse."""
+    """True to rehearse on a CPU with tiny sizes."""
 
 
 GEMM = Case(kind="gemm", size=8192, small_size=64)
@@ -41,7 +41,7 @@ def cases(small: bool) -> dict[str, Case]:
 
 
 def process_of(case: Case) -> str:
-    """Let all share a process."""
+    """Run all cases in one process."""
     return "jax"
 
 
@@ -64,11 +64,11 @@ def programs(case: Case, setting: Setting) -> dict[str, Program]:
 def jax_calls(
     program: Program, function: Callable[..., Any] | None = None
 ) -> tuple[Callable[[int], Any], Callable[[Any], Any]]:
-    """Draw inputs for a program; return what `time_calls` takes.
+    """Draw inputs for a program; return the arguments of `time_calls`.
 
     Args:
-      program: what is called.
-      function: its function under jax.jit, if that is there already.
+      program: to be called.
+      function: its function under jax.jit, if it exists already.
     """
     compiled = jax.jit(program.function) if function is None else function
     sets = [program.inputs(seed) for seed in range(INPUT_SETS)]
@@ -77,7 +77,7 @@ def jax_calls(
 
 
 def measure(case: Case, setting: Setting) -> Row:
-    """Time one ceiling; TFLOP/s, or GB/s counting what is read and what is written."""
+    """Time one ceiling: TFLOP/s, or GB/s of bytes read and written."""
     call, wait = jax_calls(programs(case, setting)[""])
     timing = time_calls(call, wait)
     n = case.small_size if setting.small else case.size

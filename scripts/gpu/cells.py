@@ -8,12 +8,12 @@ _WHY_LENGTH = 80
 
 
 def fixed(number: float | None, digits: int) -> str:
-    """Format a number; a dash if there is none."""
+    """Format a number; None is a dash."""
     return "-" if number is None else f"{number:.{digits}f}"
 
 
 def outcome(row: Mapping[str, Any], field: str, digits: int) -> str:
-    """Format a field of a row, or say what the row has instead of it."""
+    """Format a field of a row, or return the status of a row without it."""
     if not row:
         return "-"
     if row["status"] == "ok":
@@ -23,7 +23,7 @@ def outcome(row: Mapping[str, Any], field: str, digits: int) -> str:
 
 
 def geometric_mean(numbers: Sequence[float]) -> float | None:
-    """Return the geometric mean; None of nothing."""
+    """Return the geometric mean; None of an empty list."""
     if not numbers:
         return None
     return math.exp(sum(map(math.log, numbers)) / len(numbers))

@@ -4,7 +4,7 @@
     python -m scripts.gpu.changes --write                                 without one
 
 BEFORE and AFTER name commits, the folders hold their packages mjax and scripts. The
-first command measures each case with both, each in a process of its own, lists the
+first command measures each case with both, each in a separate process, lists the
 kernels of one step of AFTER, and writes gpu_changes.json into DIR. The second reads
 docs/benchmarks/gpu_changes.json and gpu_training.json, compiles each case of them for
 a described H200 with the package of its commit, models its step as the planner does,
@@ -28,7 +28,7 @@ from scripts.gpu.cells import fixed
 
 NAME = "gpu_changes"
 CASES = ("core", "none")
-"""Values of --model.remat, the rest as the base of `training`."""
+"""Values of --model.remat; all else as in the base of `training`."""
 _PROGRAM = """
 import dataclasses, json, sys
 import jax
@@ -98,7 +98,7 @@ def run(folder: Path, remat: str, what: str) -> Any:
 
 
 def measure(trees: Mapping[str, Path], out: Path) -> None:
-    """Measure all cases with both trees; write after each, so that none is lost."""
+    """Measure all cases with both trees; write after each case, so none is lost."""
     found: dict[str, Any] = {"rows": [], "kernels": {}}
     path = out / f"{NAME}.json"
 
@@ -118,7 +118,7 @@ def measure(trees: Mapping[str, Path], out: Path) -> None:
 
 
 def kind_of(kernel: str) -> str:
-    """Return the part of the modelled step that a kernel belongs to, by its name."""
+    """Return the part of the modelled step that a kernel's name belongs to."""
     if kernel.startswith(("nvjet", "gemm_fusion", "cublas", "cutlass")):
         return _PARTS[0]
     return _PARTS[1] if kernel.startswith("attention_") else _PARTS[2]
@@ -128,7 +128,7 @@ def tables(found: Any, training: Any, model: Any) -> list[Table]:
     """Return the tables of the page.
 
     Args:
-      found: what `measure` wrote.
+      found: the JSON that `measure` wrote.
       training: gpu_training.json.
       model: returns {part: seconds} of a case, of its commit and flags.
     """
@@ -245,7 +245,7 @@ def _by_kind(
 
 def _model(commit: str, flags: str) -> Mapping[str, float]:
     """Compile a case with the package of a commit; return the modelled parts."""
-    # Not at the top: it needs what the planner needs, which a GPU machine lacks.
+    # Imported here: the planner's dependencies are missing on a GPU machine.
     from scripts.plan.step_by_source import compiled, read, resolve
 
     hashed = resolve(f"{commit}^{{commit}}")

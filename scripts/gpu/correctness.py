@@ -1,8 +1,8 @@
 """Attention on the device against a float32 reference, forward and gradients.
 
 Inputs are new in every run; their seed is in the row. Before each run the device's free
-memory is filled with NaN, so that what a kernel does not write shows; then it runs
-again on memory filled with another number, and must give the same bits.
+memory is filled with NaN, so that elements that a kernel does not write are seen. A
+second run on memory filled with another number must give the same bits.
 """
 
 import dataclasses
@@ -21,18 +21,19 @@ from scripts.gpu.setting import Program, Row, Setting
 
 RESULTS: tuple[str, ...] = ("out", "dq", "dk", "dv")
 # Relative error of a whole array (Frobenius). A bfloat16 has 8 significant bits: one
-# rounding costs 2^-9 at most. Rounded are the result, the probabilities and, backward,
-# the output in delta. Blocked attention on a CPU has at most 0.31% in these cases. A
-# float16 has 11 bits: an eighth of that.
+# rounding costs at most 2^-9. The result, the probabilities and, backward, the output
+# in delta are rounded. Blocked attention on a CPU has at most 0.31% in these cases. A
+# float16 has 11 bits: an eighth of that error.
 LIMITS = {"bfloat16": 1e-2, "float16": 1.5e-3}
-# The same of the worst position (the H numbers of one head): a position is one of up
-# to thousands and hides in the whole array. Where few keys are seen, sums cancel:
-# blocked attention has up to 6% in dq of the first positions of a document. A position
-# that is not written or has a wrong key is off by its own size.
+# The same for the worst position (the H numbers of one head), since an error of one
+# position among thousands is lost in the whole array. Where few keys are visible, sums
+# cancel: blocked attention has up to 6% in dq of the first positions of a document. A
+# position that is not written or has a wrong key has an error of its own size.
 WORST_LIMITS = {"bfloat16": 0.25, "float16": 0.04}
-# What is zero in exact arithmetic (dq of the first query, all of dq in a window of 1)
-# has no relative error. So a position counts as at least this part of the root mean
-# square of all, and a number as at least the second, that of gradients in long windows.
+# Results that are zero in exact arithmetic (dq of the first query, all of dq in a
+# window of 1) have no relative error. So the size of a position is at least the first
+# factor times the root mean square of all, and that of a number at least the second,
+# the size of gradients in long windows.
 _FLOOR = 0.25
 _SMALL = 1e-2
 _POISON_BYTES = 2**28
@@ -60,11 +61,11 @@ class Case:
     backward: str = "deterministic"
     """Of `api.BACKWARD`; with "fused" the bits of dq may differ between two runs."""
     results: tuple[str, ...] = RESULTS
-    """Those that are computed: with fewer, a fault is seen to be of one kernel."""
+    """Results that are computed: with fewer, a fault points to one kernel."""
 
     @property
     def name(self) -> str:
-        """Return what differs from call to call."""
+        """Return the name of the call: the fields in which calls differ."""
         widths = (self.head_dim, self.value_dim)
         width = "/".join(str(w) for w in widths if w is not None)
         parts = [
@@ -114,14 +115,14 @@ def cases(small: bool) -> dict[str, Case]:
         Case(window=100, documents=4, head_dim=128, **gqa),
         Case(window=100, soft_cap=5.0, head_dim=128, **gqa),
         Case(window=100, documents=4, soft_cap=5.0, dtype="float16", **gqa),
-        # As in training: what a short sequence cannot show.
+        # As in training: these errors do not occur in short sequences.
         Case(seq_len=8192, window=1024, head_dim=128, batch=1, documents=6),
         Case(seq_len=4096, head_dim=128, batch=1, **gqa),
         Case(documents=3, causal=False, head_dim=128, **gqa),
         Case(window=100, causal=False),
         Case(prefix=True, head_dim=128, **gqa),
     ]
-    # Groups so many that dkv divides none; with few heads, as above, it does.
+    # So many groups that dkv splits none; with few heads, as above, it does.
     whole: dict[str, Any] = {"seq_len": 2048, "batch": 4, "heads": 16, "kv_heads": 8}
     found += [Case(head_dim=128, **whole)]
     fused: dict[str, Any] = {"head_dim": 128, "backward": "fused"}
@@ -154,7 +155,7 @@ def process_of(case: Case) -> str:
 
 
 def kind_of(case: Case) -> str:
-    """Tell apart head widths, which have kernels of their own, and these kernels."""
+    """Return a key of head width and kernels: each width has its own kernels."""
     return f"D={case.head_dim} {case.backward} {', '.join(case.results)}"
 
 
@@ -171,7 +172,7 @@ def _attend(
         segment_ids=None if case.documents is None else ids,
         soft_cap=case.soft_cap,
         backend=backend,
-        # What ours is compared with has one backward pass.
+        # The reference has one backward pass.
         backward=case.backward if backend == "mosaic_gpu" else "deterministic",
     )
 
@@ -179,8 +180,8 @@ def _attend(
 def programs(case: Case, setting: Setting) -> dict[str, Program]:
     """Return attention with its gradients as one program.
 
-    Of q, k, v, d_out, segment ids, and the lengths of prefixes. It returns
-    `case.results`; the kernels of others are not in it.
+    The program takes q, k, v, d_out, segment ids and the lengths of prefixes. It
+    returns `case.results` and omits the kernels of other results.
     """
 
     def run(q: Any, k: Any, v: Any, d_out: Any, *rest: Any) -> tuple[Any, ...]:
@@ -218,7 +219,7 @@ def truth(case: Case, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         every = dict(zip(RESULTS, (out, *pullback(wide[3])), strict=True))
         return tuple(every[name] for name in case.results)
 
-    # On the CPU: other code on other hardware. Long sequences take it too long.
+    # On the CPU: other code on other hardware. It is too slow for long sequences.
     if case.seq_len <= 1024:
         cpu = jax.local_devices(backend="cpu")[0]
         inputs = tuple(jax.device_put(x, cpu) for x in inputs)
@@ -234,20 +235,20 @@ def errors(got: Any, want: Any) -> tuple[float, np.ndarray]:
     small = _SMALL * want.shape[-1] ** 0.5
     floor = max(_FLOOR * rms, small)
     total = np.linalg.norm(wrong) / (max(rms, small) * size.size**0.5)
-    # NaN stays: a comparison with the limit is then false.
+    # NaN is kept: a comparison with the limit is then false.
     return float(total), wrong / np.maximum(size, floor)
 
 
 def poison(sizes: Sequence[int], value: float) -> None:
-    """Fill memory that is free, and will be handed out next, with a value.
+    """Fill the free memory that is allocated next with a value.
 
-    The allocator gives a request the smallest free piece that it fits into, which may
-    be one that held the right results a moment ago. So pieces of just these sizes are
-    taken, all at once, filled, and given back.
+    The allocator serves a request with the smallest free piece that is large enough,
+    which may still hold the correct results of an earlier run. So pieces of exactly
+    these sizes are allocated all at once, filled and freed.
 
     Args:
-      sizes: bytes of each.
-      value: of each float32.
+      sizes: bytes of each piece.
+      value: written to each float32.
     """
     pieces = [jnp.full(-(-size // 4), value, jnp.float32) for size in sizes]
     jax.block_until_ready(pieces)
@@ -256,7 +257,7 @@ def poison(sizes: Sequence[int], value: float) -> None:
 
 
 def judge(case: Case, first: Any, second: Any, want: Any) -> Row:
-    """Compare two runs with the truth and with each other.
+    """Compare two runs with the reference and with each other.
 
     Raises:
       RuntimeError: a result is wrong, not finite, or differs between the runs.
@@ -291,7 +292,7 @@ def judge(case: Case, first: Any, second: Any, want: Any) -> Row:
 
 
 def _where(faulty: np.ndarray) -> str:
-    """Describe positions [B, T, N] that are at fault: how many, and in which range."""
+    """Describe the faulty positions [B, T, N]: their number and ranges."""
     if not faulty.any():
         return "no position"
     ranges = (
@@ -319,7 +320,7 @@ def measure(case: Case, setting: Setting) -> Row:
     assert memory is not None
     rest = _POISON_BYTES // (2**14 if setting.small else 1)
     runs = []
-    # Nothing is timed; but a kernel that hangs or faults must not hit its neighbours.
+    # Nothing is timed, but a kernel that hangs or faults must not affect other cases.
     with setting.exclusive():
         taken = [x.nbytes for x in jax.block_until_ready(function(*inputs))]
         taken.append(memory.temp_size_in_bytes)

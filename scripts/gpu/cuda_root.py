@@ -1,6 +1,6 @@
-"""Where the CUDA toolkit is, for jax: kernels are assembled with its ptxas.
+"""Find the CUDA toolkit for jax, which assembles kernels with its ptxas.
 
-Enters: an environment and folders. Leaves: a root that holds `bin/ptxas` and libdevice.
+Input: an environment and folders. Output: a root with `bin/ptxas` and libdevice.
 """
 
 import glob
@@ -13,7 +13,7 @@ from pathlib import Path
 
 _PTXAS = Path("bin", "ptxas")
 _LIBDEVICE = Path("nvvm", "libdevice", "libdevice.10.bc")
-# Where XLA itself looks, after what jax tells it.
+# Where XLA itself looks, after the path from jax.
 _DEFAULT = Path("/usr/local/cuda")
 
 
@@ -21,7 +21,7 @@ def missing_to_jax(env: Mapping[str, str]) -> Path | None:
     """Return a root that jax does not find by itself; None if it finds one.
 
     jax 0.11.2 takes the CUDA_ROOT of the environment or the wheel nvidia-cuda-nvcc, XLA
-    /usr/local/cuda; a toolkit elsewhere, of which there is only a PATH, has to be told.
+    /usr/local/cuda. jax must be told of a toolkit elsewhere that is only on the PATH.
 
     Args:
       env: environment variables.
@@ -41,7 +41,7 @@ def find(roots: Iterable[Path]) -> Path | None:
 
 
 def describe_ptxas(env: Mapping[str, str]) -> str:
-    """Return the ptxas that is expected to run and its release, to be written down."""
+    """Return the ptxas that is expected to run and its release, for the record."""
     named = [Path(env["CUDA_ROOT"])] if env.get("CUDA_ROOT") else []
     root = find([*named, *_of_wheels(), _DEFAULT])
     if root is None:

@@ -1,7 +1,7 @@
-"""The compile gate for candidates: which of them may be timed, and why not the others.
+"""The compile gate for candidates: which may be timed, and why others are pruned.
 
-Enters: kernels and head widths. Leaves: a verdict for each candidate. Needs what
-`make env-plan` installs, and no GPU.
+Input: kernels and head widths. Output: a verdict for each candidate. Needs the
+environment of `make env-plan`, and no GPU.
 """
 
 import dataclasses
@@ -21,16 +21,16 @@ from scripts.kernels.compiled_kernels import CaseReport, compile_cases
 
 _CASES = "scripts.gpu.candidates:listed_cases"
 _PER_CASE_S = 60.0
-"""Time allowed for one compilation; seen at most 25 s on two busy cores."""
+"""Time limit of one compilation; the longest seen is 25 s on two busy cores."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """What the compiler makes of a candidate."""
+    """Result of compiling a candidate."""
 
     name: str
     fault: str | None
-    """Why it is pruned; None if it may be timed."""
+    """Reason for pruning; None if it may be timed."""
     shared_memory_bytes: int | None
     """Per block, with segments; None if it was not compiled."""
 
@@ -41,17 +41,17 @@ def prune(
     say: Callable[[str], None],
     compile_listed: Callable[[list[str]], list[CaseReport]] | None = None,
 ) -> list[Verdict]:
-    """Compile the candidates and judge them; kernel by kernel, so that it can be seen.
+    """Compile and judge the candidates, kernel by kernel to show progress.
 
-    First each tile and block with the fewest stages; then what is left with every
-    number of stages, with segments and a soft cap, because a shipped kernel serves
+    First each tile and block with the fewest stages, then the survivors with every
+    number of stages, with segments and a soft cap, because a shipped kernel supports
     both.
 
     Args:
       kernels: names in `candidates.KERNELS`.
       head_dims: head widths.
-      say: is told what happens.
-      compile_listed: compiles candidates by their names; None is the compile gate.
+      say: called with lines of progress.
+      compile_listed: compiles candidates by name; None is the compile gate.
     """
     compiler = compile_listed or _compile_listed
     verdicts = []

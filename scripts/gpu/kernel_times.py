@@ -1,7 +1,7 @@
-"""Where the time of attention goes, kernel by kernel, as CUPTI reports it.
+"""Time of each attention kernel, as CUPTI reports it.
 
-The part `attention` times whole calls; this one says which kernels they consist of.
-Fills of memory are no kernels and are not in these times.
+The part `attention` times whole calls; this one lists their kernels. Memory fills are
+not kernels and not in these times.
 """
 
 import statistics
@@ -44,7 +44,7 @@ def programs(case: Case, setting: Setting) -> dict[str, Program]:
 
 
 def measure(case: Case, setting: Setting) -> Row:
-    """Run the program some times under CUPTI; the median of each of its kernels."""
+    """Run the program several times under CUPTI; return the median of each kernel."""
     if setting.small:
         raise SkippedError("CUPTI sees GPUs only")
     program = programs(case, setting)[""]

@@ -1,9 +1,8 @@
-"""Norms, non-linearities and cross-entropy: time against the bytes they must move.
+"""Norms, non-linearities and cross-entropy: time against the bytes to be moved.
 
-The formulas as they read, compiled by XLA, and what `mjax` has in their place; the
-cross-entropy with the projection that makes its logits. The floor is the time of the
-bytes alone: every argument read once, every result written once, at the rate at which
-this device copies.
+The plain formulas, compiled by XLA, and their implementations in `mjax`; the
+cross-entropy includes the projection to logits. The floor is the time of the bytes
+alone: every argument read once, every result written once, at this device's copy rate.
 """
 
 import dataclasses
@@ -25,7 +24,7 @@ from scripts.gpu.setting import Program, Row, Setting
 from scripts.gpu.timing import time_calls
 
 TOKENS = 131_072
-"""Half a gigabyte an array of width 2048: ten times the cache."""
+"""An array of width 2048 has half a gigabyte: ten times the cache."""
 LOSS_TOKENS = 32_768
 WIDTH, HIDDEN, VOCAB = 2048, 8192, 32_768
 DIRECTIONS = ("forward", "both")
@@ -69,14 +68,14 @@ def _our_head(x: jax.Array, w: jax.Array, targets: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Operator:
-    """One operator and who computes it."""
+    """One operator and its contenders."""
 
     contenders: Mapping[str, Callable[..., Any]]
     """By name; the same arguments, the same result. A kernel of ours is added here."""
     args: tuple[jax.ShapeDtypeStruct, ...]
     directions: tuple[str, ...] = DIRECTIONS
     product_flops: int = 0
-    """FLOPs of its matrix product, forward; backward has two more."""
+    """FLOPs of its matmul, forward; backward has two more."""
 
 
 def operators(small: bool) -> dict[str, Operator]:
@@ -104,7 +103,7 @@ def operators(small: bool) -> dict[str, Operator]:
             args=(x, scale),
             directions=("forward",),
         )
-        # The residual stream passes by: backward, its gradient is added.
+        # The residual stream skips the norm: backward, its gradient is added.
         found[f"skip and {name}"] = Operator(
             contenders={
                 "formula": lambda x, scale, f=formula: (x, f(x, scale)),
@@ -135,7 +134,7 @@ def operators(small: bool) -> dict[str, Operator]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One contender in one direction; no operator: the rate of a copy."""
+    """One contender in one direction; without an operator, the rate of a copy."""
 
     operator: str
     contender: str
@@ -146,7 +145,7 @@ def cases(small: bool) -> dict[str, Case]:
     """List the copy, then the contenders of an operator side by side."""
     found = {COPY: Case(operator=COPY, contender="", direction="")}
     every = operators(small)
-    # A rehearsal is to be short.
+    # A rehearsal must be short.
     picked = ("skip and LayerNorm", "head and cross-entropy") if small else tuple(every)
     for operator in picked:
         described = every[operator]
@@ -165,7 +164,7 @@ def process_of(case: Case) -> str:
 
 
 def kind_of(case: Case) -> str:
-    """Tell apart operators and contenders."""
+    """Return the operator and contender as one key."""
     return f"{case.operator} {case.contender}"
 
 
@@ -204,7 +203,7 @@ def programs(case: Case, setting: Setting) -> dict[str, Program]:
 
 
 def least_bytes(case: Case, small: bool) -> int:
-    """Count arguments and results; backward, of d_out and the gradients as well."""
+    """Count bytes of arguments and results; backward, of d_out and gradients too."""
     operator = operators(small)[case.operator]
     sizes = [x.size * x.dtype.itemsize for x in operator.args]
     out = jax.eval_shape(operator.contenders["formula"], *operator.args)
@@ -243,7 +242,7 @@ def difference(case: Case, setting: Setting) -> float:
 
 
 def measure(case: Case, setting: Setting) -> Row:
-    """Time the case; the result of the forward pass is not among its outputs."""
+    """Time the case; its outputs do not include the result of the forward pass."""
     if case.operator == COPY:
         return ceilings.measure(_copy_case(), setting)
     wrong = difference(case, setting)

@@ -1,7 +1,7 @@
 """Write the rows of a part: JSON for programs, Markdown for people.
 
-The JSON is written anew after every row, so that what was measured stays if the report
-is ended from outside; pages are made of the JSON alone.
+The JSON is rewritten after every row, so measurements survive if the report is killed;
+pages are made from the JSON alone.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from scripts.gpu.setting import Mode, Part, Row
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Origin:
-    """What the rows of a file have in common."""
+    """The properties that all rows of a file share."""
 
     mode: Mode
     commit: str
@@ -53,7 +53,7 @@ def json_path(out: Path, part: Part) -> Path:
 
 
 def load_rows(out: Path, part: Part, origin: Origin) -> dict[str, Row]:
-    """Return the good rows of an earlier call that fit; none if there is no file."""
+    """Return the matching good rows of an earlier call; none if there is no file."""
     path = json_path(out, part)
     if not path.exists():
         return {}
@@ -68,10 +68,10 @@ def load_rows(out: Path, part: Part, origin: Origin) -> dict[str, Row]:
 
 
 def load(path: Path) -> tuple[Origin, dict[str, Row]]:
-    """Return what `write_rows` wrote.
+    """Return the data that `write_rows` wrote.
 
     Raises:
-      ValueError, KeyError, TypeError: it is not such a file.
+      ValueError, KeyError, TypeError: the file has another format.
     """
     stored = json.loads(path.read_text())
     rows = {row["case"]: row for row in stored.pop("rows")}
@@ -85,7 +85,7 @@ def write_rows(out: Path, part: Part, origin: Origin, rows: Mapping[str, Row]) -
       out: folder; made if absent.
       part: names the file.
       origin: of the rows.
-      rows: by case; those still to come may be absent.
+      rows: by case; pending cases may be absent.
     """
     out.mkdir(parents=True, exist_ok=True)
     content = dataclasses.asdict(origin) | {"rows": list(rows.values())}
@@ -119,7 +119,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file whole: who reads it never sees half of it."""
+    """Write a file atomically: no reader sees an incomplete file."""
     part = path.with_suffix(path.suffix + ".part")
     part.write_text(text)
     os.replace(part, path)

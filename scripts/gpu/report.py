@@ -4,12 +4,12 @@
     python -m scripts.gpu.report --part correctness --part attention --keep
     python -m scripts.gpu.report --rehearse --out DIR    everything small, on a CPU
     python -m scripts.gpu.report --compile-only          for a described H200
-    python -m scripts.gpu.report --pages-only --out DIR  from what a GPU elsewhere left
+    python -m scripts.gpu.report --pages-only --out DIR  from rows of another machine
 
-Needs jax for CUDA, flax and optax; tokamax and PyTorch are measured where they are
-installed. Each part writes gpu_<part>.json into DIR after every case, at its end the
-page gpu_<part>.md. Ends with 0 if every case has a result, 1 if one failed, 2 on bad
-input. A case for which the budget was too short is no failure: run again with --keep.
+Needs jax for CUDA, flax and optax; tokamax and PyTorch are measured if installed. Each
+part writes gpu_<part>.json into DIR after every case, and the page gpu_<part>.md at its
+end. Exits with 0 if every case has a result, 1 if one failed, 2 on bad input. A case
+that the budget did not reach is not a failure: run again with --keep.
 """
 
 import argparse
@@ -30,7 +30,7 @@ from scripts.gpu.parts import PARTS
 from scripts.gpu.setting import Mode, Part, Row
 
 BUDGET_S = 520.0
-"""Below nine minutes, with what it takes to start and to end."""
+"""Below nine minutes including startup and shutdown."""
 _WHY_LENGTH = 200
 
 
@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parts = [PARTS[name] for name in dict.fromkeys(args.part or PARTS)]
     budget_s = args.budget_s or (BUDGET_S if mode == "gpu" else 86_400.0)
-    # Not time.time(): the clock of a machine that has just started is set, and jumps.
+    # Not time.time(): it jumps when a machine that has just started sets its clock.
     deadline = time.monotonic() + budget_s
     out = Path(args.out or BENCHMARKS_DIR)
     if args.pages_only:
@@ -78,7 +78,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def stop_by_signal() -> None:
-    """Let SIGTERM end this process as an exception does: workers are killed first."""
+    """Turn SIGTERM into an exception, so that workers are killed first."""
 
     def stop(number: int, _: object) -> None:
         raise SystemExit(128 + number)
@@ -89,10 +89,10 @@ def stop_by_signal() -> None:
 def run_part(
     part: Part, origin: pages.Origin, out: Path, *, deadline: float, keep: bool
 ) -> Counter[str]:
-    """Run the cases of a part that have no row yet; count how they ended."""
+    """Run the cases of a part that have no row yet; count their outcomes."""
     try:
         cases = part.module.cases(origin.mode == "rehearse")
-    except Exception as error:  # a part that cannot be imported spoils no other
+    except Exception as error:  # other parts run if one cannot be imported
         _say(f"{part.name}: error: {type(error).__name__}: {error}")
         return Counter(error=1)
     rows = pages.load_rows(out, part, origin) if keep else {}
@@ -104,7 +104,7 @@ def run_part(
     def on_row(row: Row) -> None:
         counts[row["status"]] += 1
         rows[row["case"]] = row
-        # First on disk: whoever reads the output may be gone.
+        # Write to disk first: printing fails if the reader of the output is gone.
         pages.write_rows(out, part, origin, rows)
         if row["status"] != "not run":
             done = counts.total() - counts["kept"]
@@ -123,14 +123,14 @@ def _write_pages(parts: Sequence[Part], out: Path) -> int:
             continue
         try:
             pages.write_page(out, part)
-        except Exception as error:  # the rows are there, and other parts are to run
+        except Exception as error:  # the rows are on disk, and other parts must run
             _say(f"{part.name}: error: no page: {type(error).__name__}: {error}")
             failed += 1
     return int(failed > 0)
 
 
 def _compile_only(parts: Sequence[Part], deadline: float) -> int:
-    """Compile every program for the described GPU; print what became of each case."""
+    """Compile every program for the described GPU; print the outcome of each case."""
     counts: Counter[str] = Counter()
     seconds = 0.0
 
@@ -150,16 +150,16 @@ def _compile_only(parts: Sequence[Part], deadline: float) -> int:
 
 
 def describe(counts: Counter[str]) -> str:
-    """Return how many cases ended in which way."""
+    """Return the number of cases by outcome."""
     statuses = ("ok", "error", "skipped", "not run", "kept")
     return ", ".join(f"{counts[status]} {status}" for status in statuses)
 
 
 def progress(row: Row) -> str:
-    """Return one line about a row: its case, how it ended, its first numbers."""
+    """Return one line about a row: its case, outcome and first numbers."""
     text = f"{row['case']}: {row['status']}"
     if row["status"] != "ok":
-        # All of it is in the file.
+        # The whole text is in the file.
         return f"{text}: {row['why'][:_WHY_LENGTH]}"
     for field, unit in (("median_ms", "ms"), ("step_ms", "ms"), ("mfu", "MFU")):
         if row.get(field) is not None:
@@ -170,7 +170,7 @@ def progress(row: Row) -> str:
 
 
 def find_machine(mode: Mode) -> Row:
-    """Return what `worker.probe` says of the device that the mode needs.
+    """Return the answer of `worker.probe` about the device that the mode needs.
 
     Raises:
       ValueError: there is no such device.
@@ -196,7 +196,7 @@ def generation(machine: Row) -> str:
 
 
 def find_commit() -> str:
-    """Return the commit that is checked out, marked if files differ from it.
+    """Return the commit that is checked out, with a mark if files differ from it.
 
     Raises:
       ValueError: this is no git checkout.

@@ -1,15 +1,15 @@
-"""What a measurement is told about where it runs, and what it returns.
+"""Where a measurement runs, and what it returns.
 
 Every part of the report is a module with
 
     cases(small) -> {name: case}           in the order of importance, without devices
     process_of(case) -> str                equal for cases that may share a process
-    kind_of(case) -> str                   equal for cases that fail for one reason
-    programs(case, setting) -> {label: Program}     what will run, for the compiler too
+    kind_of(case) -> str                   equal for cases that fail for the same reason
+    programs(case, setting) -> {label: Program}     what runs, also for compile-only
     measure(case, setting) -> row          runs it; an exception is the row's error
     tables(rows) -> [Table]                for people
 
-Rows are dicts that JSON can hold.
+Rows are dicts that JSON can represent.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 
 Mode = Literal["gpu", "rehearse", "compile"]
-"""Measure on a GPU; run everything small on a CPU; compile for a described GPU."""
+"""Measure on a GPU; run small shapes on a CPU; compile for a described GPU."""
 
 Row = dict[str, Any]
 
@@ -38,7 +38,7 @@ ONE_DEVICE = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)
 
 
 class SkippedError(Exception):
-    """Says why a case has nothing to run here, which is no fault of it."""
+    """Raised if a case has nothing to run here, with the reason; not a failure."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,18 +46,20 @@ class Part:
     """One question of the report."""
 
     name: str
-    """As --part takes it; the files are gpu_<name>.md and .json."""
+    """Value of --part; the files are gpu_<name>.md and .json."""
     title: str
     path: str
-    """Of its module, imported when it is needed: one that fails spoils no other."""
+    """Path of its module, imported on use, so a failed import affects no other part."""
     timeout_s: float
-    """Longest that one case may take, or until it has the device for itself: to
-    compile, and to wait for its neighbours."""
+    """Time limit in seconds of one case, or until it has the device exclusively:
+    compilation, and waiting for other processes.
+    """
     run_s: float = 60.0
-    """Longest that it may have the device: a kernel that hangs ends here."""
+    """Time limit in seconds of exclusive use of the device; it ends a hung kernel."""
     processes: int = 1
-    """That run cases at once on a GPU. Of more than one, cases must take the device
-    with `Setting.exclusive` to time anything."""
+    """Processes that run cases at once on a GPU. With more than one, cases must take
+    the device with `Setting.exclusive` to time anything.
+    """
 
     @property
     def module(self) -> ModuleType:
@@ -73,22 +75,22 @@ class Setting:
     mesh: Mesh
     """One device; all axes."""
     exclusive: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext
-    """In it, no other process of the report runs anything on the device."""
+    """Context in which no other process of the report uses the device."""
 
     @property
     def small(self) -> bool:
-        """Whether shapes are tiny: a CPU runs them."""
+        """Whether shapes are tiny, for a CPU."""
         return self.mode == "rehearse"
 
     @property
     def ours(self) -> str:
-        """The attention backend that is measured; a CPU has another."""
+        """The attention backend that is measured; another one on a CPU."""
         return "blocked" if self.mode == "rehearse" else "mosaic_gpu"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Program:
-    """A function of arrays, and the shapes that it is run with."""
+    """A function of arrays, and the shapes of its arguments."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -124,7 +126,7 @@ def make_setting(
     *,
     exclusive: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
 ) -> Setting:
-    """Make the setting of a process; touches its device, if it has one.
+    """Make the setting of a process; initialises its device, if it has one.
 
     Args:
       mode: where it runs.

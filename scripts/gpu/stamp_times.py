@@ -1,8 +1,8 @@
 """Do the stamps of a step tell the right time on the device, and what do they cost?
 
 The clock: a chain of GEMMs between two stamps, against the same call timed by the host,
-with the chain once and twice as long. The step: gpt-1b3 with stamps and without, in
-turns, from the same state; the losses must be the same bits.
+for two lengths of the chain. The step: gpt-1b3 with and without stamps, alternating,
+from the same state; the losses must be the same bits.
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ class Case:
     """A chain of GEMMs, or a training step."""
 
     num_gemms: int | None
-    """None: the step."""
+    """None for the step."""
     size: int = 0
-    """Of the GEMMs, cubed."""
+    """m = n = k of the GEMMs."""
     step: training.Case | None = None
 
 
@@ -48,7 +48,7 @@ def cases(small: bool) -> dict[str, Case]:
 
 
 def process_of(case: Case) -> str:
-    """Give the step its own process: its memory is not that of others."""
+    """Run the step in its own process, which then has all of the memory."""
     return "clock" if case.step is None else "step"
 
 
@@ -56,7 +56,7 @@ kind_of = process_of
 
 
 def programs(case: Case, setting: Setting) -> dict[str, Any]:
-    """Return what runs."""
+    """Return the programs of a case."""
     if case.step is not None:
         return {
             name: training.Step(
@@ -103,8 +103,8 @@ def measure(case: Case, setting: Setting) -> Row:
 
 
 def _measure_step(case: training.Case, found: Mapping[str, training.Step]) -> Row:
-    """Time steps with stamps and without, in turns, of one state."""
-    # Needs msgspec, which not all machines have; the clock can be measured without.
+    """Time steps with and without stamps, alternating, from one state."""
+    # Needs msgspec, which not all machines have; the clock does not need it.
     from mjax.observe.stamps import DeviceClock
 
     steps = {name: step.lower().compile() for name, step in found.items()}
@@ -126,7 +126,7 @@ def _measure_step(case: training.Case, found: Mapping[str, training.Step]) -> Ro
                     log, 0, dispatched_ns=dispatched_ns, ready_ns=ready_ns
                 )
                 parts.append({s.name: (s.end_ns - s.start_ns) / 1e6 for s in spans})
-    del state  # the memory of a GPU holds one
+    del state  # a GPU's memory holds one state
     with_ms, without_ms = (times[name][WARM_UP_CALLS:] for name in ("stamps", "none"))
     if _losses(case, found, steps, "stamps") != _losses(case, found, steps, "none"):
         raise RuntimeError("stamps have changed the loss")

@@ -1,11 +1,11 @@
-"""Run cases in worker processes: nothing that a case does ends the report.
+"""Run cases in worker processes, so that no failure of a case ends the report.
 
-Enters: a part and names of its cases. Leaves: a row for every name, as soon as it is
-known. A case that raises is a row with its error; one that takes the process with it,
-or takes too long, is a row that says so, and the rest goes on in a new process.
+Input: a part and names of its cases. Output: a row for every name, as soon as it is
+known. A case that raises gives a row with its error. One that kills its process or
+exceeds its time limit gives a row that says so, and a new process runs the rest.
 
-A part may have several processes at once, because most of the time of a case is
-compilation. What is timed has the device alone (`Setting.exclusive`).
+A part may have several processes at once, because a case mostly compiles. A case that
+times anything uses the device alone (`Setting.exclusive`).
 """
 
 import collections
@@ -31,47 +31,47 @@ from scripts.gpu.worker import MARK, PARENT_VARIABLE
 WORKER: tuple[str, ...] = ("scripts.gpu.worker",)
 """Module that a process runs, and its first arguments."""
 START_S = 180.0
-"""Longest until a process is ready: imports and CUDA, from a disk that is cold."""
+"""Seconds until a process must be ready: imports and CUDA, from a cold disk."""
 STOP_S = 10.0
-"""Longest until a killed process is gone: a driver may hold it."""
+"""Seconds to wait for the end of a killed process: a driver may hold it."""
 GRACE_S = 20.0
-"""Longest that a case may go on when the budget is spent."""
+"""Seconds that a running case may take after the budget is spent."""
 MAX_DEATHS = 2
-"""Processes that may end in a row in cases of one kind (`kind_of` of the part)."""
+"""Consecutive process deaths allowed in cases of one kind (`kind_of` of the part)."""
 MAX_FAILED_STARTS = 3
-"""Processes of a part that may end in a row before they are ready."""
+"""Consecutive processes of a part that may end before they are ready."""
 _TAIL = 1500
 
 
 @dataclasses.dataclass(kw_only=True)
 class Worker:
-    """A running process and what it says."""
+    """A running process and its messages."""
 
     key: str
-    """What `process_of` says of its cases."""
+    """Value of `process_of` for its cases."""
     process: subprocess.Popen[str]
     messages: queue.Queue[Row | None]
     errors: IO[str]
     reader: threading.Thread
 
     def ask(self, name: str) -> None:
-        """Let it run a case. If it has ended, its messages say so."""
+        """Send it a case. If the process has ended, its messages say so."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(name + "\n")
             self.process.stdin.flush()
 
     def next_message(self, timeout_s: float) -> Row | None:
-        """Return what it says next; None at its end. Raises queue.Empty."""
+        """Return its next message; None at its end. Raises queue.Empty on timeout."""
         return self.messages.get(timeout=max(0.0, timeout_s))
 
     def kill(self) -> None:
-        """Kill it and what it started."""
+        """Kill the process and its children."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def stop(self) -> str:
-        """Kill what is left of it; return how it ended and the end of its stderr."""
+        """Kill the remaining processes; return how it ended and the end of stderr."""
         self.kill()
         try:
             how = f"code {self.process.wait(STOP_S)}"
@@ -80,7 +80,7 @@ class Worker:
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        # What it started may have left its group and hold the pipe: do not wait for it.
+        # A child may have left the group and still hold the pipe: do not wait for it.
         self.reader.join(STOP_S)
         with self.errors:
             size = self.errors.seek(0, os.SEEK_END)
@@ -95,12 +95,12 @@ def start_worker(
 
     Args:
       path: module of a part, or "probe".
-      mode: where it measures.
-      key: of the process, as `process_of` says.
-      shared: whether others are on the device: then it takes memory as it needs it.
+      mode: where the worker measures.
+      key: value of `process_of` for this process.
+      shared: whether others use the device; then memory is allocated on demand.
       lock_path: file whose lock is the device's, for `Setting.exclusive`.
     """
-    # Read when the process has ended, and gone with this one.
+    # Read when the process has ended; deleted with this process.
     errors = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
     process = subprocess.Popen(
         [sys.executable, "-m", *WORKER, path, mode, lock_path],
@@ -111,8 +111,8 @@ def start_worker(
         stderr=errors,
         encoding="utf-8",
         errors="replace",
-        # A group, to be killed with all that it starts; not a session, which would
-        # outlive the one that the report runs in.
+        # A process group, to be killed with its children; not a session, which would
+        # outlive the session of the report.
         process_group=0,
     )
     messages: queue.Queue[Row | None] = queue.Queue()
@@ -122,7 +122,7 @@ def start_worker(
         with process.stdout as lines:
             for line in lines:
                 if line.startswith(MARK):
-                    # Of a process that was killed while it wrote, half a line is left.
+                    # A process that was killed while writing leaves an incomplete line.
                     with contextlib.suppress(json.JSONDecodeError):
                         messages.put(json.loads(line.removeprefix(MARK)))
         messages.put(None)
@@ -138,11 +138,11 @@ def environment(own: Mapping[str, str], mode: Mode, *, shared: bool) -> dict[str
     """Return the environment of a worker.
 
     Args:
-      own: of this process.
+      own: environment of this process.
       mode: as for `start_worker`.
       shared: as for `start_worker`.
     """
-    # Flags of a test session simulate devices.
+    # Flags of a test session, which simulate devices.
     env = {k: v for k, v in own.items() if k != "XLA_FLAGS"}
     env[PARENT_VARIABLE] = str(os.getpid())
     env["JAX_PLATFORMS"] = "cuda,cpu" if mode == "gpu" else "cpu"
@@ -154,16 +154,16 @@ def environment(own: Mapping[str, str], mode: Mode, *, shared: bool) -> dict[str
         if root is not None:
             env["CUDA_ROOT"] = str(root)
     if mode == "rehearse":
-        # Most of a rehearsal is compilation, and how fast its code is says nothing.
+        # A rehearsal mostly compiles, and the speed of its code does not matter.
         env["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
     return env
 
 
 def probe(mode: Mode) -> Row:
-    """Ask a process which device there is, without touching it in this one.
+    """Query the device in a separate process, without initialising it in this one.
 
     Raises:
-      RuntimeError: it did not answer.
+      RuntimeError: the process did not answer.
     """
     worker = start_worker("probe", mode)
     try:
@@ -192,7 +192,7 @@ def run_cases(
       part: whose cases they are.
       cases: by name, in order.
       mode: where.
-      deadline: time.monotonic() from which on no case is begun.
+      deadline: time.monotonic() after which no case is started.
       on_row: gets {"case", "status", ...}; status is ok, error, skipped or not run.
       processes: at once; None is one, and on a GPU what the part says.
     """
@@ -229,7 +229,7 @@ def run_cases(
 
 
 class _Run:
-    """Cases that are left, and the threads that give them to processes."""
+    """The remaining cases, and the threads that send them to processes."""
 
     def __init__(
         self,
@@ -263,7 +263,7 @@ class _Run:
                 worker.kill()
 
     def work(self) -> None:
-        """Run cases, one after the other, until none is left; `failure` is an error."""
+        """Run cases one by one until none is left; an error is kept in `failure`."""
         worker = None
         try:
             while (name := self._take()) is not None:
@@ -281,7 +281,9 @@ class _Run:
                 self._stop(worker)
 
     def _take(self) -> str | None:
-        """Return the next case that is to be run; the rows of others say why not."""
+        """Return the next case to run; cases that are not run get a row with the
+        reason.
+        """
         with self._lock:
             while self._left and not self._halted:
                 name = self._left.popleft()
@@ -303,9 +305,9 @@ class _Run:
                 self._on_row(row)
 
     def _worker_for(self, name: str, worker: Worker | None) -> Worker | str:
-        """Return a process for a case, or why there is none.
+        """Return a process for a case, or the reason why there is none.
 
-        It is the one that is there, if that may be shared.
+        The current process is reused if the case may share it.
         """
         key = self.part.module.process_of(self.cases[name])
         if worker is not None and worker.key == key:
@@ -319,7 +321,8 @@ class _Run:
                 self.part.path,
                 self.mode,
                 key=key,
-                # PyTorch has the device's memory to itself, beside JAX in one process.
+                # PyTorch needs the device's memory for itself, and shares a process
+                # with JAX.
                 shared=self.shared or key == "torch",
                 lock_path=self.lock_path,
             )
@@ -339,8 +342,8 @@ class _Run:
         """Give the row of a case whose process did not start.
 
         Returns:
-          False if the case is left to others, which have started: the device may have
-          no room for one more.
+          False if the case is left to the processes that have started: the device may
+          have no memory for another one.
         """
         with self._lock:
             if self.one_started:
@@ -360,7 +363,7 @@ class _Run:
         return end
 
     def _run_one(self, worker: Worker, name: str) -> Worker | None:
-        """Run a case; return the process if it is of use afterwards."""
+        """Run a case; return the process if it can be reused."""
         kind = self.part.module.kind_of(self.cases[name])
         worker.ask(name)
         message = self._await_row(worker)
@@ -379,7 +382,9 @@ class _Run:
         return None
 
     def _await_row(self, worker: Worker) -> Row | tuple[str, str]:
-        """Return the message with the row, or why there is none and its status."""
+        """Return the message with the row, or the reason why there is none, and its
+        status.
+        """
         since, limit_s = time.monotonic(), self.part.timeout_s
         while True:
             end = min(since + limit_s, self.deadline + GRACE_S)
@@ -393,11 +398,11 @@ class _Run:
                 return "no result", "error"
             if "row" in message:
                 return message
-            # It has the device: from here on it only runs.
+            # It has the device: from here on it runs without waiting.
             since, limit_s = time.monotonic(), self.part.run_s
 
     def _works(self, worker: Worker) -> bool:
-        """Say whether a process whose case failed says that its device still works."""
+        """Return whether a process whose case failed reports that its device works."""
         try:
             message = worker.next_message(self.part.run_s)
         except queue.Empty:

@@ -1,12 +1,12 @@
-"""Time calls that a device runs in its own time.
+"""Time calls that a device runs asynchronously.
 
 A batch of calls is started without waiting in between, so that the device is never
-idle, and then waited for: time per call = time of the batch / calls. That holds where a
-call takes the device longer than the host takes to start it (some 50 us), which is so
-for every case of the report. It counts all that the device does, gaps and fills of
-memory included, in the same way for every contender, of whatever framework.
+idle, and then waited for: time per call = time of the batch / calls. This needs calls
+that take the device longer than the host takes to start them (some 50 us), as in every
+case of the report. It counts everything on the device, including gaps and memory fills,
+in the same way for every contender and framework.
 
-Calls go round several sets of inputs, each larger than the cache of the device.
+Calls cycle through several sets of inputs, each larger than the device's cache.
 """
 
 import dataclasses
@@ -17,13 +17,13 @@ from collections.abc import Callable
 from typing import Any
 
 BATCH_S = 0.03
-"""Time that a batch should take: some thousand times that of starting it."""
+"""Target time of a batch, about a thousand times that of starting it."""
 ROUNDS = 9
-"""Batches; the median counts."""
+"""Number of timed batches; the median counts."""
 SLOW_S = 0.3
-"""A call that takes longer makes three batches of one."""
+"""A longer call is timed in three batches of one call."""
 INPUT_SETS = 2
-"""Sets of inputs that calls go round."""
+"""Sets of inputs that calls cycle through."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Timing:
     spread: float
     """(slowest batch - fastest batch) / median."""
     calls: int
-    """Calls that were timed."""
+    """Number of timed calls."""
 
 
 def time_calls(
@@ -47,14 +47,14 @@ def time_calls(
 
     Args:
       call: starts the call with input set i, i < INPUT_SETS, and returns its result.
-      wait: waits until a result, and all that was started before, is there.
+      wait: waits until a result, and everything started before it, is ready.
       clock: seconds.
     """
     for i in range(INPUT_SETS):
         wait(call(i))
     one_s = _batch_s(call, wait, clock, 1)
     if one_s < SLOW_S:
-        # A single call is mostly the start of it.
+        # The time of a single call is mostly its start.
         one_s = _batch_s(call, wait, clock, 5) / 5
     per_batch = max(1, min(500, math.ceil(BATCH_S / max(one_s, 1e-6))))
     rounds = ROUNDS if one_s < SLOW_S else 3

@@ -1,8 +1,8 @@
 """Whole training steps of gpt-1b3 on one GPU, with MFU: a base, and one change each.
 
-Tokens are random: a step costs the same on any. No tokenizer, loader or command line
-is needed, so that this runs with jax, flax and optax alone; the sizes are those of
-`recipes.gpt.gpt_1b3`, which a test compares.
+Tokens are random: they do not change the cost of a step. No tokenizer, loader or
+command line is needed, so jax, flax and optax are enough. The sizes are those of
+`recipes.gpt.gpt_1b3`; a test compares them.
 """
 
 import dataclasses
@@ -50,9 +50,9 @@ class Case:
     optimizer: OptimConfig
     seq_len: int = 8192
     tokens: int = 32_768
-    """Of a step, in one microbatch."""
+    """Tokens of a step, in one microbatch."""
     isolate_documents: bool = True
-    """Attention stays inside documents; here, two in each row."""
+    """Whether documents, two in each row, are isolated in attention."""
 
 
 BASE = Case(
@@ -107,17 +107,17 @@ def cases(small: bool) -> dict[str, Case]:
 
 
 def process_of(case: Case) -> str:
-    """Give each its own process: its memory is not that of others."""
+    """Run each case in its own process, which then has all of the memory."""
     return repr(case)
 
 
 def kind_of(case: Case) -> str:
-    """Tell all apart: one that needs too much memory says nothing of the others."""
+    """Make each case its own kind: one that is out of memory says nothing of others."""
     return repr(case)
 
 
 def programs(case: Case, setting: Setting) -> dict[str, Any]:
-    """Return the step, which is the one that a run takes, and the initialisation."""
+    """Return the training step, as in a run, and the initialisation."""
     if setting.mode != "gpu" and case.model.attention == "cudnn":
         raise SkippedError("cuDNN plans its kernels with its library, on the device")
     return {"step": Step(program=step_program(case, setting))}
@@ -125,7 +125,7 @@ def programs(case: Case, setting: Setting) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Step:
-    """The step of a program, for the compiler."""
+    """The step of a training program, for compile-only."""
 
     program: StepProgram
 
@@ -173,7 +173,7 @@ def random_batch(
 
 
 def measure(case: Case, setting: Setting) -> Row:
-    """Time steps one by one, each from its call to its metrics on the host."""
+    """Time steps one by one, each from its call until its metrics are on the host."""
     program = programs(case, setting)["step"].program
     batches = [random_batch(program, case.model.vocab_size, seed) for seed in range(2)]
     start = time.perf_counter()

@@ -1,6 +1,6 @@
-"""Time the candidates that the compile gate left, each kernel by itself.
+"""Time the candidates that passed the compile gate, each kernel by itself.
 
-A part as those of the report, for `scripts.kernels.tune_attention`.
+A part like those of the report, for `scripts.kernels.tune_attention`.
 """
 
 import functools
@@ -28,7 +28,7 @@ from scripts.gpu.setting import Part, Program, Row, Setting, SkippedError
 from scripts.gpu.timing import INPUT_SETS, Timing, time_calls
 
 CANDIDATES_PATH = BENCHMARKS_DIR / "attention_candidates.json"
-"""What the compile gate left, and what it pruned."""
+"""File with the verdicts of the compile gate."""
 
 PART = Part(
     name="tuning",
@@ -40,7 +40,7 @@ PART = Part(
 
 SEQ_LEN, BATCH, WIDTH = 8192, 4, 2048
 WINDOWS = (1024, None)
-"""As trained most, and the most work."""
+"""The most common window of training, and the one with the most work."""
 
 
 def read_candidates(path: Path = CANDIDATES_PATH) -> list[Candidate]:
@@ -59,9 +59,9 @@ def read_candidates(path: Path = CANDIDATES_PATH) -> list[Candidate]:
 
 
 def cases(small: bool) -> dict[str, Candidate]:
-    """List the candidates by name: width 128 first, and what is shipped before others.
+    """List the candidates by name: width 128 first, and shipped sizes before others.
 
-    Without the time of what is shipped, no other is chosen.
+    No candidate is chosen without the time of the shipped sizes.
     """
 
     def order(candidate: Candidate) -> tuple[bool, int]:
@@ -78,7 +78,7 @@ def process_of(case: Candidate) -> str:
 
 
 def kind_of(case: Candidate) -> str:
-    """Tell apart kernels and head widths."""
+    """Return the kernel and head width as one key."""
     return f"{case.kernel} D={case.head_dim}"
 
 
@@ -156,7 +156,7 @@ def _time(case: Candidate, window: int | None, function: Callable[..., Any]) -> 
     sets = []
     for seed in range(INPUT_SETS):
         q, k, v, d_out, lse, delta = _shared(case.head_dim, window, seed)
-        # Beyond the end as the kernels want it: a query there sees nothing.
+        # Values past the end as the kernels need them: a query there sees no key.
         lse = jnp.pad(lse, ((0, 0), (0, 0), (0, rest)), constant_values=math.inf)
         delta = jnp.pad(delta, ((0, 0), (0, 0), (0, rest)))
         backward = (q, k, v, d_out, lse, delta)

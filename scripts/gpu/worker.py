@@ -1,12 +1,12 @@
-"""Run cases of the report in a process of their own, one row a line.
+"""Run cases of the report in a separate process, one row per line.
 
     python -m scripts.gpu.worker MODULE MODE LOCK_PATH < names of cases, one a line
     python -m scripts.gpu.worker probe MODE
 
-A kernel that faults takes its process with it, one that waits for ever can only be
-killed: `supervise` starts this program again after such a case, and it ends with
-`supervise`, lest it keep the device. Lines that begin with `MARK` are for it: this
-process is ready, a case runs on the device, it has its row, the device works.
+A kernel that faults ends its process, and one that hangs can only be killed:
+`supervise` restarts this program after such a case. This program ends when `supervise`
+ends, to free the device. Lines that begin with `MARK` are messages to `supervise`: this
+process is ready, a case runs on the device, the case has its row, the device works.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def run_case(part: ModuleType, case: Any, setting: Setting) -> Row:
-    """Measure or compile one case; whatever goes wrong is its row."""
+    """Measure or compile one case; an error becomes its row."""
     start = time.monotonic()
     try:
         if setting.mode == "compile":
@@ -59,7 +59,7 @@ def run_case(part: ModuleType, case: Any, setting: Setting) -> Row:
         row: Row = {"status": "ok", **fields}
     except (SkippedError, ImportError) as error:  # or a contender is not installed
         row = {"status": "skipped", "why": str(error)}
-    except Exception as error:  # of any library; it is what the row reports
+    except Exception as error:  # of any library; the row reports it
         text = f"{type(error).__name__}: {error}".strip()
         trace = traceback.format_exc()[-_TRACE_LENGTH:]
         row = {"status": "error", "why": text[:_ERROR_LENGTH], "trace": trace}
@@ -86,7 +86,7 @@ def compile_case(part: ModuleType, case: Any, setting: Setting) -> Row:
 
 
 def probe() -> Row:
-    """Say which device and which software there is."""
+    """Return the device and the software versions."""
     device = jax.devices()[0]
     versions = {}
     for package in _PACKAGES:
@@ -104,22 +104,22 @@ def probe() -> Row:
 
 
 def _driver() -> str:
-    """Ask nvidia-smi for the driver; only to be written down."""
+    """Ask nvidia-smi for the driver version, only for the record."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    # It says on stdout, too, that it has failed. A line for each GPU.
+    # Failures are printed on stdout too. One line for each GPU.
     lines = done.stdout.split("\n") if done.returncode == 0 else []
     return (lines or [""])[0].strip() or "unknown"
 
 
 def device_works() -> bool:
-    """Say whether the device still computes after a case that failed."""
+    """Return whether the device still computes after a case that failed."""
     try:
         return float(jnp.ones(8).sum()) == 8.0
-    except Exception:  # whatever it is, the process is of no more use
+    except Exception:  # after any error the process cannot be reused
         return False
 
 
@@ -128,19 +128,19 @@ def _emit(message: Row) -> None:
 
 
 def end_with(parent: int) -> None:
-    """Let the kernel kill this process when its parent ends, however it ends."""
+    """Have the kernel kill this process when its parent ends for any reason."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it has ended already
+    if os.getppid() != parent:  # the parent has ended already
         os._exit(1)
 
 
 def exclusive(lock_path: str) -> Any:
-    """Return what `Setting.exclusive` is in a process that may have neighbours."""
+    """Return `Setting.exclusive` for a process that may share its device."""
 
     @contextlib.contextmanager
     def alone() -> Iterator[None]:
-        # Given back by the kernel if this process is killed.
+        # The kernel releases the lock if this process is killed.
         with open(lock_path, "rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             _emit({"runs": True})
@@ -175,5 +175,5 @@ def main(path: str, mode: Mode, lock_path: str) -> int:
 if __name__ == "__main__":
     _exit_code = main(sys.argv[1], sys.argv[2], sys.argv[3])  # pyright: ignore[reportArgumentType]
     sys.stdout.flush()
-    # Without the shutdown of libraries, which may wait for a device that hangs.
+    # Skip the shutdown of libraries, which may wait for a hung device.
     os._exit(_exit_code)
