@@ -4,8 +4,8 @@
 
 Programs are compiled for this machine and read, never run. FLOPs are the dots in the
 optimised program times the trip counts of its loops; memory is XLA's temporary buffers.
-"Visible" FLOPs are those of the scores that the window lets through; the ratio beside
-them is what whole tiles cost.
+"Visible" FLOPs are those of the scores inside the window; the ratio beside them is the
+cost of computing whole tiles.
 """
 
 import argparse
@@ -17,8 +17,8 @@ import jax.numpy as jnp
 from mjax.kernels.attention import api
 from mjax.plan.hlo.counts import count_dot_flops
 
-# Products of a tile: scores and output; backward the scores again, then the
-# gradients of probabilities, q, k and v.
+# Matmuls of a tile: scores and output; backward the scores again, then the gradients of
+# probabilities, q, k and v.
 DOTS_FORWARD, DOTS_BOTH = 2, 7
 
 

@@ -1,12 +1,11 @@
 """Compile the attention kernels and print their machine code.
 
-Enters: cases, such as "128:full", and the sources of one commit. Leaves: the machine
+Input: cases, such as "128:full", and the sources of one commit. Output: the machine
 code of each kernel.
 
-jax compiles a kernel down to the code of the GPU, and prints it if environment
-variables ask for it before jax is imported. So a case is compiled in a process of its
-own, which is this module as a program, run by its path so that mjax may be of another
-commit:
+jax compiles a kernel to the machine code of the GPU, and prints it if environment
+variables are set before jax is imported. So each case is compiled in a separate
+process, which runs this module by its path, so that mjax may be of another commit:
 
     python scripts/kernels/attention_loops.py 128:full
 """
@@ -31,8 +30,9 @@ MASKS: Mapping[str, tuple[int | None, bool]] = {
     "segments": (None, True),
     "fused": (None, False),
 }
-"""Window and whether there are documents, by the name of the case; "fused" has the
-fused backward kernel in place of dq and dkv."""
+"""Window and whether there are documents, by case name; "fused" replaces dq and dkv
+with the fused backward kernel.
+"""
 
 _REPOSITORY = Path(__file__).resolve().parents[2]
 _PRINTED = ("PTX", "PTXAS", "SASS_CTRL", "HOST_LLVM")
@@ -42,7 +42,7 @@ _CODE = "//--------------------- .text."
 
 
 def compiled(case: str, *, source: Path = _REPOSITORY) -> str:
-    """Compile the kernels of a case and return what jax printed of them.
+    """Compile the kernels of a case and return the output that jax prints for them.
 
     Args:
       case: head width and name in `MASKS`, such as "128:full"; with the number of
@@ -67,17 +67,17 @@ def compiled(case: str, *, source: Path = _REPOSITORY) -> str:
 
 
 def compiled_at(cases: Sequence[str], commit: str) -> dict[str, str]:
-    """Do so with the package as it is in another commit."""
+    """Compile a case likewise with the package of another commit."""
     with package_at(commit, "mjax") as folder:
         return {case: compiled(case, source=folder) for case in cases}
 
 
 @contextlib.contextmanager
 def package_at(commit: str, *packages: str) -> Iterator[Path]:
-    """Lay out packages of a commit in a folder that is removed afterwards.
+    """Extract packages of a commit into a temporary folder.
 
     Raises:
-      RuntimeError: git cannot do it.
+      RuntimeError: git failed.
     """
     git = ["git", "archive", commit, *packages]
     done = subprocess.run(git, cwd=_REPOSITORY, capture_output=True)
@@ -122,7 +122,7 @@ def _compile(case: str) -> None:
     H, (window, documents) = int(width), MASKS[mask]
     tuning = MOSAIC_H200[H]
     if mask == "fused":
-        # Not at the top: older commits, whose kernels are compiled too, have none.
+        # Imported here: older commits, whose kernels are compiled too, lack it.
         from mjax.kernels.attention.tuning import FUSED_H200
 
         tuning = dataclasses.replace(tuning, fused=FUSED_H200[H])

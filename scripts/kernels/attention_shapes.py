@@ -1,6 +1,6 @@
 """Calls of attention whose schedule and speed are forecast, and the kernels' grids.
 
-Enters: nothing. Leaves: shapes on one GPU, and the axes of a grid.
+Output: shapes on one GPU, and the axes of a grid.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class Shape:
     head_dim: int = 128
     window: int | None = None
     mean_document: int | None = None
-    """Mean length of packed documents; None: a sequence is one document."""
+    """Mean length of packed documents; None if a sequence is one document."""
 
     @property
     def group(self) -> int:
@@ -38,7 +38,9 @@ class Shape:
         return self.heads // self.kv_heads
 
     def segment_ids(self, seed: int = 0) -> np.ndarray | None:
-        """Return [B, T], documents of log-normal lengths (sigma 1); None: without."""
+        """Return segment ids [B, T], documents of log-normal lengths (sigma 1), or
+        None.
+        """
         if self.mean_document is None:
             return None
         random = np.random.default_rng(seed)
@@ -73,7 +75,7 @@ SHAPES = (
     _shape("llama3-8b, T 32768, tp 8", 1, 32768, 4, 1),
     _shape("12 heads of 64, B 16, T 1024", 16, 1024, 12, 12, head_dim=64),
 )
-"""The twelve. B, T, query heads, key heads on one GPU."""
+"""The twelve shapes: B, T, query heads, key heads on one GPU."""
 
 
 @functools.cache
@@ -117,7 +119,7 @@ def traced_grid(kernel: str, shape: Shape) -> dict[str, int]:
 
 
 def _meshes(jaxpr: Any) -> Iterator[tuple[str, Any]]:
-    """Return name and mesh of each kernel, at any depth."""
+    """Return name and mesh of each kernel, at any nesting depth."""
     for eqn in jaxpr.eqns:
         params = eqn.params
         meshes = params.get("meshes") or [params.get("mesh")]

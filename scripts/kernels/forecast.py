@@ -1,11 +1,11 @@
-"""Forecast the speed of the attention kernels on one H200, and what changes would gain.
+"""Forecast the speed of the attention kernels on one H200, and the gain of changes.
 
     python -m scripts.kernels.forecast
     python -m scripts.kernels.forecast --write
 
-Needs what `make env-plan` installs: the kernels are compiled and their machine code
-is read. Prints the page, or writes docs/benchmarks/attention_forecast.md. Nothing runs
-on a GPU.
+Needs the environment of `make env-plan`: the kernels are compiled and their machine
+code is read. Prints the page, or writes docs/benchmarks/attention_forecast.md. Nothing
+runs on a GPU.
 """
 
 import argparse
@@ -35,19 +35,19 @@ THREE = "64:full:3"
 """With three warpgroups, as FlashAttention-3 has at this width."""
 FUSED = "128:fused"
 BEFORE = "2d1df94"
-"""Commit whose forward kernel took its exponentials after both products."""
+"""Commit whose forward kernel computes its exponentials after both matmuls."""
 Kernels = Mapping[str, Mapping[str, Kernel]]
-"""By case and name."""
+"""Kernels by case and name."""
 StepUs = Callable[[str, int], float]
-"""The time of a step, by kernel and head width."""
+"""Time of a step, by kernel and head width."""
 
 
 def read_all(dumps: Path | None, commit: str | None) -> Kernels:
-    """Compile the cases, or read what was kept of an earlier call.
+    """Compile the cases, or read the compiler output that an earlier call kept.
 
     Args:
-      dumps: folder to keep what the compiler prints; None: nowhere.
-      commit: of the kernels; None: those that are checked out.
+      dumps: folder to keep the compiler's output; None keeps none.
+      commit: of the kernels; None for the working tree.
     """
     found = {}
     for case in (*CASES, THREE, FUSED) if commit is None else CASES:
@@ -74,7 +74,7 @@ def model_tflops(
     constants: Constants,
     fixed_us: float = schedule.FIXED_US,
 ) -> list[float]:
-    """Return what the model gives for FlashAttention-3, for each length."""
+    """Return the model's speeds of FlashAttention-3, for each length."""
     own = kernels[f"{series.head_dim}:full"]
     kernel = kernel_speed.flash3(
         own["forward"], own["dkv"], causal=series.causal, backward=series.backward
@@ -95,7 +95,7 @@ def model_tflops(
 
 
 def error_table(kernels: Kernels, constants: Constants) -> Table:
-    """Compare the model with figures that were not used for it."""
+    """Compare the model with figures that were not used to fit it."""
     rows, forecast, truth = list[list[str]](), list[float](), list[int]()
     for series in published.SERIES:
         model = model_tflops(kernels, series, constants)
@@ -144,7 +144,7 @@ def error_table(kernels: Kernels, constants: Constants) -> Table:
 
 
 def fixed_error_table(kernels: Kernels) -> Table:
-    """Show which fixed cost of a thread block the published speeds agree with."""
+    """Show which fixed cost of a thread block fits the published speeds."""
     own, rows = kernels["128:full"], []
     for fixed_us in (0.0, 2.0, 4.0, 6.0, 8.0):
         constants = kernel_speed.fitted(own["forward"], own["dkv"], fixed_us=fixed_us)
@@ -377,7 +377,7 @@ def _target(shape: Shape) -> float:
 
 
 def _fixed_cost_table(step_us: StepUs) -> Table:
-    """Show how much depends on the guess of the fixed cost."""
+    """Show the sensitivity to the assumed fixed cost."""
     costs, rows = (1.0, 2.0, 4.0), []
     for shape in SHAPES:
         for kernel in KERNELS:
@@ -404,7 +404,7 @@ def _fixed_cost_table(step_us: StepUs) -> Table:
 
 
 def _persistent_table(step_us: StepUs) -> Table:
-    """Compare ways to give tiles to thread blocks that stay."""
+    """Compare ways to assign tiles to persistent thread blocks."""
     rows = []
     for shape in SHAPES:
         for kernel in KERNELS:

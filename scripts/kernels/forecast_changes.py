@@ -1,6 +1,6 @@
-"""What each change of the attention kernels would gain, by the model.
+"""Modelled gain of each change of the attention kernels.
 
-Enters: kernels as they compile now and before. Leaves: a table, before and after.
+Input: kernels as compiled before and now. Output: a table, before and after.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def changes(
 
 
 def early(dkv: Kernel) -> Kernel:
-    """Return dkv with both products of scores issued at once."""
+    """Return dkv with both score matmuls issued at once."""
     plain = loop_variants.backward(
         dkv.plain,
         scores=round(dkv.blocks * _ROW_WIDTH * dkv.block),

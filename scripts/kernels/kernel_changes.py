@@ -1,11 +1,11 @@
-"""Compare what the attention kernels compile to with those of an older commit.
+"""Compare the compiled attention kernels with those of an older commit.
 
     python -m scripts.kernels.kernel_changes COMMIT
 
-Needs git and what `make env-plan` installs. Compiles the shipped cases, and those that
-the older commit shipped with its own package, and reads both in the same way. Writes
-docs/benchmarks/kernel_changes.md. What the older commit does not have, or cannot
-compile, is compared with nothing.
+Needs git and the environment of `make env-plan`. Compiles the shipped cases with the
+current package and the older commit's cases with its own, and reads both in the same
+way. Writes docs/benchmarks/kernel_changes.md. A case that the older commit lacks or
+cannot compile is listed without a comparison.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from scripts.kernels.sass import Loop
 
 _GPU = "h200"
 _READERS = ("scripts/kernels/compiled_kernels.py", "scripts/kernels/sass.py")
-"""What compiles cases and reads the machine code, as it is now."""
+"""Files of the current code that compile cases and read the machine code."""
 _OF_LOOPS: Mapping[str, Callable[[Loop], str]] = {
     "instructions": lambda loop: str(loop.instructions),
     "exponentials under a product": lambda loop: (
@@ -46,7 +46,7 @@ def rows(
 ) -> list[tuple[str, ...]]:
     """Return two rows for each attention kernel that is compiled now.
 
-    Loops stand in the order of the code, the masked ones among them.
+    Loops are in the order of the code, including the masked ones.
     """
     old = {(r.case, k.name): k for r in before for k in r.kernels}
     compared = []

@@ -1,11 +1,11 @@
 """Forecast the speed of an attention kernel from its compiled loops.
 
-Enters: machine code, two constants. Leaves: clocks of a step, the time of a call.
+Input: machine code, two constants. Output: clocks of a step, the time of a call.
 
-The constants: `slowness` of a warp alone (see `sm_model`), and the share of the clock
-of the data sheet that the GPU sustains under this load. Both are fitted on the two
+The constants are the `slowness` of a warp alone (see `sm_model`) and the share of the
+data sheet's clock that the GPU sustains under this load. Both are fitted to the two
 speeds of FlashAttention-3's ablation (`published`), modelled with the instructions of
-our forward loop, which is the same algorithm.
+our forward loop, which runs the same algorithm.
 """
 
 import dataclasses
@@ -27,12 +27,12 @@ from scripts.kernels.attention_shapes import Shape
 from scripts.kernels.sm_model import Counts, Program, Work
 
 _MODEL_US = 1e-3 / sm_model.CLOCK_GHZ
-"""Of a clock, at the clock of the data sheet."""
+"""Time of a clock, at the clock rate of the data sheet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Constants:
-    """The two numbers that are fitted."""
+    """The two fitted numbers."""
 
     slowness: float
     sustained: float
@@ -45,24 +45,24 @@ class Constants:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kernel:
-    """What is known of a kernel without running it."""
+    """Properties of a kernel that are known without running it."""
 
     head_dim: int
     tile: int
     block: int
     warpgroups: int
     plain: Program
-    """A round of the loop without a mask."""
+    """An iteration of the loop without a mask."""
     masked: Program
     blocks: float = 1.0
-    """Of the other sequence in a round."""
+    """Blocks of the other sequence in an iteration."""
     loaded_bytes: float
-    """By the copy engine for a block."""
+    """Bytes loaded by the copy engine for a block."""
     added_bytes: float = 0.0
-    """To sums in global memory, by the copy engine for a block."""
+    """Bytes that the copy engine adds to sums in global memory for a block."""
 
     def counts(self, program: Program) -> Counts:
-        """Count what a block takes of each resource."""
+        """Count the clocks of each resource for a block."""
         whole = sm_model.counts(
             program,
             warpgroups=self.warpgroups,
@@ -81,7 +81,7 @@ class Kernel:
         return max(own / self.blocks, self.counts(program).most)
 
     def masked_cost(self, constants: Constants) -> float:
-        """Return how many plain blocks a masked one costs."""
+        """Return the cost of a masked block in plain blocks."""
         plain = self.step_clocks(constants)
         return max(1.0, self.step_clocks(constants, masked=True) / plain)
 
@@ -100,7 +100,7 @@ def causal_shape(head_dim: int, seq_len: int) -> Shape:
 
 
 def read_kernels(printed: str, case: str) -> dict[str, Kernel]:
-    """Read the kernels of a case from what jax printed of them."""
+    """Read the kernels of a case from the output of jax."""
     width, _, *warpgroups = case.split(":")
     codes = attention_loops.kernels(printed)
     kernels = {}
@@ -153,7 +153,7 @@ def call_us(
       order: of `schedule.ORDERS`.
     """
     sizes = schedule.sizes_of(name, shape.head_dim)
-    # Tiles are those of the shipped kernel; one with longer ones counts in part.
+    # Tiles are those of the shipped kernel; a longer tile counts in part.
     clocks = kernel.step_clocks(constants) * sizes.tile / kernel.tile
     found = schedule.outcomes(
         shape,
@@ -172,7 +172,7 @@ def delta_us(shape: Shape) -> float:
 
 
 def memory_us(num_bytes: float, gpu: Gpu = GPUS["h200"]) -> float:
-    """Return the time that the memory takes for bytes."""
+    """Return the time of the memory for a number of bytes."""
     return num_bytes / gpu.memory_bytes_per_s * 1e6
 
 
@@ -256,12 +256,12 @@ def flash3_us(
 def fitted(
     forward: Kernel, dkv: Kernel, *, fixed_us: float = schedule.FIXED_US
 ) -> Constants:
-    """Return the constants at which the ablation's two speeds come out.
+    """Return the constants that reproduce the ablation's two speeds.
 
     Args:
       forward: our kernel of head width 128.
       dkv: likewise.
-      fixed_us: cost of a thread block that nothing hides but a persistent grid.
+      fixed_us: cost of a thread block that only a persistent grid overlaps.
     """
     sizes = {
         "batch": published.ABLATION_BATCH,
@@ -299,7 +299,7 @@ def fitted(
 
 
 def _threshold(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Return where a condition begins to hold, within 0.001."""
+    """Return the value where a condition begins to hold, within 0.001."""
     while high - low > 0.001:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
@@ -312,11 +312,11 @@ def null_share() -> float:
 
 
 def peak_tflops() -> float:
-    """Return that of the data sheet."""
+    """Return the peak of the data sheet."""
     return sm_model.NUM_SMS * sm_model.FLOPS_PER_CLOCK * sm_model.CLOCK_GHZ / 1e3
 
 
 def mean_error(forecast: Sequence[float], truth: Sequence[float]) -> float:
-    """Return the mean of relative errors, without their signs."""
+    """Return the mean of absolute relative errors."""
     errors = [abs(f / t - 1) for f, t in zip(forecast, truth, strict=True)]
     return math.fsum(errors) / len(errors)

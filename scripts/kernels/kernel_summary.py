@@ -1,7 +1,7 @@
-"""Short tables of what the kernels compile to, from the rows of the long ones.
+"""Short tables of the compiled kernels, from the rows of the long tables.
 
-Enters: the rows that `scripts.kernels.kernel_table` or `kernel_changes` beside it
-writes. Leaves: a table with one row for each kernel.
+Input: the rows that `scripts.kernels.kernel_table` or `kernel_changes` writes. Output:
+a table with one row for each kernel.
 """
 
 import re
@@ -11,7 +11,7 @@ from scripts.evidence import Table
 
 Row = Sequence[str]
 _LOOPS = " / "
-"""Between the figures of the loops of a kernel, in a row of kernel_changes."""
+"""Separator of the figures of a kernel's loops, in a row of kernel_changes."""
 
 
 def of_kernels(

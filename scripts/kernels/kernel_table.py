@@ -1,14 +1,14 @@
-"""Show what every shipped kernel compiles to, on a machine without a GPU.
+"""Show the compiled code of every shipped kernel, on a machine without a GPU.
 
     python -m scripts.kernels.kernel_table
     python -m scripts.kernels.kernel_table --json
     python -m scripts.kernels.kernel_table --write
 
-Needs what `make env-plan` installs. Prints one Markdown table, or JSON, or writes
-docs/benchmarks/kernel_table.md. Ends with 1 if a kernel does not compile, spills
-registers, has products that ptxas serialised, lacks the instructions it is there for,
-takes more shared memory than a block has, or has a loop in which exponentials wait for
-products, or that is too long.
+Needs the environment of `make env-plan`. Prints one Markdown table, or JSON, or writes
+docs/benchmarks/kernel_table.md. Exits with 1 if a kernel does not compile, spills
+registers, has matmuls that ptxas serialised, lacks the instructions it exists for,
+takes more shared memory than a block has, or has a loop that is too long or in which
+exponentials wait for matmuls.
 """
 
 import argparse
@@ -44,23 +44,29 @@ SHIPPED = "scripts.kernels.kernel_table:shipped_cases"
 """The cases of the table, for the process that compiles them."""
 
 MOST_INSTRUCTIONS = 620
-"""Of a loop without a soft cap."""
+"""Most instructions of a loop without a soft cap."""
 MOST_FUSED = 660
-"""Of a loop of the fused backward kernel: a fifth product, and its sums."""
+"""Most instructions of a loop of the fused backward kernel, which has a fifth matmul
+and its sums.
+"""
 FUSED_BARRIERS = 3
-"""Of such a loop: after gradients of scores are stored, before the place of a block of
-dq is written again, and after it is."""
+"""Barriers of such a loop: after gradients of scores are stored, and before and after
+the buffer of a dq block is rewritten.
+"""
 MOST_INSTRUCTIONS_OF = {192: 680}
-"""The same, where it is another: at 192 the scores of a block of 128 keys are four
-products more than at 128, with the addresses of their operands."""
+"""The same limit for other widths: at 192 the scores of a block of 128 keys take four
+more matmuls than at 128, with the addresses of their operands.
+"""
 MOST_INSTRUCTIONS_BOTH_SIDES = 640
-"""Where documents or a prefix cut a row before and after the diagonal: the bits of a
-second edge are made for each block."""
+"""Most instructions of a loop if documents or a prefix cut a row on both sides of the
+diagonal: each block then makes the bits of a second edge.
+"""
 _PARTS = "8 heads a key, in parts"
-"""Not of the fused backward kernel, which never divides a group."""
+"""Except the fused backward kernel, which never divides a group."""
 HIDDEN_UNDER_CAP = 0.5
-"""Least share of exponentials under a product where there is a soft cap: it doubles
-them, and in dkv as many as half stand before the product begins."""
+"""Least share of exponentials that overlap a matmul with a soft cap: it doubles them,
+and in dkv up to half come before the matmul begins.
+"""
 _IN_PARTS = ("4 heads a key", _PARTS)
 _LOOP_HEADER = (
     *("case", "kernel", "loop", "instructions", "exponentials under a product"),
@@ -85,9 +91,9 @@ def shipped_cases() -> dict[str, KernelCase]:
 
 
 def _attention_cases() -> dict[str, KernelCase]:
-    """Attention with its gradients: each tuning, each way the code can branch.
+    """List attention with its gradients: each tuning and each branch of the code.
 
-    The number of positions is a constant of the kernels, and no way to branch.
+    The number of positions is a constant of the kernels and adds no branch.
     """
     options: dict[str, dict[str, Any]] = {
         "window": {},
@@ -102,11 +108,11 @@ def _attention_cases() -> dict[str, KernelCase]:
         "not causal, segments": {"causal": False, "segments": True},
         "prefix": {"prefix": True},
     }
-    # Registers are scarcest at 128 and 256, so there it is every way. They do not
-    # depend on which of the two dtypes it is.
+    # Registers are scarcest at 128 and 256, so every combination is compiled there.
+    # Register use does not depend on which of the two dtypes is used.
     everything = "all, 8 heads a key"
     some = {64: ("window", everything), 192: ("window", "full", everything)}
-    # dkv of wide heads has no parts.
+    # dkv of wide heads is not split into parts.
     wide = tuple(name for name in options if name not in _IN_PARTS)
     chosen = {128: tuple(options), 256: wide, **some}
     cases = {
@@ -118,7 +124,7 @@ def _attention_cases() -> dict[str, KernelCase]:
     }
     for H in MOSAIC_H200:
         cases[f"attention {H}, float16, window"] = _attention_case(H, "float16")
-    # Causal alone.
+    # Causal only.
     not_fused = ("not causal", "not causal, segments", "prefix", _PARTS)
     for H in FUSED_H200:
         for name in (n for n in options if n not in not_fused):
@@ -175,7 +181,7 @@ def _attention_case(
         args=(q, k, v, ids, prefix_len, d_out),
         hidden=1.0 if soft_cap is None else HIDDEN_UNDER_CAP,
         most_instructions=most if soft_cap is None else None,
-        # Warpgroups that split the width meet once for a block.
+        # Warpgroups that split the width synchronise once per block.
         most_barriers=int(tuning.dkv.splits_width),
     )
 

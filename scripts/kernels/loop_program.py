@@ -1,8 +1,8 @@
 """Turn a loop of machine code into the phases that `sm_model` times.
 
-Enters: the instructions of a loop. Leaves: its phases: work, products issued, waits
-for them, turns. What a warpgroup can overlap is thereby what ptxas left, not what the
-source says.
+Input: the instructions of a loop. Output: its phases: work, matmuls issued, waits for
+them, turns. So the overlap of a warpgroup is that of the code of ptxas, not of the
+source.
 """
 
 import re
@@ -21,8 +21,9 @@ from scripts.kernels.sm_model import (
 )
 
 PIECE = 24
-"""Instructions of a piece of work. Within a piece the pipes run side by side; pieces
-follow each other, as the code does."""
+"""Instructions of a piece of work. Within a piece the pipes run in parallel; pieces run
+one after another, in code order.
+"""
 
 _SHAPE = re.compile(r"\.(\d+)x(\d+)x(\d+)\.")
 _FMA = ("FFMA", "FADD", "FMUL", "IMAD")
@@ -35,10 +36,10 @@ def program(body: Sequence[Instruction]) -> Program:
     """Return the phases of a loop.
 
     A warpgroup passes a turn if it arrives at a barrier right after it has issued
-    products, without waiting for any in between; then it takes one before its first
-    products. Slots of a ring are released only after a wait. Warpgroups meet where one
-    arrives at a barrier after a fence, with no product between: what it has stored in
-    shared memory is for the others' products.
+    matmuls, without waiting for any in between; then it takes one before its first
+    matmuls. Buffer entries of a ring are released only after a wait. Warpgroups
+    synchronise where one arrives at a barrier after a fence without a matmul in
+    between: the others' matmuls read its stores to shared memory.
     """
     phases: list[Phase] = []
     piece: list[Instruction] = []
@@ -92,19 +93,19 @@ def work(piece: Sequence[Instruction]) -> Work:
 
 
 def product_of(instruction: Instruction) -> tuple[float, float]:
-    """Return the FLOPs of a product and the bytes that it reads from shared memory."""
+    """Return the FLOPs of a matmul and the bytes that it reads from shared memory."""
     shape = _SHAPE.search(instruction.opcode)
     if shape is None:
         raise ValueError(f"no shape in {instruction.opcode!r}, a matrix product")
     m, n, k = map(int, shape.groups())
-    # Without a register as its first factor, both come from shared memory.
+    # If the first operand is not in registers, both come from shared memory.
     first = instruction.operands.split(",")[1].strip()
     rows = n if first.startswith("R") else m + n
     return 2.0 * m * n * k, float(rows * k * _ELEMENT_BYTES)
 
 
 def flops(phases: Program) -> float:
-    """Return the FLOPs of all products of a round."""
+    """Return the FLOPs of all matmuls of an iteration."""
     return sum(phase.flops for phase in phases if isinstance(phase, Product))
 
 
@@ -115,5 +116,5 @@ def _pipe(name: str) -> str | None:
         return "fma"
     if name in _LSU:
         return "lsu"
-    # Names that begin with U are of the uniform datapath, which all threads share.
+    # Names that begin with U belong to the uniform datapath, shared by all threads.
     return None if name in _ISSUE_ONLY or name.startswith("U") else "alu"

@@ -1,7 +1,7 @@
-"""Change the loops of the attention kernels: what a planned kernel would do.
+"""Change the loops of the attention kernels to model planned kernels.
 
-Enters: phases read from compiled loops. Leaves: phases of a loop that does not exist
-yet, or of FlashAttention-3, with the instructions that compiled ones have per score.
+Input: phases read from compiled loops. Output: phases of a loop that does not exist
+yet, or of FlashAttention-3, with the instructions per score of compiled loops.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from scripts.kernels.sm_model import (
 )
 
 ROWS = 64
-"""Of a warpgroup's product."""
+"""Rows of a warpgroup's matmul."""
 _BYTES = 2
 _SUM_BYTES = 4
 
@@ -38,7 +38,7 @@ def scaled(program: Program, factor: float) -> Program:
 
 
 def serial(program: Program) -> Program:
-    """Return the loop with all its work after its products, not beside them."""
+    """Return the loop with all its work after its matmuls, without overlap."""
     kept = [p for p in program if not (isinstance(p, Wait) and p.most_unfinished == 0)]
     last = max(i for i, phase in enumerate(kept) if isinstance(phase, Product))
     waits = [i for i, p in enumerate(kept) if isinstance(p, Wait) and i > last]
@@ -47,10 +47,10 @@ def serial(program: Program) -> Program:
 
 
 def from_registers(program: Program, width: int) -> Program:
-    """Return the loop with the first factor of its score products in registers.
+    """Return the loop with the first operand of its score matmuls in registers.
 
     Args:
-      program: of dq or dkv: the products before the first work are of scores.
+      program: of dq or dkv; the matmuls before the first work compute scores.
       width: of a head.
     """
     saved = float(ROWS * width * _BYTES)
@@ -68,8 +68,7 @@ def from_registers(program: Program, width: int) -> Program:
 def wider(program: Program, width: int) -> Program:
     """Return the loop of dq with blocks of twice as many keys.
 
-    The first factors of the products of scores are then read once where they were read
-    twice.
+    The first operands of the score matmuls are then read once instead of twice.
     """
     saved = float(ROWS * width * _BYTES)
     doubled = list(scaled(program, 2.0))
@@ -91,20 +90,20 @@ def backward(
     warpgroups: int,
     fused: bool,
 ) -> Program:
-    """Return a loop of dk and dv that issues both products of scores at once.
+    """Return a loop of dk and dv that issues both score matmuls at once.
 
     As in FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp): S and dP, then
     the exponentials beside dP, then dV, dQ and dK. A warpgroup has 64 of the keys.
 
     Args:
       dkv: phases of a compiled loop of dkv, for its work per score.
-      scores: of a warpgroup in a round of it.
+      scores: of a warpgroup in an iteration of it.
       queries: of a block.
       keys: of a tile.
       width: of a head.
       warpgroups: that share a tile.
-      fused: with dQ, which goes through shared memory and is added to global memory
-        by the copy engine, as float32.
+      fused: with dQ, which the copy engine adds from shared to global memory, in
+        float32.
     """
     first, second = _work_of(dkv)
     more = ROWS * queries / scores
@@ -117,7 +116,7 @@ def backward(
     begin = [score, score, Wait(most_unfinished=1), *probs, Wait(most_unfinished=0)]
     if not fused:
         return [*begin, *gradients, add, add]
-    # Gradients of scores are stored for dQ, whose rows all warpgroups share.
+    # Gradients of scores are stored for dQ; all warpgroups contribute to its rows.
     d_scores = ROWS * queries * _BYTES
     sums = queries * width * _SUM_BYTES / warpgroups
     d_query = Product(
@@ -139,7 +138,7 @@ def backward(
 
 
 def _work_of(program: Program) -> tuple[list[Work], list[Work]]:
-    """Return the work up to the last exponential, and what follows it."""
+    """Return the work up to the last exponential, and the rest."""
     work = [phase for phase in program if isinstance(phase, Work)]
     last = max(i for i, phase in enumerate(work) if phase.clocks.get("mufu"))
     return work[: last + 1], work[last + 1 :]

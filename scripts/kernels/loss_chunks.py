@@ -3,9 +3,9 @@
     python -m scripts.kernels.loss_chunks
     python -m scripts.kernels.loss_chunks --write
 
-Enters: positions, vocabulary, width, tensor parallelism. Leaves: for each number of
+Input: positions, vocabulary, width, tensor parallelism. Output: for each number of
 chunks the time of the head with its loss and gradients on an H200, part by part, and
-the memory of a chunk. `mjax/kernels/cross_entropy/tuning.py` takes its sizes from here.
+the memory of a chunk. `mjax/kernels/cross_entropy/tuning.py` has its sizes from here.
 Nothing is measured; the bytes are those that XLA's program moves
 (tests/scripts/test_loss_chunks.py compares them with the compiled program).
 
@@ -16,9 +16,9 @@ A chunk of c positions, over a local vocabulary of v tokens, is
     dx = dz w           2 c v D FLOPs; reads dz (2 c v), w; writes dx
     dw += dz^T x        2 c v D FLOPs; reads dz, x, 4 v D; writes 4 v D
 
-and kernels that follow each other; a matrix product takes the longer of its arithmetic
-and its bytes. The grid of a product of m x n is cut into tiles of 128 x 256, which the
-multiprocessors take in rounds; where they are few, k is split, for 8 m n bytes a part.
+and the kernels run one after another. A GEMM takes the longer of its arithmetic and its
+bytes. Its m x n grid is cut into tiles of 128 x 256, which the multiprocessors process
+in waves; if there are few tiles, k is split, for 8 m n bytes per part.
 """
 
 import argparse
@@ -32,14 +32,17 @@ from scripts.evidence import Table, write_page
 
 GPU = GPUS["h200"]
 SHARE = 0.75
-"""Of the peak, that a large matrix product reaches: an assumption, as in
-`docs/benchmarks/megascale.md`."""
+"""Share of the peak that a large GEMM reaches: an assumption, as in
+`docs/benchmarks/megascale.md`.
+"""
 LAUNCHES = 16
 """Kernels and copies of a chunk, counted in the compiled program."""
 LAUNCH_S = 2e-6
-"""From the end of a kernel to the begin of the next: an assumption."""
+"""Time from the end of a kernel to the start of the next: an assumption."""
 ALL_REDUCE_S = 15e-6
-"""Of a few KiB over 8 GPUs of a host: an assumption. A chunk has two."""
+"""Time of an all-reduce of a few KiB over 8 GPUs of a host: an assumption. A chunk has
+two.
+"""
 TILE = (128, 256)
 MOST_SPLITS = 8
 MIB = 2**20
@@ -47,7 +50,7 @@ MIB = 2**20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a device has of the head."""
+    """A device's part of the head."""
 
     positions: int
     vocab: int
@@ -56,34 +59,34 @@ class Shape:
 
     @property
     def local_vocab(self) -> int:
-        """Tokens of this device."""
+        """Vocabulary entries of this device."""
         return -(-self.vocab // self.tp)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Of the head with its loss and gradients, in some number of chunks."""
+    """Cost of the head with its loss and gradients, for a number of chunks."""
 
     products_s: float
     softmax_s: float
     overhead_s: float
-    """Launches, all-reduces, and what is done once: zeros, the final scaling."""
+    """Launches, all-reduces, and one-time work: zeros, the final scaling."""
     chunk_bytes: int
-    """Of logits and their gradient, in memory at a time."""
+    """Memory of logits and their gradient at a time."""
     product_bytes: int
     softmax_bytes: int
-    """Moved, by all chunks."""
+    """Bytes moved by all chunks."""
 
     @property
     def time_s(self) -> float:
-        """All of it."""
+        """Total time."""
         return self.products_s + self.softmax_s + self.overhead_s
 
 
 def cost(shape: Shape, chunks: int) -> Cost:
-    """Return what the head costs in `chunks` chunks of equal size."""
+    """Return the cost of the head in `chunks` chunks of equal size."""
     c, v, d = -(-shape.positions // chunks), shape.local_vocab, shape.width
-    # One chunk adds to nothing: its gradient is written, and no sum is read.
+    # A single chunk writes its gradient without reading a sum.
     sums = 4 * v * d * (2 if chunks > 1 else 1)
     products = (
         ((c, v, d), 2 * v * d + 2 * c * d + 4 * c * v),
@@ -91,7 +94,7 @@ def cost(shape: Shape, chunks: int) -> Cost:
         ((v, d, c), 2 * c * v + 2 * c * d + sums),
     )
     softmax = 14 * c * v
-    # Zeros; the gradient scaled and cast to the float32 that the step accumulates.
+    # Zeros; the gradient scaled and cast to float32, which the step accumulates.
     once = (4 * v * d if chunks > 1 else 0) + 8 * v * d
     all_reduces = 2 * ALL_REDUCE_S if shape.tp > 1 else 0.0
     return Cost(
@@ -120,7 +123,7 @@ def _product_s(sizes: tuple[int, int, int], num_bytes: int) -> float:
 
 
 def best(shape: Shape, *, most_bytes: float) -> tuple[int, Cost]:
-    """Return the fastest number of chunks whose logits take at most so many bytes."""
+    """Return the fastest number of chunks within a limit of bytes of logits."""
     costs = {n: cost(shape, n) for n in range(1, shape.positions // TILE[0] + 1)}
     fits = {n: found for n, found in costs.items() if found.chunk_bytes <= most_bytes}
     return min(fits.items(), key=lambda item: item[1].time_s)
@@ -140,7 +143,7 @@ CANDIDATES = tuple(
 
 
 def excess(tuning: ChunkedTuning, shape: Shape) -> float:
-    """Return the time with some sizes over the least of any number of chunks."""
+    """Return the time with given sizes over the least of any number of chunks."""
     chunks = tuning.num_chunks(shape.positions, shape.local_vocab)
     least = best(shape, most_bytes=float("inf"))[1]
     return cost(shape, chunks).time_s / least.time_s - 1

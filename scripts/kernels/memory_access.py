@@ -1,12 +1,11 @@
-"""Read from the machine code of a kernel how it meets the memory of a Hopper GPU.
+"""Read from the machine code of a kernel how it accesses the memory of a Hopper GPU.
 
-Enters: what nvdisasm prints of one kernel, and what a thread block of it takes. Leaves:
-how wide its loads and stores are, how many bytes a thread has asked for before it waits
-for the first of them, how many thread blocks an SM holds, and how many clocks a loop
-takes a warp that is alone.
+Input: the nvdisasm output of one kernel, and the resources of a thread block. Output:
+the widths of its loads and stores, the bytes that a thread requests before it waits for
+the first of them, the thread blocks per SM, and the clocks of a loop for a single warp.
 
-Little's law: to move B bytes a second with a latency of L seconds, B L bytes must be
-under way. Of those, loads must be asked for by the SMs; stores wait for nobody.
+Little's law: to move B bytes a second with a latency of L seconds, B L bytes must be in
+flight. SMs must request the loads among them; stores need no wait.
 """
 
 import collections
@@ -18,25 +17,29 @@ from mjax.hardware.gpus import Gpu
 from scripts.kernels.sass import Instruction, parse
 
 LATENCY_S = 700e-9
-"""From a load to its data, of memory that is busy: an assumption, the middle of 600 to
-800 ns; no measurement of an H200 under load was found."""
+"""Latency of a load from busy memory: an assumption, the middle of 600 to 800 ns; no
+measurement of an H200 under load was found.
+"""
 
 THREADS_PER_WARP = 32
 WARPS_PER_SM = 64
 BLOCKS_PER_SM = 32
 REGISTERS_PER_SM = 65_536
 REGISTERS_PER_ALLOCATION = 256
-"""Of a warp; all its threads have the same number (CUDA programming guide, technical
-specifications of compute capability 9.0, as the three before)."""
+"""Granularity of the registers of a warp; all its threads have the same number (CUDA
+programming guide, technical specifications of compute capability 9.0, as for the three
+constants above).
+"""
 RESERVED_SHARED_BYTES = 1024
-"""Of each thread block (Hopper tuning guide, section 1.4.2.4)."""
+"""Shared memory reserved per thread block (Hopper tuning guide, section 1.4.2.4)."""
 
 BULK = ("UTMALDG", "UTMASTG", "UTMAREDG", "UBLKCP", "UBLKRED")
 """Copies by the copy engine between global and shared memory."""
 
 CLOCKS = {"LDS": 30, "LDG": 600, "SHFL": 24, "MUFU": 20, "BAR": 24, "MEMBAR": 40}
-"""Until the result of an instruction can be read, or the next may begin; 4 for all
-others. Assumptions, in round figures."""
+"""Clocks until the result of an instruction can be read, or the next may begin; 4 for
+all others. Assumptions, rounded.
+"""
 
 _OTHER_CLOCKS = 4
 _BLOCKING = ("BAR", "MEMBAR")
@@ -46,7 +49,7 @@ _REGISTER = re.compile(r"\bR(\d+)(\.64)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
-    """What is launched, and what each thread block takes."""
+    """Launch size, and the resources of each thread block."""
 
     blocks: int
     threads: int
@@ -64,9 +67,9 @@ def size_of(instruction: Instruction) -> int:
 
 
 def accesses(sass: str) -> dict[str, int]:
-    """Count the instructions that reach global memory, by name and bits a thread.
+    """Count the instructions that access global memory, by name and bits per thread.
 
-    Such as {"LDG.128": 8, "STG.16": 1, "UTMALDG": 3}. LD and ST do not name their
+    Example: {"LDG.128": 8, "STG.16": 1, "UTMALDG": 3}. LD and ST do not name their
     memory.
     """
     counts = collections.Counter[str]()
@@ -80,9 +83,9 @@ def accesses(sass: str) -> dict[str, int]:
 
 
 def loaded_bytes(sass: str) -> int:
-    """Return the most bytes that a thread has asked for and not yet waited for.
+    """Return the most bytes that a thread has requested and not yet waited for.
 
-    A load is under way until an instruction names one of the registers it fills.
+    A load is in flight until an instruction names one of the registers it fills.
     Branches are not followed, except that an innermost loop is walked twice.
     """
     most, pending = 0, dict[int, int]()
@@ -98,7 +101,7 @@ def loaded_bytes(sass: str) -> int:
 
 
 def blocks_per_sm(launch: Launch, gpu: Gpu) -> int:
-    """Return how many thread blocks an SM holds at a time."""
+    """Return the number of thread blocks that an SM holds at a time."""
     warps = -(-launch.threads // THREADS_PER_WARP)
     registers = _rounded(
         launch.registers * THREADS_PER_WARP, to=REGISTERS_PER_ALLOCATION
@@ -114,11 +117,11 @@ def blocks_per_sm(launch: Launch, gpu: Gpu) -> int:
 
 
 def bytes_needed(gpu: Gpu, read_share: float) -> float:
-    """Return the bytes of loads an SM must have under way to keep the memory busy.
+    """Return the bytes of loads that an SM must have in flight to keep memory busy.
 
     Args:
-      gpu: whose bandwidth is to be reached.
-      read_share: of the bytes moved, those that are read.
+      gpu: target bandwidth.
+      read_share: share of the bytes moved that are read.
     """
     return gpu.memory_bytes_per_s / gpu.num_sms * LATENCY_S * read_share
 
@@ -139,10 +142,10 @@ def straight(sass: str) -> list[Instruction]:
 
 
 def clocks_alone(body: Sequence[Instruction]) -> float:
-    """Return the clocks of a round of a loop, of a warp that has its scheduler alone.
+    """Return the clocks of a loop iteration for a warp alone on its scheduler.
 
-    One instruction a clock, in order, each when its registers are filled. The other
-    warps of a block are taken to arrive at a barrier at the same time.
+    One instruction per clock, in order, each when its registers are filled. The other
+    warps of a block are assumed to arrive at a barrier at the same time.
     """
     now, ready = 0.0, dict[str, float]()
     started = 0.0

@@ -1,20 +1,20 @@
-"""Show how the kernels that wait for memory meet it, on a machine without a GPU.
+"""Show how memory-bound kernels access memory, on a machine without a GPU.
 
     python -m scripts.kernels.memory_kernels
     python -m scripts.kernels.memory_kernels --write
 
 Norms, activations, and the softmax of a chunk of the loss are compiled for a described
-H200, and their machine code is read: how wide each global load and store is, how many
-bytes are asked for before the first is waited for, what a thread block takes, how many
-an SM holds. From these come the bytes under way on an SM, against what its share of the
-bandwidth needs. Nothing is run, and nothing is measured.
+H200, and their machine code is read: the width of each global load and store, the bytes
+requested before the first wait, the resources of a thread block, the blocks per SM.
+These give the bytes in flight on an SM, against those that its share of the bandwidth
+needs. Nothing is run or measured.
 
-XLA writes the PTX of its kernels to a folder if a flag asks for it before jax is
-imported, and jax prints the code of Mosaic GPU kernels. So the cases are compiled in a
-process of their own, which is this module with --compile. The PTX of XLA is then
-assembled by the same ptxas that XLA calls, which comes with the CUDA plugin.
+XLA writes the PTX of its kernels to a folder if a flag is set before jax is imported,
+and jax prints the code of Mosaic GPU kernels. So the cases are compiled in a separate
+process, which is this module with --compile. The PTX of XLA is then assembled by the
+same ptxas that XLA calls, which comes with the CUDA plugin.
 
-Needs what `make env-plan` installs. Ends with 1 if `faults` finds any.
+Needs the environment of `make env-plan`. Exits with 1 if `faults` finds any.
 """
 
 import argparse
@@ -40,17 +40,18 @@ from scripts.overlap import xla_bytes
 GPU = GPUS["h200"]
 KIB, MIB = 2**10, 2**20
 LEAST_BYTES = MIB
-"""Of a kernel that is shown: below it, launching it takes longer."""
+"""Fewest bytes of a kernel that is shown: below this, the launch takes longer."""
 NARROWEST_BITS = 64
-"""Of a load or store of a norm kernel; half of the widest."""
+"""Least width of a load or store of a norm kernel; half of the widest."""
 MOST_BARRIERS = 10
-"""In the loop of a norm kernel: two for each of four sums, one before dx is copied out
-and one after it was read."""
+"""Most barriers in the loop of a norm kernel: two for each of four sums, one before dx
+is copied out and one after it is read.
+"""
 
 MOST_ARITHMETIC = 1.5
-"""Clocks of the busiest pipe, over those of the memory, in an activation."""
+"""Most clocks of the busiest pipe over those of the memory, in an activation."""
 SCHEDULERS = 4
-"""Of an SM; each issues one instruction of a warp a clock."""
+"""Schedulers of an SM; each issues one warp instruction per clock."""
 
 _ITEM_BYTES = 2
 _RING_INPUTS = 3
@@ -79,7 +80,7 @@ class MemoryKernel:
     """Of one launch."""
     written_bytes: int
     ring_bytes: int = 0
-    """Of a block, under way by bulk copies while it works on a position."""
+    """Bytes of a block in flight by bulk copies while it works on a position."""
 
     @property
     def blocks_per_sm(self) -> int:
@@ -88,7 +89,7 @@ class MemoryKernel:
 
     @property
     def bytes_under_way(self) -> int:
-        """Bytes of loads that an SM has asked for, when all its threads wait."""
+        """Bytes of loads that an SM has requested when all its threads wait."""
         own = memory_access.loaded_bytes(self.sass) * self.launch.threads
         return self.blocks_per_sm * max(own, self.ring_bytes)
 
@@ -100,7 +101,7 @@ class MemoryKernel:
 
     @property
     def arithmetic_clocks(self) -> float | None:
-        """Clocks of the busiest pipe in one launch; None where the code has a loop."""
+        """Clocks of the busiest pipe in one launch; None if the code has a loop."""
         if memory_access.longest_loop(self.sass):
             return None
         warps = self.launch.blocks * -(-self.launch.threads // 32)
@@ -109,7 +110,7 @@ class MemoryKernel:
 
     @property
     def bytes_needed(self) -> float:
-        """Bytes of loads that its share of the bandwidth needs under way."""
+        """Bytes of loads in flight that its share of the bandwidth needs."""
         moved = self.read_bytes + self.written_bytes
         return memory_access.bytes_needed(GPU, self.read_bytes / moved)
 
@@ -118,7 +119,7 @@ def compiled_kernels(parts: Sequence[str] = ()) -> list[MemoryKernel]:
     """Compile the cases and read their kernels.
 
     Args:
-      parts: beginnings of the names of cases; none is all cases.
+      parts: prefixes of case names; empty for all cases.
     Raises:
       RuntimeError: the process that compiles failed, or printed no machine code.
     """
@@ -146,7 +147,7 @@ def compiled_kernels(parts: Sequence[str] = ()) -> list[MemoryKernel]:
 
 
 def cases() -> Iterator[xla_bytes.Case]:
-    """Yield what is compiled: operators of `xla_bytes` that wait for memory."""
+    """Yield the cases: memory-bound operators of `xla_bytes`."""
     for kind, widths in (
         ("layernorm", (768, 2048, 5120, 7936, 8192, 12288)),
         ("rmsnorm", (2048, 8192)),
@@ -162,9 +163,9 @@ def cases() -> Iterator[xla_bytes.Case]:
 
 
 def faults(kernels: Sequence[MemoryKernel]) -> list[str]:
-    """Say which kernels would wait for more than the memory, where it is ours to mend.
+    """Name the kernels of ours that would wait for more than the memory.
 
-    That is the norm kernels, whose sizes we choose, and the formulas of activations.
+    These are the norm kernels, whose sizes we choose, and the activation formulas.
     """
     found = []
     for kernel in kernels:
@@ -199,10 +200,10 @@ def faults(kernels: Sequence[MemoryKernel]) -> list[str]:
 
 
 def read_launches(thunks: str) -> dict[str, tuple[int, int, int]]:
-    """Read blocks, threads and dynamic shared memory of the kernels XLA launches.
+    """Read blocks, threads and dynamic shared memory of the kernels that XLA launches.
 
     Args:
-      thunks: what XLA writes as *.thunk_sequence.txt.
+      thunks: text of XLA's *.thunk_sequence.txt.
     """
     launches = {}
     for found in _THUNK.finditer(thunks):
@@ -218,7 +219,7 @@ def _kernels(case: Mapping[str, Any], folder: Path) -> Iterator[MemoryKernel]:
     }
     launches = read_launches(case["thunks"])
     for ptx in case["ptx"]:
-        # One module holds constants, and no kernel.
+        # One module has constants and no kernel.
         name = "".join(_ENTRY.findall(ptx))
         kernel = counted.get(name)
         if kernel is None or not _is_shown(kernel):
@@ -253,7 +254,7 @@ def _moved(kernel: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _mosaic(case: str, kernel: Mapping[str, Any], text: str) -> MemoryKernel:
-    """Read a norm kernel of ours from what jax printed of it."""
+    """Read a norm kernel of ours from the output of jax."""
     from mjax.kernels.layer_norm import tuning
 
     launch = _MOSAIC_LAUNCH.search(text)
@@ -306,7 +307,7 @@ def _tool(name: str) -> str:
 
 
 def _compile(folder: Path, parts: Sequence[str]) -> None:
-    """Compile cases here, where XLA and jax were told to write what they make."""
+    """Compile cases in this process, in which XLA and jax write their output."""
     from scripts.kernels.compiled_kernels import standard_output_to
 
     written, now = list[dict[str, Any]](), folder / "now"

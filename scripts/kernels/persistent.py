@@ -1,7 +1,7 @@
-"""Simulate attention kernels whose thread blocks take several tiles, one by one.
+"""Simulate attention kernels whose thread blocks process several tiles in turn.
 
-Enters: the tiles of a kernel's grid, as in `schedule`. Leaves: the share of the time in
-which the SMs work, by how the thread blocks come to their next tile.
+Input: the tiles of a kernel's grid, as in `schedule`. Output: the share of the time in
+which the SMs work, by the way in which thread blocks get their next tile.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ WAYS = (
     "guided, uneven",
 )
 _UNEVEN = 0.05
-"""Standard deviation of what SMs are slower; a guess."""
+"""Standard deviation of the slowness of SMs; an assumption."""
 
 
 def planned(
@@ -37,14 +37,14 @@ def planned(
     fixed_us: float = 0.0,
     slowness: Sequence[float] = (1.0,) * NUM_SMS,
 ) -> float:
-    """Return when the last SM ends if blocks are given to SMs beforehand.
+    """Return when the last SM ends if blocks are assigned to SMs in advance.
 
-    Each goes to the SM that would be free first if blocks took what was planned.
+    Each goes to the SM that would be free first if blocks took their planned time.
 
     Args:
-      work_us: what the blocks take.
-      plan_us: what they are planned to take.
-      fixed_us: cost of a block that nothing hides.
+      work_us: actual times of the blocks.
+      plan_us: planned times of the blocks.
+      fixed_us: cost of a block that is never overlapped.
       slowness: factor on the time of each SM, which the plan does not know.
     """
     free, load = [(0.0, sm) for sm in range(len(slowness))], [0.0] * len(slowness)
@@ -56,14 +56,14 @@ def planned(
 
 
 def guided(plan_us: Sequence[float], *, fixed_us: float = 0.0) -> list[int]:
-    """Return how many tiles each thread block takes, in the order of the grid.
+    """Return the number of tiles of each thread block, in grid order.
 
-    The first ones take many, the last ones one: each at most as much as an SM has left
-    on average. So most tiles begin under the end of another, and the last to start are
-    as short as they would be alone.
+    The first blocks take many tiles, the last ones one: each at most the mean work left
+    per SM. So most tiles begin while another ends, and the last to start are as short
+    as single tiles.
 
     Args:
-      plan_us: what the tiles are planned to take, in their order.
+      plan_us: planned times of the tiles, in order.
       fixed_us: cost of a tile that is not the first of its thread block.
     Source: Polychronopoulos and Kuck 1987, guided self-scheduling, 10.1109/TC.1987.
       5009495. Differs: tiles of unequal times; the counts are fixed beforehand.
@@ -84,7 +84,7 @@ def guided(plan_us: Sequence[float], *, fixed_us: float = 0.0) -> list[int]:
 def started_when_free(
     work_us: Sequence[float], *, fixed_us: float, slowness: Sequence[float]
 ) -> float:
-    """Return the end as `makespan` does, on SMs of unequal speed."""
+    """Return the end time as `makespan` does, on SMs of unequal speed."""
     free = [(0.0, sm) for sm in range(len(slowness))]
     for work in work_us:
         at, sm = free[0]
@@ -93,7 +93,7 @@ def started_when_free(
 
 
 def efficiencies(shape: Shape, kernel: str, step: float) -> list[float]:
-    """Return the efficiency of ways to give tiles to thread blocks that stay.
+    """Return the efficiency of ways to assign tiles to persistent thread blocks.
 
     Args:
       shape: of the call.

@@ -1,4 +1,4 @@
-"""Plant bugs into the Mosaic GPU attention kernels, and show what catches each.
+"""Plant bugs in the Mosaic GPU attention kernels, and show which check catches each.
 
     python -m scripts.kernels.planted_bugs
 
@@ -17,7 +17,7 @@ from tests.kernels.interpreter.runner import Pool
 
 
 def main() -> int:
-    """Run everything, write the page, return 1 if something is not as it must be."""
+    """Run everything, write the page, return 1 on any unexpected result."""
     rows, missed, false_alarms = [], 0, 0
     unchanged = controls()
     with Pool() as pool:
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def by_module(rows: Sequence[Sequence[str]]) -> Table:
-    """Count the runs by module of the kernels and by what caught the bug.
+    """Count the runs by kernel module and by the check that caught the bug.
 
     Args:
       rows: bug, module, caught by; the bugs of the unchanged source begin with

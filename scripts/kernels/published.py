@@ -1,4 +1,4 @@
-"""Speeds of attention on H100 that others published, TFLOP/s.
+"""Published speeds of attention on H100, TFLOP/s.
 
 Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608: the numbers above the bars
 of figure 5 (forward) and figure 6 (backward, without a causal mask), and table 2, all
@@ -21,12 +21,12 @@ class Series:
     causal: bool
     backward: bool
     flash3: tuple[int, ...]
-    """FlashAttention-3, for each of `LENGTHS`."""
+    """TFLOP/s of FlashAttention-3, for each of `LENGTHS`."""
     cudnn: tuple[int, ...]
 
     @property
     def name(self) -> str:
-        """Such as: forward, 64, causal."""
+        """Bars by direction, head width and mask, such as forward, 64, causal."""
         direction = "backward" if self.backward else "forward"
         mask = "causal" if self.causal else "full"
         return f"{direction}, {self.head_dim}, {mask}"

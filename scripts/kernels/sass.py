@@ -1,13 +1,13 @@
 """Read the loops of a GPU kernel from its disassembled code.
 
-Enters: what nvdisasm prints of one kernel. Leaves: its instructions, and for each loop
-that multiplies matrices how often the instructions stand in it that decide its speed,
-and how many of its exponentials run while a matrix product is under way.
+Input: the nvdisasm output of one kernel. Output: its instructions, and for each loop
+with matmuls the counts of the instructions that decide its speed, and the number of its
+exponentials that run while a matmul is in flight.
 
-Hopper's matrix product is asynchronous: HGMMA with `gsb0` ends a group of them, and
+Hopper's matmul instruction HGMMA is asynchronous: one with `gsb0` ends a group, and
 `WARPGROUP.DEPBAR.LE gsb0, n` waits until at most n groups are unfinished (PTX ISA,
-wgmma.commit_group and wgmma.wait_group). ptxas may move such a wait up, and what was
-written to run beside the product then runs after it.
+wgmma.commit_group and wgmma.wait_group). ptxas may move such a wait up; work that was
+written to overlap the matmul then runs after it.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 LOOP_WATCHED = ("HGMMA", "MUFU.EX2", "LD", "LDG", "LDS", "SHFL", "BAR", "MEMBAR")
-"""Instructions counted in loops: matrix products; exponentials; generic loads, those
+"""Instructions counted in loops: matmuls; exponentials; generic loads, those
 from global and from shared memory; exchanges inside a warp; barriers of a block; memory
 barriers."""
 
@@ -32,23 +32,23 @@ class Instruction:
     """One instruction."""
 
     opcode: str
-    """With its suffixes."""
+    """Name with its suffixes."""
     operands: str
     predicate: str
-    """Such as @!P1; empty where it always runs."""
+    """Predicate, such as @!P1; empty if it always runs."""
 
     def is_a(self, name: str) -> bool:
-        """Say whether it is an instruction, whatever suffixes follow."""
+        """Return whether it is an instruction of this name, with any suffixes."""
         return f"{self.opcode}.".startswith(f"{name}.")
 
     @property
     def ends_group(self) -> bool:
-        """Whether it is the last product of a group."""
+        """Whether it is the last matmul of a group."""
         return self.is_a("HGMMA") and self.operands.endswith("gsb0")
 
     @property
     def most_unfinished(self) -> int | None:
-        """Groups that may be unfinished after it; None: it waits for none."""
+        """Groups that may be unfinished after it; None if it does not wait."""
         if self.opcode != _WAIT:
             return None
         return int(self.operands.rpartition(",")[2], 16)
@@ -56,34 +56,34 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Loop:
-    """A loop that multiplies matrices."""
+    """A loop with matmuls."""
 
     instructions: int
     counts: Mapping[str, int]
-    """Of `LOOP_WATCHED`."""
+    """Counts of `LOOP_WATCHED`."""
     hidden_exponentials: int
-    """Those that run while a group of products is unfinished."""
+    """Exponentials that run while a group of matmuls is unfinished."""
 
     @property
     def exponentials(self) -> int:
-        """All of them."""
+        """All exponentials."""
         return self.counts["MUFU.EX2"]
 
 
 def loops(sass: str) -> list[Loop]:
-    """Return the loops of a kernel in which matrices are multiplied, in their order."""
+    """Return the loops with matmuls of a kernel, in code order."""
     return [_measured(body) for body in loop_bodies(sass)]
 
 
 def loop_bodies(sass: str) -> list[list[Instruction]]:
-    """Return the instructions of each loop that multiplies matrices, in their order.
+    """Return the instructions of each loop with matmuls, in code order.
 
-    Of loops inside each other it is the innermost.
+    Of nested loops, only the innermost.
     """
     code, labels = parse(sass)
     spans = []
     for i, instruction in enumerate(code):
-        # An unconditional branch back is the end of code that stands out of line.
+        # An unconditional branch back ends out-of-line code.
         if instruction.opcode == "BRA" and instruction.predicate:
             target = _TARGET.search(instruction.operands)
             begin = labels[target[0]] if target else i
@@ -100,7 +100,7 @@ def loop_bodies(sass: str) -> list[list[Instruction]]:
 
 
 def parse(sass: str) -> tuple[list[Instruction], dict[str, int]]:
-    """Return the instructions, and for each label the index of what follows it."""
+    """Return the instructions, and for each label the index of the next instruction."""
     code, labels = list[Instruction](), dict[str, int]()
     for line in sass.splitlines():
         if label := _LABEL.match(line):
@@ -134,9 +134,9 @@ def _measured(body: Sequence[Instruction]) -> Loop:
 
 
 def _steady(body: Sequence[Instruction]) -> Iterator[tuple[Instruction, int]]:
-    """Return each instruction and the groups unfinished before it, begun ones too.
+    """Return each instruction and the unfinished groups before it, begun ones included.
 
-    Walked twice: what one round leaves unfinished is under way in the next.
+    Walked twice: groups left unfinished by one iteration are in flight in the next.
     """
     unfinished, is_begun = 0, False
     for first in (True, False):

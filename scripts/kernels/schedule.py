@@ -1,13 +1,14 @@
-"""Simulate in which order the attention kernels' blocks keep 132 SMs busy.
+"""Simulate which order of the attention kernels' blocks keeps 132 SMs busy.
 
-Enters: shapes of a call, the blocks of keys or queries that each tile visits, counted
-with the kernels' own functions. Leaves: for each kernel and order the share of the time
+Input: shapes of a call, the blocks of keys or queries that each tile visits, counted
+with the kernels' own functions. Output: for each kernel and order the share of the time
 in which the SMs do the work of the tiles.
 
     python -m scripts.kernels.schedule
 
 One thread block runs on an SM at a time. Blocks start in the order of the grid, each on
-the SM that is free first. A block costs its work and a fixed time that nothing hides.
+the SM that is free first. A block costs its work and a fixed time that is never
+overlapped.
 """
 
 import argparse
@@ -39,20 +40,23 @@ ORDERS = (
     "persistent",
 )
 FIXED_US = 2.0
-"""Of a block: start, first loads, output. A guess; nothing was measured."""
+"""Fixed time of a block: start, first loads, output. An assumption; nothing was
+measured.
+"""
 HIDDEN = 0.5
-"""Share of it that a persistent grid hides: the loads of the next tile and the stores
-of the last one; the first product and softmax of a tile stay."""
+"""Share of it that a persistent grid overlaps: the loads of the next tile and the
+stores of the last one, but not the first matmul and softmax of a tile.
+"""
 SUSTAINED = 0.6
 """Share of the tensor cores' peak in the loop, for `step_us`."""
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "fused": 5}
-"""Matrix products for each visited block."""
+"""Matmuls for each visited block."""
 LAUNCH_US = 3.0
-"""Of the kernel that adds up the pieces of a walk. A guess."""
+"""Fixed time of the kernel that adds up the pieces of a walk. An assumption."""
 BY_KEYS = ("dkv", "fused")
-"""Kernels whose tiles are of keys, and whose blocks of queries."""
+"""Kernels with tiles of keys and blocks of queries."""
 _FUSED = MosaicKernel(block=64, stages=3)
-"""Of head widths that it is not built for."""
+"""Sizes of the fused kernel for head widths that it is not built for."""
 _GPU = GPUS["h200"]
 _CACHE_BYTES = _GPU.l2_bytes // 2
 """Half of the L2: an SM reads the other half through its own, which keeps a copy."""
@@ -76,13 +80,13 @@ class Block:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an order of blocks leads to."""
+    """Result of an order of blocks."""
 
     efficiency: float
-    """Work over the time that all SMs together have; at most 1."""
+    """Work over the total time of all SMs; at most 1."""
     makespan_us: float
     read_us: float
-    """What the reads take from the memory, beside the rest."""
+    """Time of the reads from memory, which overlaps the rest."""
 
     @property
     def bound_by_memory(self) -> bool:
@@ -93,7 +97,7 @@ class Outcome:
 def makespan(
     work_us: Sequence[float], *, fixed_us: float = 0.0, sms: int = NUM_SMS
 ) -> float:
-    """Return when the last block ends, started in this order on the first free SM."""
+    """Return when the last block ends, if each starts in order on the first free SM."""
     free = [0.0] * sms
     for work in work_us:
         heapq.heapreplace(free, free[0] + work + fixed_us)
@@ -107,24 +111,23 @@ def read_bytes(
     cache_bytes: int = _CACHE_BYTES,
     at_once: int = 1,
 ) -> float:
-    """Return the bytes that come from the memory, not from the L2.
+    """Return the bytes that are read from memory, not from the L2.
 
-    Blocks read whole chunks in their order; the cache drops what was not read for the
-    longest time.
+    Blocks read whole chunks in order; the cache evicts the least recently used.
 
     Args:
       blocks: of a grid.
       chunk_bytes: of a chunk.
       cache_bytes: of the cache.
-      at_once: blocks that run side by side: all read their first chunks, then all their
-        second ones.
+      at_once: blocks that run at the same time: all read their first chunks, then all
+        their second ones.
     """
     cached = OrderedDict[tuple[int, ...], None]()
     slots, missed = int(cache_bytes // chunk_bytes), 0
     sides = (blocks[i : i + at_once] for i in range(0, len(blocks), at_once))
     walks = (itertools.zip_longest(*(block.reads for block in side)) for side in sides)
     for chunk in itertools.chain.from_iterable(itertools.chain.from_iterable(walks)):
-        if chunk is None:  # The walk of this block is over.
+        if chunk is None:  # This block has read all its chunks.
             continue
         if chunk in cached:
             cached.move_to_end(chunk)
@@ -180,7 +183,7 @@ def order_of(shape: Shape, kernel: str, parts: int) -> tiles.Order:
 
 
 def parts_of(shape: Shape, kernel: str) -> int:
-    """Return into how many parts dkv divides the query heads of a key head, else 1."""
+    """Return the number of parts of a key head's query heads in dkv; 1 for others."""
     if kernel != "dkv":
         return 1
     return dkv.shipped_parts(
@@ -211,13 +214,12 @@ def visits(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return for each row of the batch and tile: steps, first and end of the blocks.
 
-    A step is counted in part where only some warpgroups see the block and the others
-    pass it by.
+    A step counts in part if some warpgroups skip the block.
 
     Args:
       shape: of the call.
       kernel: of `KERNELS`.
-      masked_cost: what a step with a masked block counts.
+      masked_cost: cost of a step with a masked block, in plain steps.
     """
     sizes = sizes_of(kernel, shape.head_dim)
     p = problem(shape)
@@ -239,7 +241,7 @@ def visits(
             for wg in range(sizes.warpgroups)
         ]
         if kernel == "fused":
-            # Warpgroups meet in each block, whether they see it or not.
+            # Warpgroups synchronise in each block, even those that skip it.
             low = functools.reduce(jnp.maximum, (part.full_low for part in parts))
             high = functools.reduce(jnp.minimum, (part.full_high for part in parts))
             all_plain = masks.Blocks(
@@ -317,14 +319,14 @@ def shipped(blocks: Sequence[Block], order: tiles.Order) -> list[Block]:
 
 
 def longest_first(blocks: Sequence[Block]) -> list[Block]:
-    """Order by work; of equal ones as they were."""
+    """Order by work; ties keep their order."""
     return sorted(blocks, key=lambda x: -x.work_us)
 
 
 def split(
     blocks: Sequence[Block], shape: Shape, parts: int
 ) -> tuple[list[Block], float]:
-    """Give equal parts of the query heads of dkv a block each; a head of the grid too.
+    """Give each equal part of dkv's query heads its own block and head of the grid.
 
     Returns:
       The blocks, and the time to add up the parts.
@@ -355,7 +357,7 @@ def cut(
 
 
 def _piece(block: Block, index: int, num: int) -> Block:
-    """Return one of equal parts of a walk."""
+    """Return one of the equal parts of a walk."""
     begin, end = (len(block.reads) * i // num for i in (index, index + 1))
     reads = block.reads[begin : max(end, begin + 1)]
     return dataclasses.replace(block, work_us=block.work_us / num, reads=reads)
@@ -364,7 +366,7 @@ def _piece(block: Block, index: int, num: int) -> Block:
 def _sum_us(shape: Shape, kernel: str, num_partial: int) -> float:
     """Return the time to write partial sums in float32 and add them in fixed order.
 
-    The sums go to the memory and come back, and the results, in 16 bits, are written.
+    The sums are written to memory and read back, and the 16-bit results are written.
     """
     if not num_partial:
         return 0.0
@@ -390,7 +392,7 @@ def outcomes(
       shape: of the call.
       kernel: of `KERNELS`.
       step: time of a block of the other sequence; None: `step_us`.
-      masked_cost: what a masked block takes, over a plain one.
+      masked_cost: time of a masked block over that of a plain one.
       fixed_us: cost of a thread block that nothing hides.
     """
     sizes = sizes_of(kernel, shape.head_dim)
@@ -400,7 +402,7 @@ def outcomes(
     total_us = math.fsum(block.work_us for block in blocks)
     chunk = min(_CHUNK, shape.seq_len) * shape.head_dim
     chunk_bytes = float(chunk * _entry_bytes(kernel))
-    # Sums that leave the cache are written to the memory, and read when they come back.
+    # Sums evicted from the cache are written to memory and read back when needed.
     more = 1.5 if kernel == "fused" else 1.0
 
     def outcome(order: Sequence[Block], fixed: float, extra_us: float = 0.0):
@@ -432,7 +434,7 @@ def outcomes(
 def shipped_blocks(
     blocks: Sequence[Block], shape: Shape, kernel: str
 ) -> tuple[list[Block], float]:
-    """Divide and order blocks as the kernel does.
+    """Split and order blocks as the kernel does.
 
     Returns:
       The blocks of the grid, and the time to add up the parts of a group.

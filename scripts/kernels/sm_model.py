@@ -1,14 +1,14 @@
-"""Time the loop of a kernel on one SM of a Hopper GPU, without one.
+"""Model the time of a kernel's loop on one SM of a Hopper GPU, without a GPU.
 
-Enters: what a warpgroup does in a round of its loop, phase by phase, and how many
-warpgroups do it. Leaves: the clocks of a round.
+Input: the phases of one loop iteration of a warpgroup, and the number of warpgroups.
+Output: the clocks of an iteration.
 
 An SM has four schedulers, and each has one warp of every warpgroup. So a warpgroup's
-instructions count as those of one warp on one scheduler. A warp alone does not fill a
+instructions count as those of one warp on one scheduler. A single warp does not fill a
 pipe, since its instructions wait for each other: its work takes `slowness` times the
 clocks of the busiest pipe. Warpgroups share the pipes and slow each other down only
-where a pipe is full. The tensor cores take one group of products after the other, in
-the order in which they are issued.
+where a pipe is full. The tensor cores run the groups of matmuls one by one, in the
+order of issue.
 
 Rates (CUDA C++ programming guide, table of the throughput of arithmetic instructions,
 compute capability 9.0; warp instructions of 32 threads on one of four schedulers).
@@ -19,15 +19,18 @@ import math
 from collections.abc import Mapping, Sequence
 
 CLOCK_GHZ = 1.83
-"""At which 132 SMs of 4096 FLOPs a clock have the 989 TFLOP/s of the data sheet."""
+"""Clock rate at which 132 SMs of 4096 FLOPs per clock reach the data sheet's 989
+TFLOP/s.
+"""
 NUM_SMS = 132
 FLOPS_PER_CLOCK = 4096
-"""Of the tensor cores of an SM: bfloat16, dense."""
+"""FLOPs per clock of the tensor cores of an SM: bfloat16, dense."""
 SHARED_BYTES_PER_CLOCK = 128
 EXPONENTIALS_PER_CLOCK = 16
 L2_BYTES_PER_CLOCK = 5120 / NUM_SMS
-"""Of an SM, when all read. NVIDIA gives 5120 bytes a clock for the L2 of the A100
-(Ampere architecture whitepaper); none for Hopper."""
+"""L2 bytes per clock of one SM when all read. NVIDIA gives 5120 bytes a clock for the
+L2 of the A100 (Ampere architecture whitepaper); none for Hopper.
+"""
 
 PIPES = ("issue", "fma", "alu", "mufu", "lsu")
 """Issue slots; single-precision multiply and add; comparisons, conversions and
@@ -51,36 +54,36 @@ class Work:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Product:
-    """A group of matrix products of a warpgroup, under way once it is issued."""
+    """A group of matmuls of a warpgroup, in flight once it is issued."""
 
     flops: float
     shared_bytes: float
-    """Of operands in shared memory, read once for each instruction."""
+    """Bytes of operands in shared memory, read once per instruction."""
 
     @property
     def clocks(self) -> float:
-        """Clocks that the tensor cores take, or the operands if they are later."""
+        """Clocks of the tensor cores or of the operands, whichever is longer."""
         arithmetic = self.flops / FLOPS_PER_CLOCK
         return max(arithmetic, self.shared_bytes / SHARED_BYTES_PER_CLOCK)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wait:
-    """Until at most this many groups of products are unfinished."""
+    """Wait until at most this many groups of matmuls are unfinished."""
 
     most_unfinished: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Turn:
-    """The right to issue products: taken, or passed to the next warpgroup."""
+    """The right to issue matmuls: taken, or passed to the next warpgroup."""
 
     taken: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Meet:
-    """Until every warpgroup has come here as often."""
+    """Wait until every warpgroup has arrived here equally often."""
 
 
 Phase = Work | Product | Wait | Turn | Meet
@@ -90,13 +93,13 @@ Program = Sequence[Phase]
 def clocks_per_round(
     program: Program, *, warpgroups: int, slowness: float = 1.0, rounds: int = 48
 ) -> float:
-    """Return the clocks in which every warpgroup does one round, in the long run.
+    """Return the steady-state clocks in which every warpgroup does one iteration.
 
     Args:
       program: of each warpgroup.
       warpgroups: that run it.
-      slowness: of a warp alone, over the clocks of its busiest pipe; at least 1.
-      rounds: that are simulated; the first half is left out.
+      slowness: clocks of a single warp over those of its busiest pipe; at least 1.
+      rounds: simulated iterations; the first half is not counted.
     Raises:
       ValueError: the warpgroups wait for each other, or slowness is below 1.
     """
@@ -124,16 +127,16 @@ def clocks_per_round(
 
 
 class _Warpgroup:
-    """Where one warpgroup is in its program."""
+    """Position of one warpgroup in its program."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.at, self.rounds, self.turns, self.meetings = 0, 0, 0, 0
         self.left = 0.0
         self.done: list[float] = []
-        """When each group of products is finished."""
+        """End time of each group of matmuls."""
         self.times: list[float] = []
-        """When each round ended."""
+        """End time of each iteration."""
         self._enter()
 
     @property
@@ -142,14 +145,14 @@ class _Warpgroup:
 
     @property
     def waits_until(self) -> float | None:
-        """When the products are finished that it waits for; None: for no product."""
+        """End time of the matmuls that it waits for; None if it waits for none."""
         if not isinstance(self.phase, Wait):
             return None
         n = self.phase.most_unfinished
         return self.done[-n - 1] if len(self.done) > n else 0.0
 
     def finish(self, now: float) -> None:
-        """Leave a phase that is over."""
+        """Leave a finished phase."""
         until = self.waits_until
         is_over = self.left <= 1e-9 if isinstance(self.phase, Work) else False
         if is_over or (until is not None and until <= now + 1e-9):
@@ -169,7 +172,7 @@ class _Warpgroup:
 
 
 def _start_all(groups: list[_Warpgroup], now: float, tensor_free: float) -> float:
-    """Pass by all phases that take no time; return when the tensor cores are free."""
+    """Skip all phases that take no time; return when the tensor cores are free."""
     moved = True
     while moved:
         moved = False
@@ -196,7 +199,7 @@ def _all_have_met(groups: Sequence[_Warpgroup], group: _Warpgroup) -> bool:
 
 
 def _speed(working: Sequence[_Warpgroup], slowness: float) -> float:
-    """Return how fast all go on, 1 if each is as fast as alone."""
+    """Return the speed of all warpgroups; 1 if each is as fast as alone."""
     used: dict[str, float] = dict.fromkeys(PIPES, 0.0)
     for group in working:
         assert isinstance(group.phase, Work)
@@ -206,13 +209,13 @@ def _speed(working: Sequence[_Warpgroup], slowness: float) -> float:
 
 
 def _reached(groups: Sequence[_Warpgroup], rounds: int) -> float:
-    """Return when all had done these rounds."""
+    """Return when all warpgroups have done this number of iterations."""
     return max(group.times[rounds - 1] for group in groups)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Counts:
-    """Clocks of one SM that a round of all warpgroups takes of each resource."""
+    """Clocks of each resource of one SM for an iteration of all warpgroups."""
 
     tensor: float
     shared: float
@@ -222,7 +225,7 @@ class Counts:
 
     @property
     def most(self) -> float:
-        """Of the resource that takes longest."""
+        """Clocks of the slowest resource."""
         return max(dataclasses.astuple(self))
 
 
@@ -233,20 +236,20 @@ def counts(
     loaded_bytes: float,
     added_bytes: float = 0.0,
 ) -> Counts:
-    """Count what a round takes, everything beside everything else.
+    """Count the clocks of an iteration per resource, with full overlap.
 
     Args:
       program: of each warpgroup.
       warpgroups: that run it.
       loaded_bytes: that the copy engine writes to shared memory for all of them.
-      added_bytes: that it reads there and adds to global memory; the L2 reads and
-        writes them.
+      added_bytes: that the copy engine reads there and adds to global memory; the L2
+        reads and writes them.
     """
     products = [phase for phase in program if isinstance(phase, Product)]
     work = [phase.clocks for phase in program if isinstance(phase, Work)]
     shared = sum(p.shared_bytes for p in products) * warpgroups
     shared += loaded_bytes + added_bytes
-    # Four schedulers read and write shared memory over one path.
+    # Four schedulers share one path to shared memory.
     shared_clocks = shared / SHARED_BYTES_PER_CLOCK
     shared_clocks += warpgroups * math.fsum(w.get("lsu", 0.0) for w in work)
     return Counts(

@@ -1,4 +1,4 @@
-"""Count what splitting the backward slot would give to interleaved 1F1B, and cost.
+"""Count the gain and cost of splitting the backward slot of interleaved 1F1B.
 
     python -m scripts.kernels.split_backward --pp 8 --chunks 2 --microbatches 32 \\
       --layers 4
@@ -33,13 +33,13 @@ class Way:
 
     name: str
     joined_time: int
-    """Of the backward slot that is not split, with its recompute."""
+    """Time of the unsplit backward slot, with its recomputation."""
     backward_time: int
     weight_time: int
     keeps_inputs: bool
-    """B leaves the GEMMs' inputs to W. Else they are in the stash, or recomputed."""
+    """B passes the GEMMs' inputs to W. If not, they are in the stash, or recomputed."""
     keeps_outputs: bool
-    """B leaves the gradients of the GEMMs' outputs to W. Else W computes them again."""
+    """B passes the gradients of the GEMMs' outputs to W. If not, W recomputes them."""
 
 
 WAYS = (
@@ -87,7 +87,7 @@ WAYS = (
 
 
 def weight_slots(schedule: Schedule, lag: int) -> Bool[np.ndarray, "ticks P"]:
-    """Say in which ticks each stage has a slot W, in the order of its slots B.
+    """Return the ticks in which each stage has a slot W, in the order of its slots B.
 
     A stage has one in every tick from the first B of any stage + lag on in which one
     of its own B, of the same tick or earlier, has none yet.
@@ -112,7 +112,7 @@ def used_ticks(slots: Bool[np.ndarray, "ticks P"]) -> int:
 def most_waiting(
     begin: Bool[np.ndarray, "begin P"], end: Bool[np.ndarray, "end P"]
 ) -> Int[np.ndarray, " P"]:
-    """Count, for each stage, most things alive from a slot to another, both counted."""
+    """Count, for each stage, the most items alive between two slots, inclusive."""
     begun = np.cumsum(np.vstack([begin, np.zeros_like(end)])[: len(end)], axis=0)
     ended = np.cumsum(end, axis=0) - end
     return (begun - ended).max(axis=0)
@@ -127,7 +127,7 @@ def best_lag(schedule: Schedule) -> int:
 def split_bubble(schedule: Schedule, lag: int, way: Way) -> float:
     """Return the time of a step over the ideal time of joined slots, less 1.
 
-    What W computes a second time counts as bubble: it is time without a result.
+    Recomputation in W counts as bubble: it produces no new result.
     """
     forward = used_ticks(schedule.forward_chunk != IDLE)
     backward = used_ticks(schedule.backward_chunk != IDLE)
@@ -138,7 +138,7 @@ def split_bubble(schedule: Schedule, lag: int, way: Way) -> float:
 
 
 def report(schedule: Schedule, layers: int) -> list[str]:
-    """Write the table of the ways, and what a larger number of chunks gives instead."""
+    """Write the table of the ways, and the result of more chunks instead."""
     lag = best_lag(schedule)
     forward, backward = schedule.forward_chunk != IDLE, schedule.backward_chunk != IDLE
     weight = weight_slots(schedule, lag)
@@ -161,7 +161,7 @@ def report(schedule: Schedule, layers: int) -> list[str]:
     ]
     for way in WAYS:
         split = split_bubble(schedule, lag, way)
-        # Without all gradients, W needs that of the chunk's output.
+        # Without all gradients, W needs the gradient of the chunk's output.
         kept = OUTPUTS_PER_LAYER * layers if way.keeps_outputs else 1
         kept += INPUTS_PER_LAYER * layers if way.keeps_inputs else 0
         lines.append(

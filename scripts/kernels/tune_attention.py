@@ -1,15 +1,15 @@
-"""Choose the sizes of the attention kernels: compile, time, write down.
+"""Choose the sizes of the attention kernels: compile, time, record.
 
     python -m scripts.kernels.tune_attention --prune-only   here: what compiles well
     python -m scripts.kernels.tune_attention --out DIR      on the GPU: times, winners
     python -m scripts.kernels.tune_attention --write-only --out DIR  here: write winners
 
-The first needs `make env-plan` and no GPU; it lists the candidates that spill no
-registers, whose products are not serialised and that fit into shared memory, in
+The first needs `make env-plan` and no GPU. It writes the candidates without spills or
+serialised matmuls that fit in shared memory to
 docs/benchmarks/attention_candidates.json. The second times these and writes
 gpu_tuning.json, gpu_tuning.md and the table in mjax/kernels/attention/tuning.py; the
-third does the last of these from the gpu_tuning.json that a GPU left.
-Ends with 0, with 1 if something failed, with 2 on bad input.
+third does the last of these from the gpu_tuning.json that a GPU left. Ends with 0, with
+1 if something failed, with 2 on bad input.
 """
 
 import argparse
@@ -38,20 +38,20 @@ NOISE = 0.01
 """A candidate must be faster than the shipped sizes by more than this."""
 
 Winners = dict[tuple[str, int], MosaicKernel]
-"""By kernel and head width."""
+"""Sizes by kernel and head width."""
 
 
 def choose(
     rows: Sequence[Row], shipped: Mapping[int, MosaicTuning], noise: float = NOISE
 ) -> Winners:
-    """Choose the fastest candidate of each kernel and head width that was timed.
+    """Choose the fastest timed candidate of each kernel and head width.
 
     The forward kernel is chosen first: dkv takes its blocks of queries from the tiles
     that the forward kernel writes (`MosaicTuning`).
 
     Args:
       rows: of `tuning_times`; those without a time do not count.
-      shipped: sizes now; they stay unless they were timed too, and something is faster
+      shipped: current sizes; kept unless they were timed too and a candidate is faster
         by more than the noise.
       noise: relative.
     """
@@ -80,7 +80,7 @@ def choose(
 
 
 def _fits(tuning: MosaicTuning, kernel: str, config: MosaicKernel) -> bool:
-    """Say whether sizes for one kernel go with those of the others."""
+    """Return whether the sizes of one kernel are compatible with the others."""
     try:
         dataclasses.replace(tuning, **{kernel: config})
     except ValueError:
@@ -93,7 +93,7 @@ def rewrite(source: str, winners: Winners, where: str) -> str:
 
     Args:
       source: text of tuning.py; the table is followed by its docstring.
-      winners: replace what the table has.
+      winners: replace entries of the table.
       where: hardware, date and versions of the measurement.
     Raises:
       ValueError: there is no winner, or the module has no such table.
@@ -126,7 +126,7 @@ def rewrite(source: str, winners: Winners, where: str) -> str:
         "without spilling, scripts/kernels/tune_attention.py). The others are not "
         "tuned: the largest blocks that compile without spilling."
     )
-    # Room for the quotes at either end.
+    # Room for the quotes at both ends.
     new += textwrap.wrap(f'"""{note}', 85)
     new[-1] += '"""'
     return "\n".join([*lines[:begin], *new, *lines[end:]]) + "\n"
@@ -164,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _prune(kernels: Sequence[str], head_dims: Sequence[int]) -> int:
-    """List the candidates that compile as wanted; other kernels keep theirs."""
+    """List the candidates that pass the gate; other kernels keep their lists."""
     found = gate.prune(kernels, head_dims, lambda text: print(text, flush=True))
     verdicts = gate.as_json(found)
     path = tuning_times.CANDIDATES_PATH
@@ -199,7 +199,7 @@ def _order(verdict: Mapping[str, Any]) -> tuple[int, ...]:
 def _time(args: argparse.Namespace, argv: Sequence[str], out: Path) -> int:
     """Time the candidates on the GPU; return how many failed."""
     deadline = time.monotonic() + args.budget_s
-    tuning_times.read_candidates()  # refused early, if there are none
+    tuning_times.read_candidates()  # fail early if there are none
     machine = gpu_report.find_machine("gpu")
     origin = pages.Origin(
         mode="gpu",

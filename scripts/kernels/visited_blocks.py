@@ -1,11 +1,11 @@
-"""Show how little the attention kernels for GPUs compute beyond what is visible.
+"""Show how little the GPU attention kernels compute beyond the visible pairs.
 
     python -m scripts.kernels.visited_blocks --seq-len 8192 --windows 256 512 1024 4096
 
 For each kernel, the pairs (query, key) whose score is computed over the pairs that are
 visible. Counted with the functions by which the kernels choose their blocks, at the
 sizes they are shipped with. Each warpgroup has its own blocks; in the forward kernel
-all of a thread block begin with the same.
+all warpgroups of a thread block begin with the same block.
 """
 
 import argparse
