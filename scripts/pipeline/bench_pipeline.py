@@ -3,15 +3,15 @@
     python -m scripts.pipeline.bench_pipeline
 
 All programs run in one process, on the same 4 simulated devices, from the same seed and
-on the same batch; they take turns, so that what else the machine does hits all of them.
-A step's time is the CPU-seconds of the process, all its threads, from the call until
-the outputs are ready. Of each program the fastest step counts: what disturbs a step
-only adds to it.
+on the same batch. They alternate, so that other load on the machine affects all of
+them. A step's time is the CPU-seconds of the process, over all threads, from the call
+until the outputs are ready. The fastest step of each program counts, since disturbances
+only add time.
 
-The devices share the cores, so an idle stage costs nothing here, and a bubble cannot
-be seen as waiting. With `--pipeline.idle compute`, which is meant for GPUs, idle slots
-do work that is thrown away: there the bubble shows as CPU time, and the rest of the
-difference is what the executor adds.
+The devices share the cores, so an idle stage costs nothing here, and the bubble does
+not appear as waiting. With `--pipeline.idle compute`, which is meant for GPUs, idle
+slots do work that is discarded: the bubble then appears as CPU time, and the rest of
+the difference is the cost of the executor.
 """
 
 import argparse
@@ -49,9 +49,9 @@ MODEL = ModelConfig(
     remat="full",
 )
 ALLOWANCE = 1.15
-"""A pipelined step may take this many times (1 + bubble) of the plain one."""
+"""Most time of a pipelined step over (1 + bubble) times that of the plain one."""
 MAX_LOSS_DIFFERENCE = 1e-5
-"""Relative: sums in another order, through a few steps."""
+"""Relative bound for sums in another order, over a few steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,14 +60,14 @@ class Variant:
 
     microbatches: int
     schedule: ScheduleName | None = None
-    """None: no pipeline, all devices are data-parallel."""
+    """None if there is no pipeline and all devices are data-parallel."""
     chunks: int = 1
     stash: Literal["residuals", "input"] = "residuals"
     idle: Literal["compute", "skip"] = "compute"
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Name in the table."""
         if self.schedule is None:
             whole = self.microbatches == 1
             pieces = "whole batch" if whole else f"{self.microbatches} microbatches"
@@ -79,7 +79,7 @@ class Variant:
 
     @property
     def bubble(self) -> float:
-        """The schedule's, as a fraction of the ideal time."""
+        """Bubble of the schedule, as a fraction of the ideal time."""
         if self.schedule is None:
             return 0.0
         return build(
@@ -90,7 +90,7 @@ class Variant:
         ).bubble
 
     def program(self) -> Program:
-        """Build its training step."""
+        """Build the training step."""
         pp = 1 if self.schedule is None else NUM_DEVICES
         sizes = AxisSizes(pp=pp, dp_replicate=1, dp_shard=NUM_DEVICES // pp, tp=1)
         return build_program(
@@ -114,9 +114,9 @@ class Variant:
 
 
 PLAIN = Variant(microbatches=1)
-"""The step that the bound is about: data parallelism with the batch taken whole."""
+"""The reference step of the bound: data parallelism without microbatches."""
 BOUND = Variant(microbatches=8, schedule="interleaved-1f1b", chunks=2)
-"""The step that is held to it."""
+"""The step that must meet the bound."""
 VARIANTS = (
     PLAIN,
     Variant(microbatches=8),
@@ -130,10 +130,10 @@ VARIANTS = (
 
 
 class Stepper:
-    """Take steps of one variant; the state lives here."""
+    """Runs the steps of one variant and holds its state."""
 
     def __init__(self, variant: Variant):
-        """Compile, draw the state, and take a first step to warm up."""
+        """Compile, initialise the state, and run a first step to warm up."""
         program = variant.program()
         self.name = variant.name
         self.state = program.init()
@@ -145,7 +145,7 @@ class Stepper:
         self.seconds.clear()
 
     def step(self) -> None:
-        """Take a step; note its loss and its CPU-seconds."""
+        """Run a step; record its loss and CPU-seconds."""
         start = time.process_time()
         self.state, metrics = self.compiled(self.state, self.batch)
         jax.block_until_ready((self.state, metrics))
@@ -168,10 +168,10 @@ def make_batch() -> dict[str, np.ndarray]:
 
 
 def measure(repetitions: int) -> dict[Variant, list[float]]:
-    """Take steps in turn; return the CPU-seconds of each variant's steps.
+    """Alternate steps of the variants; return the CPU-seconds of each one's steps.
 
     Raises:
-      RuntimeError: the variants do not train alike.
+      RuntimeError: the losses of the variants differ.
     """
     steppers = {}
     for variant in VARIANTS:
@@ -229,7 +229,7 @@ idle slots that compute (the mode for GPUs) the bubble costs CPU time, so the bo
 
 
 def peers_table(peers: list[tuple[str, float]]) -> Table:
-    """List steps of other frameworks that were measured by themselves."""
+    """List steps of other frameworks that were measured separately."""
     return Table(
         title="Others, on the same shapes",
         text="""Measured one by one with their own trainers on the same machine, each by
@@ -241,7 +241,7 @@ same graph (attention, remat, masks, loss).""",
 
 
 def parse_peer(text: str) -> tuple[str, float]:
-    """Read NAME=SECONDS; the name may hold a = itself."""
+    """Read NAME=SECONDS; the name may contain =."""
     name, _, seconds = text.rpartition("=")
     if not name:
         raise argparse.ArgumentTypeError(f"write NAME=SECONDS, got {text!r}")

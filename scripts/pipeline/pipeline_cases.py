@@ -1,7 +1,7 @@
-"""The grid of pipelines that are compared with one device; see pipeline_parity.
+"""The grid of pipelines that `pipeline_parity` compares with one device.
 
 Stages 2, 4, 8 x chunks 1, 2, 3 x microbatches P, 2P, 3P + 1. All other choices are
-dealt out over the cases, so that each of them meets several of the others.
+distributed over the cases, so that each one is combined with several others.
 """
 
 import dataclasses
@@ -12,20 +12,21 @@ from mjax.pipeline.config import PipelineConfig
 from tests.training import EVERY_OPTION, TINY, Layout
 
 FLOAT32_BOUND = 2e-5
-"""Of float32 sums over up to 50 rows and 48 layers, in another order."""
+"""Bound for float32 sums over up to 50 rows and 48 layers, in another order."""
 BFLOAT16_BOUND = 4e-2
-"""bfloat16 keeps 8 bits: each of 8 layers rounds at 2^-9, and XLA fuses, so rounds,
-the two programs differently."""
+"""bfloat16 keeps 8 bits: each of 8 layers rounds at 2^-9, and XLA fuses, and so rounds,
+the two programs differently.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One pipelined program, and what it must agree with."""
+    """One pipelined program, and its reference."""
 
     model: ModelConfig
     layout: Layout
     rows: int
-    """Of the batch."""
+    """Rows of the batch."""
     compute: str = "float32"
 
     @property
@@ -78,7 +79,7 @@ LLAMA: dict[str, Any] = {**SERIAL, "norm": "rmsnorm", "activation": "swiglu"}
 
 
 def cases() -> list[Case]:
-    """List the grid without what is refused, then some more."""
+    """List the valid cases of the grid, then some more."""
     windows, serial = _model(8, **WINDOWS), _model(8, **SERIAL)
     return [
         _case(2, 1, 2, (1, 2, 2), 2, windows, **SKIP),
@@ -200,4 +201,5 @@ def cases() -> list[Case]:
 
 
 REFUSED = [(p, v, 3 * p + 1) for p in (2, 4, 8) for v in (2, 3)]
-"""Of the grid: with several chunks, microbatches go through in groups of P."""
+"""Refused numbers of the grid: with several chunks, microbatches run in groups of P.
+"""

@@ -1,4 +1,4 @@
-"""Measure what a pipelined training step needs beside its arguments, without a GPU.
+"""Measure the temporary memory of a pipelined training step, without a GPU.
 
     python -m scripts.pipeline.pipeline_memory
 
@@ -8,10 +8,11 @@ with each schedule and remat policy, and GPipe by autodiff. Writes docs/benchmar
 pipeline_memory.md. Ends with 1 if the interleaved schedule grows by more than 5%, or
 its compile time by more than 30%, from 8 to 128 microbatches.
 
-GPipe by autodiff is what `jax.grad` makes of a pipeline: a scan over the forward ticks,
-differentiated as a whole. The tick is one `jax.checkpoint`, head and embedding
-included, and picks and casts its weights inside: only what crosses from tick to tick is
-saved. It runs the same model functions in the place of `mjax.pipeline.run.gradients`.
+GPipe by autodiff is `jax.grad` of a pipeline: a scan over the forward ticks,
+differentiated as a whole. The tick is one `jax.checkpoint`, including head and
+embedding, that selects and casts its weights inside, so only values carried between
+ticks are saved. It runs the same model functions in place of
+`mjax.pipeline.run.gradients`.
 """
 
 import dataclasses
@@ -78,9 +79,9 @@ def gradients_by_autodiff(
     pieces: Pieces,
     **log_and_mark: Any,
 ) -> tuple[Float[Array, ""], run.Weights, Any]:
-    """Compute what `run.gradients` does by `jax.grad` through the forward ticks.
+    """Compute the results of `run.gradients` by `jax.grad` through the forward ticks.
 
-    Gradients are summed in `dtype` too: the weights are cast inside of a tick.
+    Gradients are summed in `dtype` too: the weights are cast inside the tick.
     Stored parameters must be whole: no data parallelism over dp_shard.
     """
     forward = build_forward(
@@ -103,7 +104,7 @@ def gradients_by_autodiff(
         x, total = carry
         at, copy = start(weights)
         chunk = row["forward_chunk"]
-        # The gradient of a sum of gradients is that sum, with what is added to it.
+        # The gradients are summed in the cotangent of `sums`.
         held = run.Held(
             take_layers(copy.chunks.joined, chunk),
             take_layers(sums, chunk),
@@ -147,7 +148,7 @@ def gradients_by_autodiff(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A training step, but for the number of microbatches."""
+    """A training step without its number of microbatches."""
 
     schedule: ScheduleName = "interleaved-1f1b"
     chunks: int = 2
@@ -155,7 +156,8 @@ class Case:
     stash: Stash = "residuals"
     vocab_size: int = MODEL.vocab_size
     autodiff: bool = False
-    """Differentiate the forward ticks in place of the schedule's backward slots."""
+    """Differentiate the forward ticks instead of using the schedule's backward slots.
+    """
 
     @property
     def name(self) -> str:
@@ -167,7 +169,7 @@ class Case:
         return f"{self.schedule}, v={self.chunks}, {kept}"
 
     def program(self, microbatches: int, mesh: Mesh) -> Program:
-        """Build its functions."""
+        """Build the model functions."""
         return build_program(
             model=dataclasses.replace(
                 MODEL, vocab_size=self.vocab_size, remat=self.remat
@@ -187,7 +189,7 @@ class Case:
         )
 
     def build_schedule(self, microbatches: int) -> Schedule:
-        """Build its schedule."""
+        """Build the schedule."""
         return build(
             self.schedule,
             num_stages=NUM_STAGES,
@@ -198,12 +200,12 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What the compiler said."""
+    """The compiler's figures."""
 
     temp_bytes: int
     argument_bytes: int
     cpu_s: float
-    """CPU-seconds of lowering and compiling, of this process and its children."""
+    """CPU-seconds of lowering and compiling, in this process and its children."""
 
 
 def compile_step(case: Case, microbatches: int, mesh: Mesh) -> Compiled:
@@ -235,7 +237,7 @@ CASES = {
     Case(autodiff=True): (8, 32, 128),
     Case(schedule="gpipe", chunks=1, autodiff=True): (8, 32, 128),
 }
-"""What is compiled, and with how many microbatches."""
+"""The compiled cases, and their numbers of microbatches."""
 OURS_512 = Case(vocab_size=512)
 
 MAXTEXT = {
@@ -262,7 +264,7 @@ Results = dict[tuple[Case, int], Compiled]
 def compile_all(mesh: Mesh) -> tuple[Results, dict[int, list[float]]]:
     """Compile everything; return the results, and our compile times by microbatches.
 
-    Ours is compiled twice at both ends, so that the smaller time can be taken.
+    Ours is compiled twice at both ends, and the smaller time counts.
     """
     wanted = [(case, m) for case, sizes in CASES.items() for m in sizes]
     wanted += [(OURS_512, m) for m in ENDS] + [(OURS, m) for m in ENDS]
@@ -347,7 +349,7 @@ microbatch; hence the higher start.""",
 
 
 def parts_table(results: Results) -> Table:
-    """Say what the bytes are, and check the slots by a schedule that has many."""
+    """Break down the bytes, and check the slots by a schedule that has many."""
     layer = 2 * SEQ_LEN * MODEL.d_model  # A block's input, bfloat16.
     norm, ends = MODEL.d_model, 2 * MODEL.padded_vocab * MODEL.d_model  # Parameters.
     held = ends + norm + (num_params(MODEL) - ends - norm) // NUM_STAGES

@@ -38,7 +38,7 @@ class Case:
     num_microbatches: int
     seq_len: int
     tp_chunks: int = 1
-    """1 is --mesh.tp-overlap off."""
+    """Chunks over tp; 1 means --mesh.tp-overlap off."""
 
     def build(self) -> Program:
         """Build the program for described H200s."""
@@ -117,7 +117,7 @@ def compile_gradients(program: Program) -> str:
 
 
 def transfers(analysis: Analysis, computation: str) -> dict[str, Collective]:
-    """Return the permutes of a computation between stages, by their direction."""
+    """Return the permutes between stages of a computation, by direction."""
     step = analysis.sizes.dp * analysis.sizes.tp  # pp is the slowest axis of the mesh
     found = {}
     for collective in inside(analysis, computation):
@@ -129,8 +129,9 @@ def transfers(analysis: Analysis, computation: str) -> dict[str, Collective]:
 
 
 def inside(analysis: Analysis, computation: str) -> list[Collective]:
-    """Return the collectives of a computation, without those of the computations it
-    calls."""
+    """Return the collectives of a computation, without those of the computations that
+    it calls.
+    """
     return [c for c in analysis.collectives if c.computation == computation]
 
 
@@ -147,7 +148,7 @@ def steady_body(analysis: Analysis) -> str:
 
 
 def find_faults(module: Module, analysis: Analysis, program: Program) -> list[str]:
-    """Return what is exposed or superfluous; empty is good."""
+    """Return faults: exposed transfers and superfluous operations; empty is good."""
     steady = steady_body(analysis)
     between = transfers(analysis, steady)
     faults = [
@@ -199,7 +200,7 @@ def _without(spec: jax.sharding.PartitionSpec, axes: set[str]) -> list:
 
 
 def _hidden(collectives: Sequence[Collective]) -> str:
-    """Return which share of the bytes of how many collectives is overlapped."""
+    """Return the overlapped share of bytes and the number of collectives."""
     if not collectives:
         return "none"
     total = sum(c.wire_bytes * c.runs for c in collectives)

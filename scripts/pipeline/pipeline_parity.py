@@ -1,11 +1,12 @@
-"""Show that a pipelined run is the run of one device, and that bugs would show.
+"""Show that a pipelined run equals a run on one device, and that bugs are detected.
 
     python -m scripts.pipeline.pipeline_parity
 
 Compares loss and gradients of small models on 8 simulated devices with one device, for
 every number of stages, chunks and microbatches of the grid; trains a deeper `debug`
 recipe with and without a pipeline; and runs planted bugs through the executor. Writes
-docs/benchmarks/pipeline_parity.md and ends with 1 if something is not as it must be.
+docs/benchmarks/pipeline_parity.md and exits with 1 if a bound is exceeded or a bug is
+missed.
 """
 
 import dataclasses
@@ -15,9 +16,9 @@ import os
 import sys
 import time
 
-# As in tests: compiled once and run once, LLVM's optimisation is most of the time. And
-# XLA ends the process when eight devices on two loaded cores do not all reach a
-# collective within 40 s. Set before jax reads the variable.
+# As in tests: programs are compiled and run once, so LLVM's optimisation would take
+# most of the time. XLA also ends the process if eight devices on two loaded cores do
+# not all reach a collective within 40 s. Set before jax reads the variable.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_backend_optimization_level=0"
@@ -52,12 +53,12 @@ from tests.training import (
 )
 
 LOSS_BOUND = 1e-6
-"""Of the summed loss, relative; its terms are the same but for the order."""
+"""Relative bound of the summed loss; only the order of its terms differs."""
 STEPS_BOUND = 1e-5
 NUM_STEPS = 30
 NUM_LAYERS = 16
 BUG_BOUND = 2e-3
-"""A bug must be off by at least this, 1000 times the tolerance of the correct one."""
+"""Least error of a bug: 1000 times the tolerance of the correct program."""
 
 RUNS = {
     "pp4 x tp2, 2 chunks": parity.Layout(
@@ -135,7 +136,7 @@ def compare_gradients() -> tuple[Table, bool]:
 
 
 def case_microbatches(case: Case) -> int:
-    """Return into how many pieces the one device cuts the batch."""
+    """Return the number of pieces into which the single device cuts the batch."""
     # bfloat16 gradients are rounded once for each microbatch.
     return 1 if case.compute == "float32" else case.layout.microbatches
 
@@ -158,7 +159,7 @@ def gradients_of(case: Case, layout: Layout) -> Gradients:
 
 
 def describe(case: Case) -> list[str]:
-    """Say in words what a case is made of."""
+    """Describe a case in words."""
     layout, model, config = case.layout, case.model, case.layout.pipeline
     assert config is not None
     features = {
@@ -189,7 +190,7 @@ def describe(case: Case) -> list[str]:
 
 
 def refuse() -> Table:
-    """List the messages for the numbers of the grid that make no schedule."""
+    """List the messages for the numbers of the grid that have no schedule."""
     rows = []
     for p, v, m in REFUSED:
         try:

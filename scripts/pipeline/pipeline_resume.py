@@ -1,11 +1,11 @@
-"""Show that a pipelined run trains like a plain one, and moves to another pipeline.
+"""Show that a pipelined run trains like a plain one, and resumes on another pipeline.
 
     python -m scripts.pipeline.pipeline_resume
 
 Runs a deeper `demo` recipe as a command on 8 simulated devices: with data parallelism
-alone; with 4 stages of 2 chunks; and a second time so, killed with SIGKILL and
-continued with 2 stages of 4 chunks. Writes docs/benchmarks/pipeline_resume.md and ends
-with 1 if a bound is exceeded.
+alone; with 4 stages of 2 chunks; and again with these, killed with SIGKILL and resumed
+with 2 stages of 4 chunks. Writes docs/benchmarks/pipeline_resume.md and exits with 1 if
+a bound is exceeded.
 """
 
 import os
@@ -23,8 +23,8 @@ from scripts.evidence import (
 )
 from scripts.faults.resume import kill_after, newest_step
 
-# Eight devices on two loaded cores: without this XLA ends the process when they do not
-# meet within 40 s.
+# Eight devices on two loaded cores: without this XLA ends the process if they do not
+# all reach a collective within 40 s.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_cpu_collective_call_terminate_timeout_seconds=600"
@@ -32,9 +32,9 @@ os.environ["XLA_FLAGS"] = (
 
 NUM_STEPS, NUM_FIRST, KILLED_AT, CKPT_EVERY = 150, 50, 110, 50
 FIRST_BOUND = 1e-4
-"""Of the loss in each of the first steps, relative: float32, another order of sums."""
+"""Relative bound of the loss in each of the first steps: float32, other sum order."""
 FINAL_BOUND = 5e-3
-"""Of the held-out loss at the end: by then roundings have grown."""
+"""Bound of the held-out loss at the end, when rounding errors have grown."""
 
 RUN = (
     *("--recipe", "demo", "--steps", str(NUM_STEPS), "--simulate-devices", "8"),

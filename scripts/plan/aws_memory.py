@@ -1,13 +1,13 @@
-"""Compare what of Llama 3 8B fits into an H100 with a published table.
+"""Compute which runs of Llama 3 8B fit in an H100, and compare with a published table.
 
     python -m scripts.plan.aws_memory
 
-The table is of an article on AWS: sequences of 8,192 tokens, p5.48xlarge (8 H100s of 80
-GB a node), which of its runs fit and which ended out of memory. Here the training step
-of each is compiled for 16 described H100s (`mjax.hardware.described`; needs `make
-env-plan`), one after the other, each in a process of its own, and the compiler's bytes
-are read. Writes docs/benchmarks/aws_memory.md; ends with 1 if a cell has neither the
-article's outcome nor an explanation.
+The table is from an article on AWS: sequences of 8,192 tokens, p5.48xlarge (8 H100s of
+80 GB per node), and which runs fit or ended out of memory. This script compiles the
+training step of each for 16 described H100s (`mjax.hardware.described`; needs `make
+env-plan`), one at a time in separate processes, and reads the compiler's bytes. Writes
+docs/benchmarks/aws_memory.md; exits with 1 if a cell has neither the article's outcome
+nor an explanation.
 """
 
 import dataclasses
@@ -39,17 +39,20 @@ from scripts.evidence import REPOSITORY, Table, write_page
 GPU = "h100"
 NUM_GPUS = 16
 USABLE = 0.92
-"""Of what the driver reports; the rest is left to CUDA's context, NCCL and code."""
+"""Share of the memory that the driver reports; the rest is for CUDA's context, NCCL and
+code.
+"""
 DEFAULT_USABLE = 0.75
-"""What jax takes unless XLA_CLIENT_MEM_FRACTION says otherwise."""
+"""Share that jax takes unless XLA_CLIENT_MEM_FRACTION is set."""
 COMPILER_OPTIONS = {"xla_gpu_enable_triton_gemm": False}
-"""As `python -m mjax.plan`: the choice between XLA's products and cuBLAS is made by
-timing both, on a GPU."""
+"""As in `python -m mjax.plan`: XLA chooses between its own GEMMs and cuBLAS by timing
+both on a GPU.
+"""
 COMMON = (
     "--recipe llama3-8b --batch.microbatches 1 --model.attention mosaic_gpu "
     "--precision.reduce bfloat16"
 )
-"""cuDNN plans its kernels on the device: attention is the one of ours in its place."""
+"""cuDNN plans its kernels on the device, so our attention replaces it."""
 TP2 = "--mesh.tp 2 --mesh.dp-shard 4 --batch.size 16"
 HSDP = "--mesh.dp-shard 8 --batch.size 32"
 HSDP_4 = "--mesh.dp-shard 8 --batch.size 64"
@@ -69,17 +72,17 @@ class Cell:
 
     name: str
     flags: str
-    """Of the trainer, beside `COMMON`."""
+    """Flags of the trainer, in addition to `COMMON`."""
     article: Outcome | None = None
-    """What the article says; None if it has no such run."""
+    """Outcome in the article; None if it has no such run."""
     whole_loss: bool = False
-    """The logits of all positions at once, as ours are not."""
+    """Whether the logits of all positions are computed at once, unlike ours."""
     explained: bool = False
-    """The page says why the outcome differs."""
+    """Whether the page explains a different outcome."""
 
     @functools.cached_property
     def config(self) -> TrainConfig:
-        """The run."""
+        """The configuration of the run."""
         flags = f"{COMMON} {self.flags}".split()
         return parse(flags, RECIPES, "python -m scripts.plan.aws_memory")[0]
 
@@ -90,7 +93,7 @@ class Cell:
 
     @property
     def sequences(self) -> int:
-        """Of one data-parallel rank in one pass: the article's micro-batch."""
+        """Sequences of one data-parallel rank per pass: the article's micro-batch."""
         config = self.config
         return config.batch.size // self.sizes.dp // config.batch.microbatches
 
@@ -131,26 +134,26 @@ OTHERS = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """What was read, and what reading it took."""
+    """The compiled memory, and the cost of compiling."""
 
     figure: CompiledMemory
     wall_s: float
     max_resident: int
-    """Bytes of the process that compiled."""
+    """Resident bytes of the process that compiled."""
 
     @property
     def share(self) -> float:
-        """Of the GPU's memory."""
+        """Share of the GPU's memory."""
         return self.figure.total_bytes / GPUS[GPU].memory_bytes
 
     @property
     def outcome(self) -> Outcome:
-        """Whether a GPU holds it."""
+        """Whether it fits in a GPU."""
         return "fits" if self.share <= USABLE else "out of memory"
 
 
 def loss_chunks(cell: Cell) -> tuning.ChunkedTuning:
-    """Return how a cell's loss is cut into chunks: as in training, or not at all."""
+    """Return the chunks of a cell's loss: as in training, or a single one."""
     if not cell.whole_loss:
         return tuning.CHUNKED
     config = cell.config
@@ -160,7 +163,7 @@ def loss_chunks(cell: Cell) -> tuning.ChunkedTuning:
 
 def compile_cell(cell: Cell) -> Compiled:
     """Compile the step of a cell in this process."""
-    jax.config.update("jax_platforms", "cpu")  # a GPU here would not be used
+    jax.config.update("jax_platforms", "cpu")  # a GPU of this machine must not be used
     started_s = time.perf_counter()
     config = cell.config
     with mock.patch.object(tuning, "CHUNKED", loss_chunks(cell)):
@@ -175,10 +178,10 @@ def compile_cell(cell: Cell) -> Compiled:
 
 
 def compile_alone(index: int) -> Compiled:
-    """Compile a cell in a process of its own.
+    """Compile a cell in a separate process.
 
     Raises:
-      RuntimeError: it failed; the message has what it said.
+      RuntimeError: it failed; the message has its output.
     """
     done = subprocess.run(
         [sys.executable, "-m", "scripts.plan.aws_memory", str(index)],
@@ -217,12 +220,12 @@ def row(cell: Cell, found: Compiled) -> tuple[str, ...]:
 
 
 def is_right(cell: Cell, found: Compiled) -> bool:
-    """Whether a cell has the article's outcome."""
+    """Return whether a cell has the article's outcome."""
     return found.outcome == cell.article
 
 
 def article_table(results: Results) -> Table:
-    """Write the article's cells beside ours."""
+    """Write the article's cells and ours side by side."""
 
     def verdict(cell: Cell) -> str:
         return "same" if is_right(cell, results[cell]) else "other, see below"
@@ -268,7 +271,7 @@ memory either way: with that copy in shards it would take {level_3 / 1e9:.0f} GB
 
 
 def loss_table(results: Results) -> Table:
-    """Say what the logits take, which ours never has whole."""
+    """Describe the memory of whole logits, which our loss never holds."""
     cells = [(cell, results[cell]) for cell in (*ARTICLE[2:4], *WHOLE_LOSS)]
     modelled = {n: _least_of_article(ARTICLE[2].config, n) / 1e9 for n in (2, 4)}
     chunk = tuning.CHUNKED.max_logits
@@ -295,7 +298,7 @@ from these numbers alone: what filled the memory is not known.""",
 
 
 def _least_of_article(config: TrainConfig, sequences: int) -> float:
-    """Count bytes that FSDP with whole logits holds at least, state in 8 shards."""
+    """Count the bytes that FSDP with whole logits needs at least, state in 8 shards."""
     model = config.model
     tokens = sequences * config.data.seq_len
     state = 3 * 4 * num_params(model) / 8
@@ -305,7 +308,7 @@ def _least_of_article(config: TrainConfig, sequences: int) -> float:
 
 
 def others_table(results: Results) -> Table:
-    """Write what the article does not have."""
+    """Write the cells that the article does not have."""
     return Table(
         title="Other policies",
         text="""As above. *Recompute but products* keeps the products with weights.
@@ -326,7 +329,7 @@ def write(results: Results) -> Path:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile one cell in this process if its number is given; else all, and write."""
+    """Compile the cell of a given number in this process, or all; write the page."""
     cells = (*ARTICLE, *WHOLE_LOSS, *OTHERS)
     if argv:
         print(json.dumps(dataclasses.asdict(compile_cell(cells[int(argv[0])]))))

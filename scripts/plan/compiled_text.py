@@ -1,10 +1,10 @@
-"""Compile the step of a run and write what a reader needs; of whatever mjax is found.
+"""Compile the step of a run with the importable mjax, and write its module and bytes.
 
     PYTHONPATH=FOLDER python scripts/plan/compiled_text.py OUT FLAGS...
 
 FLAGS are those of `python -m mjax.plan`. Writes OUT, gzipped JSON: the scheduled module
 (`text`), bytes of one device in all (`total_bytes`) and of its stored parameters
-(`params_bytes`). It is run by its path, so that the package may be of another commit.
+(`params_bytes`). Run by its path, so that the package may be of another commit.
 """
 
 import gzip
@@ -25,7 +25,7 @@ def main(argv: Sequence[str]) -> int:
     from mjax.recipes import RECIPES
 
     jax.config.update("jax_platforms", "cpu")
-    # The same schedule in less time: no code of the host is run.
+    # The schedule is the same, in less time: no host code is run.
     planner.OPTIONS["xla_backend_optimization_level"] = 0
     out, *flags = argv
     config, _, options = parse_with(Options(), flags, RECIPES, "compiled_text")

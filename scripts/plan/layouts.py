@@ -5,8 +5,8 @@
 Takes the flags of the trainer, compiles the step for one described H200 (needs the plan
 extra) and prints launches and bytes of one step for each kind of kernel. A layout
 kernel is a transpose, a copy, or a fusion of nothing but those, views and conversions.
-A matmul or a fusion with arithmetic may read or write another order as well; that is no
-pass of its own, and is not counted.
+A matmul or a fusion with arithmetic may also change the order; that is not a separate
+pass and is not counted.
 """
 
 import collections
@@ -37,7 +37,7 @@ class Kind:
 
     launches: int = 0
     moved_bytes: int = 0
-    """In and out."""
+    """Bytes read and written."""
 
 
 def count(text: str) -> dict[str, Kind]:
@@ -63,7 +63,7 @@ def count(text: str) -> dict[str, Kind]:
 
 
 def layout_kernels(text: str) -> list[Kernel]:
-    """Return the kernels that only change the order of an array; raises as count."""
+    """Return the kernels that only change the order of an array; raises as `count`."""
     names = layout_names(parse(text))
     return [kernel for kernel in kernels(text) if kernel.name in names]
 

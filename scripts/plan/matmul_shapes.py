@@ -30,7 +30,7 @@ HEAD_WIDTH, SEQ_LEN = 128, 2048
 
 
 def layer(d_model: int, tp: int, *, rows: int, in_chunks: bool) -> Case:
-    """Return a GPT with parallel blocks; of its batch only a microbatch matters."""
+    """Return a GPT with parallel blocks; only its microbatch size matters here."""
     heads = d_model // HEAD_WIDTH
     return Case(
         layers=1,

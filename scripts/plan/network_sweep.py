@@ -57,7 +57,7 @@ LAYOUTS = {
 
 
 def with_network(gbit_per_s: float) -> Device:
-    """Return the H100 in a node with this network."""
+    """Return an H100 in a node with this network."""
     num_bytes = gbit_per_s * 1e9 / 8 / H100.gpus_per_node
     return dataclasses.replace(H100, network_bytes_per_s=num_bytes)
 

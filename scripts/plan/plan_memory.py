@@ -1,13 +1,13 @@
-"""Compare the memory that a compiled step is said to take with what a process takes.
+"""Compare the planned memory of a compiled step with that of a process.
 
     python -m scripts.plan.plan_memory
 
-The planner's figure is the compiler's: arguments, outputs that are not written in the
-place of an argument, temporaries and code. Here the step of a recipe is compiled for
-one CPU device and run, each case in a fresh process, and the growth of that process is
-measured: from before the state's birth to its peak. Writes
-docs/benchmarks/plan_memory.md; ends with 1 if a growth is more than 10% from the
-figure. Linux only: it reads /proc/self.
+The planner's figure is the compiler's: arguments, outputs that do not alias an
+argument, temporaries and code. Here the step of a recipe is compiled for one CPU device
+and run, each case in a fresh process, and the growth of that process is measured: from
+before the state is created to its peak. Writes docs/benchmarks/plan_memory.md; exits
+with 1 if a growth differs by more than 10% from the figure. Linux only: it reads
+/proc/self.
 """
 
 import ctypes
@@ -37,30 +37,31 @@ from scripts.evidence import REPOSITORY, Table, write_page
 MAX_ERROR = 0.1
 NUM_STEPS = 3
 FREED_S = 2.0
-"""The runtime frees arrays on threads of its own, a moment after they are let go."""
+"""Wait for the runtime, which frees arrays on its own threads after their release."""
 CASES = (
     "--recipe gpt-125m --batch.size 1 --data.seq-len 256",
     "--recipe gpt-125m --batch.size 4 --data.seq-len 512 --model.remat none",
 )
-"""Small batches: a step takes seconds. In the first the update of the parameters is
-the peak, in the second the activations are."""
+"""Small batches, so that a step takes seconds. The peak is the parameter update in the
+first case and the activations in the second.
+"""
 
 # ------------------------------------------------------------------- what is measured
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Growth:
-    """Of a process, in bytes, and what the compiler said."""
+    """Memory of a process in bytes, and the compiler's figure."""
 
     figure: CompiledMemory
     birth: CompiledMemory
-    """Of the program that makes the state; it is gone before the first step."""
+    """Memory of the program that makes the state; it is freed before the first step."""
     before: int
-    """Resident, all compiled and no state yet."""
+    """Resident memory after compilation, before the state."""
     peak: int
-    """Resident at most, from then to the end of the last step."""
+    """Peak resident memory from then to the end of the last step."""
     after: int
-    """Resident once the state is deleted."""
+    """Resident memory after the state is deleted."""
 
     @property
     def ratio(self) -> float:
@@ -69,10 +70,10 @@ class Growth:
 
 
 def measure(config: TrainConfig) -> Growth:
-    """Take steps in this process, which must not have run anything else.
+    """Run steps in this process, which must not have run anything else.
 
-    Compiled before the state's birth: what the compiler takes is not the step's, and
-    what it has freed is given back first, else the state moves into it unseen.
+    The step is compiled before the state exists: the compiler's memory is not the
+    step's, and its freed memory is returned first, or the state would reuse it unseen.
     """
     mesh = build_mesh(resolve(config.mesh, 1), jax.devices("cpu")[:1])
     program = program_of(config, mesh)
@@ -81,7 +82,7 @@ def measure(config: TrainConfig) -> Growth:
     batch = jax.block_until_ready(_batch(program, config.model.vocab_size))
     _release()
     before = _resident("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # VmHWM counts from here
+    Path("/proc/self/clear_refs").write_text("5")  # VmHWM is reset here
     _take_steps(make_state, step, batch)
     peak = _resident("VmHWM")
     time.sleep(FREED_S)
@@ -116,7 +117,7 @@ def measure_alone(flags: str) -> Growth:
 
 
 def _take_steps(make_state: Any, step: Any, batch: Mapping[str, jax.Array]) -> None:
-    """Make a state, train it, and let it go."""
+    """Make a state, train it, and release it."""
     state = jax.block_until_ready(make_state())
     for _ in range(NUM_STEPS):
         state, metrics = jax.block_until_ready(step(state, batch))
@@ -141,12 +142,12 @@ def _batch(program: Program, vocab_size: int) -> Mapping[str, jax.Array]:
 
 
 def _release() -> None:
-    """Give the C library's free memory back to the system."""
+    """Return the C library's free memory to the system."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 def _resident(name: str) -> int:
-    """Read resident memory of this process: VmRSS now, VmHWM at most."""
+    """Read resident memory of this process: VmRSS is current, VmHWM the peak."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
@@ -208,7 +209,7 @@ The program that makes the state needs less than a step, so the peak is a step's
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure one run in this process if flags are given; else all, and write."""
+    """Measure one run in this process if flags are given, or all; write the page."""
     if argv:
         config, _ = parse(argv, RECIPES, "python -m scripts.plan.plan_memory")
         print(json.dumps(dataclasses.asdict(measure(config))))

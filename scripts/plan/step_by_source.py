@@ -1,10 +1,10 @@
-"""Compare the modelled step of five runs at two commits, by what its kernels are for.
+"""Compare the modelled step of five runs at two commits, by purpose of its kernels.
 
     python -m scripts.plan.step_by_source BEFORE [NOW] [--only CASE]
 
 Needs git and what `make env-plan` installs. Compiles each case for described GPUs with
-the package of each commit, and reads both with the planner of the working tree. What
-is compiled is kept in build/step_by_source/, so a command that was stopped goes on, and
+the package of each commit, and reads both with the planner of the working tree.
+Compiled modules are kept in build/step_by_source/, so a stopped command resumes, and
 `--only` compiles one case at a time. Writes docs/benchmarks/step_by_source.md once all
 are compiled. NOW is HEAD by default.
 """
@@ -41,7 +41,7 @@ _256_GPUS = "--nodes 32 --batch.size 768 --batch.microbatches 48"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A run, and what it is laid out as at either commit."""
+    """A run, and its layout at each commit."""
 
     title: str
     flags: str
@@ -93,12 +93,12 @@ class Read:
 
     @property
     def sources(self) -> dict[str, Source]:
-        """Its rows by name."""
+        """Rows by source name."""
         return {row.name: row for row in self.schedule.sources}
 
 
 def compiled(case: str, flags: str, commit: str) -> Path:
-    """Compile a case with the package of a commit, if it is not there yet.
+    """Compile a case with the package of a commit, unless it is kept already.
 
     Args:
       case: key of `CASES`.
@@ -109,7 +109,7 @@ def compiled(case: str, flags: str, commit: str) -> Path:
     Raises:
       RuntimeError: the process failed.
     """
-    # By the contents of the package: commits that do not change it share what is kept.
+    # Keyed by the contents of the package: commits that do not change it share a file.
     out = FOLDER / resolve(f"{commit}:mjax") / f"{case}.json.gz"
     if out.exists():
         return out
@@ -144,7 +144,7 @@ def read(path: Path, flags: str) -> Read:
 
 
 def rows(before: Read, now: Read) -> list[tuple[str, ...]]:
-    """Return a row for each source, the longest before first."""
+    """Return a row for each source, longest at the first commit first."""
     names = {**before.sources, **now.sources}
 
     def seconds(found: Read, name: str) -> float:
@@ -246,7 +246,7 @@ def resolve(name: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Compile what is missing; write the page if nothing is; return the exit code."""
+    """Compile missing cases; write the page if all are there; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("before", help="commit to compare with")
     parser.add_argument("now", nargs="?", default="HEAD", help="default: HEAD")

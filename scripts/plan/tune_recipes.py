@@ -1,4 +1,4 @@
-"""Compare the layout of every recipe with those that the search finds.
+"""Compare the layout of every recipe with the layouts that the search finds.
 
     python -m scripts.plan.tune_recipes
 
@@ -34,7 +34,7 @@ FIXED: dict[str, Mapping[str, Any]] = {
     "megascale-175b": {"mesh.pp": 8, "mesh.tp": 8, "pipeline.chunks": 6},
     "megascale-530b": {"mesh.pp": 35, "mesh.tp": 8, "pipeline.chunks": 3},
 }
-"""What the paper says of these models, and the search leaves alone."""
+"""Settings that the paper gives for these models and the search does not change."""
 
 
 type Mesh = tuple[int, int, str, int]
@@ -43,12 +43,12 @@ type Mesh = tuple[int, int, str, int]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """The best of a mesh that the closed form puts first, as it was compiled."""
+    """Compiled result of the best layout of a mesh that the closed form ranks first."""
 
     flags: str
-    """Those that its mesh leaves open."""
+    """Flags that the mesh does not determine."""
     step_s: float
-    """By replay."""
+    """Step time by replay."""
     memory_gib: float
 
 
@@ -91,7 +91,7 @@ COMPILED: dict[str, dict[Mesh, Compiled]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """A recipe on its GPUs, and the best layouts that were found; modelled."""
+    """A recipe on its GPUs, and the best layouts found; modelled."""
 
     recipe: str
     topology: Topology
@@ -99,9 +99,9 @@ class Tuned:
     mfu: float
     memory_bytes: float
     usable_bytes: int
-    """Bytes by the closed form that a layout of its kind may take."""
+    """Most bytes, by the closed form, of a layout of its kind."""
     found: tuple[Candidate, ...]
-    """The fastest of each mesh that is not in `COMPILED`; the fastest first."""
+    """Fastest layout of each mesh that is not in `COMPILED`, fastest first."""
 
     @property
     def gain(self) -> float:
@@ -111,7 +111,7 @@ class Tuned:
 
 
 def usable_bytes(topology: Topology, *, is_pipeline: bool) -> int:
-    """Return the bytes by the closed form with which a compiled program fits.
+    """Return the most bytes by the closed form with which a compiled program fits.
 
     jax takes `JAX_SHARE` of a GPU. XLA schedules a step that needs more for less memory
     and overlaps less: gpt-13b with 64.5 GiB on an H100 overlaps nothing over dp.
@@ -180,7 +180,7 @@ def _candidates(
 
 
 def mesh_of(candidate: Candidate) -> Mesh:
-    """Return what a layout has in `COMPILED`."""
+    """Return the entry of a layout in `COMPILED`."""
     config, sizes = candidate.config, candidate.sizes
     return sizes.pp, sizes.tp, config.mesh.tp_overlap, config.zero
 
