@@ -3,10 +3,10 @@
     python -m scripts.observe.fake_cases --out-dir DIR [--cases slow-loader,healthy]
     python -m scripts.observe.fake_cases --out-dir DIR --write
 
-Enters: names of cases. Leaves: for each a short run of the demo recipe, the short runs
-that `fake` makes of it, and its report as JSON in DIR/CASE.json; with `--write`
-docs/benchmarks/observe_fake.md from these reports. Ends with 0 if each case is
-explained by its fault and by nothing else, and the healthy one by nothing.
+Input: names of cases. Output: for each a short run of the demo recipe, the short runs
+that `fake` derives from it, and its report as JSON in DIR/CASE.json; with `--write`
+docs/benchmarks/observe_fake.md from these reports. Exits with 0 if each case is
+explained by its fault only, and the healthy one by nothing.
 """
 
 import argparse
@@ -40,9 +40,9 @@ class Case:
     fault: str
     flags: tuple[str, ...]
     expected: str | None
-    """Rung that must explain it; None: none may."""
+    """Rung that must explain it; None if no rung may."""
     sleep_s: float = 0.0
-    """Of the loader, before each batch."""
+    """Sleep of the loader before each batch."""
 
 
 CASES = (
@@ -69,7 +69,7 @@ CASES = (
 
 
 def run(case: Case, out_dir: Path) -> dict[str, Any]:
-    """Train, take the run apart, and return what `fake` says."""
+    """Train, analyse the run, and return the report of `fake`."""
     environment = dict(os.environ)
     if case.sleep_s:
         folder = REPOSITORY / "scripts" / "observe" / "slow_loader"

@@ -1,14 +1,13 @@
-"""Rows a second into the store, and the heat map over ten million of them.
+"""Measure rows per second into the store, and the heat map over ten million rows.
 
     python -m scripts.observe.ingest_rate
 
-Enters: nothing; `--stores duckdb` does without PostgreSQL, which needs root. Leaves:
+`--stores duckdb` omits PostgreSQL, which needs root. Writes
 docs/benchmarks/ingest_rate.md.
 
 Files of spans of 1,024 ranks are written first. Then the two commands that a user runs,
-`ingest` and `collect --once`, bring them into a database, over a socket. The clock runs
-from the start of the collector, imports included, to its end, which comes after the
-last commit.
+`ingest` and `collect --once`, load them into a database over a socket. The clock runs
+from the start of the collector, including imports, to its end after the last commit.
 """
 
 import argparse
@@ -92,7 +91,7 @@ def _line(rank: int, step: int) -> tuple[bytes, int]:
 
 
 def ingest(work_dir: Path, store: str) -> tuple[float, float]:
-    """Bring the files into a store; return wall and CPU seconds."""
+    """Load the files into a store; return wall and CPU seconds."""
     ingester = Program("ingest", "--work-dir", str(work_dir), "--store", store)
     begin = time.monotonic()
     collect = [sys.executable, "-m", "mjax.observe", "collect", "--once"]
@@ -140,7 +139,7 @@ def measure(
 
 
 def _check(store: Store, num_rows: int, total: int) -> None:
-    """Compare number and sum of all spans with what was written, both ways."""
+    """Compare number and sum of all spans with those written, by both queries."""
     exact = store.query("select count(*), sum(end_ns - start_ns) from spans")
     sums = store.query("select sum(spans), sum(ns) from phase_totals")
     if not exact == sums == [(num_rows, total)]:

@@ -1,15 +1,15 @@
-"""Kill every stage of the stream, again and again, and compare all rows at the end.
+"""Kill every stage of the stream repeatedly, and compare all rows at the end.
 
     python -m scripts.observe.kill_stream --kills 50
 
-Enters: nothing; it needs root and Debian's PostgreSQL and NATS for the scale-out half
-(`--setups embedded` does without). Leaves: docs/benchmarks/stream_kills.md.
+The scale-out half needs root and Debian's PostgreSQL and NATS (`--setups embedded`
+omits it). Writes docs/benchmarks/stream_kills.md.
 
 A writer appends spans of 4 ranks, rows and events in bursts, with a restart of the run
 in the middle, which rewrites metrics.jsonl and leaves lines that are cut off. One stage
-is killed with SIGKILL at a random moment after it is up, and started again. When all
-kills are done the writer ends, what is left is shipped, and every field of every row in
-the database is compared with the files.
+is killed with SIGKILL at a random moment after it is up, and started again. After all
+kills the writer ends, the rest is shipped, and every field of every row in the database
+is compared with the files.
 """
 
 import argparse
@@ -36,7 +36,7 @@ STAGES = {
 
 
 class Program:
-    """A command of mjax.observe, to be killed like a service."""
+    """A command of mjax.observe that runs and is killed like a service."""
 
     address = ""
 
@@ -46,7 +46,7 @@ class Program:
         self.start()
 
     def start(self) -> None:
-        """Start it, and wait until it says that it works."""
+        """Start it, and wait until it reports that it works."""
         self._process = subprocess.Popen(
             self._argv,
             cwd=REPOSITORY,
@@ -64,7 +64,7 @@ class Program:
         raise RuntimeError(f"{' '.join(self._argv)} did not come up: {line}")
 
     def cpu_s(self) -> float:
-        """Return the seconds of CPU that it has taken (Linux, proc(5))."""
+        """Return its CPU seconds (Linux, proc(5))."""
         assert self._process is not None
         stat = Path(f"/proc/{self._process.pid}/stat").read_text()
         ticks = sum(map(int, stat.rpartition(")")[2].split()[11:13]))
@@ -86,7 +86,7 @@ class Program:
 
 
 def kill_stage(setup: str, stage: str, kills: int, seed: int) -> tuple[Comparison, int]:
-    """Kill one stage; return the comparison, and how often it was killed."""
+    """Kill one stage repeatedly; return the comparison and the number of kills."""
     generator = random.Random(f"{seed} {setup} {stage}")
     with _folder() as work_dir, _services(setup) as services:
         store = str(work_dir / "observe" / "store.duckdb")

@@ -1,8 +1,8 @@
-"""Hold the ledger of a run against what a watcher saw of it, and write the page.
+"""Compare the ledger of a run with outside observations, and write the page.
 
-Enters: the work dir of a run that was harmed, see `ledger_run`, and what was seen from
-outside. Leaves: docs/benchmarks/observe_ledger.md, and whether the buckets add up to
-the wall time within half a percent.
+Input: the work dir of a run with faults, see `ledger_run`, and the observations of
+another process. Output: docs/benchmarks/observe_ledger.md, and whether the buckets add
+up to the wall time within half a percent.
 """
 
 import dataclasses
@@ -26,46 +26,47 @@ _STARTS = {
     **dict.fromkeys(("SIGKILL in compile", "SIGKILL in restore", "wrong flags"), 2),
     **dict.fromkeys(("full disk", "driver SIGKILL"), 0),
 }
-"""Starts of the ranks that a fault leads to, where that is not 1. To hit compiling or
-restoring, a kill brings about the start in which the second one happens; wrong flags
-are refused in one start and right in the next."""
+"""Starts of the ranks that a fault causes, if not 1. To hit compiling or restoring, a
+first kill causes the start that the second one hits; wrong flags are refused in one
+start and corrected in the next.
+"""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Watched:
-    """What was seen of a run from outside, by one monotonic clock."""
+    """Observations of a run from outside, by one monotonic clock."""
 
     commit: str
     seed: int
     num_asked: int
     drivers: Sequence[tuple[float, float, int]]
-    """Of each process of the driver: begin, end and exit code."""
+    """Start, end and exit code of each driver process."""
     rows: Sequence[tuple[float, int]]
-    """When the last row of metrics.jsonl became one of another step."""
+    """Times at which the last row of metrics.jsonl changed its step."""
     found: Sequence[Found]
-    """What each fault led to."""
+    """Result of each fault."""
 
     @property
     def wall_s(self) -> float:
-        """From the begin of the first driver to the end of the last one."""
+        """Time from the start of the first driver to the end of the last one."""
         return self.drivers[-1][1] - self.drivers[0][0]
 
     @property
     def num_lost(self) -> int:
-        """Rows that went away, because a later start took their steps again."""
+        """Rows that were removed because a later start repeated their steps."""
         steps = [step for _, step in self.rows]
         pairs = itertools.pairwise(steps)
         return sum(max(0, before - after) for before, after in pairs)
 
     @property
     def alone_s(self) -> float:
-        """Between an end of the driver by itself and its next begin."""
+        """Time between a voluntary end of the driver and its next start."""
         pairs = itertools.pairwise(self.drivers)
         return sum(after[0] - before[1] for before, after in pairs if before[2] >= 0)
 
 
 def write(work_dir: Path, watched: Watched) -> tuple[Path, bool]:
-    """Write the page; say whether the ledger adds up."""
+    """Write the page; return whether the ledger adds up."""
     found = ledger(work_dir)
     error = abs(found.wall_s - watched.wall_s) / watched.wall_s
     unexplained = abs(found.unexplained_s) / watched.wall_s
@@ -121,7 +122,7 @@ def _buckets(found: Ledger, watched: Watched) -> Table:
 
 
 def _outside(found: Ledger, watched: Watched, work_dir: Path) -> Table:
-    """Compare with what does not come from the records that the ledger reads."""
+    """Compare with sources other than the records that the ledger reads."""
     starts = 1 + sum(_STARTS.get(one.kind, 1) for one in watched.found)
     row_s = sum((row["step_s"] for row in read_metrics(work_dir)), 0.0)
     hangs = ("SIGSTOP", "sleep", "hold the lock", "skip a collective")
@@ -222,7 +223,7 @@ _EXPLAINED = (
 
 
 def _between(found: Ledger, work_dir: Path) -> Table:
-    """Say what the time is that the spans alone call idle."""
+    """Break down the time that the spans alone call idle."""
     files, _ = spans.read_run(work_dir)
     idle_s = start_time.counted(files).parts.get(start_time.BETWEEN, 0.0)
     seen = start_time.by_generation(files)
@@ -262,7 +263,7 @@ def _between(found: Ledger, work_dir: Path) -> Table:
 
 
 def _null(found: Ledger, watched: Watched, work_dir: Path) -> Table:
-    """Say what simpler ledgers would have said."""
+    """Show the results of simpler ledgers."""
     wall_s, right = watched.wall_s, found.effective
     row_s = sum((row["step_s"] for row in read_metrics(work_dir)), 0.0)
     times_s = [at_s for at_s, _ in watched.rows]
@@ -313,7 +314,7 @@ def _running_s(work_dir: Path) -> float:
 
 
 def _damaged(found: Ledger, work_dir: Path) -> Table:
-    """Say what the ledger makes of records that were damaged."""
+    """Show the result of the ledger for damaged records."""
     lines = (work_dir / events.NAME).read_bytes().splitlines(keepends=True)
     rows = []
     for name, damage in _DAMAGES.items():
@@ -345,7 +346,7 @@ def _damaged(found: Ledger, work_dir: Path) -> Table:
 
 
 def _jumped(seconds: float, *, has_monotonic: bool) -> Callable[[list[bytes]], Any]:
-    """Set the wall clock in the middle."""
+    """Change the wall clock in the middle."""
 
     def damage(lines: list[bytes]) -> list[bytes]:
         new = []
@@ -362,7 +363,7 @@ def _jumped(seconds: float, *, has_monotonic: bool) -> Callable[[list[bytes]], A
 
 
 def _without(kind: str) -> Callable[[list[bytes]], list[bytes]]:
-    """Make the middle event of a kind one that cannot be read."""
+    """Make the middle event of a kind unreadable."""
 
     def damage(lines: list[bytes]) -> list[bytes]:
         places = [i for i, line in enumerate(lines) if json.loads(line)["kind"] == kind]

@@ -1,14 +1,14 @@
-"""Harm one run again and again, then ask its ledger where the time went.
+"""Inject faults into one run, then break down its time with the ledger.
 
     python -m scripts.observe.ledger_run --faults 50 --seed 0 --work-dir DIR
     python -m scripts.observe.ledger_run --work-dir DIR --read
 
-Enters: a number of faults, of the kinds of `scripts.faults.fault_kinds`. Leaves: the
-work dir of one run of the `debug` recipe on two hosts and a spare, `watched.json` in
-it, what this process saw from outside by its own clock: when drivers began and ended,
-and what each fault led to. `--read` writes docs/benchmarks/observe_ledger.md from both,
-where the ledger of `mjax.observe` is held against what was seen. Ends with 1 if the
-buckets do not add up. The checkpoints are on a small tmpfs, whose mounting needs root.
+Input: a number of faults, of the kinds of `scripts.faults.fault_kinds`. Output: the
+work dir of one run of the `debug` recipe on two hosts and a spare, with `watched.json`,
+the observations of this process by its own clock: start and end of the drivers, and the
+result of each fault. `--read` writes docs/benchmarks/observe_ledger.md, which compares
+the ledger of `mjax.observe` with these observations. Exits with 1 if the buckets do not
+add up. The checkpoints are on a small tmpfs, which needs root to mount.
 """
 
 import argparse
@@ -32,19 +32,19 @@ from scripts.faults.store_faults import tmpfs
 from scripts.observe.ledger_page import WATCHED, Watched, write
 
 _STEPS = 20_000
-"""More than are taken: the run is stopped after the last fault."""
+"""More steps than are run: the run is stopped after the last fault."""
 _STORE_MB = 64
 _KEEP_S = 0.25
 _LOOK_S = 0.01
 _LAST_BYTES = 4096
-"""Of the rows: more than one takes."""
+"""Bytes read from the end of metrics.jsonl: more than one row has."""
 
 
 class Kept(CutOff):
-    """A launch whose agents are started again when they end, as a cluster does."""
+    """A launch whose agents are restarted when they end, as in a cluster."""
 
     def __init__(self, work_dir: Path, flags: list[str]) -> None:
-        """Start it, and note when."""
+        """Start it, and record the time."""
         self.drivers: list[tuple[float, float, int]] = []
         self.rows: list[tuple[float, int]] = []
         self._agents: dict[str, Any] = {}
@@ -55,7 +55,7 @@ class Kept(CutOff):
         threading.Thread(target=self._watch_rows, daemon=True).start()
 
     def start(self) -> None:
-        """Start the driver, and note when it began and will have ended."""
+        """Start the driver, and record its start and end."""
         began_s = time.monotonic()
         super().start()
         process = self.process
@@ -67,7 +67,7 @@ class Kept(CutOff):
         threading.Thread(target=note, daemon=True).start()
 
     def popen(self, command: list[str]) -> Any:
-        """Start a process; an agent is known by its host."""
+        """Start a process; an agent is identified by its host."""
         process = super().popen(command)
         if "--address" in command:
             self._agents[command[command.index("--host") + 1]] = process
@@ -83,7 +83,7 @@ class Kept(CutOff):
                     path.write_text(str(new.pid))
 
     def _watch_rows(self) -> None:
-        """Note each change of the step of the last row, and when."""
+        """Record each change of the step of the last row, with its time."""
         path, last = self._run_dir / "metrics.jsonl", 0
         while not self._is_over.wait(_LOOK_S):
             try:
@@ -98,25 +98,25 @@ class Kept(CutOff):
                 self.rows.append((time.monotonic(), step))
 
     def finish(self) -> None:
-        """Let the run save and end, and no agent begin again."""
+        """Let the run save and end, and restart no agent."""
         self._is_over.set()
         self.stop()
 
     def end(self) -> None:
-        """Kill everything that is left."""
+        """Kill all remaining processes."""
         self._is_over.set()
         super().end()
 
 
 def draw(number: int, rng: random.Random) -> list[Kind]:
-    """Draw kinds, each as often as any other, in a random order."""
+    """Draw kinds, all equally often, in a random order."""
     drawn = [KINDS[index % len(KINDS)] for index in range(number)]
     rng.shuffle(drawn)
     return drawn
 
 
 def run(args: argparse.Namespace) -> Watched:
-    """Let every fault happen to one run; return what was seen of it."""
+    """Inject every fault into one run; return the observations."""
     os.environ["XLA_FLAGS"] = XLA_FLAGS
     os.environ["XDG_CACHE_HOME"] = str(args.work_dir.absolute() / "cache")
     rng, found = random.Random(args.seed), list[Found]()
@@ -141,7 +141,7 @@ def run(args: argparse.Namespace) -> Watched:
             raise
         finally:
             launched.end()
-    time.sleep(0.1)  # for the last note
+    time.sleep(0.1)  # for the last record
     return Watched(
         commit=commit(),
         seed=args.seed,

@@ -1,11 +1,11 @@
-"""Confusion matrix of the MFU classifier on generated series, beside a straw man.
+"""Confusion matrix of the MFU classifier on generated series, with a baseline.
 
     python -m scripts.observe.mfu_cases --first 0 --count 20
     python -m scripts.observe.mfu_cases --report
 
-Enters: seeds. Leaves: tables on stdout; with `--report`, which takes `FRESH_SEEDS`,
-also docs/benchmarks/observe_mfu.md. The best class counts, clear or not; how often it
-was unclear stands beside it. The straw man is a list of thresholds on the same steps,
+Input: seeds. Output: tables on stdout; with `--report`, which uses `FRESH_SEEDS`, also
+docs/benchmarks/observe_mfu.md. The best class counts, clear or not; the number of
+unclear cases is listed too. The baseline is a list of thresholds on the same steps,
 without those that marks explain.
 """
 
@@ -24,14 +24,14 @@ from tests.observe.synthetic_severity import TUNING_SEEDS
 
 TARGET = 0.9
 FRESH_SEEDS = range(20_000, 20_050)
-"""No seed of these was seen while anything was chosen. REPORT_SEEDS are spent."""
+"""No choice was made on these seeds. REPORT_SEEDS are spent."""
 NAMES = tuple("healthy" if kind == "clean" else kind for kind in KINDS)
-"""Of the classes, in the order of KINDS."""
+"""Names of the classes, in the order of KINDS."""
 type Counts = collections.Counter[tuple[str, str]]
 
 
 def marks_of(series: Series) -> list[Mark]:
-    """Return the marks of a series as the classifier takes them."""
+    """Return the marks of a series in the form that the classifier takes."""
     return [
         Mark(kind=mark.kind, start_s=mark.start_s, end_s=mark.end_s)
         for mark in series.marks
@@ -41,7 +41,7 @@ def marks_of(series: Series) -> list[Mark]:
 def find(
     series: Series, *, with_marks: bool = True, with_expected: bool = True
 ) -> Finding:
-    """Classify a series, with or without what else is known."""
+    """Classify a series, with or without the other known facts."""
     return classify(
         series.step_end_s,
         series.step_s,
@@ -52,7 +52,7 @@ def find(
 
 
 def straw_man(series: Series) -> str:
-    """Classify by thresholds: level, dips, slope, spread, one after the other."""
+    """Classify by thresholds on level, dips, slope and spread, in this order."""
     found = prepare(
         series.step_end_s,
         series.step_s,
@@ -90,17 +90,17 @@ def matrix(title: str, text: str, counts: Counts) -> Table:
 
 
 def accuracy(counts: Counts) -> float:
-    """Return the part on the diagonal."""
+    """Return the share on the diagonal."""
     return sum(counts[name, name] for name in NAMES) / counts.total()
 
 
 def right(counts: Counts) -> str:
-    """Say how many are on the diagonal."""
+    """Format the number on the diagonal."""
     return f"{round(accuracy(counts) * counts.total())} of {counts.total()}"
 
 
 def main() -> int:
-    """Run both over all kinds; return 1 if a target is missed."""
+    """Run classifier and baseline on all kinds; return 1 if a target is missed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--report", action="store_true", help="take FRESH_SEEDS")
     parser.add_argument("--first", type=int, default=0, help="of TUNING_SEEDS")

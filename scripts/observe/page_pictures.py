@@ -2,7 +2,7 @@
 
     python -m scripts.observe.page_pictures [--work-dir DIR]
 
-Enters: nothing. Leaves: docs/figures/page_overview.png, page_heatmap.png,
+Output: docs/figures/page_overview.png, page_heatmap.png,
 page_timeline.png, page_groups.png, page_ledger.png, page_stuck.png, each below 300 kB.
 It needs Debian's Chromium and playwright.
 
@@ -37,7 +37,8 @@ MOST_BYTES = 300_000
 LIMIT_S = 150.0
 STUCK_S = 60.0
 """The page calls the run stuck when a rank is silent for 30 s. Soon after that the
-others give up, too."""
+other ranks fail too.
+"""
 
 
 def _command(rank: int, work_dir: Path, coordinator: str) -> list[str]:
@@ -76,10 +77,10 @@ def running(work_dir: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
 def wait_for_steps(
     work_dir: Path, num_steps: int, processes: list[subprocess.Popen[bytes]]
 ) -> None:
-    """Wait until the run has taken so many steps.
+    """Wait until the run has completed a number of steps.
 
     Raises:
-      RuntimeError: a process ended, or it takes too long.
+      RuntimeError: a process ended, or the wait took too long.
     """
     deadline = time.monotonic() + LIMIT_S
     rows = work_dir / "metrics.jsonl"

@@ -2,14 +2,13 @@
 
     python -m scripts.observe.page_redraw [--ranks 4096] [--steps 1000]
 
-Enters: nothing. Leaves: docs/benchmarks/observe_page.md, and the figures on stdout.
-Ends with 1 if a redraw took longer than the bound. It needs Debian's Chromium and
-playwright.
+Output: docs/benchmarks/observe_page.md, and the figures on stdout. Exits with 1 if a
+redraw took longer than the bound. It needs Debian's Chromium and playwright.
 
-The run is made up and lies in memory: a feed gives its spans to the page, as one that
-reads files does, and goes on with a step every two seconds. One host is slow. The page
-measures itself: `ms` is the time of the code that draws, `painted` goes on until
-Chromium has painted that frame and takes the next task.
+The run is synthetic and in memory: a feed passes its spans to the page, like one that
+reads files, and adds a step every two seconds. One host is slow. The page measures
+itself: `ms` is the time of the drawing code, `painted` lasts until Chromium has painted
+that frame and takes the next task.
 """
 
 import argparse
@@ -34,20 +33,24 @@ from mjax.observe.spans import Header, Line, Span, SpanFile
 from scripts.evidence import Table, commit, write_page
 
 BOUND_MS = 100
-"""Of a redraw: issue I."""
+"""Time limit of a redraw."""
 RANKS_PER_HOST = 8
 SLOW_HOST = 347
 SLOW_SINCE = 620
 STEP_NS = 412_000_000
 EVERY_S = 2.0
-"""Between two new steps of the run, as fast as the server tells the page of them."""
+"""Seconds between two new steps of the run, the rate at which the server updates the
+page.
+"""
 PATTERNS = 64
-"""Ranks share so many rows of times: 4,096 of them would take minutes to make."""
+"""Number of rows of times that the ranks share: 4,096 rows would take minutes to make.
+"""
 TIMELINE_RANKS = 512
-"""Most that the page takes."""
+"""Most ranks that the page accepts."""
 WHOLE_STEPS = 12
-"""What the reports of the server may read; on all steps they would take minutes, and a
-core of the two."""
+"""Steps that the reports of the server may read; all steps would take minutes and one
+of the two cores.
+"""
 TOKEN = "a-token-of-the-redraw-benchmark"
 CHROMIUM = "/usr/bin/chromium"
 VIEWS = ("heat", "timeline", "groups", "overview")
@@ -91,7 +94,7 @@ class ManyRanks:
         self._processes: list[Process] = []
 
     def poll(self) -> Share:
-        """Give 64 ranks at a time; after all of them, a step of each."""
+        """Yield 64 ranks at a time; after all of them, one step of each."""
         if self._waiting:
             new, self._waiting = self._waiting[:64], self._waiting[64:]
             self._processes += new
@@ -151,11 +154,11 @@ class ManyRanks:
         )
 
     def config(self) -> Any:
-        """Return none."""
+        """Return no events."""
         return None
 
     def close(self) -> None:
-        """Hold nothing."""
+        """Release nothing."""
 
 
 def _key(process: Process) -> Key:
@@ -170,7 +173,7 @@ def _row(step: int) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Redraws:
-    """What the page measured of one view and change."""
+    """Measurement of the page for one view and change."""
 
     view: str
     kind: str
@@ -179,7 +182,7 @@ class Redraws:
 
 
 def measured(tab: Tab, live_s: float) -> list[Redraws]:
-    """Use each view as a person would, and return what it measured."""
+    """Use each view as a person would, and return its measurements."""
     found = []
     for view in VIEWS:
         tab.locator(f'#tabs a[href="#{view}"]').click()

@@ -1,6 +1,6 @@
 """Run the processes of one training run on this machine.
 
-Enters: a command for each process. Leaves: their logs, when all have ended well.
+Input: a command for each process. Output: their logs, if all succeed.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ class Process:
     log: Path
     flags: Sequence[str]
     module: Sequence[str] = ("mjax.train",)
-    """As after `python -m`, with arguments that come before the flags."""
+    """Arguments after `python -m` that come before the flags."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
@@ -36,11 +36,11 @@ def coordinated(num_processes: int) -> list[str]:
 
 
 def run(processes: Iterable[Process], limit_s: float) -> None:
-    """Start processes on CPU devices, and wait for the end of all.
+    """Start processes on CPU devices, and wait until all have ended.
 
     Args:
-      processes: in the order in which they are waited for.
-      limit_s: until all have ended.
+      processes: in the order of waiting.
+      limit_s: time limit until all have ended.
     Raises:
       RuntimeError: a process failed; the message has its errors.
       subprocess.TimeoutExpired: one did not end in time.

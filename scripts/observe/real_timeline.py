@@ -4,18 +4,18 @@
 
 Trains `--recipe debug`, made larger, on four processes with two simulated devices each:
 two stages, two replicas, tensor parallelism of two. The clocks of the processes are
-shifted, each by its own offset and drift (`scripts/observe/shifted_clocks`). Then
-checks, each against something that the timeline did not see:
+shifted, each by its own offset and drift (`scripts/observe/shifted_clocks`). Then it
+checks, each against a source that the timeline does not read:
 
 - idle slots that were counted from operations, against the schedule, slot by slot; with
   the schedule of another run the check must fail, without a pipeline it must count 0;
-- what the executor itself said of each slot (virtual stage and microbatch, by a
-  callback in a run of its own), against the record of the schedule;
+- the executor's own report of each slot (virtual stage and microbatch, by a callback in
+  a separate run), against the record of the schedule;
 - every arrow of the trace for Perfetto, read back by a parser that shares no code;
 - the stated error of the merged clocks, against the true shift, for each rank and step.
 
 Writes docs/benchmarks/observe_timeline.md and docs/figures/timeline_pipeline.png. Ends
-with 1 if a check fails. `--read` takes the runs that are in --work-dir.
+with 1 if a check fails. `--read` uses the runs in --work-dir.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from scripts.evidence import REPOSITORY, commit
 from scripts.observe.processes import Process, coordinated, run
 
 FIRST, STOP, STEPS = 13, 16, 16
-"""Recorded steps, and all of them."""
+"""Numbers of recorded steps and of all steps."""
 SHIFTS_NS = (0, 3_000_000_000, -400_000_000, 70_000_000_000_000)
 DRIFTS_PPM = (0.0, 50.0, -50.0, 50.0)
-"""By rank: clocks that NTP steers stay within the 100 ppm that are allowed for."""
+"""Drift by rank: clocks that NTP steers stay within the allowed 100 ppm."""
 NUM_PROCESSES = len(SHIFTS_NS)
 FLAGS = (
     *("--recipe", "debug", "--data.path", "synthetic", "--log.sample-tokens", "0"),
@@ -93,7 +93,7 @@ def run_plain(folder: Path) -> None:
 
 
 def run_witness(folder: Path) -> None:
-    """Train with an executor that says what it does."""
+    """Train with an executor that reports each slot."""
     flags = (*FLAGS, *PIPELINE, *WITNESS, "--work-dir", str(folder / "witness"))
     run(
         [
@@ -108,7 +108,7 @@ def run_witness(folder: Path) -> None:
 
 
 def witness(path: Path, flags: Sequence[str]) -> int:
-    """Run the trainer in this process; each slot that runs writes what it does."""
+    """Run the trainer in this process; each slot that runs writes a record."""
     import jax
 
     from mjax import train

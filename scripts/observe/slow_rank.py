@@ -1,16 +1,15 @@
-"""Slow one of four training processes, and see after how many steps it is named.
+"""Slow one of four training processes, and count the steps until it is named.
 
     python -m scripts.observe.slow_rank --work-dir DIR --slow-rank 2
     python -m scripts.observe.slow_rank --work-dir DIR --slow-rank 2 --read
 
-Enters: a rank and how long it sleeps in each of its steps. Leaves: the work dir of a
-short run of the debug recipe, and on stdout what the heat map's detector says of the
-first 10, 11, 12, ... steps. Ends with 0 if that rank, and no other one, is named within
-50 steps and still at the end. `--sleep-s 0` runs without a slow rank; then nobody may
-be named.
+Input: a rank and its sleep in each step. Output: the work dir of a short run of the
+debug recipe, and on stdout the result of the heat map's detector on the first 10, 11,
+12, ... steps. Exits with 0 if only that rank is named within 50 steps and still at the
+end. `--sleep-s 0` runs without a slow rank; then no rank may be named.
 
-Each process is this script again, with `--rank`: it puts the sleep in front of the
-compiled step of its loop and runs the trainer.
+Each process runs this script with `--rank`: it adds the sleep before the compiled step
+of its loop and runs the trainer.
 """
 
 import argparse
@@ -34,7 +33,7 @@ LIMIT_S = 500.0
 
 
 class _Slow:
-    """A program whose every step begins late."""
+    """A program in which every step begins late."""
 
     def __init__(self, program: Any, sleep_s: float) -> None:
         self._program, self._sleep_s = program, sleep_s
@@ -91,13 +90,13 @@ def run(
 
 
 def named(times: StepTimes, num_steps: int) -> dict[str, str]:
-    """Say who is named after the first steps, and why."""
+    """Return the ranks that are named after the first steps, with reasons."""
     outliers = report_of(times, first=num_steps).outliers
     return {times.units[each.host]: says(times, each) for each in outliers}
 
 
 def main() -> int:
-    """Run, and say after how many steps the slow rank is named."""
+    """Run, and print the number of steps until the slow rank is named."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work-dir", type=Path, default=Path("runs/slow_rank"))
     parser.add_argument("--slow-rank", type=int, default=2)

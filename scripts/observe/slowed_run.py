@@ -2,13 +2,13 @@
 
     python -m scripts.observe.slowed_run --work-dir DIR --shape dp4 --seed 0
 
-Enters: a shape of the mesh and a seed. Leaves: the work dir of a short run of the debug
-recipe with stamps, `plan.json` in it, which says what was done to which rank in which
-steps, and `slept-RANK.jsonl`, how long that took. Steps in which nothing is done stand
-between: machines drift, and these are of the same processes.
+Input: a shape of the mesh and a seed. Output: the work dir of a short run of the debug
+recipe with stamps, with `plan.json`, the delays by rank and step, and
+`slept-RANK.jsonl`, their durations. Steps without delays lie between: machines drift,
+and these steps are of the same processes.
 
-Each process is this script again, with `--rank`: it reads the plan, puts the delays in
-front of the parts of its loop and its step, and runs the trainer.
+Each process runs this script with `--rank`: it reads the plan, adds the delays before
+the parts of its loop and its step, and runs the trainer.
 """
 
 import argparse
@@ -39,8 +39,9 @@ the device (of a pipeline: within a tick); a collection of Python's garbage in s
 steps; a sleep before each batch."""
 NUM_PROCESSES = 4
 BLOCK_STEPS = 10
-"""Chosen: a block is shorter than most of what else goes on on a shared machine, so it
-and the blocks beside it see the same."""
+"""Chosen: a block is shorter than most other activity on a shared machine, which then
+affects it and the neighbouring blocks alike.
+"""
 WARM_UP_STEPS = 10
 """Chosen: one of the first steps took a second longer in a run that tuned this."""
 SLEEP_S = (0.5, 0.9)
@@ -50,9 +51,9 @@ EVERY, RARE = 5, 3.0
 """A sleep in every fifth step is three times as long."""
 GARBAGE_OBJECTS = (20_000_000, 30_000_000)
 GARBAGE_STEPS = (3, 4, 7)
-"""Of a block, from 0: not in most steps, and at uneven distances."""
+"""Steps of a block, from 0: a minority of steps, at uneven distances."""
 LIMIT_S = 200.0
-"""Of a run. Chosen: one takes about 90 s on two cores."""
+"""Time limit of a run. Chosen: a run takes about 90 s on two cores."""
 
 SHAPES: dict[str, list[str]] = {
     "dp4": [],
@@ -61,25 +62,25 @@ SHAPES: dict[str, list[str]] = {
     "pp2 dp2": ["--mesh.pp", "2", "--batch.microbatches", "2", "--model.layers", "4"],
 }
 FORWARD_TAG, TICK_TAG = 1, 3
-"""Of stamps, see `mjax.step.stamps`."""
+"""Tags of stamps, see `mjax.step.stamps`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
-    """Steps in which the same is done."""
+    """Steps with the same delay."""
 
     first: int
-    """Step, from 1."""
+    """First step, from 1."""
     last: int
     kind: Kind
     rank: int
-    """Who is slowed."""
+    """The slowed rank."""
     sleep_s: float
-    """Each time; of garbage: the number of objects / 10^7."""
+    """Seconds of each delay; for garbage, the number of objects / 10^7."""
 
 
 def make_plan(seed: int, kinds: Sequence[Kind] = KINDS) -> list[Block]:
-    """Draw which rank is slowed when; in every other block it is nobody."""
+    """Draw the slowed rank of each block; every other block has none."""
     draw = random.Random(seed)
     order: list[Kind] = [*kinds]
     draw.shuffle(order)
@@ -98,7 +99,7 @@ def make_plan(seed: int, kinds: Sequence[Kind] = KINDS) -> list[Block]:
 
 
 class _Delays:
-    """What is done to this process, in each of its steps."""
+    """The delay of this process in each of its steps."""
 
     def __init__(self, plan: Sequence[Block], rank: int, log: Path) -> None:
         self._blocks = [block for block in plan if block.rank == rank]
@@ -136,7 +137,7 @@ class _Delays:
             self._collect(step, block)
 
     def _collect(self, step: int, block: Block) -> None:
-        """Look through many objects, as Python does when it has allocated enough."""
+        """Traverse many objects, as Python's collector does after allocations."""
         if not self._heap:
             self._heap = [[] for _ in range(int(block.sleep_s * 1e7))]
         if step - block.first in GARBAGE_STEPS:
@@ -145,7 +146,7 @@ class _Delays:
             self._write(step, block.kind, time.monotonic() - begun_s)
 
     def on_stamp(self, tag: int) -> None:
-        """Sleep before a device says that it has done its forward pass, or a tick."""
+        """Sleep before a device reports the end of its forward pass, or of a tick."""
         if tag == 0:
             self._begun += 1
             self._num_ticks = 0
@@ -164,7 +165,7 @@ class _Delays:
 
 
 class _Program:
-    """A program whose steps begin late."""
+    """A program in which steps begin late."""
 
     def __init__(self, program: Any, delays: _Delays) -> None:
         self._program, self._delays, self._step = program, delays, 0

@@ -3,10 +3,10 @@
     python -m scripts.observe.stamp_agreement
 
 Trains `--recipe debug`, made larger, on one CPU device, with stamps and with windows of
-the profiler over some steps. In each recorded step both say how long its parts took, by
-ways that share nothing: callbacks that data dependences place, and events of XLA's
-runtime that scope names place. Writes docs/benchmarks/stamp_agreement.md; ends with 1
-if the medians of a part differ by more than a tenth.
+the profiler over some steps. In each recorded step both measure its parts by
+independent means: callbacks placed by data dependences, and events of XLA's runtime
+placed by scope names. Writes docs/benchmarks/stamp_agreement.md; ends with 1 if the
+medians of a part differ by more than a tenth.
 """
 
 import statistics
@@ -34,12 +34,12 @@ STAMPS = {
     "forward": ("forward",),
     "loss, backward, norm": ("backward", "norm"),
 }
-"""Parts, and the spans that they are."""
+"""Parts, and their spans."""
 PHASES = {
     "forward": ("forward",),
     "loss, backward, norm": ("loss", "backward", "grad_norm"),
 }
-"""Parts, and the phases of a window that they are."""
+"""Parts, and their phases in a window."""
 
 
 def main() -> int:
@@ -97,7 +97,7 @@ def _stamped(work_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def _recorded(work_dir: Path) -> dict[int, dict[str, float]]:
-    """Return the same from the windows; idle time counts to what follows it."""
+    """Return the same from the windows; idle time counts towards the next part."""
     found: dict[int, dict[str, float]] = {}
     for folder in folders.find(work_dir)[0]:
         reading = read(folder)

@@ -1,10 +1,10 @@
-"""What do stamps add to a step? Compiled for described GPUs, with and without them.
+"""Cost of stamps in a step, compiled for described GPUs with and without them.
 
     make env-plan && .venv/bin/python -m scripts.observe.stamp_cost
 
-Compiles whole training steps for H200s that are described, not present, and reads the
-schedules that XLA made. Writes docs/benchmarks/stamp_cost.md, and ends with 1 if stamps
-change a collective, hide fewer bytes, or add more than a kernel each and one in all.
+Compiles whole training steps for described H200s, without GPUs, and reads XLA's
+schedules. Writes docs/benchmarks/stamp_cost.md, and ends with 1 if stamps change a
+collective, hide fewer bytes, or add more than a kernel each and one in all.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from mjax.step.program import build_program
 from scripts.evidence import Table, write_page
 
 STAMP_S = 4e-6
-"""Of one stamp: a launch inside of a graph. Estimated, not measured on a GPU."""
+"""Cost of one stamp: a launch inside a graph. Estimated, not measured on a GPU."""
 ROLES = ("tp", "dp", "pp")
 
 
@@ -99,11 +99,11 @@ CASES = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a step has compiled to."""
+    """Compiled properties of a step."""
 
     analysis: Analysis
     launches: Counter[str]
-    """Of one step: stamps, and other kernels."""
+    """Launches of one step: stamps, and other kernels."""
     step_s: float
     """Modelled."""
     temp_bytes: int
@@ -111,7 +111,7 @@ class Found:
 
     @property
     def collectives(self) -> Counter[tuple[str, str, str, int]]:
-        """What each one is, and how often it runs."""
+        """Properties of each collective, and how often it runs."""
         return Counter(
             (c.kind, c.role, c.dtype, c.wire_bytes)
             for c in self.analysis.collectives
@@ -120,7 +120,7 @@ class Found:
 
     @property
     def num_async(self) -> int:
-        """Collectives of a step that are started and awaited apart."""
+        """Asynchronous collectives of a step."""
         return sum(c.runs for c in self.analysis.collectives if c.is_async)
 
     def hidden_bytes(self, role: str) -> int:
@@ -168,7 +168,7 @@ def compile_case(case: Case, *, stamps: bool) -> Found:
 
 
 def _launches(module: Module) -> Counter[str]:
-    """Count what a step launches; of a choice, all branches."""
+    """Count the launches of a step; all branches of a conditional count."""
 
     def follow(x: Instruction) -> tuple[str, ...]:
         return x.branches or ((x.body,) if x.opcode == "while" else ())
@@ -182,7 +182,7 @@ def _launches(module: Module) -> Counter[str]:
 
 
 def find_faults(case: Case) -> list[str]:
-    """Return what stamps change that they should not."""
+    """Return changes by stamps that must not occur."""
     plain, stamped = (compile_case(case, stamps=on) for on in (False, True))
     faults = []
     if plain.collectives != stamped.collectives:
@@ -200,7 +200,7 @@ def find_faults(case: Case) -> list[str]:
             )
     num_stamps = stamped.launches["stamp"]
     more = stamped.launches.total() - plain.launches.total()
-    if not 0 < more <= num_stamps + 1:  # the log is copied where it enters a loop
+    if not 0 < more <= num_stamps + 1:  # the log is copied at the entry of a loop
         faults.append(f"{case.name}: {num_stamps} stamps add {more} kernels")
     return faults
 

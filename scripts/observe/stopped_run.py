@@ -1,7 +1,7 @@
-"""A real run of four training processes, of which some can be stopped for a while.
+"""A real run of four training processes, some of which can be stopped for a while.
 
-Enters: whether a launcher starts them, and what is to stop. Leaves: a run that stands
-still while the caller looks at it, and goes on afterwards; see `inject`.
+Input: whether a launcher starts them, and which ranks stop. Output: a run that is
+stopped while the caller inspects it, and then continues; see `inject`.
 """
 
 import contextlib
@@ -29,20 +29,20 @@ FLAGS = (
 )
 INJECT = Path(__file__).parent / "inject"
 WAIT_S = 150.0
-"""For whatever is waited for."""
+"""Time limit of each wait."""
 _LAUNCH = (
     *("--hosts", str(NUM_RANKS), "--restart.no-warm"),
-    # It would end a run that stands still.
+    # It would end a stopped run.
     *("--limits.step-s", "3600", "--limits.eval-s", "3600", "--limits.save-s", "3600"),
 )
 
 
 class LateError(RuntimeError):
-    """What was waited for did not come."""
+    """A wait ended without its condition."""
 
 
 class Run:
-    """Four processes that train, until `end`."""
+    """Four training processes, until `end`."""
 
     def __init__(self, folder: Path, mode: str, cache: Path) -> None:
         """Start them.
@@ -68,7 +68,7 @@ class Run:
         self.start()
 
     def start(self) -> None:
-        """Start them, for the first time or again."""
+        """Start or restart them."""
         flags = [*FLAGS, "--work-dir", str(self.work_dir)]
         if self._mode == "launcher":
             self._processes = [self._popen(["mjax.launch", *_LAUNCH, "--", *flags])]
@@ -111,10 +111,10 @@ class Run:
         return max((row["step"] for row in read_metrics(self.work_dir)), default=0)
 
     def wait_for(self, condition: Callable[[], bool], what: str) -> None:
-        """Wait until something is so.
+        """Wait until a condition holds.
 
         Raises:
-          LateError: it did not come, or a process has ended.
+          LateError: the condition did not hold in time, or a process has ended.
         """
         until_s = time.monotonic() + WAIT_S
         while not condition():
@@ -128,7 +128,7 @@ class Run:
         """Wait for more rows.
 
         Raises:
-          LateError: they did not come.
+          LateError: the rows did not come in time.
         """
         step = self.last_step() + num_steps
         self.wait_for(lambda: self.last_step() >= step, f"the row of step {step}")
@@ -143,16 +143,16 @@ class Run:
         delay_s: float = 0.0,
         slow_s: float = 0.0,
     ) -> Iterator[None]:
-        """Let ranks stop, and go on at the end.
+        """Stop ranks, and let them continue at the end.
 
         Args:
           kind: as in `inject`.
-          ranks: that stop.
-          where: place at which they do, as in `inject`.
-          delay_s: seconds before that.
-          slow_s: seconds that a slow one takes.
+          ranks: to be stopped.
+          where: place of the stop, as in `inject`.
+          delay_s: seconds before the stop.
+          slow_s: seconds of a slow rank.
         Raises:
-          LateError: they did not come to the place.
+          LateError: they did not reach the place in time.
         """
         self._id += 1
         stems = [self._stops / f"{self._id}-{rank}" for rank in ranks]
@@ -190,7 +190,7 @@ class Run:
         self.start()
 
     def word_phase(self) -> Phase | None:
-        """Return the phase of rank 0 by the launcher's newest word."""
+        """Return the phase of rank 0 in the launcher's newest report."""
         folder = max(self.work_dir.glob("launch/generation-*"), default=None)
         word = read_word(folder / "progress-0") if folder else None
         return word.phase if word else None

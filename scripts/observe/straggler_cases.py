@@ -1,13 +1,13 @@
-"""Name the slow hosts of generated runs, and write the page of it.
+"""Name the slow hosts of generated runs, and write the page.
 
     python -m scripts.observe.straggler_cases --first 0 --num 20
     python -m scripts.observe.straggler_cases --report
     python -m scripts.observe.straggler_cases --figure
 
-Enters: seeds of `tests.observe.synthetic_stragglers`, or with --report the reported
-ones. Leaves: precision and recall; with --report docs/benchmarks/observe_stragglers.md.
-Beside them stand the figures of a simple rule: the longest forward and backward time,
-median over the steps, as many hosts as there are slow ones. It is told their number.
+Input: seeds of `tests.observe.synthetic_stragglers`, or with --report the reported
+ones. Output: precision and recall; with --report docs/benchmarks/observe_stragglers.md.
+The same figures are given for a simple rule: the hosts with the longest median forward
+and backward time, as many as there are slow hosts. The rule is told their number.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from tests.observe.synthetic_stragglers import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """One run, what was put into it, and what was found."""
+    """One run, its injected faults, and the result."""
 
     seed: int
     kind: Kind
@@ -66,7 +66,7 @@ def case(kind: Kind, seed: int) -> Case:
 
 
 def tables(cases: list[Case]) -> list[Table]:
-    """Return what the page shows."""
+    """Return the tables of the page."""
     slow = [each for each in cases if each.kind == "slow"]
     clean = [each for each in cases if each.kind == "clean"]
     num_slow = sum(len(each.slow) for each in slow)
@@ -129,7 +129,7 @@ def tables(cases: list[Case]) -> list[Table]:
 
 
 def draw(run: Stragglers) -> Path:
-    """Draw the slow hosts of a run, and the next ones, into docs/figures."""
+    """Draw the slow hosts of a run, and the next slowest ones, into docs/figures."""
     report = detect(run)
     slow = {each.host: each for each in report.outliers}
     largest = np.nan_to_num(report.excess).max(axis=1)
@@ -185,7 +185,7 @@ def main() -> None:
 
 
 def _print_weakest(cases: list[Case]) -> None:
-    """Say how near to the limits the slow hosts come that were named."""
+    """Report how close the named slow hosts are to the limits."""
     found = [e.found[h] for e in cases for h in e.slow.keys() & e.found.keys()]
     for channel in ("compute", "data", "network"):
         some = [each for each in found if each.channel == channel]

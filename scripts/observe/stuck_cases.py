@@ -2,9 +2,9 @@
 
     .venv/bin/python -m scripts.observe.stuck_cases --report
 
-Without --report tuning seeds are used and nothing is written. With it the seeds are
-those that no threshold was fixed on, and docs/benchmarks/observe_stuck.md is written.
-Ends with 1 below 95%.
+Without --report, tuning seeds are used and nothing is written. With it, seeds are used
+on which no threshold was fixed, and docs/benchmarks/observe_stuck.md is written. Exits
+with 1 below 95%.
 """
 
 import argparse
@@ -22,19 +22,19 @@ from tests.observe.synthetic_stuck import KINDS, StuckCase, make
 
 TARGET = 0.95
 CHECKED_SEEDS = TUNING_SEEDS[5000:5050]
-"""On which no threshold was fixed either; no reported ones."""
+"""Seeds on which no threshold was fixed either, and that are not reported."""
 WAYS = ("detector", "oldest record", "no record, or waits in nothing")
 
 
 def oldest(case: StuckCase) -> tuple[int, ...]:
-    """Blame the rank whose last record is the oldest; it knows whether all move."""
+    """Baseline: name the rank with the oldest last record; knows whether all move."""
     times_s = np.stack([case.progress.entered_s, case.progress.left_s])
     last_s = np.where(np.isnan(times_s), -np.inf, times_s).max(axis=(0, 2))
     return (int(np.argmin(last_s)),) if case.truth.stuck else ()
 
 
 def not_waiting(case: StuckCase) -> tuple[int, ...]:
-    """Blame who has no record or waits in nothing; it knows whether all move."""
+    """Baseline: name ranks without a record or a wait; knows whether all move."""
     waits = (case.progress.entered > case.progress.left).any(axis=1)
     return tuple(np.flatnonzero(~waits).tolist()) if case.truth.stuck else ()
 

@@ -1,18 +1,18 @@
-"""Stop one of four training processes, ask who holds up the run, and let it go on.
+"""Stop one of four training processes, ask which one blocks the run, and resume it.
 
     python -m scripts.observe.stuck_runs --seed 1000 --runs 3 --limit-s 200
     python -m scripts.observe.stuck_runs --seed 1000 --runs 3 --limit-s 200 --more
 
-Enters: a seed. It draws 60 cases: 20 each of a rank that sleeps, that holds the
-interpreter lock, and that takes part in another collective than the others; half of
-them in a run of `python -m mjax.launch`, half in processes that were started by hand;
-rank, phase and place within the phase are drawn too. Besides there are moments at which
-nothing is wrong. Leaves: docs/benchmarks/observe_stuck_runs.md, and a line for each
-question in observe_stuck_runs.jsonl; --more goes on with those that are not in it. Ends
-with 1 below 95%, if somebody is named where nothing is wrong, or before all is done.
+Input: a seed. It draws 60 cases: 20 each of a rank that sleeps, that holds the
+interpreter lock, and that enters another collective than the others; half of them in a
+run of `python -m mjax.launch`, half in processes that were started by hand; rank, phase
+and place within the phase are drawn too. Healthy moments are tested too. Output:
+docs/benchmarks/observe_stuck_runs.md, and a line for each question in
+observe_stuck_runs.jsonl; --more continues with the missing ones. Exits with 1 if fewer
+than 95% are right, if a rank is named in a healthy moment, or if cases are left.
 
-`python -m mjax.observe stuck` is asked as a user would, once the run stands still. The
-same question is asked without /proc too, as on another host.
+`python -m mjax.observe stuck` is run as a user would, once the run has stopped. It is
+also run without /proc, as on another host.
 """
 
 import argparse
@@ -49,7 +49,7 @@ PAGE = "observe_stuck_runs"
 KINDS = ("sleep", "lock", "skip")
 NUM_OF_KIND, TARGET = 10, 0.95
 LIMITS_S = {"step": 5.0, "eval": 7.0, "save": 10.0}
-"""What the user says that each phase may take."""
+"""Limit of each phase that the user states."""
 PLACES = {
     "step": ("data", "dispatch", "device", "metrics", "agree"),
     "eval": ("batch 0", "batch 1", "batch 2", "batch 3"),
@@ -64,18 +64,18 @@ CLEAN = {
     "all evaluate": 1,
     "slow step": 1,
 }
-"""Moments at which nothing is wrong, and how often each is met in each mode."""
+"""Healthy moments, and how often each is tested in each mode."""
 _MOST_TRIES = 3
 _patching = threading.Lock()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is done to a run."""
+    """A fault or a healthy moment of a run."""
 
     mode: str
     kind: str
-    """Of KINDS or of CLEAN."""
+    """Name in KINDS or CLEAN."""
     index: int
     rank: int
     phase: str
@@ -85,17 +85,17 @@ class Case:
 
     @property
     def is_clean(self) -> bool:
-        """Nobody may be named."""
+        """Whether no rank may be named."""
         return self.kind in CLEAN
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What tells it from the others of a seed."""
+        """Identity of the case among those of a seed."""
         return self.mode, self.kind, self.index
 
 
 def draw(seed: int) -> list[Case]:
-    """Draw all cases of a seed: those of a mode together, in a random order."""
+    """Draw all cases of a seed, grouped by mode, in a random order."""
     cases = []
     for mode in MODES:
         counts = dict.fromkeys(KINDS, NUM_OF_KIND) | CLEAN
@@ -105,7 +105,7 @@ def draw(seed: int) -> list[Case]:
             for index in range(num)
         ]
         random.Random(f"{seed} {mode}").shuffle(some)
-        some.sort(key=lambda case: case.kind == "compile")  # in a run of its own
+        some.sort(key=lambda case: case.kind == "compile")  # in a separate run
         cases += some
     return cases
 
@@ -130,7 +130,7 @@ def _draw_one(rng: random.Random, mode: str, kind: str, index: int) -> Case:
 
 
 def ask(work_dir: Path) -> dict[str, Any]:
-    """Ask as a user does, and meanwhile without /proc."""
+    """Ask as a user does, and at the same time without /proc."""
     limits = [f"--{name}-s={limit_s:g}" for name, limit_s in LIMITS_S.items()]
     words = ["-m", "mjax.observe", "stuck", "--work-dir", str(work_dir), "--json"]
     process = subprocess.Popen(
@@ -165,10 +165,10 @@ def _named(work_dir: Path) -> list[int]:
 
 
 def question(run: Run, case: Case) -> dict[str, Any]:
-    """Bring about a case, ask, and let the run go on.
+    """Cause a case, ask, and let the run continue.
 
     Raises:
-      LateError: the case did not come about, or the run did not go on.
+      LateError: the case did not occur, or the run did not continue.
     """
     if case.is_clean:
         return _clean(run, case)
@@ -179,7 +179,7 @@ def question(run: Run, case: Case) -> dict[str, Any]:
             limit_s = LIMITS_S["step"]
         began_s, step = time.monotonic(), run.last_step()
         time.sleep(limit_s + 1.5)
-        while run.last_step() != step:  # it had not come to its end yet
+        while run.last_step() != step:  # it had not ended yet
             step, began_s = run.last_step(), time.monotonic()
             time.sleep(limit_s + 1.5)
         stood_s = time.monotonic() - began_s
@@ -187,7 +187,7 @@ def question(run: Run, case: Case) -> dict[str, Any]:
 
 
 def _clean(run: Run, case: Case) -> dict[str, Any]:
-    """Ask at a moment at which nothing is wrong."""
+    """Ask at a healthy moment."""
     every = [*range(NUM_RANKS)]
     match case.kind:
         case "running":
@@ -217,21 +217,21 @@ def _clean(run: Run, case: Case) -> dict[str, Any]:
 
 
 class Queue:
-    """Cases that are left, and what was found; several threads use it."""
+    """Remaining cases and results; shared by several threads."""
 
     def __init__(self, cases: Sequence[Case], until_s: float) -> None:
         """Take the cases.
 
         Args:
-          cases: in the order in which they are done.
-          until_s: by the monotonic clock, when to begin no further case.
+          cases: in the order of running.
+          until_s: monotonic time after which no case is started.
         """
         self._cases, self._until_s = [*cases], until_s
         self._lock, self._tries = threading.Lock(), collections.Counter()
         self.found: queue.Queue[tuple[Case, dict[str, Any]] | None] = queue.Queue()
 
     def take(self, modes: Sequence[str]) -> Case | None:
-        """Take the next case of the first mode with any; None: it is over."""
+        """Take the next case of the first mode that has any; None at the end."""
         with self._lock:
             if time.monotonic() > self._until_s:
                 return None
@@ -244,24 +244,24 @@ class Queue:
         return None
 
     def give_back(self, case: Case) -> None:
-        """Put back a case that did not come about; after three tries it is left."""
+        """Return a case that did not occur to the queue, up to three times."""
         with self._lock:
             if self._tries[case.key] < _MOST_TRIES:
                 self._cases.append(case)
 
     def tell(self, case: Case, answers: dict[str, Any]) -> None:
-        """Hand out what was found."""
+        """Return the results."""
         self.found.put((case, answers | {"tries": self._tries[case.key]}))
 
 
 def work(cases: Queue, folder: Path, cache: Path, modes: Sequence[str]) -> None:
-    """Do cases until it is over; a run that fails is replaced.
+    """Run cases until none is left; a run that fails is replaced.
 
     Args:
       cases: of all threads.
       folder: for the runs of this thread.
       cache: of compiled programs.
-      modes: in the order in which they are done.
+      modes: in the order of running.
     """
     run = mode = None
     try:
@@ -296,7 +296,7 @@ def work(cases: Queue, folder: Path, cache: Path, modes: Sequence[str]) -> None:
 def run_all(
     cases: Queue, folder: Path, cache: Path, num_runs: int
 ) -> Iterator[tuple[Case, dict[str, Any]]]:
-    """Do the cases in several runs beside each other."""
+    """Run the cases in several concurrent runs."""
     threads = [
         threading.Thread(
             target=work,
@@ -413,7 +413,7 @@ def _counts(some: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Run, or go on; return 1 if anything is not as it should be."""
+    """Run or continue; return 1 if a result is wrong or missing."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit-s", type=float, default=7200.0)

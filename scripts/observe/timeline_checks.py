@@ -1,8 +1,8 @@
-"""Check the timeline of the runs of `real_timeline`, and write what was found.
+"""Check the timeline of the runs of `real_timeline`, and write the results.
 
-Enters: the folder of the runs. Leaves: docs/benchmarks/observe_timeline.md and
-docs/figures/timeline_pipeline.png; 1 if a check fails. What is compared with is worked
-out here anew: places of devices, the tables of the schedule, true clocks.
+Input: the folder of the runs. Output: docs/benchmarks/observe_timeline.md and
+docs/figures/timeline_pipeline.png; 1 if a check fails. The references are computed here
+independently: places of devices, the tables of the schedule, true clocks.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ TEXT = f"{FIRST}:{STOP}"
 FIGURE = REPOSITORY / "docs" / "figures" / "timeline_pipeline.png"
 STAGES, CHUNKS, MICROBATCHES = 2, 2, 4
 READ_NS = 1.0
-"""Times of a merged clock are rounded, those of a shifted one too."""
+"""Tolerance: times of merged and of shifted clocks are rounded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Check:
 
 
 def idle_checks(folder: Path) -> Iterator[Check]:
-    """Count idle slots, of the right schedule, of a wrong one, and of none."""
+    """Count idle slots of the right, a wrong, and no schedule."""
     work_dir = folder / "pipeline"
     found = bubble.find(work_dir, TEXT)
     expected = _idle_of_table()
@@ -115,7 +115,7 @@ def _idle_of_table() -> list[int]:
 
 
 def _with_wrong_schedule(work_dir: Path) -> Check:
-    """Say that the run had one virtual stage a stage: the count must notice."""
+    """Claim one virtual stage per stage for the run: the count must detect it."""
     known = schedule.read(work_dir, 1)
     assert known is not None
     with tempfile.TemporaryDirectory() as name:
@@ -138,7 +138,7 @@ def _with_wrong_schedule(work_dir: Path) -> Check:
 
 
 def witness_check(folder: Path) -> Check:
-    """Compare what the executor said of each slot with the record of the run."""
+    """Compare the executor's report of each slot with the record of the run."""
     lines = (folder / "witness.jsonl").read_text().splitlines()
     known = schedule.read(folder / "witness", 1)
     assert known is not None
@@ -166,7 +166,7 @@ def witness_check(folder: Path) -> Check:
 
 
 def slot_checks(work_dir: Path) -> Iterator[Check]:
-    """Compare operations with stamps, and look at how many slots there are."""
+    """Compare operations with stamps, and count the slots."""
     found = slots.find(work_dir, _merged(work_dir))
     used = [bar for bar in found.bars if bar.work is not None]
     yield Check(
@@ -188,7 +188,7 @@ def slot_checks(work_dir: Path) -> Iterator[Check]:
 
 
 def arrow_check(path: Path, steps: int) -> Check:
-    """Read the trace for Perfetto back, and follow each arrow."""
+    """Read the trace for Perfetto, and follow each arrow."""
     content = json.loads(path.read_text())
     events = content["traceEvents"]
     error_us = {of["rank"]: of["error_ns"] / 1e3 for of in content["metadata"]["ranks"]}
@@ -214,7 +214,7 @@ def arrow_check(path: Path, steps: int) -> Check:
         if ahead_us > most_us or not _is_right(sent, received, device, there):
             wrong.append((sent, received))
         pairs.add((sent["args"]["step"], device, sent["args"]["tick"], there))
-    # v M sends of each stage in each direction, but for M at the end of the model.
+    # v M sends of each stage in each direction, except M at the end of the model.
     sends = 2 * (STAGES * CHUNKS - 1) * MICROBATCHES * 4 * steps
     return Check(
         what="arrows of the trace: from a slot to the slot of the next tick with the "
@@ -231,7 +231,7 @@ def arrow_check(path: Path, steps: int) -> Check:
 def _bar_at(
     bars: Mapping[tuple[int, int], Sequence[dict[str, Any]]], event: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the only bar that an end of an arrow lies in, as a viewer finds it."""
+    """Return the only bar that contains an end of an arrow, as a viewer finds it."""
     [found] = [
         bar
         for bar in bars[event["pid"], event["tid"]]
@@ -243,7 +243,7 @@ def _bar_at(
 def _is_right(
     sent: dict[str, Any], received: dict[str, Any], stream: str, there: str
 ) -> bool:
-    """Say whether an arrow is what the pipeline sends."""
+    """Return whether an arrow is a transfer of the pipeline."""
     (own, direction), (other, same) = stream.split(), there.split()
     device, beside = int(own.split(":")[1]), int(other.split(":")[1])
     a, b = sent["args"], received["args"]
@@ -266,14 +266,14 @@ def _is_right(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placed:
-    """How well the spans of one rank in some steps are placed, in ns."""
+    """Error of the placement of one rank's spans in some steps, in ns."""
 
     rank: int
     bound_ns: float
     worst_ns: float
-    """Largest distance from the true time by the clock of rank 0."""
+    """Largest error against the true time by the clock of rank 0."""
     wall_ns: float
-    """The same if the wall clocks placed them."""
+    """The same with placement by wall clocks."""
     spans: int
 
 
@@ -313,7 +313,7 @@ def _times(rank: Rank, first: int, last: int) -> list[int]:
 
 
 def _error_ns(rank: Rank, merged_ns: int, anchor_ns: int) -> float:
-    """Return how far a merged time is from the true one, by the clock of rank 0."""
+    """Return the error of a merged time, by the clock of rank 0."""
     number = rank.header.rank
     own_ns = merged_ns + rank.offset_ns
     # own = true + shift + (true - anchor) * drift, solved for true - anchor.
@@ -323,7 +323,7 @@ def _error_ns(rank: Rank, merged_ns: int, anchor_ns: int) -> float:
 
 
 def clock_rows(folder: Path) -> tuple[list[Sequence[str]], list[Check]]:
-    """Return the table of the clocks, and what is checked of them."""
+    """Return the table of the clocks, and the checks on them."""
     work_dir, anchor_ns = folder / "pipeline", int((folder / "anchor").read_text())
     every = [
         (step, one)
@@ -360,7 +360,7 @@ def clock_rows(folder: Path) -> tuple[list[Sequence[str]], list[Check]]:
 
 
 def _quarter_bound(every: Sequence[tuple[int, Placed]]) -> Check:
-    """Say how often a quarter of the bound would not hold: the check can fail."""
+    """Count how often a quarter of the bound fails, to show that the check can fail."""
     others = [one for _, one in every if one.rank]
     over = sum(one.worst_ns > one.bound_ns / 4 for one in others)
     return Check(
@@ -371,7 +371,7 @@ def _quarter_bound(every: Sequence[tuple[int, Placed]]) -> Check:
 
 
 def _without_barriers(work_dir: Path) -> Check:
-    """Take the barriers out of the files: nothing bounds the clocks then."""
+    """Remove the barriers from the files, so that nothing bounds the clocks."""
     with tempfile.TemporaryDirectory() as name:
         copy = Path(name)
         shutil.copytree(work_dir / spans.FOLDER, copy / spans.FOLDER)

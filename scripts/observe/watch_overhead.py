@@ -1,16 +1,16 @@
-"""What does it cost that a run shows itself, as it does by default?
+"""Cost of observing a run, as it is by default.
 
     python -m scripts.observe.watch_overhead
 
-On by default are the spans of the host, one line a step, the watchdog of slow steps,
-and a beat a second (`mjax.run.watch`). Three measurements, each in a process of its
-own, in which blocks of steps with all of them and blocks with none take turns, in the
-order on, off, off, on:
+The spans of the host (one line per step), the watchdog of slow steps, and a beat per
+second (`mjax.run.watch`) are on by default. There are three measurements, each in a
+separate process, in which blocks of steps with all of them and with none alternate in
+the order on, off, off, on:
 
 - the demo, as `python -m mjax.train` trains it;
 - the configuration of `scripts/speed/bench_overhead.py` on 8 simulated devices;
-- the loop around a step that computes nothing, where the cost is not lost in the noise
-  of a step.
+- the loop around a step that computes nothing, so that the noise of a step does not
+  mask the cost.
 
 Of each pair of neighbouring blocks the ratio of the CPU-seconds of a step is taken. The
 first step of a block is left out: the loop reads the metrics of the step before. Writes
@@ -51,12 +51,13 @@ DEVICES = (
     *("--ckpt.every", "2000", "--log.sample-tokens", "0"),
 )
 BLOCK = {"demo": 2, "devices": 2, "nothing": 25}
-"""Steps. The first one of each is left out. Each run ends in a block with all: the end
-of a run uses more of them than a step does."""
+"""Steps of a block. The first one of each is not counted. Each run ends in a block with
+all of them on, because the end of a run uses them more than a step does.
+"""
 
 
 class Silent:
-    """In place of spans and of the watchdog: does nothing."""
+    """Replaces spans and the watchdog, and does nothing."""
 
     def enter(self, name: str, kind: str, step: int) -> int:
         """Return the time, which the loop uses."""
@@ -76,10 +77,10 @@ class Silent:
 
 
 class Turns:
-    """Batches that switch what is watched, and take the time between two of them."""
+    """Batches that switch the watch on and off, and time each step."""
 
     def __init__(self, batches: loop.Batches, watch: Watch, block: int) -> None:
-        """Begin with the watch as it is."""
+        """Begin with the current watch."""
         self._batches, self._watch, self._block = batches, watch, block
         self._on = watch.spans, watch.slow_steps
         silent: Any = Silent()
@@ -89,7 +90,7 @@ class Turns:
         self._num = -1
         self.data_wait_s = 0.0
         self.steps: list[tuple[bool, float, float]] = []
-        """Of each step that counts: whether it was watched, CPU-seconds, seconds."""
+        """For each counted step: whether it was watched, CPU-seconds, seconds."""
 
     def __next__(self) -> Any:
         """Return the next batch; a step ends and the next one begins."""
@@ -110,7 +111,7 @@ class Turns:
         return batch
 
     def _switch_beats(self, *, is_on: bool) -> None:
-        """Let the thread of the beats do its work, or wake for nothing."""
+        """Let the thread of the beats work, or wake without work."""
         assert self._beats is not None
         if is_on:
             del vars(self._beats)["_beat"]
@@ -137,7 +138,7 @@ class Turns:
 
 
 def measure_training(case: str) -> dict[str, list[float]]:
-    """Train as a user does, with blocks that take turns."""
+    """Train as a user does, with alternating blocks."""
     from mjax import train
 
     made: list[Turns] = []
@@ -198,7 +199,7 @@ def measure_nothing() -> dict[str, list[float]]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure one case, or all and write the page."""
+    """Measure one case, or measure all and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--case", choices=tuple(BLOCK))
     parser.add_argument("--results", type=Path, help="folder; what it has is not run")
@@ -215,7 +216,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(case: str, results: Path) -> dict[str, list[float]]:
-    """Run a case in a process of its own, or read its result."""
+    """Run a case in a separate process, or read its result."""
     path = results / f"{case}.json"
     if path.exists():
         return json.loads(path.read_text())

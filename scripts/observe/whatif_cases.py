@@ -1,11 +1,11 @@
-"""Is the time that a known slowdown costs estimated, and its cause ranked first?
+"""Check that `whatif` estimates the cost of a known slowdown and ranks its cause first.
 
     .venv/bin/python -m scripts.observe.whatif_cases --report
 
-Generated runs of a pipeline. Without --report tuning seeds are used and nothing is
-written. With it the seeds are those that no threshold was fixed on, and
-docs/benchmarks/observe_whatif.md is written. Ends with 1 if a median error is above 10%
-of the slowdown.
+Generated runs of a pipeline. Without --report, tuning seeds are used and nothing is
+written. With it, seeds are used on which no threshold was fixed, and
+docs/benchmarks/observe_whatif.md is written. Exits with 1 if a median error is above
+10% of the slowdown.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.observe.synthetic_severity import TUNING_SEEDS, WHATIF_REPORT_SEEDS
 
 TARGET = 0.10
 CHECKED_SEEDS = TUNING_SEEDS[5000:5020]
-"""On which no threshold was fixed either; no reported ones."""
+"""Seeds on which no threshold was fixed either, and that are not reported."""
 NAME_OF = {
     "clean": "none",
     "slow_worker": "slow host",
@@ -36,7 +36,7 @@ NAME_OF = {
 
 
 def straw_man(run: PipelineRun) -> np.ndarray:
-    """Let the busiest worker be busy as long as the median one: the straw man."""
+    """Baseline: the busiest worker becomes as busy as the median one."""
     trace = trace_of(run)
     busy_s = trace.end_s - trace.start_s
     total_s = np.zeros(len(trace.place))

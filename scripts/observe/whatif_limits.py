@@ -1,14 +1,14 @@
-"""How much of the error of `whatif` can no analysis avoid?
+"""Measure the part of the error of `whatif` that no analysis can avoid.
 
     python -m scripts.observe.whatif_limits --report
 
 Generated pipelines, as in `scripts.observe.whatif_cases`, on other seeds. A healthy run
-has a longer last stage, uneven lengths and pauses too, and these stay when the cause is
-taken out. No run says how large they are where the cause hides them. So each run is
-judged three times: as it is; by an analysis that is told how long the last stage and
-how uneven the lengths of this run are without the cause; and the same run made without
-all three, by an analysis that is told so. The last two are oracles. Ends with 1 if the
-analysis without an oracle has a median error above 10% of the slowdown.
+also has a longer last stage, uneven lengths and pauses, which remain when the cause is
+removed. Their size cannot be read from a run in which the cause masks them. So each run
+is judged three times: as it is; by an analysis that is told the length of the last
+stage and the unevenness of the lengths without the cause; and the same run generated
+without all three, by an analysis that is told so. The last two are oracles. Exits with
+1 if the analysis without an oracle has a median error above 10% of the slowdown.
 """
 
 import argparse
@@ -31,11 +31,11 @@ TARGET = 0.10
 CHECKED_SEEDS = TUNING_SEEDS[5100:5110]
 NOTHING = Usual(last=1.0, lengths=1e-9)
 KINDS: tuple[Cause, ...] = ("slow_last_stage", "sequence_lengths", "garbage")
-"""Those that a healthy run has too."""
+"""Effects that a healthy run has too."""
 
 
 class _Listener:
-    """Draws as numpy does, and remembers what the generator keeps to itself."""
+    """Draws like numpy's generator, and records the run generator's draws."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self._rng = rng
@@ -45,7 +45,7 @@ class _Listener:
         return getattr(self._rng, name)
 
     def uniform(self, low: float, high: float, *size: Any) -> Any:
-        """Draw, and remember by the bounds."""
+        """Draw, and record the value by its bounds."""
         value = self._rng.uniform(low, high, *size)
         if not size:
             self.drawn[low, high] = value
@@ -53,7 +53,7 @@ class _Listener:
 
 
 def told(cause: Cause, seed: int) -> tuple[PipelineRun, Usual]:
-    """Make a run, and say what it has without the cause."""
+    """Make a run, and return its properties without the cause."""
     heard: list[_Listener] = []
 
     make_rng = np.random.default_rng
@@ -74,7 +74,7 @@ def told(cause: Cause, seed: int) -> tuple[PipelineRun, Usual]:
 
 @contextlib.contextmanager
 def nothing_else() -> Iterator[None]:
-    """Make runs without what healthy ones have; all other draws stay the same."""
+    """Make runs without the effects of healthy ones; all other draws stay the same."""
     with (
         mock.patch.object(pipelines, "MILD_LAST", (1.0, 1.0)),
         mock.patch.object(pipelines, "MILD_LENGTHS", (0.0, 0.0)),
@@ -84,7 +84,7 @@ def nothing_else() -> Iterator[None]:
 
 
 def error(run: PipelineRun, usual: Usual | None) -> float:
-    """Return the error of the step without the first cause, of the slowdown."""
+    """Return the error of the step without the first cause, over the slowdown."""
     found = analyse(trace_of(run), usual)
     first = found.first
     return part_of_slowdown(found.step_s if first is None else first.step_s, run)

@@ -1,13 +1,13 @@
-"""Does `whatif` know what a slow rank costs a real run of four processes?
+"""Compare the estimates of `whatif` with the cost of a slow rank in real runs.
 
     python -m scripts.observe.whatif_runs --work-dir DIR --run      # trains first
     python -m scripts.observe.whatif_runs --work-dir DIR --report   # writes the page
 
-Enters: runs of `scripts.observe.slowed_run`, whose processes are slowed in known blocks
-of steps. Leaves: docs/benchmarks/observe_whatif_runs.md. `whatif` sees one block at a
-time. The truth is the mean step in such blocks against that in the blocks beside them,
-in which nobody is slowed, as the rows of metrics.jsonl have them. Ends with 1 if the
-error of a kind, over all of its blocks, is above 10% of the slowdown.
+Input: runs of `scripts.observe.slowed_run` of four processes, which are slowed in known
+blocks of steps. Output: docs/benchmarks/observe_whatif_runs.md. `whatif` sees one block
+at a time. The truth is the mean step in such blocks against that in the neighbouring
+blocks without a slow rank, from the rows of metrics.jsonl. Exits with 1 if the error of
+a kind, over all of its blocks, is above 10% of the slowdown.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from scripts.observe.slowed_run import KINDS, SHAPES, Block, Kind, make_plan, ru
 TARGET = 0.10
 TUNING_SEEDS = range(0, 100)
 REPORT_SEEDS = range(100, 102)
-"""On which nothing was fixed."""
+"""Seeds on which nothing was tuned."""
 CAUSE_OF: dict[Kind, str] = {
     "late host": "late host",
     "every 5th": "pauses",
@@ -38,45 +38,45 @@ CAUSE_OF: dict[Kind, str] = {
 _AT_FIRST, _AT_LAST = 2, 1
 """Steps of a block in which the one beside it shows: two are in flight. Chosen."""
 _DRAWS = 2000
-"""Of blocks with replacement, for intervals."""
+"""Draws of blocks with replacement, for intervals."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A block of steps in which one process is slowed, or nobody."""
+    """A block of steps in which one process is slowed, or none."""
 
     shape: str
     seed: int
     kind: Kind
     rank: int
     injected_s: float
-    """A step, as the slowed process has measured it."""
+    """Delay per step, measured by the slowed process."""
     on_s: float
     off_s: float
-    """In the blocks beside it."""
+    """Mean step in the neighbouring blocks."""
     off_error_s: float
-    """How far these two are from their mean."""
+    """Distance of these two from their mean."""
     estimate_s: float
-    """Of the step without the cause that costs most."""
+    """Estimated step without the most expensive cause."""
     replayed_s: float
     cause: str | None
     ranks: tuple[int, ...]
     stragglers: float
-    """Part of the step."""
+    """Share of the step."""
 
     @property
     def is_named(self) -> bool:
-        """Say whether the right cause and the right rank are first."""
+        """Return whether the right cause and the right rank are first."""
         return self.cause == CAUSE_OF.get(self.kind) and self.rank in self.ranks
 
     @property
     def is_alone(self) -> bool:
-        """Say whether no other rank is named with it."""
+        """Return whether no other rank is named with it."""
         return self.is_named and len(self.ranks) == 1
 
 
 def error(found: Sequence[Case]) -> float:
-    """Return the error of the step without the slow rank, as a part of the slowdown.
+    """Return the error of the step without the slow rank, relative to the slowdown.
 
     Over all blocks together: the mean estimate, the mean truth, the mean slowdown.
     """
@@ -93,7 +93,7 @@ def error_by_injected(found: Sequence[Case]) -> float:
 
 
 def interval(found: Sequence[Case]) -> tuple[float, float]:
-    """Return the 95% interval of `error`, over blocks that are drawn anew."""
+    """Return the 95% interval of `error`, by resampling blocks."""
     rng = np.random.default_rng(0)
     drawn = rng.integers(len(found), size=(_DRAWS, len(found)))
     errors = [error([found[at] for at in each]) for each in drawn.tolist()]
@@ -142,7 +142,7 @@ def _mean_s(step_s: dict[int, float], block: Block) -> float:
 
 
 def _injected_s(folder: Path, block: Block) -> float:
-    """Return the mean of what the slowed process has measured."""
+    """Return the mean delay measured by the slowed process."""
     if block.kind == "none":
         return 0.0
     first, last = _bounds(block)
@@ -158,7 +158,7 @@ def _ranks(said: Answer) -> tuple[int, ...]:
 
 
 def tables(found: Sequence[Case], tuned: Sequence[Case]) -> list[Table]:
-    """Arrange what was found.
+    """Return the tables of the results.
 
     Args:
       found: of the reported seeds.
@@ -286,7 +286,7 @@ def _say(case: Case) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, or judge what was trained."""
+    """Train, or judge the trained runs."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work-dir", type=Path, default=Path("runs/whatif"))
     parser.add_argument("--run", action="store_true", help="train what is missing")

@@ -1,6 +1,6 @@
-"""A run that is being written, and what of it is in a store.
+"""A run that is being written, and its comparison with a store.
 
-Enters: a work dir, a seed. Leaves: files that grow as those of a trainer do, with a
+Input: a work dir, a seed. Output: files that grow like those of a trainer, with a
 restart in the middle, and a comparison of all rows with those of a database.
 """
 
@@ -39,7 +39,7 @@ class Writer:
         self._thread.start()
 
     def restart(self) -> None:
-        """Kill all ranks, in the middle of a line, and go on from an older step."""
+        """Kill all ranks in the middle of a line, and resume from an older step."""
         self._restart.set()
 
     def end(self) -> None:
@@ -112,7 +112,7 @@ class Writer:
             file.write(json.dumps(row).encode() + b"\n")
 
     def _drop_rows(self) -> None:
-        """Take out the rows of steps that will be taken again, as the trainer does."""
+        """Remove the rows of steps that will be repeated, as the trainer does."""
         path = self._work_dir / "metrics.jsonl"
         if path.exists():
             lines = path.read_bytes().splitlines(keepends=True)[: self._step]
@@ -127,13 +127,13 @@ class Comparison:
 
     written: int
     lost: int
-    """Rows of the files that are not in the store, or there with another content."""
+    """Rows of the files that are missing from the store or differ there."""
     doubled: int
     """Rows of the store beyond those of the files."""
     digest_written: str
     digest_stored: str
     sums_agree: bool
-    """Whether the sums of the heat map are those of the spans."""
+    """Whether the sums of the heat map equal those of the spans."""
 
 
 def compare(work_dir: Path, store: Store) -> Comparison:
@@ -161,7 +161,7 @@ _EVENTS = "select 'event', run, time_ns, source, kind, text, data from events"
 
 
 def _written(work_dir: Path) -> list[tuple[Any, ...]]:
-    """Read the files with the reader of the package, not with that of the store."""
+    """Read the files with the package's reader, not the store's."""
     rows: list[tuple[Any, ...]] = []
     files, _ = spans.read_run(work_dir)
     for file in files:
