@@ -1,12 +1,12 @@
-"""Does group testing name the bad hosts, and with how few tests?
+"""Check that group testing names the bad hosts, and count its tests.
 
     python -m scripts.health.bisect_cases [--quick]
 
-Simulates tests that err, with fixed seeds, and searches until the search ends itself.
-The search is told the prior probability of a bad host, never how many there are. Then
+Simulates tests that err, with fixed seeds, and searches until the search ends. The
+search is told the prior probability of a bad host, never the number of bad hosts. Then
 it tests eight real processes, one of them slow and one wrong, and replays training
-jobs of which those with one host compute other bits. Writes docs/benchmarks/bisect.md;
-25 minutes on one core, 4 with --quick (which writes nothing).
+jobs, in which one host changes the computed bits. Writes docs/benchmarks/bisect.md; 25
+minutes on one core, 4 with --quick (which writes nothing).
 """
 
 import argparse
@@ -44,17 +44,17 @@ class Case:
     name: str
     num_hosts: int
     bad: Sequence[Bad]
-    """Of each search."""
+    """Bad hosts of each search."""
     rates: ErrorRates = SURE
-    """With which tests err."""
+    """Real error rates of tests."""
     stated: ErrorRates | None = None
-    """With which the search believes that they do; None: the same."""
+    """Error rates that the search assumes; None for the real ones."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Of the search, beside the rates."""
+    """Options of the search, besides the rates."""
 
     @property
     def problem(self) -> Problem:
-        """What the search is given."""
+        """Arguments of the search."""
         stated = self.stated or self.rates
         rates = dataclasses.asdict(stated)
         return Problem(
@@ -64,7 +64,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of the searches of a case."""
+    """Results of the searches of a case."""
 
     case: Case
     exact: tuple[bool, ...]
@@ -72,7 +72,7 @@ class Result:
     rounds: tuple[int, ...]
     stated_error: tuple[float, ...]
     warned: int
-    """Searches that said that tests err more often than stated."""
+    """Searches that warned that tests err more often than stated."""
     cpu_s: float
 
 
@@ -107,7 +107,7 @@ def _hosts(num: int) -> tuple[str, ...]:
 
 
 def drawn(num_hosts: int, num_bad: int, count: int) -> list[Bad]:
-    """Draw sets of bad hosts; the seed is made of the sizes."""
+    """Draw sets of bad hosts; the sizes determine the seed."""
     random, hosts = (
         np.random.default_rng((_SEED, num_hosts, num_bad)),
         _hosts(num_hosts),
@@ -162,7 +162,7 @@ _BOUND_HEADER = ("bound", "mean / bound", "largest / bound", "above 3 x bound")
 
 
 def required(scale: int) -> Table:
-    """Return the table of the searches that are asked for."""
+    """Return the table of the required searches."""
     singles = [frozenset({host}) for host in _hosts(48)]
     pairs = [frozenset(pair) for pair in itertools.combinations(_hosts(16), 2)]
     only_misses = ErrorRates(false_negative=0.1)

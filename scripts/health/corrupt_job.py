@@ -1,10 +1,10 @@
-"""A training job of a group, in which a host may compute wrong in silence.
+"""A training job of a group, in which a host may silently compute wrong results.
 
     python -m scripts.health.corrupt_job n0,n1 2 WORK_DIR
 
-The job has one simulated device a host. If a host of the group is named in
-CORRUPT_HOSTS, the learning rate differs in its last bit: a fault that no exit code and
-no eye shows, and that changes the bits of what is computed.
+The job has one simulated device per host. If a host of the group is named in
+CORRUPT_HOSTS, the learning rate differs in its last bit: a fault that changes the
+computed bits, but neither the exit code nor anything visible.
 """
 
 import os

@@ -1,13 +1,13 @@
-"""A small test of a group, of real processes: one a host, on this machine.
+"""A small test of a group with one real process per host, on this machine.
 
     python -m scripts.health.group_test --hosts n0,n1,n2
 
 Each process does the same arithmetic from a fixed seed, then sends its checksum around
-a ring until all processes have all checksums. The test fails if two differ: a test of
-one host therefore always passes. It lasts as long as its slowest host.
+a ring until all processes have all checksums. The test fails if two differ, so a test
+of one host always passes. It takes as long as its slowest host.
 
-Faults are simulated: hosts named in SLOW_HOSTS take several times as long, those in
-WRONG_HOSTS flip one bit, each another one. Work is mostly waiting, so that eight
+Faults are simulated: hosts named in SLOW_HOSTS take several times as long, and each of
+those in WRONG_HOSTS flips a different bit. Work is mostly waiting, so that eight
 processes run on two cores without slowing each other down.
 """
 
@@ -37,14 +37,14 @@ def compute(host: str) -> int:
 def work(
     host: str, before: Connection, behind: Connection, num: int, work_s: float
 ) -> None:
-    """Be one host of the group; exit code 1 if its checksum is not that of all.
+    """Run as one host of the group; exit code 1 if its checksum differs from any other.
 
     Args:
       host: its name.
-      before: where checksums come from.
-      behind: where they go to.
+      before: receives checksums from the previous host.
+      behind: sends checksums to the next host.
       num: hosts of the group.
-      work_s: seconds that it takes if it is not slow.
+      work_s: seconds of work of a host that is not slow.
     """
     time.sleep(work_s * (_SLOWDOWN if host in _named("SLOW_HOSTS") else 1.0))
     own = passed_on = compute(host)
@@ -61,7 +61,7 @@ def _named(variable: str) -> set[str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the test of a group; 0: all hosts agree."""
+    """Run the test of a group; return 0 if all hosts agree."""
     parser = argparse.ArgumentParser(prog="python -m scripts.health.group_test")
     parser.add_argument("--hosts", required=True, help="names, with commas")
     parser.add_argument("--work-s", type=float, default=0.5, help="seconds of work")

@@ -1,10 +1,10 @@
-"""How long it takes to start a process group, and what it would take with 10,000.
+"""Measure the start of a process group, and model it for 10,000 processes.
 
     python -m scripts.health.init_scale
 
 Takes the flags of `python -m mjax.health init`. Writes docs/benchmarks/init_scale.md,
-and what was measured as init_scale.json beside it. The host must be idle: other
-programs would be counted as waiting, and slow the caches of the coordinator.
+and the measurements as init_scale.json beside it. The host must be idle: other programs
+would count as waiting, and slow the coordinator's caches.
 """
 
 import json
@@ -28,7 +28,7 @@ from mjax.health.startup.report import (
 from scripts.evidence import BENCHMARKS_DIR, Table, commit, write_page
 
 MOST_LOAD = 3.0
-"""Load average over a minute above which nothing is measured."""
+"""One-minute load average above which nothing is measured."""
 
 
 def tables(phases: tuple[Phase, ...], size: Size, how: str) -> list[Table]:

@@ -1,13 +1,12 @@
-"""Plant faults in the checks of hosts, and see whether their cases notice.
+"""Plant faults in the checks of hosts, and test whether their cases detect them.
 
     python -m scripts.health.mutate [MODULE ...]
 
 For each check: comparisons that are off by one, numbers a thousand times as large (a
-wrong unit), fields that are read from another place, conditions turned round, branches
-that are left out, in the function that judges and in those of the same module that it
-calls. A fault is caught if a case of that check then fails, or the module. Writes
-docs/benchmarks/check_mutations.md for all modules; ends with 1 if a check has fewer
-than three faults that are caught.
+wrong unit), wrong fields, inverted conditions and removed branches, in the function
+that judges and in those of the same module that it calls. A fault is caught if a case
+of that check then fails, or the module does. Writes docs/benchmarks/check_mutations.md
+for all modules; ends with 1 if a check has fewer than three faults that are caught.
 """
 
 import argparse
@@ -50,7 +49,7 @@ class Fault:
     line: int
     what: str
     tree: ast.Module
-    """The module, with the fault."""
+    """The module's source with the fault."""
 
 
 def module_of(check: Check) -> types.ModuleType:
@@ -59,7 +58,7 @@ def module_of(check: Check) -> types.ModuleType:
 
 
 def _called(tree: ast.Module, name: str) -> set[str]:
-    """Return a function of a module, and those of the module that it calls."""
+    """Return a function and the functions of its module that it calls."""
     functions = {f.name: f for f in tree.body if isinstance(f, ast.FunctionDef)}
     found, new = set(), {name} & functions.keys()
     while new:
@@ -75,7 +74,7 @@ def _called(tree: ast.Module, name: str) -> set[str]:
 
 
 def _judge_name(check: Check) -> str:
-    """Return the name of the function; of a partial one, that of what it wraps."""
+    """Return the name of the function, or of the function that a partial wraps."""
     function: Any = check.judge
     while hasattr(function, "func"):
         function = function.func
@@ -104,7 +103,7 @@ def _nth(nodes: Iterator[ast.AST], number: int) -> Iterator[ast.AST]:
 
 
 def _changes(node: ast.AST) -> list[str]:
-    """Return what can be wrong here: nothing, or what `_change` makes of it."""
+    """Return the possible faults of a node: none, or those of `_change`."""
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         new = _OFF_BY_ONE[type(node.ops[0])].__name__
         return [f"{type(node.ops[0]).__name__} becomes {new}"]
@@ -126,7 +125,7 @@ def _number(node: ast.AST) -> int | float | None:
 
 
 def _is_field(node: ast.Call) -> bool:
-    """Say whether a call reads a field by a name that is written there."""
+    """Return whether a call reads a field by a literal name."""
     is_name = [
         isinstance(a, ast.Constant) and isinstance(a.value, str) for a in node.args
     ]
@@ -151,7 +150,7 @@ def _change(node: ast.AST) -> None:
 
 
 def is_caught(check: Check, fault: Fault) -> bool:
-    """Say whether a case of the check notices the fault."""
+    """Return whether a case of the check detects the fault."""
     name = module_of(check).__name__
     module = types.ModuleType(name)
     module.__file__ = inspect.getfile(module_of(check))

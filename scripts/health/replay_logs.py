@@ -2,11 +2,11 @@
 
 `python -m scripts.health.replay_logs [--seed N] [--speed X]`
 
-Enters: a seed. Leaves: docs/benchmarks/replay_logs.md. Two logs are made: the kernel's
+Input: a seed. Output: docs/benchmarks/replay_logs.md. Two logs are made: the kernel's
 log of a host, and the event log of UFM for 1,000 switch ports. Each has noise, planted
-faults, and near misses: one line less than a rule needs. The real command reads them in
-a child process; the programs that its rules call are fakes on PATH that write down how
-they were called. The same log at full speed must give the same events and calls.
+faults, and near misses, with one line less than a rule needs. The real command reads
+them in a child process; the programs that its rules call are fakes on PATH that record
+their calls. The same log at full speed must give the same events and calls.
 """
 
 import argparse
@@ -44,7 +44,7 @@ Timed = tuple[float, str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Log:
-    """A log, and what is in it."""
+    """A log, and its contents."""
 
     name: str
     text: str
@@ -54,7 +54,7 @@ class Log:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What the command made of a log."""
+    """Result of the command for a log."""
 
     events: list[dict[str, Any]]
     calls: list[str]
@@ -148,7 +148,7 @@ def ufm_log(seed: int) -> Log:
 
 
 def _with_defects(rng: random.Random, lines: Sequence[Timed]) -> str:
-    """Write each line; some come twice, some change places with the next one."""
+    """Write each line; some are repeated, some swapped with the next one."""
     written: list[str] = []
     for number, (at_s, text) in enumerate(lines):
         minute, second = divmod(at_s, 60)
@@ -191,7 +191,7 @@ def _ufm_noise(rng: random.Random, port: tuple[str, str]) -> str:
 
 
 def run(log: Log, folder: Path, speed: float | None) -> Outcome:
-    """Run the command over a log, with fakes for what its rules call."""
+    """Run the command over a log, with fakes of the programs that its rules call."""
     folder.mkdir()
     path, calls = folder / "log", folder / "calls"
     path.write_text(log.text)
@@ -243,7 +243,7 @@ def found(events: Sequence[dict[str, Any]]) -> Counter[tuple[str, str]]:
 
 
 def most_disabled(calls: Sequence[str]) -> int:
-    """Return how many devices were out of use at a time, by the calls alone."""
+    """Return the number of devices out of use at a time, from the calls alone."""
     out: set[str] = set()
     most = 0
     for call in calls:
@@ -257,7 +257,7 @@ def most_disabled(calls: Sequence[str]) -> int:
 
 
 def orders(calls: Sequence[str]) -> dict[str, list[str]]:
-    """Return the verbs that each device was called with, in order."""
+    """Return the verbs of the calls for each device, in order."""
     seen: dict[str, list[str]] = {}
     for call in calls:
         program, verb, *device = call.split()
@@ -266,7 +266,7 @@ def orders(calls: Sequence[str]) -> dict[str, list[str]]:
 
 
 def in_order(calls: Sequence[str]) -> bool:
-    """Say whether each device was disabled, tested, and enabled only after that."""
+    """Return whether each device was disabled, tested, and only then enabled."""
     for device, verbs in orders(calls).items():
         if device.endswith(" ".join(_HARD)):
             good = verbs[0] == "isolate" and set(verbs[1:]) == {"test"}

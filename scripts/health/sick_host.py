@@ -1,13 +1,13 @@
-"""A host whose GPU turns bad in the middle of a run: replaced, burnt, back.
+"""A host with a GPU that fails during a run is replaced, burnt in and returned.
 
     python -m scripts.health.sick_host
 
 Two simulated hosts with a rank each and a spare train the `debug` recipe, checked every
-two seconds by `python -m mjax.health check` with a fake nvidia-smi. Then that of one
-host reports uncorrectable errors. The launch must notice it, save, and go on with the
-spare; when the fake is well again the host must pass `python -m mjax.health burn`
-before it is a spare. All rows are compared with those of a run that was left alone.
-Writes docs/benchmarks/sick_host.md; ends with 1 if anything differs.
+two seconds by `python -m mjax.health check` with a fake nvidia-smi. Then the fake of
+one host reports uncorrectable errors. The launch must detect it, save, and continue
+with the spare; when the fake is healthy again, the host must pass `python -m
+mjax.health burn` before it becomes a spare. All rows are compared with those of an
+undisturbed run. Writes docs/benchmarks/sick_host.md; ends with 1 if anything differs.
 """
 
 import os
@@ -43,7 +43,7 @@ sys.stdout.write((folder / ("bad.xml" if bad else "good.xml")).read_text())
 
 
 def write_fake(folder: Path, good: str, bad: str) -> None:
-    """Put an nvidia-smi into a folder that says what it is told."""
+    """Put a fake nvidia-smi with configurable output into a folder."""
     smi = folder / "nvidia-smi"
     smi.write_text(FAKE.format(python=sys.executable))
     smi.chmod(smi.stat().st_mode | stat.S_IXUSR)
@@ -52,10 +52,10 @@ def write_fake(folder: Path, good: str, bad: str) -> None:
 
 
 def play(folder: Path) -> tuple[Launched, dict[str, float]]:
-    """Run it, and make one host sick and well again.
+    """Run the launch, and make one host faulty and then healthy again.
 
     Returns:
-      the launch, and when what happened, in seconds after the fake turned bad.
+      the launch, and the times of its events, in seconds after the fake turned bad.
     """
     fake = folder / "bin"
     fake.mkdir()
@@ -94,7 +94,7 @@ def play(folder: Path) -> tuple[Launched, dict[str, float]]:
 
 
 def _returned(launched: Launched, host: str) -> dict[str, Any] | None:
-    """Return the event of the host's return, if it is there."""
+    """Return the event of the host's return, if there is one."""
     evicted = [e["time_ns"] for e in launched.events("evict") if e["host"] == host]
     passed = [e for e in launched.events("check") if e["host"] == host]
     late = [e for e in passed if evicted and e["time_ns"] > evicted[0]]
@@ -134,7 +134,7 @@ def main() -> int:
 
 
 def _lost(launched: Launched) -> int:
-    """Return how many steps the second generation has computed once more."""
+    """Return the number of steps that the second generation has repeated."""
     ends = {e["generation"]: e["data"] for e in launched.events("times")}
     return ends[1]["step"] - ends[2]["start_step"]
 

@@ -1,12 +1,12 @@
-"""How well the period of traffic is found, and how often noise has one.
+"""Measure how well the period of traffic is found, and its false alarms on noise.
 
     python -m scripts.health.traffic_period --first 600 --count 50
     python -m scripts.health.traffic_period --report
 
-Enters: seeds. Leaves: tables on stdout; with `--report`, which takes `REPORTED`, also
-docs/benchmarks/traffic_period.md. Thresholds were fixed on clean series 600 to 799.
-Beside it stand straw men: the highest peak of a plain periodogram against white noise,
-and a port whose bytes in four minutes differ by half from before.
+Input: seeds. Output: tables on stdout; with `--report`, which uses `REPORTED`, also
+docs/benchmarks/traffic_period.md. Thresholds were fixed on clean series 600 to 799. The
+baselines are the highest peak of a plain periodogram against white noise, and a port
+whose bytes in four minutes differ by half from before.
 """
 
 import argparse
@@ -44,9 +44,9 @@ NUM_PORTS = 8
 NUM_HOSTS = 60
 NUM_NULL = 500
 CLASSES = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, 8.0), (8.0, math.inf))
-"""Of step times, s; a sample is 1 s."""
+"""Classes of step times, s; a sample is 1 s."""
 RIGHT_PART = 0.02
-"""Of the step time, by which a right period may differ."""
+"""Share of the step time by which a right period may differ."""
 LIMITS = PeriodThresholds()
 
 
@@ -288,7 +288,7 @@ def _blind(blind: Period | None, step_s: float, parts: Sequence[Traffic]) -> str
 
 
 def _strangers(blocks: Sequence[tuple[list[Traffic], float]]) -> Table:
-    """Count how often traffic seems to repeat with the steps of another run."""
+    """Count how often traffic appears to repeat with the steps of another run."""
     seen = collections.Counter[tuple[str, str]]()
     for index, (parts, own_s) in enumerate(blocks):
         step_s = blocks[(index + 1) % len(blocks)][1]
@@ -319,7 +319,7 @@ def _strangers(blocks: Sequence[tuple[list[Traffic], float]]) -> Table:
 
 
 def loss_table(clean: Sequence[Series], seeds: Sequence[int]) -> Table:
-    """Count losses that are told, and false ones."""
+    """Count the reported losses, and the false ones."""
     rows = []
     hours = sum(float(np.ptp(each.readings.time_s)) for each in clean) / 3600
     for fault in FAULTS:
@@ -382,7 +382,7 @@ def loss_table(clean: Sequence[Series], seeds: Sequence[int]) -> Table:
 
 
 def _meets(found: Detection, series: Series) -> bool:
-    """Say whether a detection meets the interval of the fault of a series."""
+    """Return whether a detection overlaps the interval of the fault of a series."""
     onset_s, offset_s = series.truth.onset_s, series.truth.offset_s
     if onset_s is None or offset_s is None:
         return False
@@ -390,7 +390,7 @@ def _meets(found: Detection, series: Series) -> bool:
 
 
 def host_table(clean: Sequence[Series], seeds: Sequence[int]) -> Table:
-    """Count hosts whose bad port is named, and good ports that are."""
+    """Count hosts with the bad port named, and good ports that are named."""
     rows = []
     for fault in HOST_FAULTS:
         counts = collections.Counter[str]()

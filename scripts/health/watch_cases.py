@@ -3,10 +3,10 @@
     python -m scripts.health.watch_cases --first 300 --count 50
     python -m scripts.health.watch_cases --report
 
-Enters: seeds. Leaves: a table on stdout; with `--report`, which takes `REPORT_SEEDS`,
+Input: seeds. Output: a table on stdout; with `--report`, which uses `REPORT_SEEDS`,
 also docs/benchmarks/watch_cases.md. A detection is right if its kind is that of the
-series and its interval meets the truth. Beside it stands a straw man: link_downed grew,
-and a straight line through the time of the steps that rises or falls by a tenth.
+series and its interval overlaps the true one. The baseline is that link_downed grew, or
+that a straight line through the step times rises or falls by a tenth.
 """
 
 import argparse
@@ -38,7 +38,7 @@ class Score:
 
 
 def straw_man(series: Series) -> list[Detection]:
-    """Say flap if link_downed grew, and decay if a line through the steps slopes."""
+    """Report a flap if link_downed grew, and decay if a fitted line slopes."""
 
     def whole(kind: str, text: str) -> Detection:
         last_s = float(series.readings.time_s[-1])
@@ -63,7 +63,7 @@ def straw_man(series: Series) -> list[Detection]:
 
 
 def judge(score: Score, series: Series, found: list[Detection]) -> None:
-    """Add what was found in a series."""
+    """Add the detections in a series."""
     truth = series.truth
     right = [
         each
