@@ -1,4 +1,4 @@
-"""Simulate MegaScale's tables beside the paper's figures. No GPU is involved.
+"""Simulate MegaScale's tables and compare them with the paper. No GPU is involved.
 
     python -m scripts.reproduce.megascale
 
@@ -35,7 +35,7 @@ from scripts.reproduce.megascale_grounds import (
 
 
 def strong_scaling(rows: Sequence[Row], fit: Fit) -> Table:
-    """Put the paper's table 2 beside its simulation."""
+    """Compare the paper's table 2 with its simulation."""
     chosen = fitted_rows(rows)
     cells = []
     for row, error in zip(rows, errors(rows, fit), strict=True):
@@ -73,7 +73,7 @@ def strong_scaling(rows: Sequence[Row], fit: Fit) -> Table:
 
 
 def parts(rows: Sequence[Row], fit: Fit) -> Table:
-    """Say where the simulated time goes."""
+    """Break down the simulated time."""
     names = [field.name for field in dataclasses.fields(StepTime)]
     cells = []
     for row in rows:
@@ -97,7 +97,7 @@ def parts(rows: Sequence[Row], fit: Fit) -> Table:
 
 
 def ablation(fit: Fit) -> Table:
-    """Put the paper's table 3 beside its simulation."""
+    """Compare the paper's table 3 with its simulation."""
     cells = []
     before = None
     differences = []
@@ -137,7 +137,7 @@ def ablation(fit: Fit) -> Table:
 
 
 def weak_scaling(fit: Fit) -> Table:
-    """Put the paper's figure 9 beside its simulation."""
+    """Compare the paper's figure 9 with its simulation."""
     cells = []
     differences = []
     for name, gpus, mfu_of_paper in paper.WEAK_SCALING:
@@ -167,7 +167,7 @@ def weak_scaling(fit: Fit) -> Table:
 
 
 def make_tables(rows: Sequence[Row]) -> list[Table]:
-    """Fit, predict, and write all of it down.
+    """Fit, predict, and return all tables.
 
     Raises:
       RuntimeError: the chosen rows cannot be fitted.

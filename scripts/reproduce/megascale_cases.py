@@ -1,7 +1,7 @@
-"""The figures of MegaScale's paper, and its runs as cases of the step-time model.
+"""The figures of the MegaScale paper, and its runs as cases of the step-time model.
 
-Source of every figure: Jiang et al. 2024, arXiv:2402.15627, where the table or section
-is named. What the paper does not say is assumed, and `SOURCES` says so.
+Source of every figure with a table or section: Jiang et al. 2024, arXiv:2402.15627.
+Values that the paper does not give are assumed and marked in `SOURCES`.
 """
 
 import dataclasses
@@ -30,21 +30,21 @@ class Row:
     step_s: float
     mfu: float
     flops_per_s: float
-    """Of all GPUs."""
+    """FLOPs per second of all GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class System:
-    """How a system runs a model; what is fitted is not its own."""
+    """How a system runs a model, without the fitted constants."""
 
     parallel: bool
     window: int | None
     dp_overlap: bool
-    """All but the last of 2 v transfers over dp are hidden."""
+    """All but the last of 2 v transfers over dp are overlapped."""
     constants: Constants
 
     def constants_for(self, model: "Model", fit: "Fit") -> Constants:
-        """Put together assumed, read and fitted constants."""
+        """Combine assumed, read and fitted constants."""
         return dataclasses.replace(
             self.constants,
             dp_overlap=1 - 1 / (2 * model.chunks) if self.dp_overlap else 0.0,
@@ -129,7 +129,7 @@ ABLATION: tuple[tuple[str, float, int, Mapping[str, Any]], ...] = (
     ("(7) with misc optimizations", 0.623, 256, {}),
     ("(8) with LAMB (BS x 3)", 0.653, 768, {}),
 )
-"""Table 3, 175B on 256 GPUs: step, MFU, batch, what the step changes in the model."""
+"""Table 3, 175B on 256 GPUs: step, MFU, batch, changes by the step in the model."""
 
 A100 = Device.of(GPUS["a100-80g"])
 """The paper's servers have the network of a DGX A100: eight cards of 200 Gb/s."""
@@ -202,11 +202,11 @@ SOURCES: Mapping[str, tuple[str, str]] = MappingProxyType(
         "d_ff": ("assumed", "4 d_model: makes table 1 a 175B and a 530B model"),
     }
 )
-"""For every constant: read, assumed or fitted; and from where."""
+"""For every constant: whether it is read, assumed or fitted, and its source."""
 
 
 def change(system: System, changes: Mapping[str, Any]) -> System:
-    """Return a system with fields of its own, or of its constants, replaced."""
+    """Return a system with some of its fields or constants replaced."""
     own = {name: value for name, value in changes.items() if hasattr(system, name)}
     rest = {name: value for name, value in changes.items() if name not in own}
     constants = dataclasses.replace(system.constants, **rest)
@@ -226,10 +226,12 @@ def make_case(model: Model, system: System, gpus: int, batch: int) -> Case:
     """Lay a model over GPUs as the paper does: tp 8, one row a microbatch, ZeRO-2.
 
     Both systems gather the inputs of a layer again in the backward pass: MegaScale in
-    chunks, Megatron-LM at once. `Case` knows that of chunks only, so both have them.
+    chunks, Megatron-LM at once. `Case` supports this only with chunks, so both have
+    them.
 
     Raises:
-      ValueError: GPUs do not fill replicas, or the batch does not fill these.
+      ValueError: the GPUs are no whole number of replicas, or the batch does not divide
+        over them.
     """
     dp, rest = divmod(gpus, TP * model.pp)
     if rest or batch % dp:

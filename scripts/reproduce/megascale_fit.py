@@ -1,6 +1,6 @@
 """Fit the step-time model on two rows of MegaScale's table 2, and simulate the others.
 
-Enters: rows of the paper (`scripts.reproduce.megascale_cases`). Leaves: the two
+Input: rows of the paper (`scripts.reproduce.megascale_cases`). Output: the two
 constants, and simulated steps.
 """
 
@@ -21,18 +21,19 @@ from scripts.reproduce.megascale_cases import (
 
 Systems = Mapping[SystemName, System]
 FITTED_GPUS = (256, 1024)
-"""The MegaScale rows that are fitted: of the smaller clusters, those that differ most
-in microbatches. All rows with a batch of 6144 are then predictions."""
+"""The fitted MegaScale rows: those of the smaller clusters that differ most in
+microbatches. All rows with a batch of 6144 are then predictions.
+"""
 
 
 def solve(rows: Sequence[Row], systems: Systems = SYSTEMS) -> Fit | None:
-    """Find the two constants that make the simulated time of two rows the paper's.
+    """Find the two constants that reproduce the paper's time of two rows.
 
     Args:
-      rows: two of one system. No other row is seen.
-      systems: how the systems run, but for these constants.
+      rows: two of one system. No other row is used.
+      systems: how the systems run, without these constants.
     Returns:
-      None if that takes an efficiency above 1 or below 0.3, or a fixed time below 0.
+      None if that needs an efficiency above 1 or below 0.3, or a fixed time below 0.
     """
     first, second = rows
 
@@ -58,7 +59,7 @@ def find_zero(
 ) -> float | None:
     """Find the zero of a nearly linear function by secants; None if it is outside.
 
-    A step's time is linear in 1 / efficiency unless transfers outlast the products.
+    A step's time is linear in 1 / efficiency unless transfers outlast the matmuls.
     """
     (x, y), (next_x, next_y) = (low, function(low)), (high, function(high))
     for _ in range(50):
@@ -84,7 +85,7 @@ def simulate_model(
 
 
 def simulate_row(row: Row, fit: Fit, systems: Systems = SYSTEMS) -> StepTime:
-    """Simulate a row of table 2. Of the paper's row only the layout is used."""
+    """Simulate a row of table 2. Only the layout of the paper's row is used."""
     system = systems[row.system]
     return simulate_model(paper.GPT_175B, system, row.gpus, row.batch, fit)[0]
 

@@ -1,7 +1,7 @@
-"""What the simulation of MegaScale's tables rests on, as tables of its page.
+"""The assumptions of the simulation of MegaScale's tables, as tables of its page.
 
-Enters: the paper's rows, and the fit. Leaves: the constants and where they are from,
-what other choices would give, what the model lacks, the paper's figures compared.
+Input: the paper's rows, and the fit. Output: the constants and their sources, the
+results of other choices, the limits of the model, the paper's figures compared.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from scripts.reproduce.megascale_fit import (
 
 
 def constants(fit: Fit) -> Table:
-    """List every number that goes in, and where it is from."""
+    """List every input number and its source."""
     before, after = (
         paper.SYSTEMS[name].constants_for(paper.GPT_175B, fit)
         for name in ("Megatron-LM", "MegaScale")
@@ -98,7 +98,7 @@ def sensitivity(rows: Sequence[Row]) -> Table:
 
 
 def choices(rows: Sequence[Row]) -> Table:
-    """Fit every pair of MegaScale's rows, to show what the choice does."""
+    """Fit every pair of MegaScale's rows, to show the effect of the choice."""
     ours = [row for row in rows if row.system == "MegaScale"]
     cells, found_errors = [], {}
     for pair in itertools.combinations(ours, 2):
@@ -140,7 +140,7 @@ def choices(rows: Sequence[Row]) -> Table:
 
 
 def lacks(rows: Sequence[Row], fit: Fit) -> Table:
-    """Show what no choice of constants can reproduce."""
+    """Show the rows that no choice of constants can reproduce."""
     ours = [row for row in rows if row.system == "MegaScale"]
     cells = []
     for one, two in itertools.combinations(ours, 2):

@@ -1,13 +1,13 @@
-"""Train a transformer in bare JAX: the floor that the step time of mjax is held to.
+"""Train a transformer in bare JAX, as the lower bound of mjax's step time.
 
     python -m scripts.speed.bare_loop
 
-One fixed model, everything in view: parallel blocks, LayerNorm, GELU, rotary
+One fixed model in one file: parallel blocks, LayerNorm, GELU, rotary
 positions, untied embedding, AdamW, float32. The mesh is (dp, tp): Megatron split with
-sequence parallelism over tp, ZeRO-2 over dp, layers scanned with full remat. Of mjax
-only the attention kernel is used. The loss and its gradient run per device in one
-shard_map; gathering the parameters there is what makes the transpose reduce-scatter
-their gradients.
+sequence parallelism over tp, ZeRO-2 over dp, layers scanned with full remat. Only the
+attention kernel is from mjax. The loss and its gradient run per device in one
+shard_map; parameters are gathered there, so the transpose reduce-scatters their
+gradients.
 """
 
 import dataclasses
@@ -108,7 +108,7 @@ def loss(sizes: Sizes, parts, batch) -> jax.Array:
     x = jnp.where(mine[..., None], x, 0.0)
     x = lax.psum_scatter(x, "tp", scatter_dimension=1, tiled=True)
 
-    # A scan needs no barrier against the merging of recomputed values.
+    # A scan needs no barrier against CSE of recomputed values.
     @partial(jax.checkpoint, prevent_cse=False)
     def layer(x, w):
         return block(x, w, cos, sin, batch["segments"], head_width), None
@@ -153,7 +153,7 @@ def place(mesh: Mesh, tx: optax.GradientTransformation, params) -> tuple[Any, An
     """Put parameters and their new optimizer state on the mesh."""
     put = lambda x, spec: jax.device_put(x, NamedSharding(mesh, spec))  # noqa: E731
     params = jax.tree.map(put, params, SPECS)
-    # The moments are born like their parameters; counts go everywhere.
+    # Moments are sharded like their parameters; counts are replicated.
     return params, jax.tree.map(lambda x: x if x.ndim else put(x, P()), tx.init(params))
 
 

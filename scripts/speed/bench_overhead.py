@@ -4,7 +4,7 @@
 
 Both programs run in one process, on the same 8 simulated devices, from the same
 parameters and the same batch: `mjax.step.program.Program.train_step`, and the step of
-`scripts/speed/bare_loop.py`, with the same maths, sharding and remat. They take turns,
+`scripts/speed/bare_loop.py`, with the same maths, sharding and remat. They alternate,
 and the order within a pair changes from pair to pair, so that other load on the machine
 affects both alike. The overhead is the median over pairs of the ratio of the two times.
 The time of a step is from its call until its outputs are ready, measured by the clock
@@ -34,7 +34,7 @@ from scripts.speed import bare_loop
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What both loops train; the defaults are those of the benchmark."""
+    """The workload of both loops; the defaults are those of the benchmark."""
 
     sizes: bare_loop.Sizes = dataclasses.field(default_factory=bare_loop.Sizes)
     seq_len: int = 256
@@ -46,7 +46,7 @@ class Workload:
 
 
 def mjax_program(work: Workload, *, gather_first: bool = False) -> Program:
-    """Build mjax' program of this workload."""
+    """Build mjax's program of this workload."""
     sizes = work.sizes
     return build_program(
         model=ModelConfig(
@@ -70,7 +70,7 @@ def mjax_program(work: Workload, *, gather_first: bool = False) -> Program:
 
 
 def bare_params(params: Any, tp: int) -> dict[str, Any]:
-    """Rearrange mjax' parameters for the bare loop, on the host.
+    """Rearrange mjax's parameters for the bare loop, on the host.
 
     Its w_in is [q | k | v | ffn-in] and its w_out [attn-out | ffn-out] of the first tp
     device, then of the second, and so on.
@@ -98,7 +98,7 @@ def bare_params(params: Any, tp: int) -> dict[str, Any]:
 
 
 def make_batch(work: Workload) -> dict[str, np.ndarray]:
-    """Draw random tokens; the second half of each row is a document of its own."""
+    """Draw random tokens; the second half of each row is a separate document."""
     shape = (work.batch, work.seq_len)
     rng = np.random.default_rng(0)
     stream = rng.integers(0, work.sizes.vocab_size, (shape[0], shape[1] + 1), np.int32)
@@ -115,7 +115,7 @@ def make_batch(work: Workload) -> dict[str, np.ndarray]:
 
 
 class MjaxStep:
-    """Take steps with mjax; the state lives here."""
+    """Runs steps with mjax and holds the state."""
 
     name = "mjax"
 
@@ -135,7 +135,7 @@ class MjaxStep:
 
 
 class BareStep:
-    """Take steps with the bare loop, from the parameters given."""
+    """Runs steps with the bare loop, from given parameters."""
 
     name = "bare"
 
@@ -149,7 +149,7 @@ class BareStep:
         self.batch = jax.device_put(make_batch(work), rows)
 
     def trace(self) -> jax.stages.Traced:
-        """Make the step anew and trace it."""
+        """Rebuild the step and trace it."""
         step = bare_loop.make_step(self.work.sizes, self.mesh, self.tx)
         return step.trace(*self.state, self.batch)
 
@@ -164,7 +164,7 @@ class BareStep:
 
 
 def time_step(step: MjaxStep | BareStep) -> tuple[float, float]:
-    """Take one step; return the seconds until its outputs are ready, by both clocks."""
+    """Run one step; return the seconds until its outputs are ready, by both clocks."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     jax.block_until_ready((step(), step.state))
     return time.perf_counter() - wall_s, time.process_time() - cpu_s
@@ -197,7 +197,7 @@ def compare(work: Workload, num_pairs: int) -> None:
 
 
 def print_header(title: str) -> None:
-    """Print the head of a table."""
+    """Print the header of a table."""
     print(f"\n{title}:\n\n| | min | median | max |\n|---|--:|--:|--:|")
 
 
@@ -208,7 +208,7 @@ def print_row(name: str, values: Sequence[float]) -> None:
 
 
 def simulate_devices(work: Workload) -> None:
-    """Make the devices of this workload, and say what will run on them."""
+    """Make the devices of this workload, and print a description."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", work.dp * work.tp)
     print(

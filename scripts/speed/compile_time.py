@@ -46,7 +46,7 @@ BOUND_S = 120.0
 """CPU-seconds of a recipe."""
 PARTS = ("trace", "lower", "compile")
 LEVELS = (None, 0)
-"""Of `xla_backend_optimization_level`; None leaves XLA's default."""
+"""Values of `xla_backend_optimization_level`; None leaves XLA's default."""
 EXTRA = {
     "llama3-8b, 2 nodes, tp 2, 8 microbatches": (
         "llama3-8b",
@@ -54,7 +54,7 @@ EXTRA = {
         "--mesh.tp 2 --batch.microbatches 8",
     )
 }
-"""(recipe, nodes, flags): once the slowest of all to compile."""
+"""(recipe, nodes, flags): formerly the slowest to compile."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class Case:
 
     @property
     def config(self) -> TrainConfig:
-        """The run; XLA can compile its attention without a GPU."""
+        """The configuration of the run; XLA can compile its attention without a GPU."""
         flags = f"--recipe {self.recipe} {self.flags}".split()
         config = parse(flags, RECIPES, "python -m scripts.speed.compile_time")[0]
         return compilable(with_vocabulary(config), self.topology)[0]
@@ -161,19 +161,19 @@ def pairs(count: int) -> list[dict[str, Any]]:
             jax.clear_caches()
             row[name], text = time_parts(traces[name], {})
             row[name]["fusions"] = text.count(" fusion(")
-        if pair:  # the first one imports what the compiler needs
+        if pair:  # the first one imports the compiler's dependencies
             rows.append(row)
             print(json.dumps(row), flush=True)
     return rows
 
 
 def total(parts: dict[str, float]) -> float:
-    """Add up the parts."""
+    """Return the sum of the parts."""
     return sum(parts[name] for name in PARTS)
 
 
 def measured_at(rows: Sequence[dict[str, Any]]) -> str:
-    """Name the commits that the rows are of; the page may be written later."""
+    """Name the commits of the rows; the page may be written later."""
     return "Measured at " + ", ".join(
         f"`{c}`" for c in dict.fromkeys(map(_commit, rows))
     )
@@ -214,7 +214,7 @@ the CPU. Trace includes building the program. {measured_at(rows)}.""",
 
 
 def recipe_table(rows: Sequence[dict[str, Any]]) -> Table:
-    """Write a row for each recipe and level, and name those that are missing."""
+    """Write a row for each recipe and level, and name the missing ones."""
     done = {(row["case"]["name"], row["level"]) for row in rows}
     missing = {
         level: [name for name in (*TUNED_FOR, *EXTRA) if (name, level) not in done]
@@ -256,7 +256,7 @@ XLA's default. *Process* is everything from the start of Python. Bound:
 
 
 def measure_recipes(path: Path) -> None:
-    """Compile every case that is not in the file, each in a process of its own."""
+    """Compile every case that is not in the file, each in a separate process."""
     found = [smallest(recipe) for recipe in TUNED_FOR]
     found += [
         Case(name=name, recipe=recipe, nodes=nodes, flags=flags)
@@ -282,13 +282,13 @@ def read(path: Path, kind: str) -> list[dict[str, Any]]:
 
 
 def append(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write rows to the end of the file."""
+    """Append rows to the file."""
     with path.open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
 
 
 def main() -> int:
-    """Measure, write the page; return 1 if a bound is not kept."""
+    """Measure, write the page; return 1 if a bound is exceeded."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=Path, help="what is measured goes here")
     parser.add_argument(

@@ -2,16 +2,16 @@
 
     python -m scripts.speed.host_time [--devices 1]
 
-Simulated devices compute on the cores that the host needs, so its time cannot be seen
-beside a real step. Here `mjax.run.loop.Loop` runs with a compiled step of the same
-arguments, shardings and donation that computes nothing. What is left of an iteration is
-the host's: the dispatch to the devices of the process (8; 1 where each GPU has a
+Simulated devices compute on the cores that the host needs, so the host's time cannot be
+separated from a real step. Here `mjax.run.loop.Loop` runs with a compiled step of the
+same arguments, shardings and donation that computes nothing. The rest of an iteration
+is host time: the dispatch to the devices of the process (8; 1 if each GPU has a
 process), reading the metrics, the row in metrics.jsonl, the progress line (every step
 here, every tenth in a run). The first row has one batch for all steps; the next two
-take it apart: the call of the compiled function, which is jax' and XLA's dispatch, and
-what mjax does around it. The next one has the data loader, whose thread works beside a
-real step but here has nothing to hide behind: what it adds is no part of a longer step.
-The last has one batch again, and a second call for the weights that the step uses first
+split it into the call of the compiled function, which is the dispatch of jax and XLA,
+and the work of mjax around it. The next row adds the data loader, whose thread overlaps
+a real step but nothing here: a longer step does not contain its time. The last has one
+batch again, and a second call for the weights that the step uses first
 (--mesh.gather-first), which computes nothing either.
 """
 
@@ -76,13 +76,13 @@ def host_times_ms(
     with tempfile.TemporaryDirectory() as folder:
         run_empty(program, batches, Path(folder), calls_s=calls_s)
         rows = metrics.read_rows(Path(folder) / "metrics.jsonl")
-    # A row ends when its metrics are read, which is after the call of the next step.
+    # An iteration ends when its metrics are read, after the call of the next step.
     whole = [row["step_s"] * 1e3 for row in rows[NUM_WARMUP_STEPS:-1]]
     return whole, [call_s * 1e3 for call_s in calls_s[NUM_WARMUP_STEPS + 1 :]]
 
 
 def timed(call: Callable[..., Any], calls_s: list[float]) -> Callable[..., Any]:
-    """Return the function, which notes how many seconds each call takes."""
+    """Return the function with a record of the seconds of each call."""
 
     def timed_call(*args: Any) -> Any:
         begun_s = time.perf_counter()
@@ -116,7 +116,7 @@ def run_empty(
     placed = jax.tree.map(lambda s: s.sharding, program.abstract_state)
     step = jax.jit(empty_step, donate_argnums=0, out_shardings=(placed, everywhere))
     program = _with_empty_gather(program)
-    # Compiled ahead of time and kept whole with its batch, as mjax.train does it.
+    # Compiled ahead of time and kept with its batch, as in mjax.train.
     compiled: Callable[..., Any] = step.lower(*program.abstract_args).compile()
     if calls_s is not None:
         compiled = timed(compiled, calls_s)
@@ -125,7 +125,7 @@ def run_empty(
 
 
 def _with_empty_gather(program: Program) -> Program:
-    """Gather one number in the place of each weight, if the program gathers first."""
+    """Gather one number in place of each weight, if the program gathers first."""
     if program.gather_first is None:
         return program
     types = jax.tree.map(lambda x: x.update(shape=x.shape[:1]), program.abstract_first)
@@ -147,7 +147,7 @@ def _run_loop(
     num_steps: int,
     watch: Watch,
 ) -> None:
-    """Run steps as mjax.train does; what they print is thrown away."""
+    """Run steps as mjax.train does; their output is discarded."""
     checkpoints = Checkpoints(folder, CkptConfig(keep=1))
     with contextlib.redirect_stdout(io.StringIO()), ending.StopRequest() as stop:
         recorder = metrics.Recorder(

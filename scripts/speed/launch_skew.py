@@ -1,12 +1,12 @@
-"""How far apart the processes of a run launch their steps, and what Python has to do.
+"""Measure the skew of step launches between processes, and the effect of Python's GC.
 
     python -m scripts.speed.launch_skew --steps 1500
 
-Two processes train the `debug` recipe on this machine, whose clock both read: once with
-Python collecting garbage when it likes, once at agreed steps (`--gc-every`), in turn.
-Each notes when it launches each step. Writes docs/benchmarks/launch_skew.md.
-Source: MegaScale, arXiv:2402.15627, section 6.3, where the launches of ranks drifted
-apart because of irregular garbage collections.
+Two processes train the `debug` recipe on this machine, whose clock both read: with
+automatic garbage collection and with collection at agreed steps (`--gc-every`),
+alternating. Each records the launch time of each step. Writes
+docs/benchmarks/launch_skew.md. Source: MegaScale, arXiv:2402.15627, section 6.3, where
+the launches of ranks drifted apart because of irregular garbage collections.
 """
 
 import argparse
@@ -36,12 +36,12 @@ RUN = (
     *("--log.sample-tokens", "0", "--data.path", "synthetic"),
 )
 FIRST = 100
-"""Steps that are not looked at."""
+"""First steps, which are not counted."""
 ROUNDS = 3
 
 
 def be_rank(mode: str, out: Path, words: list[str]) -> int:
-    """Train as one process, and write when each step was launched."""
+    """Train as one process, and write the launch time of each step."""
     launches: list[tuple[int, int]] = []
     mark = Writer.mark
 
@@ -67,7 +67,7 @@ def _never(every: int) -> Iterator[object]:
 
 
 def skews_ms(mode: str, steps: int, folder: Path) -> np.ndarray:
-    """Return, by step, how far apart the launches of two processes were, in ms."""
+    """Return, by step, the skew of the launches of two processes, in ms."""
     port = free_port()
     together = ["--distributed.coordinator", f"localhost:{port}"]
     together += ["--distributed.num-processes", "2", "--steps", str(steps)]
@@ -101,7 +101,7 @@ def skews_ms(mode: str, steps: int, folder: Path) -> np.ndarray:
 
 
 def main() -> int:
-    """Measure both ways in turn, and write the page."""
+    """Measure both ways alternately, and write the page."""
     if sys.argv[1:2] == ["--rank"]:
         return be_rank(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
