@@ -1,8 +1,8 @@
 """Draw the figures of docs/concepts.md: `python -m scripts.site.drawings`.
 
-Enters: nothing. Leaves: docs/figures/concept_*.svg. Where a drawing shows a layout or
-a count it is computed: devices from the mesh axes, bytes from the levels of ZeRO,
-blocks of a window from its mask.
+Output: docs/figures/concept_*.svg. Layouts and counts in a drawing are computed:
+devices from the mesh axes, bytes from the levels of ZeRO, blocks of a window from its
+mask.
 """
 
 import html
@@ -32,7 +32,7 @@ _BLUE, _ORANGE, _GREEN, _RED, _GREY = (
 
 
 def picture(width: int, height: int, title: str, marks: Iterator[str]) -> str:
-    """Return an SVG of marks on a card that is light or dark as the reader asks."""
+    """Return an SVG of marks on a card in the reader's light or dark scheme."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" role="img" aria-label="{html.escape(title)}" '
@@ -55,7 +55,7 @@ def box(x: float, y: float, width: float, height: float, fill: str) -> str:
 def text(
     x: float, y: float, words: str, anchor: str = "start", kind: str | None = None
 ) -> str:
-    """Return words whose base line is at y, of a class of the style sheet."""
+    """Return words with their baseline at y, in a class of the style sheet."""
     of_kind = f' class="{kind}"' if kind else ""
     return (
         f'<text x="{x:g}" y="{y:g}"{of_kind} text-anchor="{anchor}">'
@@ -236,7 +236,7 @@ DRAWINGS: dict[str, Callable[[], str]] = {
     "window": window,
     "zero": zero,
 }
-"""From the name of a figure to the function that draws it."""
+"""Drawing functions by the name of the figure."""
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The pages of failures: what a message means, and what to do.
+"""The pages of failures: meaning and remedy of each message.
 
-Enters: the messages of the code (messages.py), and docs/failures.toml with causes and
-remedies. Leaves: a page of failures of running jobs, and a page of all refusals.
+Input: the messages of the code (messages.py), and docs/failures.toml with causes and
+remedies. Output: a page of failures of running jobs, and a page of all refusals.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ PARTS_OF_A_RUN = (
     *("plan", "processes.agreement", "processes.distributed", "processes.key_value"),
     *("run", "trainer", "tune"),
 )
-"""Modules below mjax whose failures a run, an export or an evaluation can end with."""
+"""Modules of mjax whose failures can end a run, an export or an evaluation."""
 REFUSALS = ("ValueError", "NotImplementedError")
 
 
@@ -40,7 +40,7 @@ class Failure:
 
 
 def read(path: Path) -> list[Failure]:
-    """Return the entries of a file, in its order."""
+    """Return the entries of a file, in file order."""
     return [Failure(**one) for one in tomllib.loads(path.read_text())["failure"]]
 
 
@@ -58,7 +58,7 @@ def of_runs(messages: Iterable[Message]) -> list[Message]:
 
 
 def means(failure: Failure, message: Message) -> bool:
-    """Say whether a message is one of a failure."""
+    """Return whether a message is that of a failure."""
     return any(fragment in message.text for fragment in failure.fragments)
 
 
@@ -96,7 +96,7 @@ def refusals_page(messages: Sequence[Message]) -> str:
 
 
 def _block(texts: Iterable[str]) -> str:
-    """Return texts as a list of code, which wraps on a narrow screen, each once."""
+    """Return unique texts as a list of code, which wraps on a narrow screen."""
     lines = dict.fromkeys(re.sub(r"\s+", " ", text).strip() for text in texts)
     return "".join(f"- {_code(line)}\n" for line in lines)
 

@@ -1,6 +1,6 @@
 """The page of all flags, made from the programs' own parsers.
 
-Enters: the help that each program prints. Leaves: a page of Markdown.
+Input: the help that each program prints. Output: a page of Markdown.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ from mjax.__main__ import PROGRAMS
 from mjax.launch.__main__ import COMMANDS
 
 NUM_COLUMNS = 80
-"""Width of the help; a block of the theme has room for it on a desktop screen."""
+"""Width of the help, which fits in a code block of the theme on a desktop screen."""
 
 
 def page() -> str:
-    """Return the page: each program and command, and what it prints for `-h`."""
+    """Return the page: each program and command, with its output for `-h`."""
     parts = [
         "# Flags\n\nWhat each program prints for `-h`. `mjax NAME` and "
         "`python -m mjax.NAME` are the same program.\n"
@@ -31,7 +31,7 @@ def page() -> str:
 
 @contextlib.contextmanager
 def _columns(number: int) -> Iterator[None]:
-    """Give programs a terminal of a width, whatever the one is that builds the site."""
+    """Give programs a terminal of a fixed width, independent of the build machine's."""
     before = os.environ.get("COLUMNS")
     os.environ["COLUMNS"] = str(number)
     try:
@@ -44,7 +44,7 @@ def _columns(number: int) -> Iterator[None]:
 
 
 def _helps(*names: str) -> list[str]:
-    """Return what a program or command prints for `-h`, and its commands after it."""
+    """Return the `-h` output of a program or command, followed by its commands."""
     text = completion.help_of(*names)
     parts = [f"```text\n{text.strip()}\n```\n"]
     for command in _commands(names, text):

@@ -1,8 +1,8 @@
-"""The messages with which the code refuses or fails, read from its source.
+"""The messages of refusals and failures, read from the source code.
 
-Enters: the folder of a package. Leaves: each message that an error is made with, its
-module and the class of the error. Nothing is imported: the text is that of the call,
-with the expressions of an f-string in braces.
+Input: the folder of a package. Output: each error message, its module and the class of
+the error. Nothing is imported: the text is that of the call, with the expressions of an
+f-string in braces.
 """
 
 import ast
@@ -22,8 +22,8 @@ class Message:
     Attributes:
       module: with dots.
       error: class of the error.
-      base: the class of Python that it derives from.
-      text: the message; an expression in it stands in braces.
+      base: the built-in class that it derives from.
+      text: the message, with expressions in braces.
     """
 
     module: str
@@ -36,8 +36,8 @@ def messages(package: Path) -> list[Message]:
     """Return the messages of a package, by module and line, each once.
 
     A run that gives up says why in its log, which counts as a RuntimeError. An error
-    that passes on the text of another has no message of its own, and an AssertionError
-    is for us and not for users.
+    that forwards another one's text is not listed, nor is an AssertionError, which is
+    for developers.
 
     Args:
       package: its folder; packages below it are included.
@@ -75,7 +75,7 @@ def literal(text: str) -> str:
 
 
 def _bases(trees: Sequence[ast.Module]) -> dict[str, str]:
-    """Return the classes of errors that there are, each with that of Python's."""
+    """Return all classes of errors, each with its built-in base."""
     bases = {
         name: name
         for name, kind in vars(builtins).items()
@@ -87,13 +87,13 @@ def _bases(trees: Sequence[ast.Module]) -> dict[str, str]:
         for node in ast.walk(tree)
         if isinstance(node, ast.ClassDef) and node.bases
     ]
-    for _ in range(4):  # deeper than any class of errors is
+    for _ in range(4):  # deeper than any class of errors
         bases |= {name: bases[base] for name, base in classes if base in bases}
     return bases
 
 
 def _constants(tree: ast.Module) -> dict[str, str]:
-    """Return the texts that a module names."""
+    """Return the text constants of a module."""
     found = {}
     for node in tree.body:
         match node:
@@ -114,7 +114,7 @@ def _filled(text: str, constants: Mapping[str, str]) -> str:
 def _calls(
     node: ast.AST, function: _Function | ast.Module
 ) -> Iterator[tuple[ast.Call, _Function | ast.Module]]:
-    """Yield each call below a node with the function that it stands in."""
+    """Yield each call below a node with its enclosing function."""
     for child in ast.iter_child_nodes(node):
         if isinstance(child, ast.Call):
             yield child, function
@@ -123,7 +123,7 @@ def _calls(
 
 
 def _texts(node: ast.expr, function: ast.AST, tree: ast.Module) -> list[str]:
-    """Return what an expression may read, one text for each alternative."""
+    """Return the possible texts of an expression, one for each alternative."""
     match node:
         case ast.Constant(value=value):
             return [value] if isinstance(value, str) else []
@@ -165,7 +165,7 @@ def _piece(value: ast.expr) -> str:
 
 
 def _assigned(name: str, function: ast.AST) -> Iterator[ast.expr]:
-    """Yield what a name is set to in a function."""
+    """Yield the values assigned to a name in a function."""
     for node in ast.walk(function):
         match node:
             case (

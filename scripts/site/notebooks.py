@@ -1,7 +1,7 @@
 """The page of the notebooks, with links that open them in a hosted service.
 
-Enters: the notebooks and, if one is given, the URL of the repository on GitHub, where
-Colab finds them. Leaves: a page of Markdown for the folder reference/. Without a URL
+Input: the notebooks and optionally the URL of the repository on GitHub, from which
+Colab loads them. Output: a page of Markdown for the folder reference/. Without a URL
 the page has no link to a hosted service: the project has no fixed address.
 """
 
@@ -46,7 +46,7 @@ def on_github(url: str) -> str:
     """Return OWNER/NAME of the URL of a repository on GitHub.
 
     Raises:
-      ValueError: it is not such a URL.
+      ValueError: the URL has another form.
     """
     found = _REPOSITORY.fullmatch(url)
     if found is None:

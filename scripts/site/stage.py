@@ -1,11 +1,11 @@
 """Collect the pages of the docs site in one folder, and write its configuration.
 
-Enters: README.md, docs/ and the files they link to; mkdocs.yml. Leaves: the folder
-build/site/source with the same paths as in the repository, so that every link stays
-as it is, with pages made from the code: flags, failures, notebooks, API; and
-build/site/mkdocs.yml, whose navigation lists them. Run by `make docs`;
-`make docs REPO_URL=https://github.com/OWNER/NAME` adds links to that repository, and
-to Colab for each notebook.
+Input: README.md, docs/ and the files they link to; mkdocs.yml. Output: the folder
+build/site/source with the same paths as in the repository, so that links need no
+change, with pages made from the code: flags, failures, notebooks, API; and
+build/site/mkdocs.yml, whose navigation lists them. Run by `make docs`; `make docs
+REPO_URL=https://github.com/OWNER/NAME` adds links to that repository, and to Colab for
+each notebook.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def copy(path: Path, source: Path) -> None:
-    """Copy a file of the repository to the same place below source."""
+    """Copy a file of the repository to the same path below source."""
     target = source / path.relative_to(ROOT)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, target)
@@ -102,7 +102,7 @@ def api_pages(package: Path) -> dict[str, str]:
     Args:
       package: the folder of a package; those below it are included.
     Returns:
-      From names of pages to their text, in the order of the names.
+      Text of pages by name, in the order of the names.
     """
     pages = {}
     for folder in sorted({path.parent for path in package.rglob("*.py")}):
@@ -118,7 +118,7 @@ def api_pages(package: Path) -> dict[str, str]:
 
 
 def evidence() -> list:
-    """Return the navigation of the claims: each with its pages of output below it."""
+    """Return the navigation of the claims, each with its pages of output."""
     pages = evidence_index.read_pages()
     entries = []
     for claim in evidence_index.read_claims():
@@ -129,7 +129,7 @@ def evidence() -> list:
 
 
 def expanded(entries: list, source: Path, claims: list) -> list:
-    """Return a navigation with pages in the place of folders.
+    """Return a navigation with folders replaced by their pages.
 
     Args:
       entries: as in mkdocs.yml. A folder with a title becomes the pages in it, and

@@ -1,11 +1,11 @@
 """Tune a small imported model on 200 chats: `python -m scripts.tune.chats`.
 
-Enters: the standard library. A base is trained on the docstrings of some modules and
+Input: the standard library. A base is trained on the docstrings of some modules and
 exported to a Hugging Face folder; chats are about functions of other modules, in the
-two tasks of `docstrings`. Full training and LoRA both take the learning rate and the
-number of passes that are best on validation chats. Leaves:
-docs/benchmarks/fine_tuning.md and docs/figures/fine_tuning.png. 2 CPU cores, some 30
-CPU-minutes; --for-s 300 stops after 300 s, and the same command goes on from there.
+two tasks of `docstrings`. Full training and LoRA both use the learning rate and the
+number of passes that are best on validation chats. Output:
+docs/benchmarks/fine_tuning.md and docs/figures/fine_tuning.png. It takes 2 CPU cores
+and about 30 CPU-minutes; --for-s 300 stops after 300 s, and the same command resumes.
 """
 
 import argparse
@@ -59,7 +59,7 @@ BASE = [*_BASE.split(), "--eval.batches", "20", "--ckpt.every", "2200"]
 
 
 def make_base(folder: Path, found: list[docstrings.Entry]) -> Path:
-    """Train the base, unless it is there, and export it; return the export."""
+    """Train the base, unless it exists, and export it; return the export."""
     text, run, out = folder / "base.jsonl", folder / "base", folder / "hf"
     if not out.is_dir():
         lines = [json.dumps({"text": t}) + "\n" for t in docstrings.base_texts(found)]
@@ -98,7 +98,7 @@ class Case:
         self.num_trained = _size(program.trained.of(program.abstract_state.params))
 
     def params(self, seed: int) -> Any:
-        """Return the base, with adapters that are drawn from a seed."""
+        """Return the base, with adapters initialised from a seed."""
         config = dataclasses.replace(self._config, seed=seed)
         drawn = program_of(config, self._mesh).init().params
         return resumed.read_params(self._source, drawn)
@@ -109,10 +109,10 @@ def _size(tree: Any) -> int:
 
 
 class Results:
-    """What was found, kept in a folder after each training."""
+    """Results, saved in a folder after each training."""
 
     def __init__(self, folder: Path) -> None:
-        """Read what an earlier call has found."""
+        """Read the results of an earlier call."""
         self._folder, self._path = folder, folder / "results.json"
         exists = self._path.exists()
         self.found: dict[str, Any] = (
@@ -120,18 +120,18 @@ class Results:
         )
 
     def add(self, key: str, value: Any) -> None:
-        """Keep one result."""
+        """Save one result."""
         self.found[key] = value
         self._path.write_text(json.dumps(self.found, indent=1) + "\n")
 
     def keep(self, name: str, params: Any) -> None:
-        """Keep parameters."""
+        """Save parameters."""
         np.savez(
             self._folder / f"{name}.npz", *map(np.asarray, jax.tree.leaves(params))
         )
 
     def params(self, name: str, like: Any) -> Any:
-        """Return parameters that were kept, in the form of others."""
+        """Return saved parameters, in the structure of others."""
         with np.load(self._folder / f"{name}.npz") as file:
             leaves = [file[f"arr_{i}"] for i in range(len(file.files))]
         return jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -142,21 +142,21 @@ class Draw:
     """Chats of one task, drawn with one seed."""
 
     key: str
-    """TASK/SEED, with which the names of its results begin."""
+    """TASK/SEED, the prefix of the names of its results."""
     seed: int
     grid: Mapping[str, Sequence[float]]
     """Learning rates of each kind of training."""
 
 
 class Experiment:
-    """All trainings of one draw of chats after the other."""
+    """All trainings, one draw of chats at a time."""
 
     def __init__(self, folder: Path, for_s: float | None) -> None:
-        """Prepare; the base is made if it is not there.
+        """Prepare; the base is made if it does not exist.
 
         Args:
           folder: keeps base and results.
-          for_s: start nothing new after so many seconds.
+          for_s: seconds after which nothing new is started.
         """
         self._end_s = None if for_s is None else time.monotonic() + for_s
         self._entries = docstrings.entries()
@@ -165,7 +165,7 @@ class Experiment:
         self.cases = {"full": Case(self.base, None), "lora": Case(self.base, RANK)}
 
     def run(self) -> bool:
-        """Train what is not yet trained; say whether all of it is done."""
+        """Run the missing trainings; return whether all are done."""
         for name, task in TASKS.items():
             for seed in task.seeds:
                 chats = docstrings.chats(self._entries, name, seed)
@@ -224,7 +224,7 @@ class Experiment:
             yield self._train(draw, shuffled, "full", lr, "shuffled")
 
     def _held_out(self, draw: Draw, chats: Any) -> Any:
-        """Read the held-out chats, after everything is chosen."""
+        """Evaluate the held-out chats, after all choices are made."""
         key = f"{draw.key}/held-out"
         if key in self.results.found:
             return
@@ -242,7 +242,7 @@ class Experiment:
 
 
 def main() -> None:
-    """Run the experiment, or a piece of it; write the page when it is done."""
+    """Run the experiment or a part of it; write the page when it is done."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work-dir", type=Path, required=True, help="keeps results")
     parser.add_argument("--for-s", type=float, help="stop after so many seconds")

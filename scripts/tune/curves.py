@@ -1,8 +1,8 @@
 """Many short trainings of one model with one compiled step.
 
-Enters: a program, parameters to begin with and chats. Leaves: the loss on other chats
-after each pass. The learning rate is an argument of the compiled pass: the updates of
-the trainer's AdamW are in proportion to it, so that one compilation does for a grid.
+Input: a program, initial parameters and chats. Output: the loss on other chats after
+each pass. The learning rate is an argument of the compiled pass: the updates of the
+trainer's AdamW are proportional to it, so one compilation serves a grid.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from mjax.step import optim
 from mjax.step.program import BATCH_FIELDS, Program
 
 Batches = dict[str, np.ndarray]
-"""Of each field [number of batches, B, T]."""
+"""Shape of each field: [number of batches, B, T]."""
 UNIT = OptimConfig(
     name="adamw", lr=1.0, schedule="constant", warmup_steps=10, weight_decay=0.0
 )
@@ -33,7 +33,7 @@ _PATIENCE = 5
 
 
 def samples_of(chats: Sequence[Mapping[str, Any]], template: str, seq_len: int) -> Any:
-    """Return chats as the trainer's samples, packed, each apart from its neighbours."""
+    """Return chats as the trainer's samples, packed, each isolated from the others."""
     tokenizer = BytesTokenizer()
     eos = tokenizer.decode(np.array([tokenizer.eos_id]))
     read = ChatTemplate(text=template, eos_token=eos)
@@ -63,8 +63,8 @@ def batches_of(
       samples: to take them from.
       order: indices.
       size: B.
-      padded: fill the last batch with rows without targets; without, what makes no
-        whole batch is left out.
+      padded: fill the last batch with rows without targets; if false, an incomplete
+        batch is dropped.
     """
     num = -(-len(order) // size) if padded else len(order) // size
     taken = np.resize(order, num * size)
@@ -74,10 +74,10 @@ def batches_of(
 
 
 def unigram_loss(training: np.ndarray, held_out: np.ndarray) -> float:
-    """Return nats a token of a model that knows only how often each token occurs.
+    """Return nats per token of a unigram model.
 
     Args:
-      training: targets that are counted, each token once more than it occurs.
+      training: targets that are counted, plus one for each token.
       held_out: targets that are predicted.
     """
     size = BytesTokenizer.vocab_size
@@ -93,16 +93,16 @@ class Curve:
     training: list[float]
     """Mean over the steps of the pass."""
     validation: list[float]
-    """The first is that of the parameters to begin with."""
+    """The first is that of the initial parameters."""
 
     @property
     def best(self) -> int:
-        """Passes after which the validation loss was least."""
+        """Number of passes with the least validation loss."""
         return int(np.argmin(self.validation))
 
 
 class Trainings:
-    """One program, compiled once, that is trained again and again."""
+    """One program, compiled once, for many trainings."""
 
     def __init__(self, program: Program) -> None:
         """Compile nothing yet."""
@@ -151,11 +151,11 @@ class Trainings:
         """Train until the validation loss has not fallen for five passes.
 
         Args:
-          params: to begin with.
+          params: initial.
           samples: to train on.
           validation: chats that choose the number of passes.
           lr: peak learning rate, constant after the warm-up.
-          passes: at most.
+          passes: maximum number.
           seed: of the order.
           batch_size: B.
         Returns:

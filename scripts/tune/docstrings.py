@@ -1,14 +1,14 @@
 """Text and chats from the docstrings of the standard library.
 
-Enters: the library of this interpreter. Leaves: text of some modules, to train a base
-on, and chats about the functions of other modules. The question holds the dotted name
-of a class, method or function and the first half of the first line of its docstring.
-There are two tasks:
+Input: the library of this interpreter. Output: text of some modules, to train a base
+on, and chats about the functions of other modules. The question contains the dotted
+name of a class, method or function and the first half of the first line of its
+docstring. There are two tasks:
 
-- lines: the answer is the second half. It is text that people wrote, which nobody can
-  know for certain: what can be learned is mostly how answers are written.
+- lines: the answer is the second half. It cannot be predicted with certainty, so a
+  model mostly learns the style of answers.
 - kinds: the answer says which of the three it is. That follows from the capitals in the
-  name: who learns only how answers are written cannot know it.
+  name; a model that learns only the style of answers cannot know it.
 """
 
 import ast
@@ -49,7 +49,7 @@ class Entry:
 
 
 def entries() -> list[Entry]:
-    """Return what is documented in the standard library, in the order of its files."""
+    """Return the documented names of the standard library, in file order."""
     root = Path(sysconfig.get_paths()["stdlib"])
     found = []
     for path in sorted(root.rglob("*.py")):
@@ -81,13 +81,13 @@ def _documented(node: ast.AST, prefix: str) -> Iterator[tuple[str, str, str]]:
 
 
 def is_of_base(module: str) -> bool:
-    """Say whether the base is trained on a module; chats are about the others."""
+    """Return whether the base is trained on a module; chats are about the others."""
     digest = hashlib.sha256(module.encode()).digest()
     return int.from_bytes(digest[:4]) < _BASE_SHARE * 2**32
 
 
 def base_texts(found: list[Entry]) -> list[str]:
-    """Return what the base is trained on: docstrings, each after its name."""
+    """Return the training text of the base: docstrings, each after its name."""
     texts = [f"{e.name}\n{e.doc}\n" for e in found if is_of_base(e.module)]
     return list(dict.fromkeys(texts))
 
@@ -98,7 +98,7 @@ def chats(found: list[Entry], task: str, seed: int) -> dict[str, list[dict[str, 
     No module is in two splits, and no line is in two chats or in the base's text.
 
     Args:
-      found: what `entries` returns.
+      found: the result of `entries`.
       task: lines or kinds.
       seed: of the draw.
     """
@@ -120,7 +120,7 @@ def chats(found: list[Entry], task: str, seed: int) -> dict[str, list[dict[str, 
     modules = sorted(by_module)
     draw.shuffle(modules)
     splits: dict[str, list[dict[str, Any]]] = {}
-    # Whole modules go to a split until it has enough to draw from.
+    # Whole modules are added to a split until it has enough to draw from.
     num_all = sum(map(len, by_module.values()))
     for split, wanted in NUM_CHATS.items():
         share = num_all * wanted / sum(NUM_CHATS.values())
@@ -133,7 +133,7 @@ def chats(found: list[Entry], task: str, seed: int) -> dict[str, list[dict[str, 
 
 
 def shuffled(found: list[dict[str, Any]], seed: int) -> list[dict[str, Any]]:
-    """Return the chats with the answers of each other."""
+    """Return the chats with shuffled answers."""
     answers = [chat["messages"][1]["content"] for chat in found]
     random.Random(seed).shuffle(answers)
     questions = [chat["messages"][0]["content"] for chat in found]

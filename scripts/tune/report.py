@@ -31,10 +31,10 @@ _ADDED = {
     ("kinds", "full"): (3e-2,),
     ("kinds", "lora"): (3e-4,),
 }
-"""Rates that were added when some choices were at the edge of the grid."""
+"""Rates added after some choices were at the edge of the grid."""
 
 Found = Mapping[str, Any]
-"""What `scripts.tune.chats.Results` keeps."""
+"""The data that `scripts.tune.chats.Results` saves."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def write(
       tasks: of the experiment, by name.
       num_trained: parameters of each kind.
       rank: of the adapters.
-      passes: most that a run may make.
+      passes: maximum of a run.
     """
     draw(found, tasks)
     share = num_trained["lora"] / num_trained["full"]

@@ -1,7 +1,7 @@
 """The trainer's own LoRA run: merged, and resumed in the middle.
 
-Enters: flags and chats. Leaves: the largest difference of logits between adapters
-beside and inside the weights, and whether a resumed run ends with the same bits.
+Input: flags and chats. Output: the largest difference of logits between separate and
+merged adapters, and whether a resumed run ends with the same bits.
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ _LENGTH = 100
 
 
 def read_params(source: TensorSource, like: Any) -> Any:
-    """Read parameters in the form of others; those that a source lacks stay."""
+    """Read parameters in the structure of others; missing ones are kept."""
     names = set(source.names())
 
     def read(path: Any, leaf: Any) -> Any:
@@ -97,7 +97,7 @@ def _difference(saved: SavedStep) -> float:
     plain = program_of(dataclasses.replace(config, lora=LoraConfig()), mesh)
     merged = Merged(saved, config.adapters)
     tokens = np.stack([dataset.held_out[i]["tokens"] for i in range(4)])
-    size = dataset.tokenizer.vocab_size  # what follows is padding
+    size = dataset.tokenizer.vocab_size  # the rest is padding
     logits = [
         np.asarray(program.next_token_logits(params, tokens, _LENGTH))[:, :size]
         for program, params in (
