@@ -1,15 +1,15 @@
-"""Compare the engine with a bare decode loop: tokens a second, in pairs.
+"""Compare the engine with a bare decode loop: tokens per second, in pairs.
 
     python -m scripts.generate.decode_speed [--write]
 
-The bare loop is what one would write for one architecture and nothing else: plain JAX,
-parameters of each layer in a list, caches in a donated buffer, greedy, all tokens in
-one `lax.scan`, one position for all rows; it can neither stop nor take another request
-in between. Its form is the fastest of those tried on a CPU (2026-11): activations
-[rows, 1, D] and output projections [N x H, D], without which weights and caches are
-copied in each step; caches updated by slices, which one position for all allows. Both
-sides read the same weights and begin from the same prompts, and must draw the same
-tokens. Rounds alternate, so that both meet the same disturbances.
+The bare loop is written for one architecture only: plain JAX, parameters of each layer
+in a list, caches in a donated buffer, greedy, all tokens in one `lax.scan`, one
+position for all rows; it can neither stop nor accept another request in between. Its
+form is the fastest of those tried on a CPU (2026-11): activations [rows, 1, D] and
+output projections [N x H, D], without which weights and caches are copied in each step;
+caches updated by slices, which one position for all allows. Both sides read the same
+weights, start from the same prompts, and must draw the same tokens. Rounds alternate,
+so that both see the same disturbances.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def rotate(x: jax.Array, angle: jax.Array) -> jax.Array:
 def bare_step(
     model: ModelConfig, weights: Any, carry: Any, _: None
 ) -> tuple[Any, jax.Array]:
-    """Take one token a row through the model; return the likeliest next ones."""
+    """Run one token per row through the model; return the most likely next ones."""
     caches, tokens, position = carry
     rows, h, eps = tokens.size, model.head_width, model.norm_eps
     angle = position * model.rope_base ** -(jnp.arange(0, h, 2) / h)
@@ -112,7 +112,7 @@ def bare_loop(model: ModelConfig, weights: Any, carry: Any, num: int) -> Any:
 
 
 def bare_weights(params: Any, layers: int) -> Any:
-    """Take the parameters apart, as the bare loop reads them."""
+    """Split the parameters into the form of the bare loop."""
     attention = params["blocks"]["attention"]
     out = attention["wo"]
     flat = {
@@ -167,7 +167,7 @@ class Ours:
             model=model,
             params=params,
             mesh=mesh,
-            tokenizer=_Clipped(model.vocab_size),  # to make text is part of it
+            tokenizer=_Clipped(model.vocab_size),  # making text is part of the time
             chat_template=None,
             seq_len=PROMPT + TOKENS,
             eos_ids=(),
@@ -206,7 +206,7 @@ class Ours:
 
 
 class _Clipped(BytesTokenizer):
-    """Bytes, for ids that are larger."""
+    """A byte tokenizer that accepts larger ids."""
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
@@ -221,7 +221,7 @@ class _Clipped(BytesTokenizer):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Result:
-    """Of one case."""
+    """Results of one case."""
 
     name: str
     rows: int

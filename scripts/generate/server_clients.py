@@ -1,12 +1,12 @@
-"""Clients of the model server that compare what they get with offline answers.
+"""Clients of the model server that compare its answers with offline ones.
 
-Enters: the port of a server, and cases: requests with the answers that an engine gives
-them alone. Leaves: `Seen`, what the clients have sent and received.
+Input: the port of a server, and cases: requests with the answers of an engine that runs
+each alone. Output: `Seen`, the requests and answers of the clients.
 
-A client sends one request after the other, each on a connection of its own. Half of the
-answers are streamed. A cutter closes the connection before the end of each answer: most
-times in the middle of a stream, after some pieces have come, otherwise after a moment
-in which nothing is read, so that the request may still wait in the queue.
+A client sends its requests one by one, each on a separate connection. Half of the
+answers are streamed. A cutter closes the connection before the end of each answer:
+mostly in the middle of a stream, after some pieces, otherwise after a moment without
+reading, so that the request may still be in the queue.
 """
 
 import asyncio
@@ -19,13 +19,13 @@ import time
 from collections.abc import AsyncIterator, Sequence
 
 LONG_TOKENS = 60
-"""Answers that are cut in their middle have at least so many tokens."""
+"""Least number of tokens of answers that are cut in the middle."""
 _SILENT_SHARE = 0.3
-"""Of the cuts: without reading anything."""
+"""Share of cuts without reading anything."""
 _MOST_PIECES = 5
 _MOST_SILENT_S = 0.5
 _LOST_S = 300.0
-"""An answer that takes longer is lost. Chosen: a hundred times the usual."""
+"""Time limit of an answer. Chosen: a hundred times the usual."""
 _END = "[DONE]"
 _REFUSALS = ("queue_full", "stopping")
 """Codes of errors for requests that were never accepted."""
@@ -45,31 +45,31 @@ class Cut:
     """When a client closes its connection; one of the two."""
 
     pieces: int | None = None
-    """After so many pieces of text."""
+    """Number of pieces of text before the cut."""
     silent_s: float | None = None
-    """After so many seconds, in which it reads nothing."""
+    """Seconds before the cut, without reading."""
 
 
 @dataclasses.dataclass(kw_only=True)
 class Seen:
-    """What the clients have seen."""
+    """Observations of the clients."""
 
     outcomes: collections.Counter[str] = dataclasses.field(
         default_factory=collections.Counter
     )
     sent: int = 0
     tokens: int = 0
-    """Of complete answers."""
+    """Tokens of complete answers."""
     whole_s: list[float] = dataclasses.field(default_factory=list)
     stream_s: list[float] = dataclasses.field(default_factory=list)
     first_s: list[float] = dataclasses.field(default_factory=list)
-    """From sending to the first piece of a stream, cut ones included."""
+    """Seconds from sending to the first piece of a stream, including cut ones."""
     wrong: list[str] = dataclasses.field(default_factory=list)
-    """What was lost or different, in words."""
+    """Descriptions of lost or wrong answers."""
 
     @property
     def complete(self) -> int:
-        """Answers that came to their end, and were equal to the offline ones."""
+        """Complete answers that equal the offline ones."""
         return self.outcomes[EQUAL_STREAMED] + self.outcomes[EQUAL_WHOLE]
 
     @property
@@ -84,7 +84,7 @@ LOST, DIFFERENT = "lost", "different"
 
 
 async def ask(port: int, case: Case, stream: bool, cut: Cut | None, seen: Seen) -> int:
-    """Send one request, and compare its answer, or cut it off.
+    """Send one request, and compare its answer or cut it off.
 
     Returns:
       seconds to wait before the next request; 0 unless this one was refused.
@@ -108,7 +108,7 @@ async def ask(port: int, case: Case, stream: bool, cut: Cut | None, seen: Seen) 
 async def _sent(
     port: int, case: Case, stream: bool
 ) -> AsyncIterator[asyncio.StreamReader]:
-    """Send a request on a connection of its own, which is closed in the end."""
+    """Send a request on a separate connection, which is closed at the end."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         body = json.dumps(case.body | {"stream": stream}).encode()
@@ -163,12 +163,12 @@ async def _receive(
 
 
 async def _pieces(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Return the pieces of text of a stream as they come.
+    """Yield the pieces of text of a stream as they arrive.
 
     Raises:
       ValueError: the stream does not end with its mark, or has an error.
     """
-    # Empty lines and those with the sizes of chunks (RFC 9112, 7.1) stand between.
+    # Empty lines and lines with chunk sizes (RFC 9112, 7.1) lie between.
     while line := await reader.readline():
         if not line.startswith(b"data: "):
             continue
@@ -192,7 +192,7 @@ async def client(
     *,
     cuts: bool,
 ) -> None:
-    """Send request after request until the end."""
+    """Send requests one by one until the end."""
     long = [case for case in cases if case.num_tokens >= LONG_TOKENS]
     while not end.is_set():
         cut, stream = None, rng.random() < 0.5

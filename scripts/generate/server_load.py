@@ -1,4 +1,4 @@
-"""Does the model server lose requests, mix answers or grow, under 64 clients?
+"""Check that the model server loses no request, mixes no answers and does not grow.
 
     python -m scripts.generate.server_load [--cpu-s 3600] [--run WORK_DIR]
 
@@ -11,11 +11,10 @@ their requests. Then more requests than there are slots are sent at once, and SI
 stops the server while it answers them.
 
 Checks: every complete answer equals the offline one, every answer that was cut begins
-like it, and none of the others was lost; what the server has counted agrees with what
-the clients have, and every accepted request has one end; nothing is open in the end;
-the requests under way at SIGTERM are answered, and the exit code is 0; memory has not
-grown after the first tenth. Writes docs/benchmarks/server_load.md. Ends with 1 if a
-check fails.
+like it, and none of the others was lost; the counts of server and clients agree, and
+every accepted request has one end; nothing is open at the end; the requests in progress
+at SIGTERM are answered, and the exit code is 0; memory has not grown after the first
+tenth. Writes docs/benchmarks/server_load.md. Exits with 1 if a check fails.
 """
 
 import argparse
@@ -52,7 +51,7 @@ CLIENTS, CUTTERS = 64, 10
 SLOTS, MAX_LEN = 16, 256
 NUM_REQUESTS, NUM_LAST = 96, 24
 WARM_SHARE = 0.1
-"""First part of the samples of memory that the fit leaves out: buffers fill."""
+"""First share of the memory samples, which the fit skips: buffers fill."""
 MOST_GROWTH = 0.05
 """Share of the memory by which the fit may grow over the run. Chosen: noise is 1%."""
 _PATH = "/v1/completions"
@@ -60,7 +59,7 @@ _QUIET_S, _STOP_S, _SAY_S = 30.0, 60.0, 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 type Counters = dict[str, float]
-"""Of the server, by the names of Prometheus."""
+"""Counters and gauges of the server, by their Prometheus names."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,24 +67,24 @@ class Sample:
     """The server at one moment."""
 
     cpu_s: float
-    """Used since the clients began."""
+    """CPU seconds since the clients started."""
     mib: float
     """Resident memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Of the whole test."""
+    """Results of the whole test."""
 
     seen: Seen
     samples: list[Sample]
     wall_s: float
     found: Counters
-    """When all clients had ended."""
+    """Counters after all clients had ended."""
     last: Seen
-    """Of the requests that SIGTERM met."""
+    """Observations of the requests in progress at SIGTERM."""
     at_stop: Counters
-    """Just before SIGTERM."""
+    """Counters just before SIGTERM."""
     exit_code: int
 
 
@@ -140,7 +139,7 @@ def serving(run: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
 
 
 def sample(pid: int, begun_s: float = 0.0) -> Sample:
-    """Return what a process has used."""
+    """Return the CPU seconds and memory of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     return Sample(
@@ -163,14 +162,14 @@ def count(found: Counters, name: str) -> int:
 
 
 def answered(found: Counters, status: int | None = None) -> int:
-    """Return how many HTTP requests were answered with a status; None: with any."""
+    """Return the number of HTTP answers with a status; None for any status."""
     begins = f'mjax_answers_total{{path="{_PATH}",status="'
     begins += "" if status is None else f'{status}"'
     return int(sum(n for name, n in found.items() if name.startswith(begins)))
 
 
 def still_open(found: Counters) -> int:
-    """Return what the server has not ended."""
+    """Return the open requests of the server."""
     gauges = ("open", "running", "waiting")
     return int(sum(found[f"mjax_{name}_answers"] for name in gauges))
 
@@ -179,7 +178,7 @@ def still_open(found: Counters) -> int:
 
 
 async def load(pid: int, port: int, cases: Sequence[Case], cpu_s: float, seen: Seen):
-    """Let the clients run; return samples of the server, one each second."""
+    """Run the clients; return samples of the server, one per second."""
     end, samples = asyncio.Event(), list[Sample]()
     running = [
         asyncio.create_task(
@@ -201,7 +200,7 @@ async def load(pid: int, port: int, cases: Sequence[Case], cpu_s: float, seen: S
 
 
 async def quiet(port: int) -> Counters:
-    """Wait until the server has ended what its clients cut; return its counters."""
+    """Wait until the server has ended the cut requests; return its counters."""
     until_s = time.monotonic() + _QUIET_S
     while still_open(found := counters(port)) and time.monotonic() < until_s:
         await asyncio.sleep(0.2)
@@ -230,7 +229,7 @@ async def stop(
 
 
 async def drive(server: "subprocess.Popen[str]", port: int, run: str, cpu_s: float):
-    """Load the server, let it end what is open, and stop it."""
+    """Load the server, let it end open requests, and stop it."""
     cases, seen, begun_s = make_cases(run), Seen(), time.monotonic()
     samples = await load(server.pid, port, cases, cpu_s, seen)
     wall_s = time.monotonic() - begun_s
@@ -251,7 +250,7 @@ async def drive(server: "subprocess.Popen[str]", port: int, run: str, cpu_s: flo
 
 
 def growth(samples: Sequence[Sample]) -> float:
-    """Return the share by which a line through the memory grows over the samples."""
+    """Return the relative growth of a line fitted to the memory over the samples."""
     kept = samples[int(len(samples) * WARM_SHARE) :]
     cpu_s, mib = np.array([(s.cpu_s, s.mib) for s in kept]).T
     slope, _ = np.polyfit(cpu_s, mib, 1)
@@ -259,11 +258,11 @@ def growth(samples: Sequence[Sample]) -> float:
 
 
 def checks(o: Outcome) -> dict[str, int]:
-    """Return what must be 0."""
+    """Return the numbers that must be 0."""
     seen, found = o.seen, o.found
     accepted, finished = count(found, "accepted"), count(found, "finished")
     cut = [count(found, f"cancelled_{where}") for where in ("running", "waiting")]
-    # Whether a request that was cut unread had been accepted, its client cannot know.
+    # A client cannot know whether a request that it cut unread was accepted.
     least = seen.complete + seen.outcomes[CUT_IN_STREAM]
     most = least + seen.outcomes[CUT_SILENT]
     num_cut = most - seen.complete

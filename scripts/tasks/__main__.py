@@ -1,8 +1,8 @@
 """Do the tasks of docs/tasks.md: `python -m scripts.tasks --folder DIR [--only N]`.
 
-Enters: a folder, which keeps the results between calls, so that one task can be done
-again. Leaves: RESULTS.json there, and with --write mjax's columns in docs/tasks.md, if
-every task has been done. It needs make env-hf, make env-eval and make dist. On 2 CPU
+Input: a folder, which keeps the results between calls, so that one task can be
+repeated. Output: RESULTS.json there, and with --write mjax's columns in docs/tasks.md,
+if every task has been done. It needs make env-hf, make env-eval and make dist. On 2 CPU
 cores it takes about 15 minutes.
 """
 
@@ -27,7 +27,7 @@ RESULTS = "RESULTS.json"
 
 
 def in_order(numbers: list[int]) -> list[int]:
-    """Return the numbers so that what a task needs comes before it."""
+    """Return the numbers ordered so that each task follows those it needs."""
     found: list[int] = []
     for number in numbers:
         before = [n for n in ALL[number].needs if n in numbers]

@@ -33,7 +33,7 @@ def narrow():
     model = dataclasses.replace(base.model, d_model=32, heads=4, d_ff=64)
     return dataclasses.replace(base, model=model)
 '''
-# What bash and zsh do when Tab is pressed, without a terminal.
+# Emulate pressing Tab in bash and zsh, without a terminal.
 IN_BASH = """eval "$(mjax completion bash)"
 COMP_WORDS=(mjax train --mesh.tp-o); COMP_CWORD=2
 _mjax; echo "${COMPREPLY[@]}" """

@@ -74,7 +74,7 @@ def export(place: Place) -> None:
 
 
 def agree(place: Place, name: str) -> tuple[list[int], float]:
-    """Return tokens of a text by transformers, and how far its logits are from ours."""
+    """Return transformers' tokens of a text, and its logits' error against ours."""
     folder, files = place.folder / name, place.folder / f"{name}-{{}}.npy"
     _, model = read_config(folder)
     tokens = np.random.default_rng(0).integers(0, 256, (2, 100), dtype=np.int32)
@@ -87,7 +87,7 @@ def agree(place: Place, name: str) -> tuple[list[int], float]:
 
 
 def load(place: Place, configs: dict[str, dict[str, object]]) -> None:
-    """Load random models of some families, and let each continue a text."""
+    """Load random models of some families, and continue a text with each."""
     place.ask(HF_PYTHON, MAKE, json.dumps(configs))
     for kind in configs:
         place.mjax("generate", kind, "--prompt", "def main(", "--tokens", "8")

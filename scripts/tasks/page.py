@@ -12,7 +12,7 @@ PAGE = REPOSITORY / "docs" / "tasks.md"
 
 
 def write(results: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write commands, seconds and what was checked into the page."""
+    """Write commands, seconds and checks into the page."""
     text = filled(PAGE.read_text(), results)
     PAGE.write_text(text)
 

@@ -1,4 +1,4 @@
-"""Where a task is done: a folder, the command `mjax`, and what was typed there."""
+"""The place of a task: a folder, the command `mjax`, and the commands typed there."""
 
 import dataclasses
 import json
@@ -15,16 +15,16 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 HF_PYTHON = REPOSITORY / ".venv-hf" / "bin" / "python"
 EVAL_PYTHON = REPOSITORY / ".venv-eval" / "bin" / "python"
 ONE_THREAD_S = 900
-"""A command that takes longer is stopped, and its task has failed."""
+"""Time limit of a command; a task with a slower one fails."""
 
 
 class TaskFailedError(Exception):
-    """A command or a check of a task did not do what the task asks."""
+    """A command or a check of a task failed."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Done:
-    """What a command printed."""
+    """Output of a command."""
 
     out: str
     err: str
@@ -33,20 +33,20 @@ class Done:
 
 @dataclasses.dataclass
 class Place:
-    """One task under way.
+    """One running task.
 
-    Commands run in `folder` without the repository on Python's path. Those that a user
-    types are shown on the page and timed; what only checks is neither.
+    Commands run in `folder` without the repository on Python's path. Commands that a
+    user types are shown on the page and timed; checks are neither.
     """
 
     folder: Path
-    """Of this task; it exists and is empty at first."""
+    """Folder of this task; it exists and is empty at first."""
     shared: Path
-    """Of all tasks: `shared/demo` is the run of task 7."""
+    """Folder of all tasks: `shared/demo` is the run of task 7."""
     shown: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
     notes: list[str] = dataclasses.field(default_factory=list)
-    """What the checks found, for the page."""
+    """Results of the checks, for the page."""
 
     def mjax(self, *words: str, **options: Any) -> Done:
         """Type a command of mjax; see `run`."""
@@ -66,7 +66,7 @@ class Place:
 
         Args:
           command: words that are executed.
-          shown: what the page shows; None: it is a check, and its time does not count.
+          shown: text on the page; None for a check, whose time does not count.
           code: exit code that is expected.
           typed: standard input.
         Raises:
@@ -109,7 +109,7 @@ class Place:
         return found | {"HF_HUB_OFFLINE": "1", "COLUMNS": "100"}
 
     def start(self, *words: str, shown: bool = True) -> subprocess.Popen[str]:
-        """Start a command of mjax that goes on beside others."""
+        """Start a command of mjax in the background."""
         if shown:
             self.show(["mjax", *words])
         return subprocess.Popen(
@@ -135,7 +135,7 @@ class Place:
         return json.loads(done.out.splitlines()[-1])
 
     def need(self, holds: bool, what: str, found: object = "") -> None:
-        """Go on if something holds; note it.
+        """Continue if a condition holds, and record it.
 
         Raises:
           TaskFailedError: it does not hold.
@@ -153,7 +153,7 @@ class Task:
     number: int
     do: Callable[[Place], None]
     needs: tuple[int, ...] = ()
-    """Tasks whose folders it uses."""
+    """Tasks whose folders this one uses."""
 
 
 def rows(work_dir: Path) -> dict[int, dict[str, Any]]:
@@ -169,7 +169,7 @@ def losses(work_dir: Path) -> list[float]:
 
 
 def wait_for(what: Callable[[], bool], limit_s: float, told: str) -> None:
-    """Wait until something is so.
+    """Wait until a condition holds.
 
     Raises:
       TaskFailedError: it is not so after the limit.

@@ -1,4 +1,4 @@
-"""Tasks 7 to 10, 17 and 25: train, stop, go on, look."""
+"""Tasks 7 to 10, 17 and 25: train, stop, resume, inspect."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def demo(place: Place) -> None:
 
 
 def resume(place: Place) -> None:
-    """Task 8: kill a run without a warning; the same command goes on."""
+    """Task 8: kill a run without a warning; the same command resumes it."""
     words = [*DEBUG, "--steps", "60", "--ckpt.every", "10", "--work-dir", "run"]
     straight = [sys.executable, "-m", "mjax", *words[:-1], "straight"]
     place.run(straight, shown=None)
@@ -85,7 +85,7 @@ def own_text(place: Place) -> None:
 
 
 def own_tokenizer(place: Place) -> None:
-    """Task 10: BPE of one's own, in training, generation and export."""
+    """Task 10: a custom BPE tokenizer, in training, generation and export."""
     place.write(
         "text.txt", "\n".join(p.read_text("utf-8", "replace") for p in library()[:9])
     )
@@ -126,12 +126,12 @@ def own_tokenizer(place: Place) -> None:
 
 
 def place_text(place: Place) -> str:
-    """Return the text that the first tokenizer was made of."""
+    """Return the text from which the first tokenizer was made."""
     return (place.folder / "text.txt").read_text()
 
 
 def inspect(place: Place) -> None:
-    """Task 17: look at a run that goes on."""
+    """Task 17: inspect a running run."""
     words = (*DEBUG, "--steps", "4000", "--ckpt.every", "20", "--work-dir", "run")
     run = place.folder / "run"
     training = place.start(*words, shown=False)
@@ -158,7 +158,7 @@ def inspect(place: Place) -> None:
 
 
 def look(place: Place, page: subprocess.Popen[str]) -> None:
-    """Ask the page for what it shows, as a browser does: the token becomes a cookie."""
+    """Request the data of the page, as a browser does: the token becomes a cookie."""
     assert page.stdout is not None
     address = next(
         found[0]

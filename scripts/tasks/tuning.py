@@ -49,7 +49,7 @@ print(json.dumps([((found - wanted).abs().max() / largest).item(),
 
 
 def prepare(place: Place) -> None:
-    """Bring the base, the chats and their template to the place."""
+    """Put the base, the chats and their template into the place."""
     base, text = place.shared / "base", place.shared / "base.jsonl"
     found = docstrings.entries()
     if not base.is_dir():
@@ -75,7 +75,7 @@ def prepare(place: Place) -> None:
 
 
 def tune(place: Place, *words: str, run: str, shown: bool = True) -> str:
-    """Train on the chats; return what was printed."""
+    """Train on the chats; return the output."""
     model = shlex.split(place.mjax("ckpt", "show", "base").out)
     place.shown.pop()
     command = ["train", *model, *DATA, *words, "--work-dir", run]
@@ -112,7 +112,9 @@ def fully(place: Place) -> None:
 
 
 def answers_learned(place: Place) -> bool:
-    """Say whether the targets of all samples are the answers, each with its end."""
+    """Return whether the targets of all samples are the answers, each with its end
+    token.
+    """
     data = DataConfig(
         path=(str(place.folder / "chats.jsonl"),),
         format="chat",
@@ -124,7 +126,7 @@ def answers_learned(place: Place) -> bool:
     dataset = open_dataset(data, seed=0)
     train, held = dataset.train, dataset.held_out
     learned: list[str] = []
-    # The first epoch, in one batch, and all that is held out.
+    # The first epoch, in one batch, and all held-out samples.
     for rows in (train.rows(0, train.num_samples), held.rows(np.arange(len(held)))):
         ids = rows["targets"][rows["targets"] >= 0]
         ends = np.flatnonzero(ids == dataset.tokenizer.eos_id)

@@ -107,7 +107,7 @@ def text_file(place: Place) -> Path:
 
 
 def exported(place: Place, run: Path, name: str) -> str:
-    """Export a run for transformers, as a check does; return the folder."""
+    """Export a run for transformers, as part of a check; return the folder."""
     out = place.folder / name
     words = ["ckpt", "export", str(run), str(out)]
     place.run([sys.executable, "-m", "mjax", *words], shown=None)
@@ -115,7 +115,7 @@ def exported(place: Place, run: Path, name: str) -> str:
 
 
 def tokens_of(place: Place, *words: str, shown: bool = True) -> Any:
-    """Generate with --json; return what was printed."""
+    """Generate with --json; return the output."""
     if shown:
         return json.loads(place.mjax("generate", *words).out)
     return json.loads(
@@ -188,7 +188,7 @@ def evaluate(place: Place) -> None:
 
 
 def lm_eval(place: Place) -> None:
-    """Task 14: a task with choices and one with answers, of one's own."""
+    """Task 14: a custom task with choices and one with answers."""
     for name, text in LM_TASKS.items():
         data = place.write(
             f"tasks/{name}.jsonl", "\n".join(map(json.dumps, ROWS)) + "\n"
@@ -229,7 +229,7 @@ def lm_eval(place: Place) -> None:
 
 
 def samples(folder: Path) -> dict[str, list[Any]]:
-    """Return what lm-eval has logged of each task."""
+    """Return lm-eval's log of each task."""
     found = {}
     for name in LM_TASKS:
         (path,) = folder.rglob(f"samples_{name}_*.jsonl")
@@ -305,13 +305,13 @@ def chat(place: Place) -> None:
 
 
 def _take_terminal() -> None:
-    """Be the process that Ctrl-C reaches, also below a shell that ignores it."""
+    """Make this the process that Ctrl-C reaches, even below a shell that ignores it."""
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _until_it_asks(end: int) -> str:
-    """Read what a terminal shows until it waits for a line."""
+    """Read the terminal's output until it waits for a line."""
     said = ""
     while not said.rstrip("\r ").endswith(">"):
         said += os.read(end, 4096).decode(errors="replace")
