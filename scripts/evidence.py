@@ -1,9 +1,9 @@
 """Write a page of evidence: what ran, at which commit, on which machine, and tables.
 
-Enters: the command, texts and tables. Leaves: a Markdown file in docs/benchmarks/ that
-states the command that makes it again, and a CSV file for each long table.
-`scripts.evidence_index` lists the pages and tells which are older than the code that
-they certify.
+Input: the command, texts and tables. Output: a Markdown file in docs/benchmarks/ that
+states the command that makes it, and a CSV file for each long table.
+`scripts.evidence_index` lists the pages and marks those older than the code that they
+certify.
 """
 
 import csv
@@ -32,7 +32,7 @@ class Table:
 
     title: str
     text: str
-    """What is compared, and the bound."""
+    """The comparison, and the bound."""
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     file: str | None = None
@@ -54,7 +54,7 @@ def write_page(
       title: heading of the page.
       command: makes the page again.
       tables: in order.
-      made: what `about` returned when the results were made; None: just now.
+      made: result of `about` at the time of the results; None for now.
     """
     BENCHMARKS_DIR.mkdir(parents=True, exist_ok=True)
     lines = [

@@ -1,6 +1,6 @@
 """The text of docs/evidence: an index of the claims, and a page for each.
 
-Enters: claims with the rows of their pages, from `scripts.evidence_index`. Leaves:
+Input: claims with the rows of their pages, from `scripts.evidence_index`. Output:
 Markdown files that link to the pages of docs/benchmarks.
 """
 

@@ -1,4 +1,4 @@
-"""The pages of evidence by claim: which are older than the code they certify.
+"""List the evidence pages by claim, and those older than the code they certify.
 
     python -m scripts.evidence_index              # pages whose code has changed since
     python -m scripts.evidence_index --write      # docs/evidence anew
@@ -6,7 +6,7 @@
 
 `--run quick cpu --changed` continues where an earlier call was stopped.
 
-Enters: docs/benchmarks/claims.toml and pages.toml, the pages, and git's history. A page
+Input: docs/benchmarks/claims.toml and pages.toml, the pages, and git's history. A page
 states the commit that it was made at; its entry lists the files and folders that it
 covers. If their code has changed since (comments and docstrings do not count), the page
 is older than the code that it certifies. Its entry quotes figures, which the page must
@@ -37,7 +37,7 @@ RUNS: tuple[Run, ...] = ("quick", "cpu", "long", "gpu")
 PAGES_PATH = BENCHMARKS_DIR / "pages.toml"
 CLAIMS_PATH = BENCHMARKS_DIR / "claims.toml"
 _TEMPORARY = "$TMP"
-"""In a command: a folder that is made for it and removed."""
+"""Placeholder in a command for a temporary folder."""
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?"
 _FIGURE = re.compile(
     r"(?<![\w.,-])(?:\d+ min \d+ s|\d+ of \d+|\d{1,3}(?:,\d{3})+"
@@ -56,7 +56,7 @@ class Page:
     found: str
     """The answer, in figures of the page."""
     commands: tuple[str, ...]
-    """They make the page; `$TMP` in them is a temporary folder."""
+    """Commands that make the page; `$TMP` in them is a temporary folder."""
     run: Run
     covers: tuple[str, ...]
     """Files and folders of the repository."""
@@ -136,9 +136,9 @@ def _git(*words: str) -> subprocess.CompletedProcess[str]:
 def changed(page: Page, commit: str) -> bool | None:
     """Return whether code that a page covers differs from a commit.
 
-    None: the commit is not in the history.
+    Return None if the commit is not in the history.
     """
-    # A commit of a branch that was rebased is only where it was made.
+    # A commit of a rebased branch exists only in the clone that made it.
     if _git("merge-base", "--is-ancestor", commit, "HEAD").returncode:
         return None
     names = _git("diff", "--name-only", "--no-renames", commit, "--", *page.covers)
@@ -172,13 +172,13 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def since(page: Page) -> str:
-    """Return in a word or two whether a page was made by the present code."""
+    """Return in a word or two whether a page was made by the current code."""
     mark = made(page.path.read_text())
     if mark is not None:
         is_changed = changed(page, mark[0])
         words = {True: "**changed**", False: SAME, None: "commit not found"}
         return words[is_changed]
-    # Its own commit is not known; it is no newer than the last change of its file.
+    # Its commit is unknown, but no newer than the last change of its file.
     written = _git("log", "-1", "--format=%h", "--", str(page.path)).stdout.strip()
     is_changed = not written or changed(page, written)
     return "**changed**" if is_changed else "commit not recorded"
@@ -242,9 +242,9 @@ def texts(claims: Sequence[Claim], pages: Sequence[Page]) -> dict[str, str]:
 
 
 def run(pages: Sequence[Page]) -> int:
-    """Make pages anew and print how long each took; return 1 if one failed.
+    """Remake pages and print the time of each; return 1 if one failed.
 
-    The exit code of a command says whether its bounds held.
+    A command's exit code states whether its bounds held.
     """
     failed = []
     for page in pages:

@@ -1,12 +1,12 @@
-"""Take the steps of a Dockerfile in a folder, where no container engine can be had.
+"""Run the steps of a Dockerfile in a folder, without a container engine.
 
     debootstrap --variant=minbase trixie /tmp/base
     python -m scripts.image_steps --base /tmp/base --out /tmp/image -- mjax --version
 
-Enters: the root of a file system for the base image. Leaves: that of the last stage in
-OUT, in which the command behind -- is run as the image's user. As root; the commands of
-RUN see this machine's network and its certificates, and nothing else of it. Only the
-instructions and forms that deploy/Dockerfile has are known; others are an error.
+Input: the root of a file system for the base image. Output: that of the last stage in
+OUT, in which the command after -- is run as the image's user. Needs root; the commands
+of RUN see only this machine's network and certificates. Only the instructions and forms
+of deploy/Dockerfile are supported; others are an error.
 """
 
 import argparse
@@ -28,13 +28,13 @@ _NETWORK = {
     "/etc/hosts": "/etc/hosts",
     "/etc/ssl/certs/ca-certificates.crt": _CERTIFICATES,
 }
-"""Files of this machine, and where they are copied to."""
+"""Files of this machine, and their destinations."""
 _MOUNTS = ("proc", "dev")
 _VARIABLE = re.compile(r"\$\{?(\w+)\}?")
 
 
 def instructions(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each instruction and its words, with lines that go on joined."""
+    """Yield each instruction and its words, with continued lines joined."""
     lines = [line for line in text.splitlines() if not line.lstrip().startswith("#")]
     for line in "\n".join(lines).replace("\\\n", " ").splitlines():
         if line.strip():
@@ -43,7 +43,7 @@ def instructions(text: str) -> Iterator[tuple[str, str]]:
 
 
 class Stage:
-    """A file system, and what instructions have said of it so far."""
+    """A file system, and its settings from the instructions so far."""
 
     def __init__(self, base: Path, root: Path) -> None:
         """Copy the base."""
@@ -56,7 +56,7 @@ class Stage:
         """Run a command in it.
 
         Raises:
-          CalledProcessError: it ended with another code than 0.
+          CalledProcessError: its exit code is not 0.
         """
         for path, inner in _NETWORK.items():
             if Path(path).exists():
@@ -64,7 +64,7 @@ class Stage:
         for name in _MOUNTS:
             place = self.root / name
             subprocess.run(["mount", "--rbind", f"/{name}", place], check=True)
-            # Where mounts are shared (systemd), the umount would reach /dev/pts itself.
+            # With shared mounts (systemd), the umount would reach /dev/pts itself.
             subprocess.run(["mount", "--make-rslave", place], check=True)
         uid, _, gid = self.user.partition(":")
         words = ["chroot", f"--userspec={uid}:{gid or uid}", self.root]
@@ -83,7 +83,7 @@ class Stage:
         self.env[name] = _VARIABLE.sub(lambda found: self.env[found[1]], value)
 
     def copy(self, sources: Sequence[str], target: str, origin: Path) -> None:
-        """Copy files into it, as COPY does: of a folder, what is in it."""
+        """Copy files into it, as COPY does; of a folder, its contents."""
         place = self.root / os.path.join(self.folder, target).lstrip("/")
         for source in sources:
             path = origin / source.lstrip("/")
@@ -99,10 +99,10 @@ class Stage:
 
 
 def take(text: str, base: Path, out: Path, context: Path) -> Stage:
-    """Take all steps; return the last stage.
+    """Run all steps; return the last stage.
 
     Raises:
-      ValueError: an instruction is not known here.
+      ValueError: an instruction is not supported.
       CalledProcessError: a command of RUN failed.
     """
     stages: dict[str, Stage] = {}
@@ -143,7 +143,7 @@ def take(text: str, base: Path, out: Path, context: Path) -> Stage:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Take the steps, then run the command; return the exit code."""
+    """Run the steps, then the command; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--base", type=Path, required=True, help="root of the base")
     parser.add_argument("--out", type=Path, required=True, help="a folder to make")

@@ -1,7 +1,7 @@
 """Print name==version of everything that pip would install.
 
-Enters: the path that `pip install --dry-run --report` wrote. Leaves: constraints.txt on
-stdout, without addresses and hashes.
+Input: the path of the report of `pip install --dry-run --report`. Output:
+constraints.txt on stdout, without addresses and hashes.
 """
 
 import json

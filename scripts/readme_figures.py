@@ -1,10 +1,11 @@
-r"""Make the three pictures of README.md anew, and the one of docs/benchmarks/demo.md.
+r"""Remake the three figures of README.md, and the one of docs/benchmarks/demo.md.
 
 `python -m scripts.readme_figures curves RUN` draws the curves of a finished run of the
 demo recipe into docs/figures/demo_curves.png, as the run itself has in plots/.
 
 `python -m scripts.readme_figures mesh` draws the mesh of 8 nodes of 8 H200s into
-docs/figures/mesh.svg. The nodes are described, not present: it needs the extra [plan].
+docs/figures/mesh.svg. The nodes are described, not present; this needs the extra
+[plan].
 
 `python -m scripts.readme_figures plan PAGE` shows the schedule of a page of the planner
 in Chromium: docs/figures/plan.png. That of README.md is of this plan:
@@ -23,7 +24,7 @@ from mjax.flags.fields import Positional
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 WIDTH, SHOWN = 1100, 3
-"""Pixels; pictures of the schedule, from the first on."""
+"""Width in pixels; number of pictures of the schedule."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,7 +32,7 @@ class Curves:
     """Draw the curves of a finished run."""
 
     run: Annotated[Path, Positional("RUN")]
-    """Its work dir."""
+    """Work dir of the run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,11 +45,11 @@ class Plan:
     """Take a picture of a page of the planner."""
 
     page: Annotated[Path, Positional("PAGE")]
-    """What `python -m mjax.plan --html PAGE` has written."""
+    """The file that `python -m mjax.plan --html PAGE` writes."""
 
 
 def curves(run: Path) -> None:
-    """Copy the figure that the run has drawn at its end.
+    """Copy the figure that the run drew at its end.
 
     Raises:
       ValueError: the run has none.

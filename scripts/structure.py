@@ -1,4 +1,4 @@
-"""Count the rooms of mjax, the arrows between them, and those that run up.
+"""Count the rooms of mjax, the arrows between them, and the arrows that run up.
 
 `python -m scripts.structure [--json] [--svg FILE] [--root FOLDER]`
 
@@ -24,7 +24,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PROGRAM = "train"
 Rooms = dict[str, set[str]]
-"""Each room, and those that it imports."""
+"""Rooms imported by each room."""
 
 
 # ------------------------------------------------------------------------- the imports
@@ -100,11 +100,11 @@ def read_rooms(root: Path) -> Rooms:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Structure:
-    """The rooms of a tree, and what is wrong with their arrows."""
+    """The rooms of a tree, and the faults of their arrows."""
 
     rooms: Rooms
     order: list[str]
-    """From the top down."""
+    """Rooms from the top down."""
 
     @property
     def arrows(self) -> list[tuple[str, str]]:
@@ -118,7 +118,7 @@ class Structure:
 
     @property
     def up(self) -> list[tuple[str, str]]:
-        """Arrows against the order."""
+        """Arrows to an earlier row."""
         place = {room: index for index, room in enumerate(self.order)}
         return [
             (room, to)
@@ -128,7 +128,7 @@ class Structure:
 
     @functools.cached_property
     def below(self) -> Rooms:
-        """All rooms that are reached from each, over any number of arrows."""
+        """All rooms that are reachable from each room."""
         below = {room: set(to) for room, to in self.rooms.items()}
         for middle in below:
             for room in below:
@@ -179,7 +179,7 @@ class Structure:
 
     @property
     def direct(self) -> list[tuple[str, str]]:
-        """Arrows that no chain of others stands for: what a drawing needs."""
+        """Arrows that no chain of others implies, for a drawing."""
         return [
             (room, to)
             for room, to in self.arrows
@@ -238,7 +238,7 @@ Node = tuple[str, ...]
 
 
 def _layers(found: Structure) -> tuple[list[list[Node]], list[list[Node]]]:
-    """Return the nodes of each floor, and the way of each direct arrow over them."""
+    """Return the nodes of each floor, and the path of each direct arrow."""
     floors = found.floors
     floor_of = {room: n for n, floor in enumerate(floors) for room in floor}
     layers: list[list[Node]] = [[(room,) for room in floor] for floor in floors]
