@@ -1,8 +1,8 @@
 """List the evidence pages by claim, and those older than the code they certify.
 
     python -m scripts.evidence_index              # pages whose code has changed since
-    python -m scripts.evidence_index --write      # docs/evidence anew
-    python -m scripts.evidence_index --run quick  # make pages anew, one after the other
+    python -m scripts.evidence_index --write      # rewrite docs/evidence
+    python -m scripts.evidence_index --run quick  # remake pages one by one
 
 `--run quick cpu --changed` continues where an earlier call was stopped.
 

@@ -59,7 +59,7 @@ class Case:
     prefix: bool = False
     """Whether rows have a prefix, of random length, whose positions see each other."""
     backward: str = "deterministic"
-    """Of `api.BACKWARD`; with "fused" the bits of dq may differ between two runs."""
+    """Name in `api.BACKWARD`; with "fused" the bits of dq may differ between runs."""
     results: tuple[str, ...] = RESULTS
     """Results that are computed: with fewer, a fault points to one kernel."""
 

@@ -71,7 +71,8 @@ class Operator:
     """One operator and its contenders."""
 
     contenders: Mapping[str, Callable[..., Any]]
-    """By name; the same arguments, the same result. A kernel of ours is added here."""
+    """Functions by name, with equal arguments and results; our kernels are added here.
+    """
     args: tuple[jax.ShapeDtypeStruct, ...]
     directions: tuple[str, ...] = DIRECTIONS
     product_flops: int = 0

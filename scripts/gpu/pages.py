@@ -26,7 +26,7 @@ class Origin:
     """As `worker.probe` returns it."""
 
     def fits(self, other: "Origin") -> bool:
-        """Say whether rows that were stored earlier belong to the same table."""
+        """Return whether rows that were stored earlier belong to the same table."""
         kind = other.machine["device_kind"]
         return (other.mode, other.commit, kind) == (
             self.mode,

@@ -30,7 +30,7 @@ from scripts.gpu.parts import PARTS
 from scripts.gpu.setting import Mode, Part, Row
 
 BUDGET_S = 520.0
-"""Below nine minutes including startup and shutdown."""
+"""Time budget: below nine minutes including startup and shutdown."""
 _WHY_LENGTH = 200
 
 

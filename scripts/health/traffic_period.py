@@ -5,8 +5,8 @@
 
 Input: seeds. Output: tables on stdout; with `--report`, which uses `REPORTED`, also
 docs/benchmarks/traffic_period.md. Thresholds were fixed on clean series 600 to 799. The
-baselines are the highest peak of a plain periodogram against white noise, and a port
-whose bytes in four minutes differ by half from before.
+baselines ("straw man" in the tables) are the highest peak of a plain periodogram
+against white noise, and a port whose bytes in four minutes differ by half from before.
 """
 
 import argparse

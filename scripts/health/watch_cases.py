@@ -5,8 +5,9 @@
 
 Input: seeds. Output: a table on stdout; with `--report`, which uses `REPORT_SEEDS`,
 also docs/benchmarks/watch_cases.md. A detection is right if its kind is that of the
-series and its interval overlaps the true one. The baseline is that link_downed grew, or
-that a straight line through the step times rises or falls by a tenth.
+series and its interval overlaps the true one. The baseline ("straw man" in the table)
+is that link_downed grew, or that a straight line through the step times rises or falls
+by a tenth.
 """
 
 import argparse

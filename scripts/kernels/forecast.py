@@ -32,7 +32,7 @@ from scripts.kernels.kernel_speed import Constants, Kernel
 WIDTHS = (64, 128)
 CASES = tuple(f"{H}:{mask}" for H in WIDTHS for mask in ("full", "segments"))
 THREE = "64:full:3"
-"""With three warpgroups, as FlashAttention-3 has at this width."""
+"""Case with three warpgroups, as in FlashAttention-3 at this width."""
 FUSED = "128:fused"
 BEFORE = "2d1df94"
 """Commit whose forward kernel computes its exponentials after both matmuls."""
@@ -282,7 +282,7 @@ def tflops(
     *,
     order: str,
 ) -> float:
-    """Return the speed of kernels that run one after the other."""
+    """Return the speed of kernels that run sequentially."""
     is_backward = names != ("forward",)
     flops = published.model_flops(
         batch=shape.batch,
@@ -432,7 +432,7 @@ def _persistent_table(step_us: StepUs) -> Table:
 
 
 def _one_grid_table(step_us: StepUs) -> Table:
-    """Compare dq and dkv one after the other with both in one grid."""
+    """Compare dq and dkv in sequence with both in one grid."""
     rows = []
     for shape in SHAPES:
         works, end_us = [], 0.0

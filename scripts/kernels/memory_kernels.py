@@ -77,7 +77,7 @@ class MemoryKernel:
     launch: Launch
     runs: int
     read_bytes: int
-    """Of one launch."""
+    """Bytes read by one launch."""
     written_bytes: int
     ring_bytes: int = 0
     """Bytes of a block in flight by bulk copies while it works on a position."""

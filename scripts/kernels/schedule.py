@@ -70,7 +70,7 @@ class Block:
 
     batch: int
     head: int
-    """Of the grid: a key head in dkv, a query head otherwise."""
+    """Head of the grid: a key head in dkv, a query head otherwise."""
     tile: int
     """In the order of the grid."""
     work_us: float

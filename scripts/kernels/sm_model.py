@@ -36,7 +36,7 @@ PIPES = ("issue", "fma", "alu", "mufu", "lsu")
 """Issue slots; single-precision multiply and add; comparisons, conversions and
 integers; exponentials; shared memory and shuffles."""
 PIPE_CLOCKS = {"fma": 1.0, "alu": 2.0, "mufu": 8.0, "lsu": 4.0}
-"""Of a warp instruction: 128, 64, 16 and 32 results a clock and SM."""
+"""Clocks of a warp instruction: 128, 64, 16 and 32 results per clock and SM."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Work:
     """Instructions of one warp."""
 
     clocks: Mapping[str, float]
-    """Of each of `PIPES`."""
+    """Clocks of each of `PIPES`."""
 
     @property
     def most(self) -> float:

@@ -5,8 +5,8 @@
 
 Input: seeds. Output: tables on stdout; with `--report`, which uses `FRESH_SEEDS`, also
 docs/benchmarks/observe_mfu.md. The best class counts, clear or not; the number of
-unclear cases is listed too. The baseline is a list of thresholds on the same steps,
-without those that marks explain.
+unclear cases is listed too. The baseline (the straw man of the page) is a list of
+thresholds on the same steps, without those that marks explain.
 """
 
 import argparse

@@ -28,7 +28,7 @@ from scripts.observe.processes import run as run_all
 
 NUM_PROCESSES = 4
 WITHIN = 50
-"""Steps within which it must be named: issue I."""
+"""Steps within which the slow rank must be named."""
 LIMIT_S = 500.0
 
 

@@ -1,4 +1,4 @@
-"""Is the right rank named when a run is stuck? Generated cases of five kinds.
+"""Check on generated cases of five kinds that the right rank of a stuck run is named.
 
     .venv/bin/python -m scripts.observe.stuck_cases --report
 

@@ -36,7 +36,7 @@ NAME_OF = {
 
 
 def straw_man(run: PipelineRun) -> np.ndarray:
-    """Baseline: the busiest worker becomes as busy as the median one."""
+    """Baseline ("straw man"): the busiest worker becomes as busy as the median one."""
     trace = trace_of(run)
     busy_s = trace.end_s - trace.start_s
     total_s = np.zeros(len(trace.place))

@@ -161,7 +161,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Name in the table."""
         if self.autodiff:
             kind = "circular" if self.chunks > 1 else "GPipe"
             return f"{kind} by autodiff, v={self.chunks}, one checkpoint a tick"
