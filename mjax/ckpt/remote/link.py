@@ -119,11 +119,13 @@ class Link:
 
         Raises:
           RuntimeError: a later start has claimed it.
-          ValueError: it refuses.
+          ValueError: it refuses, or holds the steps of another run.
         """
 
         def claim() -> None:
-            self.fence.claim(launch, generation)
+            if not self.fence.is_claimed:
+                self._source.check_own()  # `look` saw nothing if the store was away
+                self.fence.claim(launch, generation)
             self._source.put_aside()
 
         def act() -> str:
@@ -141,7 +143,7 @@ class Link:
             self._config.remote_retention,
             self._of_uploads,
             refused=self._journal.records,
-            claim=lambda: None if self.fence.is_claimed else claim(),
+            claim=claim,
         )
 
     def held(self) -> set[int]:
@@ -178,6 +180,7 @@ class Link:
         newest = max(self._local.steps(), default=0)
         why = self.fence.problem or (
             f"after {self._config.remote_wait_s} s (--ckpt.remote-wait-s)"
+            + f": {self._uploader.problem}" * bool(self._uploader.problem)
         )
         return (
             f"checkpoint {newest} is not in {self._remote.url}, {why}. It is in "

@@ -72,10 +72,7 @@ class Source:
         try:
             self._remote.store.write(probe, b"")
             self._remote.store.delete([probe])
-            for step in reversed(self._remote.steps()):
-                with contextlib.suppress(DamagedError):
-                    self._check_own(self._remote.commit(step))
-                    return
+            self.check_own()
         except UnavailableError as error:
             if not self._local_steps():
                 raise RuntimeError(
@@ -87,6 +84,18 @@ class Source:
                 f"{error}; the run goes on from the work dir, and uploads when the "
                 "store answers"
             )
+
+    def check_own(self) -> None:
+        """Check that the newest step there, if any, may be of this run; on process 0.
+
+        Raises:
+          ValueError: another run saved it, or a newer version of mjax.
+          UnavailableError: the store does not answer.
+        """
+        for step in reversed(self._remote.steps()):
+            with contextlib.suppress(DamagedError):
+                self._check_own(self._remote.commit(step))
+                return
 
     def newest(self) -> tuple[Commit, Manifest] | None:
         """Return the newest step there, if it is newer than all of the work dir.

@@ -108,6 +108,8 @@ class Uploader:
         """The steps that are in the store; None: it was not asked yet."""
         self._held: int | None = None
         self._tries, self._since_s = 0, 0.0
+        self.problem = ""
+        """Why the last try has failed, on process 0; "": it has not."""
         self._wake, self._is_closing = threading.Event(), False
         self._is_current = threading.Event()
         self._failure: BaseException | None = None
@@ -180,7 +182,7 @@ class Uploader:
                 step = self._held = self._next()
                 if step is None:
                     self._is_current.set()
-                    pause_s, self._tries = None, 0
+                    pause_s, self._tries, self.problem = None, 0, ""
                     continue
                 self._is_current.clear()
                 self._upload(step)
@@ -197,11 +199,12 @@ class Uploader:
 
     def _failed(self, step: int | None, error: BaseException) -> float:
         """Tell a failure once; return the pause until the next try."""
+        self.problem = in_words(error)
         if not self._tries:
             self._since_s = time.monotonic()
             step = max(self._local.steps(), default=0) if step is None else step
             self.uploads.put(
-                Upload(step=step, url=self._remote.url, error=in_words(error))
+                Upload(step=step, url=self._remote.url, error=self.problem)
             )
         self._tries += 1
         self._is_current.clear()
@@ -268,7 +271,7 @@ class Uploader:
             tries=self._tries + 1,
             waited_s=time.monotonic() - self._since_s if self._tries else 0.0,
         )
-        self._tries = 0
+        self._tries, self.problem = 0, ""
         removed: list[int] = []
         try:
             removed = self._remote.prune(self._retention, newest=step)

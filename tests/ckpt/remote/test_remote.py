@@ -366,6 +366,26 @@ def test_another_run_is_refused(run: Open, objects: MemoryStore):
     assert len(objects.kept) == count
 
 
+def test_a_store_of_another_run_stays_as_it_is_if_it_was_away_at_the_start(
+    run: Open, objects: MemoryStore, tmp_path: Path
+):
+    two = run("two")
+    save(two, 1)
+    two.close()
+    objects.kept.clear()
+    one = run("one")
+    save(one, 10, 11, 12)
+    one.close()
+    before = dict(objects.kept)
+    objects.before = away
+    two = run("two", keep=1, remote_wait_s=1)
+    objects.before = lambda method, name: None
+    saved(two, state(2), 2)
+    two.attempts()
+    assert "has the steps of another run" in two.finish_uploads()
+    assert objects.kept == before
+
+
 def test_of_two_starts_the_one_that_came_last_writes(run: Open, tmp_path: Path):
     first = run("one")
     save(first, 1)
