@@ -55,7 +55,7 @@ class Source:
         self._agreement, self._unfit = agreement, unfit
         self._is_away = False
         self._refused: dict[int, tuple[Commit | None, str]] = {}
-        self.fetched: set[int] = set()
+        self.fetched: dict[int, Commit] = {}
         """Steps that were downloaded into the work dir."""
 
     def look(self) -> None:
@@ -116,6 +116,10 @@ class Source:
                     return None
                 if step in self._refused:
                     continue
+                if step in self.fetched:  # and the restore has put it aside
+                    why = "it has the bytes that were uploaded, but is damaged"
+                    self._refused[step] = (self.fetched[step], why)
+                    continue
                 if found := self._usable(step):
                     return found
         except UnavailableError as error:
@@ -149,7 +153,7 @@ class Source:
             answers = self._agreement.all_of(json.dumps(self._download(order)))
             end = self._agreement.decide(lambda o=order, a=answers: self._end(o, a))
             if end == _FETCHED:
-                self.fetched.add(order.commit.step)
+                self.fetched[order.commit.step] = order.commit
                 return True
         return False
 

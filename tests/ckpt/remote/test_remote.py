@@ -264,6 +264,37 @@ def test_a_damaged_object_is_named_and_the_step_before_is_taken(
     assert_same(again.state, state(2))
 
 
+def test_a_step_that_was_damaged_before_its_upload_is_fetched_once(
+    run: Open, objects: MemoryStore, tmp_path: Path
+):
+    manager = run()
+    save(manager, 1)
+    objects.before = away
+    saved(manager, state(2), 2)
+    damage_largest_file(tmp_path / "run" / "checkpoints" / "2" / "state")
+    objects.before = lambda method, name: None
+    manager.attempts()
+    assert manager.finish_uploads() == ""
+    without_work_dir(tmp_path)
+    manager = run(claims=False)
+    restored = manager.restore(abstract(state(1)))
+    assert restored is not None
+    assert restored.step == 1
+    assert (tmp_path / "run" / "checkpoints" / "2.damaged").exists()
+    assert not (tmp_path / "run" / "checkpoints" / "2.damaged-2").exists()
+    assert "the bytes that were uploaded, but is damaged" in restored.put_aside[-1]
+    manager.claim("", 0)
+    assert commits(objects) == [1]
+
+
+def damage_largest_file(folder: Path) -> None:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    data = bytearray(largest.read_bytes())
+    data[len(data) // 2] ^= 1
+    largest.write_bytes(data)
+
+
 def test_a_damaged_commit_is_named_and_replaced_by_the_next_save(
     run: Open, objects: MemoryStore, tmp_path: Path
 ):
@@ -296,12 +327,7 @@ def test_the_store_replaces_a_step_that_is_damaged_in_the_work_dir(
     run: Open, tmp_path: Path
 ):
     save(run(), 1, 2)
-    folder = tmp_path / "run" / "checkpoints" / "2" / "state"
-    files = [path for path in folder.rglob("*") if path.is_file()]
-    largest = max(files, key=lambda path: path.stat().st_size)
-    data = bytearray(largest.read_bytes())
-    data[len(data) // 2] ^= 1
-    largest.write_bytes(data)
+    damage_largest_file(tmp_path / "run" / "checkpoints" / "2" / "state")
     restored = run(claims=False).restore(abstract(state(2)))
     assert restored is not None
     assert restored.step == 2
