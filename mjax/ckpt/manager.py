@@ -291,16 +291,20 @@ class Checkpoints:
 
         Raises:
           ValueError: --ckpt.remote refuses, or holds the steps of another run.
+          LostError: it has steps, and none is of use.
           RuntimeError: it does not answer, and the store has no step.
         """
         if self._link is not None and (found := self._link.newest()):
             return found
         try:
-            return self._recovery(None).newest()
+            found = self._recovery(None).newest()
+            if found is None and self._link is not None:
+                self._link.check_lost()
         except LostError:
             if self._config.local_dir is None:
                 raise
             return None
+        return found
 
     def where(self, step: int) -> str:
         """Say where a step is: in the store, or at --ckpt.remote."""

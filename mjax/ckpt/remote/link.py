@@ -98,11 +98,25 @@ class Link:
         """Bring that step into the work dir; see `Source.fetch`."""
         return self._source.fetch()
 
+    def check_lost(self) -> None:
+        """Refuse to begin at step 0 if the store has steps; see `Source.check_lost`."""
+
+        def check() -> str:
+            self._source.check_lost()
+            return ""
+
+        self._agreement.decide(check)
+
     def described(
         self, restored: Restored | None, put_aside: Sequence[str]
     ) -> Restored | None:
-        """Add to what was restored where it came from, and what was passed over."""
+        """Add to what was restored where it came from, and what was passed over.
+
+        Raises:
+          LostError: nothing was restored, and all steps there were passed over.
+        """
         if restored is None:
+            self.check_lost()
             return None
         source = restored.source
         if restored.step in self._source.fetched:

@@ -21,7 +21,7 @@ from mjax import checked_json
 from mjax.ckpt.journal import Journal
 from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.phases import in_words
-from mjax.ckpt.recovery import Unfit
+from mjax.ckpt.recovery import LostError, Unfit
 from mjax.ckpt.remote import transfer
 from mjax.ckpt.remote.steps import Commit, RemoteSteps
 from mjax.ckpt.store import Store, delete, manifest_in, pieces_in
@@ -198,6 +198,19 @@ class Source:
             )
         self._refused[commit.step] = (commit, damage)
         return _DAMAGED
+
+    def check_lost(self) -> None:
+        """Check that the run may begin at step 0, since no step is of use.
+
+        Raises:
+          LostError: the store has steps, and all were passed over.
+        """
+        if found := self.refused():
+            raise LostError(
+                f"no checkpoint in {self._remote.url} is of use:\n  "
+                + "\n  ".join(found)
+                + "\nPut back a copy, or give another --ckpt.remote to begin anew"
+            )
 
     def refused(self) -> list[str]:
         """Say which steps were passed over, and why; on process 0."""
