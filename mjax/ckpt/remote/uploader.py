@@ -33,6 +33,7 @@ from mjax.processes.agreement import DAY_S, Agreement
 from mjax.stores.objects import ConflictError
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_POLL_S = 0.05
 _STOP = "stop"
 
 
@@ -111,7 +112,7 @@ class Uploader:
         self.problem = ""
         """Why the last try has failed, on process 0; "": it has not."""
         self._wake, self._is_closing = threading.Event(), False
-        self._is_current = threading.Event()
+        self._num_notified, self._num_current = 0, -1
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
             target=self._work, name="mjax-ckpt-uploader", daemon=True
@@ -126,7 +127,7 @@ class Uploader:
 
     def notify(self) -> None:
         """Tell process 0 that a step was committed."""
-        self._is_current.clear()
+        self._num_notified += 1
         self._wake.set()
 
     def finish(self, timeout_s: int | float) -> bool:
@@ -137,10 +138,16 @@ class Uploader:
         """
         self._wake.set()
         until_s = time.monotonic() + timeout_s
-        while self._thread.is_alive() and time.monotonic() < until_s:
-            if self._is_current.wait(0.05):
-                return True
-        return self._is_current.is_set()
+        while not self._is_current and self._thread.is_alive():
+            if time.monotonic() >= until_s:
+                break
+            time.sleep(_POLL_S)
+        return self._is_current
+
+    @property
+    def _is_current(self) -> bool:
+        """Whether nothing was left to upload after the last step was told of."""
+        return self._num_current == self._num_notified
 
     def close(self) -> None:
         """Stop after the present try; leave a store that hangs."""
@@ -177,14 +184,14 @@ class Uploader:
             self._wake.clear()
             if self._is_closing:
                 break
-            step = self._held
+            step, num_notified = self._held, self._num_notified
             try:
                 step = self._held = self._next()
-                if step is None:
-                    self._is_current.set()
+                if step is None:  # of the steps that were told before it looked
+                    self._num_current = num_notified
                     pause_s, self._tries, self.problem = None, 0, ""
                     continue
-                self._is_current.clear()
+                self._num_current = -1
                 self._upload(step)
             except EXPECTED as error:
                 if isinstance(error, TakenOverError):
@@ -207,7 +214,7 @@ class Uploader:
                 Upload(step=step, url=self._remote.url, error=self.problem)
             )
         self._tries += 1
-        self._is_current.clear()
+        self._num_current = -1
         return min(_FIRST_PAUSE_S * 2 ** min(self._tries - 1, 9), _LONGEST_PAUSE_S)
 
     def _next(self) -> int | None:

@@ -1,13 +1,21 @@
 """Starts and ends at which the object store and the work dir disagree."""
 
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from mjax.ckpt.recovery import LostError
+from mjax.ckpt.remote.uploader import Uploader
 from tests.ckpt.remote.conftest import URL, Open
-from tests.ckpt.remote.test_remote import save, state, without_work_dir
-from tests.ckpt.states import abstract
+from tests.ckpt.remote.test_remote import (
+    commits,
+    save,
+    state,
+    without_work_dir,
+)
+from tests.ckpt.states import abstract, saved
 from tests.stores.memory import MemoryStore
 
 
@@ -32,3 +40,30 @@ def test_a_run_does_not_begin_anew_if_all_steps_of_the_store_are_unfit(
     without_work_dir(tmp_path)
     with pytest.raises(LostError, match=r"excludes(.*\n)*.*step 2"):
         run(claims=False, unfit=lambda step, facts: "it has read what --skip excludes")
+
+
+def test_a_step_that_is_saved_while_the_uploader_looks_is_waited_for(
+    run: Open, objects: MemoryStore, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[int | None] = []
+    is_saved, goes_on = threading.Event(), threading.Event()
+    look = Uploader._next
+
+    def slow_look(self: Uploader) -> int | None:
+        if looks:
+            assert goes_on.wait(60)
+        looks.append(look(self))
+        assert is_saved.wait(60)
+        return looks[-1]
+
+    monkeypatch.setattr(Uploader, "_next", slow_look)
+    manager = run()
+    while not looks:
+        time.sleep(0.001)
+    saved(manager, state(1), 1)
+    manager.attempts()
+    is_saved.set()
+    threading.Timer(0.3, goes_on.set).start()
+    assert manager.finish_uploads() == ""
+    assert commits(objects) == [1]
+    assert looks == [None, 1, None]
