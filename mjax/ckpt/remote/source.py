@@ -224,6 +224,10 @@ class Source:
 
         The fence must be claimed. They would take the place of good ones otherwise.
         """
+        if self._is_away:  # nothing was passed over yet
+            for step in self._remote.steps():
+                self._usable(step)
+            self._is_away = False
         for step, (commit, why) in [*self._refused.items()]:
             if commit is not None:
                 self._remote.put_aside(commit, why)

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 
 from mjax.ckpt.recovery import LostError
+from mjax.ckpt.remote.steps import RemoteSteps
 from mjax.ckpt.remote.uploader import Uploader
 from tests.ckpt.remote.conftest import URL, Open
 from tests.ckpt.remote.test_remote import (
+    away,
     commits,
     save,
     state,
@@ -67,3 +69,21 @@ def test_a_step_that_is_saved_while_the_uploader_looks_is_waited_for(
     assert manager.finish_uploads() == ""
     assert commits(objects) == [1]
     assert looks == [None, 1, None]
+
+
+def test_steps_that_a_run_went_back_behind_while_the_store_was_away_are_put_aside(
+    run: Open, objects: MemoryStore
+):
+    first = run()
+    save(first, 1, 2, 3)
+    first.close()
+    objects.before = away
+    second = run(claims=False, unfit=lambda step, facts: "unfit" * (step > 1))
+    restored = second.restore(abstract(state(1)))
+    assert restored is not None
+    assert restored.step == 1
+    second.claim("", 0)
+    objects.before = lambda method, name: None
+    save(second, 2)
+    assert commits(objects) == [1, 2]
+    assert [*RemoteSteps(objects).aside().values()] == ["unfit", "unfit"]
