@@ -39,15 +39,22 @@ class RemoteEntry:
 def find(url: str) -> tuple[RemoteSteps, int | None]:
     """Open a URL; return its steps, and the one that it names, if it does.
 
+    A URL whose last part is a number names a run if it has steps of its own.
+
     Raises:
-      ValueError: it is no URL, or the library is not installed.
+      ValueError: it is no URL, or the library is not installed; or the store refuses.
+      UnavailableError: it does not answer.
     """
     place = address.parse(url, "PATH")
     above, _, last = place.prefix.rpartition("/")
-    only = None
-    if last.isdecimal():
-        place, only = dataclasses.replace(place, prefix=above), int(last)
-    return RemoteSteps(open_store(place, "PATH", patience_s=_PATIENCE_S)), only
+    remote = _open(place)
+    if not last.isdecimal() or remote.steps() or remote.aside():
+        return remote, None
+    return _open(dataclasses.replace(place, prefix=above)), int(last)
+
+
+def _open(place: address.Address) -> RemoteSteps:
+    return RemoteSteps(open_store(place, "PATH", patience_s=_PATIENCE_S))
 
 
 def choose(remote: RemoteSteps, only: int | None, step: int | None) -> list[int]:

@@ -25,8 +25,8 @@ def steps(run: Open, objects: MemoryStore, monkeypatch) -> MemoryStore:
     remote.put_aside(remote.commit(3), "its reason")
 
     def open_store(place, flag, *, patience_s):
-        assert (flag, place.url) == ("PATH", URL)
-        return objects
+        assert flag == "PATH"
+        return objects if place.url == URL else MemoryStore(place.url)
 
     monkeypatch.setattr(listing, "open_store", open_store)
     return objects
@@ -41,6 +41,23 @@ def test_steps_are_listed(steps: MemoryStore, capsys):
     assert main(["ls", f"{URL}/2", "--json"]) == 0
     (entry,) = json.loads(capsys.readouterr().out)["steps"]
     assert (entry["name"], entry["state"]) == ("2", "good")
+
+
+def test_a_run_whose_name_is_a_number_is_no_step(
+    steps: MemoryStore, capsys, monkeypatch
+):
+    monkeypatch.setattr(
+        listing,
+        "open_store",
+        lambda place, flag, *, patience_s: (
+            MemoryStore(place.url, steps.kept)
+            if place.url == f"{URL}/4711"
+            else MemoryStore(place.url)
+        ),
+    )
+    assert main(["verify", f"{URL}/4711"]) == 0
+    assert capsys.readouterr().out.count("OK, ") == 2
+    assert main(["show", f"{URL}/4711", "--step", "1"]) == 0
 
 
 def test_damage_is_found_and_named(steps: MemoryStore, capsys):
