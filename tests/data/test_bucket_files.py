@@ -224,6 +224,45 @@ def test_a_run_that_goes_on_names_the_object_that_changed(memory, tmp_path):
         work_dir.check_data_files(tmp_path, versions())
 
 
+class Name(str):
+    """A name that counts how often it is compared."""
+
+    num_compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Name.num_compared += 1
+        return str.__eq__(self, other)
+
+
+def test_the_time_of_a_listing_grows_with_the_objects_not_with_their_square(
+    memory, tmp_path, monkeypatch
+):
+    memory.write("a.txt", b"text")
+    (one,) = (found for found in memory.objects() if found.name == "a.txt")
+    found = [dataclasses.replace(one, name=Name(f"{i}.txt")) for i in range(300)]
+    monkeypatch.setattr(memory, "objects", lambda under="": iter(found))
+    assert len(bucket_files.list_files("s3://bucket/run", tmp_path).files) == 300
+    assert Name.num_compared < 10 * 300
+
+
+@pytest.mark.parametrize(("every_s", "counts"), [(0, [1, 2, 3, 4, 4]), (1e9, [4])])
+def test_hashes_are_kept_after_so_many_seconds_and_at_the_end(
+    memory, tmp_path, monkeypatch, every_s, counts
+):
+    kept: list[int] = []
+    write = remote.RemoteFiles._write_hashes
+
+    def count(self: remote.RemoteFiles) -> None:
+        kept.append(len(self._digests))
+        write(self)
+
+    monkeypatch.setattr(remote.RemoteFiles, "_write_hashes", count)
+    monkeypatch.setattr(remote, "SAVE_S", every_s)
+    open_dataset(config(tmp_path), seed=0)
+    assert kept == counts
+
+
 def test_what_the_store_refuses_is_passed_on_at_once(memory, tmp_path):
     def refuse(method: str, name: str) -> None:
         if method == "read":
