@@ -1,6 +1,6 @@
 """The command `mjax`: `mjax train --steps 5` is `python -m mjax.train --steps 5`.
 
-Enters: the words of a command line; the first names a program of this package. Leaves:
+Input: the words of a command line; the first names a program of this package. Output:
 the output of that program and its exit code; 2 if there is no such program. Only the
 named program is imported.
 """

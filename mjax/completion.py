@@ -1,6 +1,6 @@
 """Shell completion of programs, commands and flags: `mjax completion bash`.
 
-Enters: the name of a shell. Leaves: on stdout a script for its start-up file. When Tab
+Input: the name of a shell. Output: on stdout a script for its start-up file. When Tab
 is pressed, the script calls `mjax completion --words ...`. This reads the help of the
 program in the words, and completes exactly what `-h` lists.
 """

@@ -1,6 +1,6 @@
 """Listening sockets of servers, and checks of their clients.
 
-Enters: a host, a port, headers of requests, the path of a token file. Leaves: a bound
+Input: a host, a port, headers of requests, the path of a token file. Output: a bound
 socket, results of checks, tokens. Used by the live page of a run and the model server.
 """
 

@@ -1,7 +1,7 @@
 """Names of the parts of a step, written into the trace and read from compiled programs.
 
-Enters: a part of the step, such as the backward pass, or a loop over its layers.
-Leaves: the name of a `jax.named_scope`. Also the inverse: the part of the step from the
+Input: a part of the step, such as the backward pass, or a loop over its layers.
+Output: the name of a `jax.named_scope`. Also the inverse: the part of the step from the
 name of an XLA instruction (`op_name`), which lists the scopes around it. Names are
 metadata: they change no instruction.
 

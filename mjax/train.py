@@ -1,6 +1,6 @@
 """Train a model: `python -m mjax.train --recipe NAME [flags]`.
 
-Enters: the command line. Leaves: a work dir with config.json, tokenizer/,
+Input: the command line. Output: a work dir with config.json, tokenizer/,
 metrics.jsonl, summary.json, checkpoints/, plots/curves.png, sample.txt, a record of
 each start in starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93
 gave up, 1 anything else. `--work-dir DIR` alone resumes the run in DIR.

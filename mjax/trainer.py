@@ -1,6 +1,6 @@
 """One run, from a checked config to its summary.
 
-Enters: the config and its command line. Leaves: the work dir that `mjax.train`
+Input: the config and its command line. Output: the work dir that `mjax.train`
 describes, and the exit code of the run. `mjax.train` imports this module after it has
 read the flags, because importing jax takes more than a second.
 

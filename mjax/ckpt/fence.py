@@ -1,6 +1,6 @@
 """Only the latest start of a run may change the folder of its steps.
 
-Enters: the folder. Leaves: `owner.json` in it, which names the process 0 of that start.
+Input: the folder. Output: `owner.json` in it, which names the process 0 of that start.
 A process that was cut off from everybody but the store, and goes on, finds another name
 there and is refused. The name is read just before a save is begun and before it
 is committed; what was begun before it was replaced still goes through.

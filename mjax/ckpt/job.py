@@ -1,6 +1,6 @@
 """What a save must do, its progress and its phases; independent of Orbax.
 
-Enters: a host copy. Leaves: the job that `saving` queues and `orbax_save` carries out.
+Input: a host copy. Output: the job that `saving` queues and `orbax_save` carries out.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Where the arrays of a step are on disk, as TensorStore is told.
 
-Enters: folders, names and shapes. Leaves: specs for `tensorstore.open`. No file is
+Input: folders, names and shapes. Output: specs for `tensorstore.open`. No file is
 touched.
 """
 

@@ -1,6 +1,6 @@
 """Save and restore the training state.
 
-Enters: a state (any pytree of arrays) with the JSON facts about the run. Leaves: one
+Input: a state (any pytree of arrays) with the JSON facts about the run. Output: one
 folder per saved step. The state is stored as a flat mapping from the path of a leaf
 (`params.embed.table`) to its global array: what is on disk depends on names and shapes
 only, never on the mesh, on the number of processes or on container classes.

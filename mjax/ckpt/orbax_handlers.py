@@ -1,6 +1,6 @@
 """What Orbax is handed to write our arrays, and to say which it would read.
 
-Enters: host copies, folders. Leaves: handlers of Orbax. Importing it loads Orbax, which
+Input: host copies, folders. Output: handlers of Orbax. Importing it loads Orbax, which
 takes a quarter of a second: `arrays` does so when something is written or checked.
 """
 

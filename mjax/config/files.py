@@ -1,7 +1,7 @@
 """Config files: `--config FILE`, TOML or JSON.
 
-Enters: a file with nested tables or dotted keys, whole or partial, and the flags that
-exist. Leaves: values by flag, each with its line in the file. The string "None" is the
+Input: a file with nested tables or dotted keys, whole or partial, and the flags that
+exist. Output: values by flag, each with its line in the file. The string "None" is the
 null of an optional field, as on the command line, because TOML has no null.
 """
 

@@ -1,6 +1,6 @@
 """Fit a run to a number of devices, or suggest flags that make it fit.
 
-Enters: a config and the available devices. Leaves: the sizes of the mesh axes, or an
+Input: a config and the available devices. Output: the sizes of the mesh axes, or an
 error with the violated rule and flags that fix it. A fix is suggested only if all
 checks accept the run with it. Touches no device.
 """

@@ -1,6 +1,6 @@
 """Low-rank adapters: the flags, and the weights that they select.
 
-Enters: the flags `--lora.*` and the architecture. Leaves: the weights by name, as
+Input: the flags `--lora.*` and the architecture. Output: the weights by name, as
 `layers.adapters` takes them.
 """
 

@@ -1,7 +1,7 @@
 """User-defined functions: a flag whose value is FILE.py:NAME.
 
-Enters: the flag, the path of a Python file and the name of a function or class in it.
-Leaves: that function or class. Errors in the file are reported with their line.
+Input: the flag, the path of a Python file and the name of a function or class in it.
+Output: that function or class. Errors in the file are reported with their line.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """User-defined recipes: `--recipe FILE.py:NAME`.
 
-Enters: the path of a Python file and the name of a function in it. Leaves: the config
+Input: the path of a Python file and the name of a function in it. Output: the config
 that the function returns.
 """
 

@@ -1,6 +1,6 @@
 """Check that model and batch divide over a mesh.
 
-Enters: a config, and the sizes of the mesh axes once they are known. Leaves: nothing,
+Input: a config, and the sizes of the mesh axes once they are known. Output: nothing,
 or an error with the rule and the values; `config.fixes` adds sizes that fit. Touches no
 device.
 """

@@ -1,6 +1,6 @@
 """The run's configuration, composed of the configs of its parts.
 
-Enters: command-line flags, a recipe, or the config.json of an earlier run. Leaves: one
+Input: command-line flags, a recipe, or the config.json of an earlier run. Output: one
 frozen, checked `TrainConfig`. Builds nothing and touches no device: the sizes of the
 mesh are checked once they are known (`config.sizes`).
 """

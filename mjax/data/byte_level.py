@@ -1,6 +1,6 @@
 """The `bytes` tokenizer as a tokenizer.json that other libraries load.
 
-Enters: the name of the token that ends a document. Leaves: the text of a byte-level BPE
+Input: the name of the token that ends a document. Output: the text of a byte-level BPE
 without merges: the id of a byte is its value, and 256 ends a document. No library is
 needed to write it.
 

@@ -1,6 +1,6 @@
 """Find and remove the folders of unfinished preparations beside the token files.
 
-Enters: the folder of token files. Leaves: folders of killed processes. A preparation of
+Input: the folder of token files. Output: folders of killed processes. A preparation of
 the same corpus would continue such a folder, but none has been started since.
 """
 

@@ -1,7 +1,7 @@
 """Batches of the data order that a run leaves out.
 
-Enters: the flag `--data.skip`, texts STEP:N: after STEP steps, the next N batches are
-left out. Leaves: the place in the order of the batch of a step, and whether a state
+Input: the flag `--data.skip`, texts STEP:N: after STEP steps, the next N batches are
+left out. Output: the place in the order of the batch of a step, and whether a state
 fits other skips. Everything is a function of these texts, so a restarted run reads the
 same batches.
 

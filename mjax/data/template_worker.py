@@ -1,7 +1,7 @@
 """The process that renders chat templates: requests on stdin, answers on stdout.
 
-Enters: one JSON object a line, {"template", "renders": [variables, ...], "now"}.
-Leaves: one JSON object a line: {"texts", "spans", "marks"}, or {"error"}. The process
+Input: one JSON object a line, {"template", "renders": [variables, ...], "now"}.
+Output: one JSON object a line: {"texts", "spans", "marks"}, or {"error"}. The process
 that starts it (`mjax.data.chat_template`) ends it when an answer takes too long; its
 memory is limited here. A template comes with a model from anywhere, and Jinja's sandbox
 bounds neither the time nor the memory that it takes.

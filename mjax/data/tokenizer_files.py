@@ -1,6 +1,6 @@
 """The files of a tokenizer that a run keeps and that are exported beside weights.
 
-Enters: `bytes`, a tokenizer.json, the folder of one, or its name on a hub. Leaves: the
+Input: `bytes`, a tokenizer.json, the folder of one, or its name on a hub. Output: the
 contents of tokenizer.json, tokenizer_config.json and, where there is one,
 chat_template.jinja, with the facts that the rest of the package checks. The library
 `tokenizers` is not needed.

@@ -1,6 +1,6 @@
 """Keep the finished parts of a long preparation on disk, and log its progress.
 
-Enters: facts by name, during the work. Leaves: the same facts, for a process that
+Input: facts by name, during the work. Output: the same facts, for a process that
 continues after this one was killed, and a line of progress every few seconds.
 """
 

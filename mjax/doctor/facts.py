@@ -1,6 +1,6 @@
 """Make checks that judge the facts found by `mjax.doctor.probe`.
 
-Enters: a kind of fact and its arguments. Leaves: a check of `mjax.health`, whose runner
+Input: a kind of fact and its arguments. Output: a check of `mjax.health`, whose runner
 runs each probe once, with a time limit.
 """
 

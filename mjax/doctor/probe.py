@@ -1,6 +1,6 @@
 """Find facts about this host: `python -m mjax.doctor.probe KIND [WORDS]`.
 
-Leaves: one JSON object on stdout, which a check judges. Each kind runs in its own
+Output: one JSON object on stdout, which a check judges. Each kind runs in its own
 process, since a broken library may crash it and a network file system may block it for
 ever. At first only the standard library is imported; each kind imports what it needs.
 """

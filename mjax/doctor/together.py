@@ -1,7 +1,7 @@
 """Checks that need all processes of a run.
 
-Enters: the report of each host, and the config by which processes find each other.
-Leaves: on process 0, one line for each joint step and one for each unhealthy host; the
+Input: the report of each host, and the config by which processes find each other.
+Output: on process 0, one line for each joint step and one for each unhealthy host; the
 same exit code in all processes. Steps, in order:
 
 - *meet*: all processes connect to the coordinator (`mjax.processes.distributed`).

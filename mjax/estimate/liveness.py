@@ -1,6 +1,6 @@
 """Count the peak bytes of one device while it executes a traced function.
 
-Enters: a jaxpr of one device, from the shard_map of a `jax.stages.Traced`. Leaves: the
+Input: a jaxpr of one device, from the shard_map of a `jax.stages.Traced`. Output: the
 most bytes alive at one time, without buffers that the caller keeps alive.
 
 Operations run in the order of the trace. Three rules model XLA. *Fusion*: a cheap

@@ -1,6 +1,6 @@
 """Estimate the memory of one device from a traced step, before anything is compiled.
 
-Enters: the trace of a training step and its abstract state. Leaves: bytes by purpose.
+Input: the trace of a training step and its abstract state. Output: bytes by purpose.
 The sizes of state, gathered weights, gradients and stash are exact;
 `mjax.estimate.liveness` estimates the working set beyond them.
 """

@@ -1,6 +1,6 @@
 """Check `--model_args` of lm-eval. Imports neither JAX nor lm-eval.
 
-Enters: names and values parsed by lm-eval, and the options of a generation. Leaves:
+Input: names and values parsed by lm-eval, and the options of a generation. Output:
 `Args` and `Sampling`s.
 """
 

@@ -1,6 +1,6 @@
 """A model for lm-eval: log-likelihoods and answers of texts.
 
-Enters: `--model_args`, then requests of tasks. Leaves: log-likelihoods and texts. Texts
+Input: `--model_args`, then requests of tasks. Output: log-likelihoods and texts. Texts
 become tokens and windows as in lm-eval's model `hf`, so that both can be compared: the
 tokenizer adds its tokens before a text, names of special tokens are tokens, and a
 context that is too long is cut on the left.

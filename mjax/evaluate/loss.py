@@ -1,6 +1,6 @@
 """The loss of a model on a text, summed over the scores of windows.
 
-Enters: a model on a mesh, and windows. Leaves: a `Result`. The host sums in float64,
+Input: a model on a mesh, and windows. Output: a `Result`. The host sums in float64,
 window by window, so the order does not depend on the mesh.
 """
 

@@ -1,6 +1,6 @@
 """Open a model for scoring: choose mesh, precision and length.
 
-Enters: a path and flags. Leaves: an `Opened`, and facts of its run.
+Input: a path and flags. Output: an `Opened`, and facts of its run.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Compute the log-probability of each target, and the model's most probable token.
 
-Enters: parameters in canonical form on a mesh, and windows. Leaves: for each window, in
+Input: parameters in canonical form on a mesh, and windows. Output: for each window, in
 order, nats of every target and the most probable token. The forward pass is that of
 training: one `jax.shard_map` over all mesh axes, with the vocabulary split over tp and,
 between the layers, the sequence too. At most one chunk of positions has logits at a

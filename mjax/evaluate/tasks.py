@@ -2,7 +2,7 @@
 
     python -m mjax.evaluate.tasks --model mjax --model_args model=RUN --tasks TASKS
 
-Enters: the flags of `lm_eval`. Leaves: the output of lm-eval. lm-eval cannot discover
+Input: the flags of `lm_eval`. Output: the output of lm-eval. lm-eval cannot discover
 models of other packages, so its command is started from here.
 """
 

@@ -1,6 +1,6 @@
 """Command-line flags from config dataclasses, and plain messages for bad ones.
 
-Enters: dataclasses and the words of a command line. Leaves: instances of the
+Input: dataclasses and the words of a command line. Output: instances of the
 dataclasses, or the exit code of a subcommand. The meaning of a flag is not known here,
 and only the standard library is imported.
 

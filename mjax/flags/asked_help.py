@@ -1,6 +1,6 @@
 """The help: description of a program, examples, and its flags by group.
 
-Enters: flags, titles of groups, the width of the terminal. Leaves: the text.
+Input: flags, titles of groups, the width of the terminal. Output: the text.
 """
 
 import textwrap

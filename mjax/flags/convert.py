@@ -1,6 +1,6 @@
 """Convert words of a command line to values of a type; describe types.
 
-Enters: the type of a field and the words after its flag. Leaves: the value, or a
+Input: the type of a field and the words after its flag. Output: the value, or a
 ValueError with the flag as typed, the words, and the fix.
 """
 

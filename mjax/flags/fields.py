@@ -1,6 +1,6 @@
 """Fields of dataclasses as flags: names, types, defaults, documentation.
 
-Enters: dataclasses, nested or not. Leaves: one `Flag` for each field that is not a
+Input: dataclasses, nested or not. Output: one `Flag` for each field that is not a
 dataclass itself. The documentation is the string after a field, read from the source
 when the help is printed.
 """

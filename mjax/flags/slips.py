@@ -1,6 +1,6 @@
 """Suggestions for a word that is not a flag.
 
-Enters: the word as typed and the existing flags. Leaves: a sentence. It looks first in
+Input: the word as typed and the existing flags. Output: a sentence. It looks first in
 a table of the names in other programs, then for flags with the same last part, then for
 similar spelling.
 """

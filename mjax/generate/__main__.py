@@ -1,6 +1,6 @@
 """Use a model: `python -m mjax.generate MODEL --prompt TEXT`, --chat or --serve PORT.
 
-Enters: the command line. Leaves: texts on stdout, or answers over HTTP, and an exit
+Input: the command line. Output: texts on stdout, or answers over HTTP, and an exit
 code: 0 done, 2 bad input, 1 a file is damaged, 130 stopped with Ctrl-C.
 """
 

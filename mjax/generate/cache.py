@@ -1,7 +1,7 @@
 """KV cache: one ring of keys and values per layer and slot.
 
-Enters: keys and values in the form of the attention core of training, positions
-applied. Leaves: attended values of one new token per slot. All functions run per device
+Input: keys and values in the form of the attention core of training, positions
+applied. Output: attended values of one new token per slot. All functions run per device
 inside shard_map. A slot holds one text that is being continued.
 
 The ring of a layer has as many entries as a query can see: its window, or the longest

@@ -1,6 +1,6 @@
 """Convert chat messages to tokens with the chat template of a model.
 
-Enters: an opened model. Leaves: a function from messages to token ids, used by the
+Input: an opened model. Output: a function from messages to token ids, used by the
 server and by the chat in the terminal.
 """
 

@@ -1,6 +1,6 @@
 """Continue the prompts of a command line with a model, or chat.
 
-Enters: flags. Leaves: the texts on stdout (streamed if there is one prompt), and facts
+Input: flags. Output: the texts on stdout (streamed if there is one prompt), and facts
 about model and speed on stderr.
 """
 

@@ -1,6 +1,6 @@
 """The two programs of generation: prefill a prompt, and draw the tokens after it.
 
-Enters: an opened model. Leaves: jitted functions on a state of fixed shapes, which they
+Input: an opened model. Output: jitted functions on a state of fixed shapes, which they
 donate: the caches, and the newest token of each slot. Each function is one
 `jax.shard_map` over all mesh axes, with slots over dp.
 

@@ -1,6 +1,6 @@
 """Continuous batching: slots, a queue, and one step after the other.
 
-Enters: requests. Leaves: events, one per token. A request waits until a slot is free.
+Input: requests. Output: events, one per token. A request waits until a slot is free.
 One program then prefills its prompt, and another draws the next tokens of all slots.
 Shapes are fixed, so programs are compiled once: for the number of slots, and for each
 power of two that prompts are padded to. The number of steps per dispatch depends on

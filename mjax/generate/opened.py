@@ -1,7 +1,7 @@
 """Open a model for use: parameters on a mesh, tokenizer, end tokens.
 
-Enters: a path (a work dir, a folder of checkpoints, one checkpoint, or a Hugging Face
-folder) and a mesh. Leaves: an `Opened`. Independent of the mesh that wrote the
+Input: a path (a work dir, a folder of checkpoints, one checkpoint, or a Hugging Face
+folder) and a mesh. Output: an `Opened`. Independent of the mesh that wrote the
 parameters, each box is read once and goes straight to the devices that hold it.
 """
 

@@ -1,6 +1,6 @@
 """Requests to a model and events of the answers. Imports no JAX and no model.
 
-Enters: tokens of a prompt, and sampling options. Leaves: a checked `Request`, and the
+Input: tokens of a prompt, and sampling options. Output: a checked `Request`, and the
 `Event`s of its answer, one per token.
 """
 

@@ -1,6 +1,6 @@
 """Draw tokens from logits: temperature, top-k, top-p, and a seed for each text.
 
-Enters: float32 logits of one position per slot, and the options of each slot. Leaves:
+Input: float32 logits of one position per slot, and the options of each slot. Output:
 tokens and their log-probabilities. A draw depends on the logits, the seed and the
 position of the token, never on the slot or on other slots.
 

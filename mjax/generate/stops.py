@@ -1,6 +1,6 @@
 """Decode tokens one by one, and detect the texts that end an answer.
 
-Enters: the tokens of one answer, one by one. Leaves: pieces of text that can be shown.
+Input: the tokens of one answer, one by one. Output: pieces of text that can be shown.
 A piece has complete characters only, and no text that may begin a stop text. The joined
 pieces are the answer, independent of how tokens split it.
 """

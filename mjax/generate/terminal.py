@@ -1,6 +1,6 @@
 """Chat in the terminal: messages from standard input, streamed answers.
 
-Enters: an opened model with a chat template, and flags. Leaves: the answers on stdout,
+Input: an opened model with a chat template, and flags. Output: the answers on stdout,
 remarks on stderr. One line is one message. For each answer the template renders all
 turns again, as the server does with the messages of a request.
 """

@@ -1,6 +1,6 @@
 """Choose the bytes of weights or gradients that XLA may combine into one collective.
 
-Enters: the weights of one layer, and their sharding. Leaves: thresholds for the three
+Input: the weights of one layer, and their sharding. Output: thresholds for the three
 kinds of data-parallel collectives. `mjax.hardware.xla_flags` turns them into options.
 
 The weights of a layer are gathered, and its gradients reduced, in a window: the compute

@@ -1,6 +1,6 @@
 """Build a mesh of described GPUs, which need not be present.
 
-Enters: the name of a GPU in `gpus.GPUS` and axis sizes. Leaves: a mesh as from
+Input: the name of a GPU in `gpus.GPUS` and axis sizes. Output: a mesh as from
 `build_mesh`. Its devices cannot hold arrays. But a function traced for the mesh sees
 their kind, and a lowered program compiles to the instructions of that GPU, with the
 collectives of that mesh. It needs jax's CUDA plugin (`make env-plan`), but no GPU.

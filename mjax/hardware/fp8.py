@@ -1,6 +1,6 @@
 """Check whether devices support FP8 matmuls.
 
-Enters: a mesh of real or described devices. Leaves: a text that describes how they
+Input: a mesh of real or described devices. Output: a text that describes how they
 multiply 8-bit floats, or an error. Source: NVIDIA, PTX ISA, section mma: `.e4m3` and
 `.e5m2` from sm_89 on. On older GPUs XLA silently computes in 16 bits, more slowly than
 a run without FP8.

@@ -1,6 +1,6 @@
 """Describe GPUs: data for the compiler and for time estimates.
 
-Enters: nothing. Leaves: `GPUS`, one description per model, and the peak of a device by
+Input: nothing. Output: `GPUS`, one description per model, and the peak of a device by
 its name, which MFU uses. Sources are beside each number:
 
 - spec: XLA's description of a real device, in openxla/xla, folder

@@ -1,7 +1,7 @@
 """Tell training hosts, which have or should have a GPU or RDMA, from plain hosts.
 
-Enters: the PCI devices of the host, the devices of its drivers, the expectations.
-Leaves: one answer, `is_plain`. A laptop, a login node or a container without devices is
+Input: the PCI devices of the host, the devices of its drivers, the expectations.
+Output: one answer, `is_plain`. A laptop, a login node or a container without devices is
 plain, and the checks that only a training host must pass (`Check.for_training`) cannot
 fail it. They cannot pass it either: where such a check would fail, it is unknown.
 

@@ -1,6 +1,6 @@
 """Inventory of a host: GPUs, InfiniBand adapters, versions; for the cluster file.
 
-Enters: output of nvidia-smi and /sys/class/infiniband. Leaves: JSON that `health
+Input: output of nvidia-smi and /sys/class/infiniband. Output: JSON that `health
 cluster check --reports` compares with the file. A value that cannot be read is absent;
 the comparison then gives unknown.
 """

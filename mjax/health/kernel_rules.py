@@ -1,6 +1,6 @@
 """Rules of `kernel_log.toml` that recognise faults in the kernel log.
 
-Enters: that file. Leaves: frozen, compiled rules; the first rule that matches a line
+Input: that file. Output: frozen, compiled rules; the first rule that matches a line
 applies. The top of the file explains the fields and gives the source of each rule.
 """
 

@@ -1,6 +1,6 @@
 """Count the faults in a kernel log in bounded memory.
 
-Enters: a log in pieces, of any length. Leaves: a `Digest`, also as JSON: each fault
+Input: a log in pieces, of any length. Output: a `Digest`, also as JSON: each fault
 found by a rule of `kernel_log.toml`, with device, count, times and last line. A log of
 1 GB needs no more memory than one of 1 MB: pieces are searched one at a time, and the
 number of different faults is limited.

@@ -1,6 +1,6 @@
 """The kernel log as a source: a command or a file, read as a stream.
 
-Enters: the output of `journalctl` or `dmesg`, or a file, of any length. Leaves: its
+Input: the output of `journalctl` or `dmesg`, or a file, of any length. Output: its
 `Digest` as JSON. A log that reached its time limit, or whose last line is unterminated,
 is incomplete.
 """

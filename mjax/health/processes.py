@@ -1,6 +1,6 @@
 """The processes of a host and their current CPU use.
 
-Enters: /proc/PID/stat and status, read twice. Leaves: one line per process. `ps`
+Input: /proc/PID/stat and status, read twice. Output: one line per process. `ps`
 averages over the lifetime of a process, so a daemon that was idle for weeks and busy
 for the last hour looks idle there. This process, its children and its ancestors are
 excluded. If an ancestor is a Python process, such as the agent of a launch, all its

@@ -1,6 +1,6 @@
 """Several sources combined into one, and sources with a shorter name.
 
-`Several` is for a check that compares several sources. Enters: sources. Leaves: one
+`Several` is for a check that compares several sources. Input: sources. Output: one
 `Reading` whose text has a header line before the text of each source; `parts` splits it
 again. An absent source gives an empty part with the reason, and the check decides what
 that means; the combined source is absent only if all its sources are. Its status is the

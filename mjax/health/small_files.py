@@ -1,6 +1,6 @@
 """Read many small files as one text, or run a command for each of several devices.
 
-Enters: the text of a `Files` source, or the devices of a host. Leaves: the lines of
+Input: the text of a `Files` source, or the devices of a host. Output: the lines of
 each file by its path; the output of each device after a line that names it.
 """
 

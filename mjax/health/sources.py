@@ -1,6 +1,6 @@
 """Inputs of checks: commands and files, with limits of time and size.
 
-Enters: the description of a source. Leaves: a `Reading`. Commands run without a shell,
+Input: the description of a source. Output: a `Reading`. Commands run without a shell,
 in the C locale, and are killed with their children at their time limit. A file or an
 output of more than `MAX_BYTES` is truncated and marked so.
 """

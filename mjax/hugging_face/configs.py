@@ -1,6 +1,6 @@
 """Configurations of each family: Hugging Face keys to mjax fields, and back.
 
-Enters: the keys of a config.json, or a ModelConfig. Leaves: the other one. Written keys
+Input: the keys of a config.json, or a ModelConfig. Output: the other one. Written keys
 are not checked here; `families` reads them back and compares.
 
 Source: transformers 5.23, `configuration_*.py` and `modeling_*.py` of each family.

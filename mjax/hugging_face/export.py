@@ -1,7 +1,7 @@
 """Write a model as a folder that `transformers` loads.
 
-Enters: a source of tensors with mjax names in canonical form, and the architecture.
-Leaves: config.json, generation_config.json, safetensors files, and given files such as
+Input: a source of tensors with mjax names in canonical form, and the architecture.
+Output: config.json, generation_config.json, safetensors files, and given files such as
 those of the tokenizer. One slab of layers or rows is in memory at a time.
 """
 

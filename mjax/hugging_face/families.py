@@ -1,6 +1,6 @@
 """Model families that both mjax and transformers can express.
 
-Enters: the contents of a config.json, or a ModelConfig. Leaves: the other one. An
+Input: the contents of a config.json, or a ModelConfig. Output: the other one. An
 option that one side cannot express is refused by name. There is no hand-written list of
 mjax options: a config is written as config.json, read back, and compared.
 """

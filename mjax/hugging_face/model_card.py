@@ -1,6 +1,6 @@
 """README.md of an exported model: facts, training, and how to load it.
 
-Enters: facts. Leaves: a model card with a header that the Hub reads. It names no folder
+Input: facts. Output: a model card with a header that the Hub reads. It names no folder
 of the training machine and no license, which the publisher of a model chooses.
 
 Source: the keys of the header, huggingface.co/docs/hub/model-cards.

@@ -1,6 +1,6 @@
 """Find the flags that prevent the export of a model, and their alternatives.
 
-Enters: a model. Leaves: the family that differs from it in the fewest flags. There is
+Input: a model. Output: the family that differs from it in the fewest flags. There is
 no list of the abilities of families: a model is written as each family, read back, and
 compared.
 """

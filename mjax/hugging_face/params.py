@@ -1,6 +1,6 @@
 """Read parameters from a Hugging Face folder, box by box.
 
-Enters: a folder with config.json and safetensors files. Leaves: a source of float32
+Input: a folder with config.json and safetensors files. Output: a source of float32
 tensors with mjax names in canonical form, with the vocabulary padded with zeros. Rows
 are read only on request, so each process of a run reads the part of its devices.
 """

@@ -1,7 +1,7 @@
 """Read folders of safetensors files in parts, and write them tensor by tensor.
 
-Enters: a folder with `model.safetensors`, or several files and
-`model.safetensors.index.json`. Leaves: views of its tensors, of which only touched
+Input: a folder with `model.safetensors`, or several files and
+`model.safetensors.index.json`. Output: views of its tensors, of which only touched
 pages are read; or such a folder, written without the model in memory.
 
 A file consists of the length of its header (8 bytes, little-endian), the header (JSON:

@@ -1,6 +1,6 @@
 """The agent of a host: starts rank processes, watches them, reports to the driver.
 
-Enters: a connection to the driver. Leaves: rank processes, their logs, and a heartbeat
+Input: a connection to the driver. Output: rank processes, their logs, and a heartbeat
 each second. It decides nothing. If it loses the driver, the ranks continue and the
 agent reconnects. If the agent dies, the kernel kills its ranks (PR_SET_PDEATHSIG).
 

@@ -1,6 +1,6 @@
 """Checks of hosts by a command, before ranks restart there and while they train.
 
-Enters: hosts that may be broken. Leaves: orders to their agents, and the hosts that
+Input: hosts that may be broken. Output: orders to their agents, and the hosts that
 have not passed. A host that does not answer in time has not passed.
 """
 

@@ -1,6 +1,6 @@
 """Requests to the driver of a run, such as `status`, `evict` and `stop`.
 
-Enters: a work dir, or the address and token of a driver. Leaves: its answer.
+Input: a work dir, or the address and token of a driver. Output: its answer.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Read lines from thousands of connections to a driver.
 
-Enters: bytes. Leaves: calls with complete lines. `asyncio`'s streams wake a task for
+Input: bytes. Output: calls with complete lines. `asyncio`'s streams wake a task for
 each message and read it into a new buffer of 256 KiB: 37 us per heartbeat on the core
 that watches all hosts. Here all connections of a driver share one buffer, and data is
 passed on at once: 8 us.

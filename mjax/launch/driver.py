@@ -1,6 +1,6 @@
 """The driver of a run: a `Supervisor` with connections, a clock and a journal.
 
-Enters: the config of a launch and the trainer's flags. Leaves: the exit code of the
+Input: the config of a launch and the trainer's flags. Output: the exit code of the
 run. It imports no model and no jax. If it is killed, at any moment, the same command
 starts it again: it reads the state of the run from the journal, agents reconnect, and
 ranks are not affected.

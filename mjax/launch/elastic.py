@@ -1,6 +1,6 @@
 """Run on fewer hosts: same global batch, same data, more microbatches.
 
-Enters: the trainer's config on all hosts. Leaves: the numbers of hosts on which it can
+Input: the trainer's config on all hosts. Output: the numbers of hosts on which it can
 train, and the flags that differ there. Hosts are removed from the data-parallel axis. A
 device never has more sequences in a microbatch than before, so a step takes more
 microbatches. The trainer checks all other divisibility rules (such as the shards of the

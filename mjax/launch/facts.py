@@ -1,7 +1,7 @@
 """Facts about this host: hardware, software, and the traffic of its RDMA ports.
 
-Enters: /sys, the environment and, if nvidia-ml-py is installed, NVIDIA's management
-library. Leaves: texts for the journal and counters for heartbeats. Unreadable facts are
+Input: /sys, the environment and, if nvidia-ml-py is installed, NVIDIA's management
+library. Output: texts for the journal and counters for heartbeats. Unreadable facts are
 "unknown", with the reason.
 """
 

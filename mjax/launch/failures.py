@@ -1,6 +1,6 @@
 """Diagnose a failure: its cause, hosts and ranks, from the states of all ranks.
 
-Enters: the states of the ranks of a generation, and their stacks if they hang. Leaves:
+Input: the states of the ranks of a generation, and their stacks if they hang. Output:
 the one failure that explains the others.
 """
 

@@ -1,6 +1,6 @@
 """The first error of a failed generation: the cause, then the ends of all ranks.
 
-Enters: the events of a run. Leaves: the launch's diagnosis, and each rank's end in
+Input: the events of a run. Output: the launch's diagnosis, and each rank's end in
 order of time, marked if it is a consequence of another. Clocks of hosts may differ by
 some milliseconds, but a consequence takes longer.
 """

@@ -1,6 +1,6 @@
 """A process that imports the trainer once and forks ranks, for warm starts.
 
-Enters: a module, and requests of the agent, one JSON line each on a socket. Leaves: for
+Input: a module, and requests of the agent, one JSON line each on a socket. Output: for
 each request the process id of a rank, equivalent to `python -m MODULE ARGUMENTS`
 without the seconds for its imports. The server starts no thread and touches no device,
 because either makes a fork unsafe.

@@ -1,6 +1,6 @@
 """Hung ranks: detected by their progress, distinguished by their stacks.
 
-Enters: the states of all ranks, and the recent step time. Leaves: the hung ranks,
+Input: the states of all ranks, and the recent step time. Output: the hung ranks,
 orders to collect stacks, and the failure with its evidence.
 """
 

@@ -1,6 +1,6 @@
 """The history of hosts, used by the driver of one run.
 
-Enters: the events of this run, and a file that several runs share. Leaves: a score for
+Input: the events of this run, and a file that several runs share. Output: a score for
 each host; the spare with the lowest score is used first. If the file becomes unusable
 during the run, one event reports it and the last scores stay in use.
 """

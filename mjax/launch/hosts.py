@@ -1,6 +1,6 @@
 """The hosts of a run, and their ranks.
 
-Enters: messages of agents. Leaves: the silent hosts, the placement (active hosts in the
+Input: messages of agents. Output: the silent hosts, the placement (active hosts in the
 order of their ranks), and messages to the hosts that have ranks.
 """
 

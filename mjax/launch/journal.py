@@ -1,6 +1,6 @@
 """The journal of a run: every event, and the driver's state, in SQLite.
 
-Enters: events and snapshots. Leaves: `launch/journal.db` in the work dir, from which a
+Input: events and snapshots. Output: `launch/journal.db` in the work dir, from which a
 driver can restart after it was killed at any moment, and `events.jsonl` in the work
 dir, one object per line, for programs. A line has its number in the journal, so that a
 reader sees gaps. It has the time on both clocks of the host, because the wall clock may

@@ -1,6 +1,6 @@
 """Calls of the Kubernetes API about the pods of agents and their nodes.
 
-Enters: a namespace and a label selector. Leaves: pods and their changes, deleted pods,
+Input: a namespace and a label selector. Output: pods and their changes, deleted pods,
 and cordoned nodes. Each call is one request: it is not retried here, and every failure
 is an `ApiError`.
 

@@ -1,6 +1,6 @@
 """Time limits for ranks without progress.
 
-Enters: limits by phase, and the times of past steps. Leaves: seconds.
+Input: limits by phase, and the times of past steps. Output: seconds.
 """
 
 import collections

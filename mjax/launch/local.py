@@ -1,6 +1,6 @@
 """A whole launch on one machine: a driver in this process, an agent for each host.
 
-Enters: the config of a launch and the trainer's flags. Leaves: the exit code of the
+Input: the config of a launch and the trainer's flags. Output: the exit code of the
 run. The hosts are simulated: `host-0`, `host-1` and so on are agents on this machine.
 The output of rank 0 goes to standard output.
 

@@ -1,6 +1,6 @@
 """Rules for log lines that report a fault, and readers of new lines.
 
-Enters: the logs of the ranks of a host, and the kernel's log (/dev/kmsg). Leaves: lines
+Input: the logs of the ranks of a host, and the kernel's log (/dev/kmsg). Output: lines
 that match a rule, with its name. Nothing here ends a run: when a rank ends or hangs,
 the matches on its host in this generation may explain it (`failures.explained`).
 

@@ -1,6 +1,6 @@
 """Query the RAS service of NCCL on this host for the state of its communicators.
 
-Enters: a port of this host. Leaves: the report, as text for people. It is only
+Input: a port of this host. Output: the report, as text for people. It is only
 evidence: RAS counts launched operations, and has reported a hung run as healthy
 (NVIDIA/nccl issue 1730). Not yet tested on a GPU.
 

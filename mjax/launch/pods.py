@@ -1,6 +1,6 @@
 """Keep a run and the pods of its agents consistent.
 
-Enters: pods from the API, hosts with the uid of their pod, and excluded hosts. Leaves:
+Input: pods from the API, hosts with the uid of their pod, and excluded hosts. Output:
 the hosts that are gone; pods deleted and nodes cordoned, once each, even across
 drivers. When a pod is about to end, its agent gets SIGTERM and reports it.
 

@@ -1,6 +1,6 @@
 """The policy: causes of failures and the response to each.
 
-Enters: the exit of a rank process, or its lack of progress. Leaves: a cause, and the
+Input: the exit of a rank process, or its lack of progress. Output: a cause, and the
 action of its row. `TABLE` is the policy; docs/resilience.md shows it.
 
 Source: MegaScale, arXiv:2402.15627, section 4; ByteRobust, arXiv:2509.16293.

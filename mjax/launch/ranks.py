@@ -1,6 +1,6 @@
 """Start and observe the rank processes of a host.
 
-Enters: start requests of a driver. Leaves: processes that die with this one, and their
+Input: start requests of a driver. Output: processes that die with this one, and their
 states. If possible, a fork server that has imported the trainer starts them within a
 tenth of a second; otherwise each runs its own imports.
 """

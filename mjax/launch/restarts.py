@@ -1,6 +1,6 @@
 """Decide whether and after which pause to restart a run.
 
-Enters: saved steps, and the cause of each generation's end. Leaves: a pause, or the
+Input: saved steps, and the cause of each generation's end. Output: a pause, or the
 advice to give up, because repeated generations that save nothing new are useless.
 """
 

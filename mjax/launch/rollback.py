@@ -1,6 +1,6 @@
 """Rollback of a diverged run: the step to return to and the data to skip.
 
-Enters: a rank's report of its divergence. Leaves: the values of `--data.skip` for all
+Input: a rank's report of its divergence. Output: the values of `--data.skip` for all
 further generations, or the advice to give up.
 Source: PaLM, arXiv:2204.02311, section 5.1, which went back about 100 steps and skipped
 200 to 500 batches.

@@ -1,7 +1,7 @@
 """A launch inside a Slurm allocation: `python -m mjax.launch slurm`.
 
-Enters: the config of a launch, the trainer's flags, and the variables that Slurm sets
-in a batch script. Leaves: the exit code of the run. The driver is this process, on the
+Input: the config of a launch, the trainer's flags, and the variables that Slurm sets
+in a batch script. Output: the exit code of the run. The driver is this process, on the
 first node; `srun` starts one agent on each node, including spares. After a node
 failure, ranks restart inside the allocation, because a requeued job waits at least
 minutes.

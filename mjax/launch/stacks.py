@@ -1,6 +1,6 @@
 """Stacks of hung ranks, grouped by similarity, and the ranks that differ.
 
-Enters: the text that `faulthandler` wrote for each rank. Leaves: groups of ranks whose
+Input: the text that `faulthandler` wrote for each rank. Output: groups of ranks whose
 main threads are at the same place in the code, and the ranks that block the others.
 Source: the grouping is that of ByteRobust, arXiv:2509.16293, section 5.
 """

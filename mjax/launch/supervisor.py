@@ -1,6 +1,6 @@
 """The decisions of a driver: placement of ranks, diagnosis, and the next action.
 
-Enters: messages of agents, and the time. Leaves: messages to agents, events, and the
+Input: messages of agents, and the time. Output: messages to agents, events, and the
 exit code of the run. No socket, file or clock is touched, so a test can simulate any
 fault with any number of hosts.
 

@@ -1,7 +1,7 @@
 """XLA's report on a GPU step that takes too long: its progress and what it waits for.
 
-Enters: log lines of a rank whose step has exceeded XLA's limit
-(xla_gpu_execution_terminate_timeout), with xla_gpu_execution_progress_tracking. Leaves:
+Input: log lines of a rank whose step has exceeded XLA's limit
+(xla_gpu_execution_terminate_timeout), with xla_gpu_execution_progress_tracking. Output:
 for each device, the number of finished operations and the first unfinished ones, with
 their places in the traced step; and the ranks that are behind the others. XLA writes
 the report ten seconds before it ends the process, so the agents of all hosts have read

@@ -1,6 +1,6 @@
 """Time accounting of a run, as events for the ledger.
 
-Enters: the states of the ranks of a generation. Leaves: an event when all of them have
+Input: the states of the ranks of a generation. Output: an event when all of them have
 taken their first step, with the seconds of each phase until then; and an event when
 they have ended, with the seconds that the lowest rank spent in each phase and the time
 of its start request. The driver's own times are in its events of kind `state`.

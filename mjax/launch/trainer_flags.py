@@ -1,6 +1,6 @@
 """The trainer's flags of each generation: as given, then as updated.
 
-Enters: the flags of the launch, and later changes by a user. Leaves: the flags of the
+Input: the flags of the launch, and later changes by a user. Output: the flags of the
 next generation. If the trainer refuses an update at its first start, the update is
 undone.
 """

@@ -1,6 +1,6 @@
 """Name the mesh axes and compute their sizes.
 
-Enters: the sizes that the user sets (`MeshConfig`) and a number of devices. Leaves: one
+Input: the sizes that the user sets (`MeshConfig`) and a number of devices. Output: one
 size per axis (`AxisSizes`). Nothing here touches a device.
 """
 

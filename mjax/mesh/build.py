@@ -1,6 +1,6 @@
 """Arrange devices in a mesh.
 
-Enters: axis sizes and devices, real ones or those of a described topology. Leaves: a
+Input: axis sizes and devices, real ones or those of a described topology. Output: a
 `jax.sharding.Mesh` with all axes, and its description as text.
 
 Only this module decides the order: by host, then by process, then by device. The axes

@@ -1,6 +1,6 @@
 """Drawings of a mesh: a column per pipeline stage, a row per data-parallel position.
 
-Enters: a mesh. Leaves: lines for a terminal, or an SVG image. A box is a
+Input: a mesh. Output: lines for a terminal, or an SVG image. A box is a
 tensor-parallel group, whose devices communicate most and are neighbours. For a large
 mesh, only the first rows and columns are drawn, and the others are counted.
 """

@@ -1,6 +1,6 @@
 """Arrays in pinned host memory, which a device can access directly.
 
-Enters: arrays, meshes. Leaves: the same arrays in the other memory. Under jit this is a
+Input: arrays, meshes. Output: the same arrays in the other memory. Under jit this is a
 copy, which the compiler can overlap with other work. Computation needs arrays in device
 memory. Source: jax documentation, "JAX memories and host offloading".
 """

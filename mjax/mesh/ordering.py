@@ -1,6 +1,6 @@
 """Order the collectives of a program for simulated devices.
 
-Enters: a function of one device, to be mapped by `jax.shard_map`. Leaves: a function
+Input: a function of one device, to be mapped by `jax.shard_map`. Output: a function
 that returns the same bits, in which each collective depends on the one before it.
 
 XLA's CPU client (jaxlib 0.11.2 and 0.12.0.1) gives all collectives of jax one channel.

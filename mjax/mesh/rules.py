@@ -1,6 +1,6 @@
 """Map logical names of dims to mesh axes: the only table of placement.
 
-Enters: for each parameter its shape and the logical names of its dims. Leaves: a
+Input: for each parameter its shape and the logical names of its dims. Output: a
 PartitionSpec. The same spec places the stored array, is the `in_spec` of the step's
 shard_map, and determines over which axes a gradient must still be summed (`mesh.zero`):
 all axes that it does not name.

@@ -1,6 +1,6 @@
 """Heartbeats: each process regularly writes its state to a small file.
 
-Enters: files below `beats/` in the work dir, named HOST-RANK-GENERATION.json. Leaves:
+Input: files below `beats/` in the work dir, named HOST-RANK-GENERATION.json. Output:
 the last beat of each process of the newest start, and which processes still beat.
 This module changes no file; `encode` and `file_name` are for the writer.
 

@@ -2,7 +2,7 @@
 
     python -m mjax.observe bubble --work-dir DIR --steps A:B
 
-Enters: steps of a run that were recorded with the profiler. Leaves: for each stage the
+Input: steps of a run that were recorded with the profiler. Output: for each stage the
 number of used and idle slots, counted from the operations that ran, their time, and the
 same numbers from the schedule. Exit codes: 0 done, 1 the operations disagree with the
 schedule that the run recorded, 2 bad input.

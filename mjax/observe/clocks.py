@@ -1,7 +1,7 @@
 """Offsets between the clocks of processes, with error bounds.
 
-Enters: the times at which each process entered and left barriers of all processes, by
-its own clock. Leaves: offsets to the clock of rank 0, each with a guaranteed bound.
+Input: the times at which each process entered and left barriers of all processes, by
+its own clock. Output: offsets to the clock of rank 0, each with a guaranteed bound.
 
 No process leaves a barrier before the last one has entered it. So rank r left after
 rank 0 entered, and rank 0 left after rank r entered: the offset, clock of r minus clock

@@ -1,6 +1,6 @@
 """`python -m mjax.observe collect`: send the files of a run to an ingester.
 
-Enters: flags. Leaves: batches at a sink, until SIGTERM or Ctrl-C, or with --once until
+Input: flags. Output: batches at a sink, until SIGTERM or Ctrl-C, or with --once until
 the store has all existing data.
 """
 

@@ -1,6 +1,6 @@
 """Test whether the step times of two runs differ by more than noise.
 
-Enters: the records of the steps of two runs. Leaves: for each phase the median and 95th
+Input: the records of the steps of two runs. Output: for each phase the median and 95th
 percentile of both runs, and whether they differ.
 
 Steps are autocorrelated: one slow minute makes many slow steps. A test that treats each

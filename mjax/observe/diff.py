@@ -2,7 +2,7 @@
 
     python -m mjax.observe diff runs/a runs/b [--json] [--out FILE]
 
-Enters: two work dirs; A is the baseline. Leaves: the first eight questions about a slow
+Input: two work dirs; A is the baseline. Output: the first eight questions about a slow
 run, each answered in one line from the records of the runs, or with the name of the
 missing record; the differences; and the times of each phase. Exit codes: 0 done, 2 bad
 input.

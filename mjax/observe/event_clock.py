@@ -1,6 +1,6 @@
 """Times of the events of a launch, on one clock that does not jump.
 
-Enters: the events of the drivers of one run, oldest first. Leaves: each event with its
+Input: the events of the drivers of one run, oldest first. Output: each event with its
 seconds since the first driver began, and problems. A driver writes the wall clock,
 which may be set at any time, and the monotonic clock, which never jumps but restarts
 when its host boots. So the monotonic clock is used during the life of a driver, and

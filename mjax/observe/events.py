@@ -1,6 +1,6 @@
 """The events of a run, from its driver and other sources: one JSON object per line.
 
-Enters: `events.jsonl` in the work dir, to which `mjax.launch.journal` appends. Leaves:
+Input: `events.jsonl` in the work dir, to which `mjax.launch.journal` appends. Output:
 its events in file order, and problems of the file.
 """
 

@@ -3,7 +3,7 @@
     python -m mjax.observe fake --work-dir runs/a [--steps 120] [--out-dir DIR]
                                 [--rungs no-saves,fake-data] [--dry-run] ...
 
-Enters: the work dir of a run. Leaves: a folder with short runs that repeat the run,
+Input: the work dir of a run. Output: a folder with short runs that repeat the run,
 each with one thing removed (see `rungs`), and a table of the gain of each. It names the
 removed part that explains the time, or says that none does. The run's own folders are
 only read. Exit codes: 0 done, 1 some run failed, 2 bad input.

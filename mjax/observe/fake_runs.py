@@ -1,6 +1,6 @@
 """The short runs of `fake`: make their commands and run them.
 
-Enters: the work dir of a run. Leaves: a command for each rung, and a folder with the
+Input: the work dir of a run. Output: a command for each rung, and a folder with the
 files of the short runs. The run's own folders are only read.
 """
 

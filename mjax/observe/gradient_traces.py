@@ -1,6 +1,6 @@
 """Find parameters that never had a gradient, from the optimizer's moments.
 
-Enters: the moments of a saved step, in pieces. Leaves: the parameters, single layers of
+Input: the moments of a saved step, in pieces. Output: the parameters, single layers of
 stacked parameters, and slices of parameters whose gradient was zero in every step.
 
 The optimizer keeps a decaying mean of each squared gradient, nu, which starts at zero.

@@ -1,6 +1,6 @@
 """Find, read and compress files that may already be compressed.
 
-Enters: a folder, or the path of a file. Leaves: its files by name, plain or compressed;
+Input: a folder, or the path of a file. Output: its files by name, plain or compressed;
 their contents; or a compressed file in place of a plain one.
 
 Compression writes a new file beside the old one, under its name with `.gz`, and only

@@ -1,6 +1,6 @@
 """Draw a heat map of hosts and phases as a single-file HTML page.
 
-Enters: percentages by row and column. Leaves: HTML with an SVG; it loads nothing from
+Input: percentages by row and column. Output: HTML with an SVG; it loads nothing from
 the network and runs no script. Names are escaped. Colour-blind readers can distinguish
 blue, white and orange; larger values are also written into their cells.
 """

@@ -1,6 +1,6 @@
 """Show which hosts are slow in which phase: `python -m mjax.observe heatmap`.
 
-Enters: the spans of a run. Leaves: slow hosts and a table of hosts and phases on
+Input: the spans of a run. Output: slow hosts and a table of hosts and phases on
 stdout, or JSON with --json; a page with --out; and with --exclude a file with the names
 of slow hosts. The run is not changed. Exit codes: 0 done, 2 bad input.
 """

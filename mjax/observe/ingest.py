@@ -1,6 +1,6 @@
 """`python -m mjax.observe ingest`: own the database, and write what collectors send.
 
-Enters: flags. Leaves: a database that receives batches until SIGTERM or Ctrl-C.
+Input: flags. Output: a database that receives batches until SIGTERM or Ctrl-C.
 """
 
 import dataclasses

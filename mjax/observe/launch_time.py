@@ -1,6 +1,6 @@
 """Account for the wall time of a launched run from the events of its driver.
 
-Enters: the events of `events.jsonl`. Leaves: seconds by part, and the time that no
+Input: the events of `events.jsonl`. Output: seconds by part, and the time that no
 event explains. The driver's states cover the run from the start of its first process.
 One rank is counted: rank 0, or the lowest rank whose end the driver saw. While it runs,
 the phases in its progress word split the time, by the clock of its host. The driver

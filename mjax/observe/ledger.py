@@ -2,7 +2,7 @@
 
     python -m mjax.observe ledger --work-dir DIR [--json] [--out FILE]
 
-Enters: the work dir of a run. Leaves: its wall time by bucket, and the effective
+Input: the work dir of a run. Output: its wall time by bucket, and the effective
 training time, which is the productive part. There are two sources. The events of a
 launch show what its driver did between the starts (`launch_time`). The spans of the
 lowest rank describe each start (`start_time`). If both exist, the events are used; the

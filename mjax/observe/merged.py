@@ -1,6 +1,6 @@
 """Merge some steps of all ranks onto one clock, with error bounds.
 
-Enters: the span files of a run, its events, and a range of steps. Leaves: the spans of
+Input: the span files of a run, its events, and a range of steps. Output: the spans of
 each rank on the clock of rank 0, with their error bound; and the events of that time.
 
 Each rank gets one clock offset for all its spans, so that they stay in order. It is the

@@ -1,6 +1,6 @@
 """`python -m mjax.observe mfu`: diagnose a run from the shape of its MFU series.
 
-Enters: the work dir of a run. Leaves: its class among the signatures of the field
+Input: the work dir of a run. Output: its class among the signatures of the field
 guide, the evidence, and the next action. The command changes nothing.
 
 The signatures and remedies are those of Imbue, "From bare metal to a 70B model:

@@ -1,6 +1,6 @@
 """Read the MFU series of a run, with marks, from its files.
 
-Enters: a work dir. Leaves: time, duration and rate of each step on one clock, and marks
+Input: a work dir. Output: time, duration and rate of each step on one clock, and marks
 of saves, evaluations and restarts. Nothing here changes a file.
 
 `metrics.jsonl` has the rate of each step, but no time. The spans of the first rank have

@@ -1,6 +1,6 @@
 """Output of the commands of this package: warnings, tables, files.
 
-Enters: texts. Leaves: text on stderr, in aligned columns, or in the file of `--out`.
+Input: texts. Output: text on stderr, in aligned columns, or in the file of `--out`.
 """
 
 import sys

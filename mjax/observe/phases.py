@@ -2,8 +2,8 @@
 
     python -m mjax.observe phases --work-dir DIR [--each] [--json] [--out FILE]
 
-Enters: a work dir with windows of the profiler (`python -m mjax.train --profile.steps
-A:B`, or `--profile.every N`). Leaves: seconds per step by phase and role, for each
+Input: a work dir with windows of the profiler (`python -m mjax.train --profile.steps
+A:B`, or `--profile.every N`). Output: seconds per step by phase and role, for each
 device and as their mean, split into exposed and overlapped (`windows.seconds`). Exit
 codes: 0 done, 2 bad input.
 """

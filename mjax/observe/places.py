@@ -1,6 +1,6 @@
 """Positions of devices and their streams in the mesh.
 
-Enters: device numbers and mesh axis sizes, as in the headers of span files. Leaves:
+Input: device numbers and mesh axis sizes, as in the headers of span files. Output:
 coordinates, and keys that sort devices by an axis.
 """
 

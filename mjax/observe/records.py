@@ -1,6 +1,6 @@
 """Read the records in a run's work dir, for the comparison of runs.
 
-Enters: a work dir. Leaves: its config, starts, rows, summary, spans, events, the
+Input: a work dir. Output: its config, starts, rows, summary, spans, events, the
 fingerprint of its data, and reading problems. A part without a file is absent.
 """
 

@@ -1,6 +1,6 @@
 """Find differences between two runs other than times: flags, code, hosts, losses.
 
-Enters: the records of two runs. Leaves: by group the names that differ, with both
+Input: the records of two runs. Output: by group the names that differ, with both
 values; the missing records; and the first step whose loss differs.
 """
 

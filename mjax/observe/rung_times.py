@@ -1,6 +1,6 @@
 """Compare the short runs of `fake`: which rung explains the time of a step?
 
-Enters: the records of the short runs. Leaves: the times of each, its gain over the
+Input: the records of the short runs. Output: the times of each, its gain over the
 baseline run, and the rung that explains the lost time, if any does.
 
 Each rung is compared with two baseline runs, one before all rungs and one after them.

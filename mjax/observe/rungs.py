@@ -1,6 +1,6 @@
 """The rungs of `fake`: configs of short runs, each with one thing removed.
 
-Enters: the config of a run, and its numbers of processes and hosts. Leaves: for each
+Input: the config of a run, and its numbers of processes and hosts. Output: for each
 rung the config of its run, or why there is nothing to remove. This module writes
 nothing and runs nothing.
 

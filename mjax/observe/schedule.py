@@ -1,6 +1,6 @@
 """The pipeline schedule that a run recorded: the work of each stage in each tick.
 
-Enters: the tables that the run's step follows. Leaves: `schedules/0001.json` in the
+Input: the tables that the run's step follows. Output: `schedules/0001.json` in the
 work dir, one file for each start of a run with a pipeline; and, for readers, the slots
 of a stage, the receiver of each slot, and the number of idle slots.
 

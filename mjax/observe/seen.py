@@ -1,6 +1,6 @@
 """Read the state of the ranks of a run from outside, for `mjax.observe.stuck`.
 
-Enters: a work dir. Leaves: for each rank of the newest start its progress, the time
+Input: a work dir. Output: for each rank of the newest start its progress, the time
 since its last progress, and whether it is alive. No process is signalled, no file is
 changed.
 """

@@ -2,7 +2,7 @@
 
     python -m mjax.observe serve --work-dir DIR [--listen HOST:PORT]
 
-Enters: flags. Leaves: a page on a port until Ctrl-C or SIGTERM, and its address with
+Input: flags. Output: a page on a port until Ctrl-C or SIGTERM, and its address with
 the access token on stdout. The run is only read. Exit codes: 0 done, 2 bad input.
 """
 

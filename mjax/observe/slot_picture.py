@@ -1,6 +1,6 @@
 """Draw the slots of a pipeline in the picture of a timeline.
 
-Enters: slots, and the positions of times and rows in the picture. Leaves: parts of an
+Input: slots, and the positions of times and rows in the picture. Output: parts of an
 SVG. A row has a lane for forward slots, one for transfers, and one for backward slots.
 As in docs/pipeline.md, numbers are microbatches, letters are virtual stages, forward
 slots are light and backward slots dark. An idle slot is hatched over its whole tick.

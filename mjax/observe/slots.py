@@ -1,7 +1,7 @@
 """The slots of a pipeline in a run: whether and when each one ran.
 
-Enters: some steps of all ranks on one clock, profiler windows of these steps, and the
-schedule that the run recorded. Leaves: a bar for each slot, the transfers between
+Input: some steps of all ranks on one clock, profiler windows of these steps, and the
+schedule that the run recorded. Output: a bar for each slot, the transfers between
 stages, and every disagreement between stamps, windows and schedule.
 
 A stamp gives the start of a tick. The schedule gives the work of a stage in the tick.

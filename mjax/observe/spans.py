@@ -1,7 +1,7 @@
 """The span file of a process: what it did, and when, one JSON object per line.
 
-Enters: a file below `spans/` in the work dir, named HOST-RANK-GENERATION.jsonl, plain
-or compressed (`mjax.observe.gzipped`). Leaves: its header, its lines, and its problems.
+Input: a file below `spans/` in the work dir, named HOST-RANK-GENERATION.jsonl, plain
+or compressed (`mjax.observe.gzipped`). Output: its header, its lines, and its problems.
 Nothing here changes a file.
 
 The first line is a `Header`, every other one a `Line`. A line is appended with one

@@ -1,7 +1,7 @@
 """Convert the stamps of a device to spans on the clock of its host.
 
-Enters: the log of one step (`mjax.kernels.stamp`), and the times at which the host
-dispatched the step and received its metrics. Leaves: one span for each interval between
+Input: the log of one step (`mjax.kernels.stamp`), and the times at which the host
+dispatched the step and received its metrics. Output: one span for each interval between
 two rows.
 
 The clock of a device has 32 bits and its own zero. A step begins after its dispatch,

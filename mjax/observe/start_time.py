@@ -1,6 +1,6 @@
 """Account for the wall time of a run from the spans of one rank of each start.
 
-Enters: the span files of a run. Leaves: seconds by part, as in `launch_time`, and
+Input: the span files of a run. Output: seconds by part, as in `launch_time`, and
 problems. Within a start the spans of the host cover the time, by its monotonic clock.
 That clock also measures the gap between two starts if their host has not rebooted;
 otherwise the wall clocks in the headers do. A killed process has no span for its last

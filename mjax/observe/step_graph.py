@@ -1,6 +1,6 @@
 """Build the graph of the steps of a run: what each device did and waited for.
 
-Enters: the span files of one start of a run, with stamps. Leaves: a
+Input: the span files of one start of a run, with stamps. Output: a
 `mjax.observe.detect.whatif.Trace`, which can be replayed with other times.
 
 Operations of a device in a step, in sequence:

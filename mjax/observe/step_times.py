@@ -1,6 +1,6 @@
 """Arrange the spans of a run as seconds of each step, rank and phase.
 
-Enters: the span files of a run. Leaves: `StepTimes`, the input of the detectors of
+Input: the span files of a run. Output: `StepTimes`, the input of the detectors of
 `mjax.observe.detect`. All values are durations, each by one clock, so offsets between
 the clocks of hosts do not matter.
 

@@ -3,7 +3,7 @@
     python -m mjax.observe stuck --work-dir DIR [--step-s S] [--eval-s S] [--save-s S]
                                  [--json] [--out FILE]
 
-Enters: a work dir. Leaves: the ranks to blame, with host, phase and step, the reason,
+Input: a work dir. Output: the ranks to blame, with host, phase and step, the reason,
 the members of their groups, and their stacks. Exit codes: 0 done, 2 bad input.
 
 Sources for each rank, the best first: its beats, with its progress, the stack of its

@@ -2,7 +2,7 @@
 
     python -m mjax.observe timeline --work-dir DIR --steps A:B --out FILE.json
 
-Enters: the work dir of a run. Leaves: steps A to B - 1 of all ranks on one clock, as a
+Input: the work dir of a run. Output: steps A to B - 1 of all ranks on one clock, as a
 trace for https://ui.perfetto.dev or chrome://tracing; with `--out FILE.html` a
 self-contained picture of a few steps. In the trace a process is a rank and a thread is
 a stream. Exit codes: 0 done, 2 bad input.

@@ -1,6 +1,6 @@
 """Draw a few steps of all ranks as a self-contained HTML page.
 
-Enters: merged steps, and the slots of a pipeline. Leaves: HTML with an SVG, without
+Input: merged steps, and the slots of a pipeline. Output: HTML with an SVG, without
 scripts, fonts or network requests; names of hosts and spans are escaped.
 """
 

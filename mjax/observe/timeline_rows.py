@@ -1,6 +1,6 @@
 """Rows of a timeline, their titles, and the arrows of a pipeline.
 
-Enters: merged steps and the slots of a pipeline. Leaves: the streams of each rank in
+Input: merged steps and the slots of a pipeline. Output: the streams of each rank in
 order, names for people, and the transfers from slot to slot.
 """
 

@@ -2,7 +2,7 @@
 
     python -m mjax.observe unused --work-dir runs/a [--step N] [--json] [--out FILE]
 
-Enters: a checkpoint. Leaves: the parameters and single layers of stacked parameters
+Input: a checkpoint. Output: the parameters and single layers of stacked parameters
 whose gradient was zero in every step; then slices of other parameters, such as heads or
 rows of an embedding. Only the moments of the optimizer are read (see
 `gradient_traces`): nothing is trained and no device is used. Exit codes: 0 done, 2 bad

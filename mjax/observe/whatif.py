@@ -3,7 +3,7 @@
     python -m mjax.observe whatif --work-dir DIR [--from-step A] [--to-step B]
                                   [--json] [--out FILE]
 
-Enters: the spans of a run. Leaves: the step time without stragglers; the cost of each
+Input: the spans of a run. Output: the step time without stragglers; the cost of each
 rank and each phase; and the causes, the most expensive first. Exit codes: 0 done, 2 bad
 input.
 

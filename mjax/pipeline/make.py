@@ -1,6 +1,6 @@
 """Build the pipeline of a configuration on a mesh.
 
-Enters: `PipelineConfig`, the layers of a model, P stages, M microbatches. Leaves:
+Input: `PipelineConfig`, the layers of a model, P stages, M microbatches. Output:
 `Pipeline`, which is the schedule and the partition of the layers for the executor, or
 an error with the rule and the numbers. Touches no array and no device.
 """

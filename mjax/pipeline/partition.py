@@ -1,6 +1,6 @@
 """Assign the layers to virtual stages and to storage slots. NumPy only.
 
-Enters: L layers, P stages, v virtual stages per stage (`chunk` in names). Leaves: the
+Input: L layers, P stages, v virtual stages per stage (`chunk` in names). Output: the
 number of layers of each of the K = v P virtual stages, and the order in which a run
 stores the layers.
 

@@ -1,7 +1,7 @@
 """Execute a pipeline schedule: one program for all stages.
 
-Enters: a schedule (`pipeline.schedule`), the model as functions of one device, this
-device's weights, and the microbatches. Leaves: the loss and the gradients. Everything
+Input: a schedule (`pipeline.schedule`), the model as functions of one device, this
+device's weights, and the microbatches. Output: the loss and the gradients. Everything
 here runs per device inside a `jax.shard_map` over all mesh axes.
 
 The ticks are scanned phase by phase: warm-up, steady, cool-down. Only the bodies of

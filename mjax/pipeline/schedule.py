@@ -1,7 +1,7 @@
 """Pipeline schedules as tables: the work of each stage in each tick. NumPy only.
 
-Enters: the name of a schedule, P stages, v virtual stages per stage (`chunk` in names),
-M microbatches. Leaves: tables [ticks, P], which `pipeline.run` executes and
+Input: the name of a schedule, P stages, v virtual stages per stage (`chunk` in names),
+M microbatches. Output: tables [ticks, P], which `pipeline.run` executes and
 `pipeline.show` draws.
 
 The layers are divided into K = v P virtual stages. Stage s holds the virtual stages s,

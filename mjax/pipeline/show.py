@@ -1,6 +1,6 @@
 """Draw schedules as text, as SVG, and as a page with the counts.
 
-Enters: a `Schedule`. Leaves: strings. In each picture a stage has two lines, its
+Input: a `Schedule`. Output: strings. In each picture a stage has two lines, its
 forward half-ticks above its backward half-ticks, and each tick is a column. A filled
 half-tick shows microbatch and virtual stage: `3b` is microbatch 3 in the stage's second
 virtual stage, `3` if a stage has only one. In an idle half-tick (grey, a dot in text)

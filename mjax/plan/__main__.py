@@ -1,6 +1,6 @@
 """Plan a run without a GPU: `python -m mjax.plan <train's flags> --gpu h200 --nodes 4`.
 
-Enters: the flags of a run and its cluster. Leaves: one page on stdout, or one object
+Input: the flags of a run and its cluster. Output: one page on stdout, or one object
 with --json; progress is on stderr. Exit codes: 0 done, whether the run fits or not; 2
 bad input, before anything is compiled; 1 anything else.
 """

@@ -1,6 +1,6 @@
 """Name the bottleneck of a planned run, and the changes most likely to help.
 
-Enters: a `Plan`. Leaves: text with the numbers of the plan, and flags. The numbers of
+Input: a `Plan`. Output: text with the numbers of the plan, and flags. The numbers of
 the plan decide which changes are considered. The gain is the ratio of two times of the
 closed form (`mjax.estimate.formulas`), with the overlap of the plan.
 """

@@ -1,6 +1,6 @@
 """Count how often a pipeline stage takes a conditional's heavy branch.
 
-Enters: the op_name of a conditional, and the schedule. Leaves: the fraction of the
+Input: the op_name of a conditional, and the schedule. Output: the fraction of the
 iterations of its loop in which the heavy branch runs.
 
 The analysis assumes the heaviest branch of every conditional in every tick. In a

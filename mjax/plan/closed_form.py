@@ -1,6 +1,6 @@
 """Apply the closed-form model of `mjax.estimate.formulas` to a run's configuration.
 
-Enters: a config, the sizes of its mesh, the cluster. Leaves: `Estimate`, the modelled
+Input: a config, the sizes of its mesh, the cluster. Output: `Estimate`, the modelled
 seconds of a step and the modelled bytes of a device: in microseconds, without tracing.
 """
 

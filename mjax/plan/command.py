@@ -1,6 +1,6 @@
 """Run `python -m mjax.plan` after its flags are read.
 
-Enters: the config of a run and its cluster. Leaves: one page on stdout, or one object
+Input: the config of a run and its cluster. Output: one page on stdout, or one object
 with --json; progress is on stderr.
 """
 

@@ -1,6 +1,6 @@
 """Compile the training step of a run for a cluster that need not exist.
 
-Enters: a config that fits the cluster. Leaves: the text of the scheduled program, its
+Input: a config that fits the cluster. Output: the text of the scheduled program, its
 memory on a device, and the compile time.
 
 One thing differs from the program of the run: matmuls are calls to cuBLAS. By default

@@ -1,6 +1,6 @@
 """Model the time of a kernel and of a collective on a GPU that is described.
 
-Enters: counts (FLOPs, bytes). Leaves: seconds. Modelled, never measured: the peaks are
+Input: counts (FLOPs, bytes). Output: seconds. Modelled, never measured: the peaks are
 those of the GPU's description (`hardware.gpus`, with sources). The fraction of each
 peak that is reached and the cost of a launch are assumed, and are fields of
 `CostModel`.

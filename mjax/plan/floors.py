@@ -1,6 +1,6 @@
 """Lower bounds for the time of the parts of a step, independent of XLA's compilation.
 
-Enters: a config and a cost model. Leaves: seconds of one GPU and step by source
+Input: a config and a cost model. Output: seconds of one GPU and step by source
 (`sources`). Each array is read and written as often as the algorithm needs, at the
 fractions of the peaks that the replay assumes, without recomputation. Modelled, like
 the step that they are compared with.

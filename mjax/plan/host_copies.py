@@ -1,6 +1,6 @@
 """Model the copies between a GPU and the memory of its host, in closed form.
 
-Enters: bytes. Leaves: seconds. Modelled, never measured: the link has the speed of its
+Input: bytes. Output: seconds. Modelled, never measured: the link has the speed of its
 data sheet (`hardware.gpus`) times `LINK_EFFICIENCY`, for all GPUs of a node at once.
 Host memory is assumed to keep up with all of them. For a compiled step the replay
 models the same link, copy by copy (`mjax.plan.replay`).

@@ -1,6 +1,6 @@
 """Draw a plan as an HTML page: the schedule as streams, and the text of the page.
 
-Enters: a `Plan`. Leaves: a self-contained page without scripts. Each picture is a
+Input: a `Plan`. Output: a self-contained page without scripts. Each picture is a
 computation of the compiled program, in modelled time. Its lanes, from the top: compute
 and waits, the links inside the node, the network between nodes. Boxes too narrow to see
 are merged with their neighbours. The page supports light and dark colour schemes.

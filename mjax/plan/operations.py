@@ -1,6 +1,6 @@
 """Map the operations of a compiled step to places in the traced step.
 
-Enters: a compiled step. Leaves: places by the names of XLA's operations, which XLA
+Input: a compiled step. Output: places by the names of XLA's operations, which XLA
 reports when a GPU hangs (xla_gpu_execution_progress_tracking).
 """
 

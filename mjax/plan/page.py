@@ -1,6 +1,6 @@
 """Format a plan as one page of text.
 
-Enters: a `Plan`. Leaves: lines; modelled figures are labelled as such.
+Input: a `Plan`. Output: lines; modelled figures are labelled as such.
 """
 
 from collections.abc import Iterator

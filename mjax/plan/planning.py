@@ -1,6 +1,6 @@
 """Plan a run: compile it and read the program, or use formulas without a compiler.
 
-Enters: a config that fits its cluster. Leaves: a `Plan` without the advice.
+Input: a config that fits its cluster. Output: a `Plan` without the advice.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Read from a compiled step the communication of a GPU and the modelled time.
 
-Enters: a module, its analysis and its replay. Leaves: the parts of a `Plan` that need a
+Input: a module, its analysis and its replay. Output: the parts of a `Plan` that need a
 compilation.
 
 The analysis assumes the heaviest branch of every conditional. Branches that the

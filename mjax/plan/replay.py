@@ -1,6 +1,6 @@
 """Replay a schedule on four streams to model the time of a step.
 
-Enters: a module, its analysis, a cost model. Leaves: modelled seconds, and a timeline.
+Input: a module, its analysis, a cost model. Output: modelled seconds, and a timeline.
 
 One stream computes: it executes the instructions of a computation in order, and a loop
 as often as it runs. The others are the links inside the node, the network between

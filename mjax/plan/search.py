@@ -1,6 +1,6 @@
 """Search for a layout: mesh, virtual stages, microbatches, remat and window.
 
-Enters: a config and a cluster. Leaves: candidates that fit in memory by the closed form
+Input: a config and a cluster. Output: candidates that fit in memory by the closed form
 (`mjax.estimate.formulas`), the fastest by the same form first.
 
 Two common rules reduce the search space. Tensor parallelism stays inside a node

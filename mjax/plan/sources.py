@@ -1,6 +1,6 @@
 """Split the modelled time of a step by the purpose of its kernels.
 
-Enters: a compiled step and its replay. Leaves: `Source` rows that add up to the step:
+Input: a compiled step and its replay. Output: `Source` rows that add up to the step:
 seconds, bytes read and written, and the seconds that the algorithm needs.
 
 A kernel is assigned by the functions of mjax that traced it (`hlo.frames`), innermost

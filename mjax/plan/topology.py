@@ -1,6 +1,6 @@
 """Fit a run to a described cluster: checks before any compilation.
 
-Enters: a config and the user's cluster. Leaves: the config with the vocabulary size of
+Input: a config and the user's cluster. Output: the config with the vocabulary size of
 its tokenizer and the sizes of the mesh axes, or an error with flags that fit.
 """
 

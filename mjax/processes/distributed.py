@@ -1,7 +1,7 @@
 """Start a run of several processes.
 
-Enters: flags, or the environment that a launcher (Open MPI, Slurm, a Kubernetes indexed
-job) gives each process. Leaves: initialised jax, so that every process sees the devices
+Input: flags, or the environment that a launcher (Open MPI, Slurm, a Kubernetes indexed
+job) gives each process. Output: initialised jax, so that every process sees the devices
 of all. Call it before anything touches a device.
 
 On CPUs the processes communicate through gloo, jax's default.

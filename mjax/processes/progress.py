@@ -1,6 +1,6 @@
 """The progress word: a process's progress, in a file that other processes can read.
 
-Enters: a path in `MJAX_PROGRESS_FILE`, set by the parent process. Leaves: 168 bytes
+Input: a path in `MJAX_PROGRESS_FILE`, set by the parent process. Output: 168 bytes
 mapped into memory: the phase of the process, its step, the time of its last write, and
 the time spent in each phase. Writing takes no lock and no system call. Reading does not
 depend on Python code in the process, so it works even if the process hangs while it

@@ -2,9 +2,9 @@
 
     python -m mjax.processes.timed_start RANK NUM_PROCESSES HOST:PORT REPORT_FD BEGAN_S
 
-`mjax.health.startup` starts several. Enters: the address of the coordination service
+`mjax.health.startup` starts several. Input: the address of the coordination service
 (`mjax.processes.coordinator`), and the start time of this process by the monotonic
-clock of the host. Leaves: at the end of each phase one JSON line on the file descriptor
+clock of the host. Output: at the end of each phase one JSON line on the file descriptor
 REPORT_FD, with its name, its seconds, and the CPU seconds of this process in it.
 
 Before the next phase the process waits for a byte on its standard input, so no phase

@@ -1,7 +1,7 @@
 """Write a heartbeat of this process each second, from a Python thread.
 
-Enters: the progress word and the spans of the process, which say what it is doing.
-Leaves: the file of `mjax.observe.beats`, overwritten in place. The thread needs the
+Input: the progress word and the spans of the process, which say what it is doing.
+Output: the file of `mjax.observe.beats`, overwritten in place. The thread needs the
 interpreter lock, so the heartbeats stop while another thread holds the lock. A failed
 write does not stop the run; the error is reported once.
 """

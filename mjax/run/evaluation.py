@@ -1,6 +1,6 @@
 """The loss on held-out batches.
 
-Enters: a program, parameters and batches, as arguments. Leaves: fields of a row.
+Input: a program, parameters and batches, as arguments. Output: fields of a row.
 """
 
 from collections.abc import Callable, Iterable, Mapping

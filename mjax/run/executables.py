@@ -1,6 +1,6 @@
 """The compiled step of a run, cached on this host for the next start.
 
-Enters: everything that determines the step. Leaves: a file in the user's cache folder.
+Input: everything that determines the step. Output: a file in the user's cache folder.
 The next start of the same step loads it in a fraction of the time of tracing, lowering
 and compiling. The file name is a hash of everything that determines the step: config,
 mesh, code and versions, XLA options, devices, processor and process number. A step that

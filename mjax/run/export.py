@@ -1,6 +1,6 @@
 """Export a saved step to a folder that `transformers` loads.
 
-Enters: the path of a run or of a checkpoint. Leaves: a folder with weights, tokenizer
+Input: the path of a run or of a checkpoint. Output: a folder with weights, tokenizer
 and model card, complete or absent. The tokenizer is the run's, checked against the
 digest saved with the step.
 """

@@ -1,6 +1,6 @@
 """Read the numbers of a step from the devices, cheaply.
 
-Enters: the metrics that a compiled step returned. Leaves: arrays on the host.
+Input: the metrics that a compiled step returned. Output: arrays on the host.
 """
 
 from collections.abc import Mapping

@@ -1,6 +1,6 @@
 """Initialise a new run with the parameters of another run or a Hugging Face model.
 
-Enters: a path. Leaves: parameters on the mesh of this run, independent of the mesh that
+Input: a path. Output: parameters on the mesh of this run, independent of the mesh that
 wrote them. One process reads each box and puts it straight on its devices. Optimizer,
 step and data start afresh.
 """

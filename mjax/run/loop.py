@@ -1,7 +1,7 @@
 """Run the steps: dispatch, read metrics one step late, evaluate, save, stop cleanly.
 
-Enters: a compiled program, a state, an iterator of batches, and the destinations of
-rows and checkpoints, all as arguments. Leaves: the state after the last step, and why
+Input: a compiled program, a state, an iterator of batches, and the destinations of
+rows and checkpoints, all as arguments. Output: the state after the last step, and why
 the loop ended. The device never waits for the host: while it runs step n, the host
 reads the metrics of step n - 1. The loop does not depend on the config, files or the
 model.

@@ -1,6 +1,6 @@
 """Write metrics to files, trackers and the log.
 
-Enters: one row of plain numbers per optimizer step. Leaves: `metrics.jsonl`,
+Input: one row of plain numbers per optimizer step. Output: `metrics.jsonl`,
 `summary.json`, rows for trackers, and lines for people. Only rank 0 writes. A full disk
 never stops a run: it is reported once, and the missing rows are written when there is
 space. If the folder is deleted or moved, it is recreated with all rows. A run with

@@ -1,6 +1,6 @@
 """Plot the curves of a run: loss, learning rate, gradient norm, throughput.
 
-Enters: the rows of metrics.jsonl. Leaves: one PNG file with four panels. The loss has
+Input: the rows of metrics.jsonl. Output: one PNG file with four panels. The loss has
 two scales, nats per token and bits per byte; only the second can be compared between
 tokenizers.
 """

@@ -1,6 +1,6 @@
 """Turn a config into a run that is ready to compile: build, check, claim.
 
-Enters: a config, and the mesh of all processes. Leaves: a `Run`. Nothing is compiled
+Input: a config, and the mesh of all processes. Output: a `Run`. Nothing is compiled
 here, and nothing is written, moved or printed before every check has passed on every
 process.
 """

@@ -1,6 +1,6 @@
 """A record of each start of a run: code, machine and settings.
 
-Enters: the settings of the start. Leaves: `starts/0001.json` in the work dir, one file
+Input: the settings of the start. Output: `starts/0001.json` in the work dir, one file
 for each start, never changed afterwards. Under a launch it also has the generation.
 """
 

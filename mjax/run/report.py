@@ -1,6 +1,6 @@
 """Lines that a run prints: its description before, its results after.
 
-Enters: the config, dataset and rows of the run. Leaves: lines of text, summary.json,
+Input: the config, dataset and rows of the run. Output: lines of text, summary.json,
 plots/curves.png, sample.txt.
 """
 

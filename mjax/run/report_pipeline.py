@@ -1,6 +1,6 @@
 """Describe the pipeline of a run before it starts.
 
-Enters: the config of the run and the sizes of its mesh. Leaves: lines of text. All
+Input: the config of the run and the sizes of its mesh. Output: lines of text. All
 numbers are counted from the schedule's tables, except memory, which comes from the
 trace of the step.
 """

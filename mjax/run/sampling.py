@@ -1,6 +1,6 @@
 """Let the trained model continue a text, as a check after the last step.
 
-Enters: a program, parameters and a prompt. Leaves: the drawn tokens. The whole prefix
+Input: a program, parameters and a prompt. Output: the drawn tokens. The whole prefix
 is recomputed for each of them.
 """
 

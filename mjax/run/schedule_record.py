@@ -1,6 +1,6 @@
 """Record the schedule of a pipeline in the work dir.
 
-Enters: the tables that the step follows. Leaves: the file of `mjax.observe.schedule`,
+Input: the tables that the step follows. Output: the file of `mjax.observe.schedule`,
 or none without a pipeline.
 """
 

@@ -1,6 +1,6 @@
 """Write the stacks of this process when a step takes far longer than usual.
 
-Enters: the start and end of each step. Leaves: stacks of all threads in a file, written
+Input: the start and end of each step. Output: stacks of all threads in a file, written
 while the slow step still runs, and an event after it. Python's watchdog writes the
 stacks (`faulthandler.dump_traceback_later`). Its thread needs no interpreter lock, so
 it also works if another thread holds the lock for ever. Starting that thread costs more

@@ -1,6 +1,6 @@
 """Write the spans of this process: the host's work in each step.
 
-Enters: calls of the loop that mark the start of each span. Leaves: lines in the format
+Input: calls of the loop that mark the start of each span. Output: lines in the format
 of `mjax.observe.spans`, at most one write per step. The line of a step is written when
 its metrics have been read. It reaches the operating system at once, so killing the
 process loses no line. A full disk never stops a run: it is reported once, and the

@@ -1,6 +1,6 @@
 """Terminal output of a run: one live line, and colours.
 
-Enters: rows, and lines of text. Leaves: the lines, and below them a live line that is
+Input: rows, and lines of text. Output: the lines, and below them a live line that is
 redrawn: progress, smoothed loss, time left, throughput, MFU and memory. It never wraps;
 parts that do not fit the width of the terminal are omitted. All other output to stdout
 or stderr, including errors, appears above it.

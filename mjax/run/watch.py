@@ -1,6 +1,6 @@
 """Reports of a process while it runs.
 
-Enters: calls that mark the start of each activity. Leaves: the progress word (its
+Input: calls that mark the start of each activity. Output: the progress word (its
 position, even in a hang), the spans (its use of time), the stacks of slow steps, and
 the heartbeats (it is alive).
 """

@@ -1,6 +1,6 @@
 """The work dir: chosen by rank 0, the same for all ranks, never another run's.
 
-Enters: flags and the run's config as JSON. Leaves: a writable folder with this run's
+Input: flags and the run's config as JSON. Output: a writable folder with this run's
 config.json and tokenizer. Nothing here deletes a run: an unwanted run is moved aside.
 """
 

@@ -1,6 +1,6 @@
 """Loss, gradients and logits of a batch, computed per device.
 
-Enters: stored parameters and a batch, as global arrays. Leaves: global results. Each
+Input: stored parameters and a batch, as global arrays. Output: global results. Each
 function is one `jax.shard_map` over all mesh axes. `Forward` is the common base of two
 ways to run the layers: all on every device (`mjax.step.plain`), or stage by stage
 (`mjax.step.pipelined`).

@@ -1,7 +1,7 @@
 """Update parameters whose moments are in host memory, piece by piece.
 
-Enters: gradients, parameters, and an optimizer state whose moments are in pinned host
-memory. Leaves: the updated parameters and state, each in its original memory.
+Input: gradients, parameters, and an optimizer state whose moments are in pinned host
+memory. Output: the updated parameters and state, each in its original memory.
 
 A piece is one layer of every stage, or one leaf outside the blocks. LAMB and AdamW
 treat each layer independently once the global norm is known, so the update of a piece

@@ -1,6 +1,6 @@
 """Offload the residuals of layers to host memory, and load them ahead of their use.
 
-Enters: the residual of each layer, which is its input. Leaves: the same array in pinned
+Input: the residual of each layer, which is its input. Output: the same array in pinned
 host memory, and in the backward pass on the device again. While the backward pass of
 layer l runs, the input of layer l - K is copied to the device, where K is the loading
 horizon. So each copy has the time of K layers. The device holds K inputs, plus the one

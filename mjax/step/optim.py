@@ -1,7 +1,7 @@
 """Build the optimizer: LAMB or AdamW, schedule, clipping, and skipping of bad steps.
 
-Enters: `OptimConfig`, the number of steps, and two trees of booleans: whether each
-parameter is a stack of layers, and whether it is decayed. Leaves: an Optax
+Input: `OptimConfig`, the number of steps, and two trees of booleans: whether each
+parameter is a stack of layers, and whether it is decayed. Output: an Optax
 transformation, and pure functions that decide whether a step is accepted.
 
 Everything runs under jit, outside shard_map, on global arrays. So every norm is the

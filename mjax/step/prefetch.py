@@ -1,6 +1,6 @@
 """Run layers; gather weights one layer ahead and reduce gradients one layer behind.
 
-Enters: the layers, their stacked parameters, and the input of the first layer. Leaves:
+Input: the layers, their stacked parameters, and the input of the first layer. Output:
 the output of the last layer; in the backward pass, the reduced gradients. With data
 parallelism a layer's weights are gathered while the layer before it computes, and its
 gradients are reduced while the next layer of the backward pass computes. Within an

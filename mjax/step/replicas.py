@@ -1,6 +1,6 @@
 """Detect silent data corruption: replicas of a state whose bits differ.
 
-Enters: a state. Leaves: the processes with devices whose bits differ from those of the
+Input: a state. Output: the processes with devices whose bits differ from those of the
 same shard in the other replicas. Each device hashes its own shards; only hashes are
 sent. Source: ByteRobust, arXiv:2509.16293, which finds machines with silent corruption
 by replaying steps. Differs: the replicas of the run itself are compared.

@@ -1,6 +1,6 @@
 """Trace the training step of a config and a mesh; training and planning share it.
 
-Enters: a checked config and a mesh of real or described devices. Leaves: the program,
+Input: a checked config and a mesh of real or described devices. Output: the program,
 its step ready to be lowered, and the memory that the step needs.
 """
 

@@ -1,6 +1,6 @@
 """Merge adapters into the weights of a base model.
 
-Enters: a source of tensors with adapters, such as a checkpoint of a tuned run. Leaves:
+Input: a source of tensors with adapters, such as a checkpoint of a tuned run. Output:
 a source of the tensors of a plain model, in which each weight is W + scale A B. Sums
 are computed in float32, box by box; tensors are read only on request.
 """

@@ -1,7 +1,7 @@
 """Write and read adapters as a folder in PEFT format.
 
-Enters: the tensors of a tuned run, or a folder with adapter_config.json and
-adapter_model.safetensors. Leaves: the other one. Each layer and weight has a pair of
+Input: the tensors of a tuned run, or a folder with adapter_config.json and
+adapter_model.safetensors. Output: the other one. Each layer and weight has a pair of
 matrices, A [r, inputs] and B [outputs, r], named by its module in the model.
 
 Source: PEFT 0.19, `utils/save_and_load.py` (names) and `tuners/lora/config.py`.

@@ -1,6 +1,6 @@
 """Run the grid of a study: arms by rates by seeds, one process a run, resumable.
 
-Enters: a study at one size. Leaves: a JSON file with one entry for each finished run
+Input: a study at one size. Output: a JSON file with one entry for each finished run
 under its flags: losses, seconds, commit. The file is replaced as a whole after each
 run, so a grid that is killed loses the run in flight and no other.
 """

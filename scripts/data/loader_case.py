@@ -1,6 +1,6 @@
 """Run one case of `loader_ways`: some processes that read in one way, and their costs.
 
-Enters: a case, a token file. Leaves: figures of the processes and of their workers, and
+Input: a case, a token file. Output: figures of the processes and of their workers, and
 checksums of the first rows.
 """
 

@@ -1,6 +1,6 @@
 """A launch in which each host can be cut off from the driver by its own proxy.
 
-Enters: flags of the trainer. Leaves: a launch as of `launched`, its driver and agents
+Input: flags of the trainer. Output: a launch as of `launched`, its driver and agents
 started by hand, as on machines of their own.
 """
 

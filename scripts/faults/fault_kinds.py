@@ -1,6 +1,6 @@
 """The kinds of faults that `launch_faults` causes, and the required reaction to each.
 
-Enters: a launch that is under way. Leaves: what it made of one fault, and what is wrong
+Input: a launch that is under way. Output: what it made of one fault, and what is wrong
 with that.
 """
 

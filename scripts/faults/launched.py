@@ -1,6 +1,6 @@
 """A launch that is watched from outside, for `launch_faults`.
 
-Enters: flags of the trainer. Leaves: what the launch says in its files, and the means
+Input: flags of the trainer. Output: what the launch says in its files, and the means
 to harm its processes.
 """
 

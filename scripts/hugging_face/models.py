@@ -5,8 +5,8 @@ r"""Random models of each family against transformers, in and out and in again.
         --precision float64
     python -m scripts.hugging_face.models --rows FILE --write    # the page alone
 
-Enters: seeds. Each is a random config of a family, of which transformers makes a model
-with random parameters. Leaves: a row of JSON for each, and with --write
+Input: seeds. Each is a random config of a family, of which transformers makes a model
+with random parameters. Output: a row of JSON for each, and with --write
 docs/benchmarks/hugging_face.md. It needs `make env-hf`. 2 CPU cores, a quarter of
 an hour for each precision.
 """

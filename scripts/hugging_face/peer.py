@@ -1,8 +1,8 @@
 """What transformers makes of models; run by the interpreter of `.venv-hf`.
 
-Nothing of mjax is imported here. Enters: a JSON file with a precision and jobs. A job
+Nothing of mjax is imported here. Input: a JSON file with a precision and jobs. A job
 has a folder and tokens; with a config, a model with random parameters is saved there
-first. Leaves: the logits of each folder in FOLDER.npy, in that precision.
+first. Output: the logits of each folder in FOLDER.npy, in that precision.
 """
 
 import json

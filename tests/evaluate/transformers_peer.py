@@ -1,7 +1,7 @@
 """Results of transformers for texts; run by the interpreter of `.venv-hf`.
 
-Nothing of mjax is imported here. Enters: a JSON file with folders, pairs of context and
-continuation, whole texts, and prompts. Leaves: FOLDER.json with log-likelihoods and
+Nothing of mjax is imported here. Input: a JSON file with folders, pairs of context and
+continuation, whole texts, and prompts. Output: FOLDER.json with log-likelihoods and
 greedy continuations, computed as lm-eval's documentation of a model says.
 """
 

@@ -1,6 +1,6 @@
 """Generated series of network counters: healthy ones, and three kinds of faulty ones.
 
-Enters: a kind and a seed. Leaves: a `Series`, the samples of one network port of one
+Input: a kind and a seed. Output: a `Series`, the samples of one network port of one
 host over 10 to 30 minutes of a training run, and the truth about them. The same kind
 and seed give the same series.
 

@@ -1,6 +1,6 @@
 """Events of a healthy port, and the common form of all events.
 
-Enters: a random generator, a `Run`. Leaves: `Conditions`, in seconds of work (the clock
+Input: a random generator, a `Run`. Output: `Conditions`, in seconds of work (the clock
 of the run, which stands still while no traffic passes).
 
     share(t) = own(t) * (1 - contended(t))

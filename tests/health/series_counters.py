@@ -1,6 +1,6 @@
 """Samples of a port: all counters each second, bytes every 5 or 10 ms.
 
-Enters: a `Run` laid out in time, `Conditions`. Leaves: `Readings`, as the files of
+Input: a `Run` laid out in time, `Conditions`. Output: `Readings`, as the files of
 /sys/class/infiniband/DEVICE/ports/PORT and /sys/class/net/INTERFACE would give them.
 
     work(t) = t - total delay of outages until t port_xmit_data(t) = (start +

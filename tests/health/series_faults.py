@@ -1,6 +1,6 @@
 """The three faults of a port: flap, decay, load of a neighbour.
 
-Enters: a kind, a random generator, a `Run`. Leaves: `Conditions`: weak disturbances as
+Input: a kind, a random generator, a `Run`. Output: `Conditions`: weak disturbances as
 in every series, and the fault of the kind on top, at least as strong as `WEAKEST`.
 
 Ranges are chosen unless a line names a source. Sources of the faults:

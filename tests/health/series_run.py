@@ -1,7 +1,7 @@
 """The traffic of a training run at one network port: bursts, quiet phases, pauses.
 
-Enters: a random generator, and the share of its rate that a burst gets at each moment.
-Leaves: a `Timeline`, the start and the bytes of every burst, from which counters can
+Input: a random generator, and the share of its rate that a burst gets at each moment.
+Output: a `Timeline`, the start and the bytes of every burst, from which counters can
 be read at any moment.
 
 The run is a table of steps (rows) and buckets (columns). A bucket has work_s seconds

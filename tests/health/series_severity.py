@@ -1,6 +1,6 @@
 """Strength of events: measures, the weakest fault, the strongest disturbance.
 
-Enters: a `Run`, and the `Timeline` that something made of it. Leaves: parts by which it
+Input: a `Run`, and the `Timeline` that something made of it. Output: parts by which it
 is slower. `WEAKEST` is the weakest fault that is made, `STRONGEST_CLEAN` the strongest
 disturbance of a healthy series; nothing is made between the two.
 """

@@ -1,6 +1,6 @@
 """A small simulator of pipelined training steps, for runs with a known slowdown.
 
-Enters: the shape of a run and the seconds that each operation needs. Leaves: when each
+Input: the shape of a run and the seconds that each operation needs. Output: when each
 operation began and ended. It shares nothing with the planner or with the observer.
 
 A worker is one stage of one replica, worker = replica * stages + stage. It computes in

@@ -1,6 +1,6 @@
 """Times that the ranks of a synthetic healthy run need, before any waiting.
 
-Enters: a random generator. Leaves: the layout of 1,024 ranks, the seconds of data,
+Input: a random generator. Output: the layout of 1,024 ranks, the seconds of data,
 forward and backward of each step and rank, and those of the transfers. For
 `synthetic_stragglers`, which says what is in it; ranges from `synthetic_severity`.
 """

@@ -1,6 +1,6 @@
 """Generated barriers of hosts whose clocks differ.
 
-Enters: a kind and a seed. Leaves: a `Barriers`: when each rank entered and left each
+Input: a kind and a seed. Output: a `Barriers`: when each rank entered and left each
 barrier, on its own clock, and the truth: by how much each clock is ahead of that of
 rank 0, at each barrier. The same kind and seed give the same barriers. Ranges and seeds
 are in `synthetic_severity`.

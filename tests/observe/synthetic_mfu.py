@@ -1,6 +1,6 @@
 """Generated MFU series: the signatures of the field guide, and clean runs.
 
-Enters: a kind and a seed. Leaves: a `Series`, what an observer knows of one to three
+Input: a kind and a seed. Output: a `Series`, what an observer knows of one to three
 hours of a run, and the truth about it. The same kind and seed give the same series.
 Ranges and seeds are in `synthetic_severity`; 50 of each kind are for the report.
 

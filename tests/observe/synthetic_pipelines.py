@@ -1,6 +1,6 @@
 """Generated spans of pipelined runs with a known cause of slowness.
 
-Enters: a cause and a seed. Leaves: a `PipelineRun`: the spans that a store would return
+Input: a cause and a seed. Output: a `PipelineRun`: the spans that a store would return
 of some steps, the graph of the step, and the truth: which workers are to blame, and how
 long the same steps take without the cause, by the simulator in `pipeline_graph`. The
 same cause and seed give the same run. Ranges and seeds are in `synthetic_severity`.

@@ -1,6 +1,6 @@
 """Ranges and sources that the synthetic bars of the observer share.
 
-Enters: nothing. Leaves: constants, and `log_uniform`. Every generator of this folder
+Input: nothing. Output: constants, and `log_uniform`. Every generator of this folder
 takes its ranges from here, so that the weakest fault and the strongest healthy
 disturbance stand side by side.
 

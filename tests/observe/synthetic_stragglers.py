@@ -1,6 +1,6 @@
 """Generated phase times of 1,024 ranks: healthy runs, and runs with slow hosts.
 
-Enters: a kind and a seed. Leaves: a `Stragglers`, what a store returns of some hundred
+Input: a kind and a seed. Output: a `Stragglers`, what a store returns of some hundred
 steps of 128 hosts with 8 ranks, and the truth about it. The same kind and seed give the
 same run. Ranges and seeds are in `synthetic_severity`.
 

@@ -1,6 +1,6 @@
 """Generated progress records of runs that are stuck, or only slow.
 
-Enters: a kind and a seed. Leaves: a `StuckCase`: which operation each rank has entered
+Input: a kind and a seed. Output: a `StuckCase`: which operation each rank has entered
 and left last, as far as records arrived, and the truth: which ranks are guilty. The
 same kind and seed give the same case. Seeds are in `synthetic_severity`.
 

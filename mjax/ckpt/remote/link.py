@@ -1,6 +1,6 @@
 """The object store of a run: what `manager` knows of it.
 
-Enters: the flags of --ckpt.remote and the steps of the work dir. Leaves: the same steps
+Input: the flags of --ckpt.remote and the steps of the work dir. Output: the same steps
 in the store (`uploader`), or a newer one of it in the work dir (`source`).
 """
 

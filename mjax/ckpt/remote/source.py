@@ -1,6 +1,6 @@
 """Bring the newest step of an object store into the work dir, if it is newer.
 
-Enters: the steps there, and those of the work dir. Leaves: the step as a folder of the
+Input: the steps there, and those of the work dir. Output: the step as a folder of the
 work dir, in the files that were saved, each compared with its SHA-256; it is then
 restored like any other. A step of which an object is missing or changed is passed over
 for the one before, and told. All processes download, each about as many bytes.

@@ -1,6 +1,6 @@
 """The background thread of each process that copies saved steps into the store.
 
-Enters: steps that were committed in the work dir. Leaves: the same steps in the store.
+Input: steps that were committed in the work dir. Output: the same steps in the store.
 Process 0 chooses a step, the newest that is not there first; each process uploads the
 files that it has written; process 0 compares what is there with what was sent, and
 writes the commit. The training thread only wakes the thread of process 0.

@@ -1,6 +1,6 @@
 """Input of the step-time model: model, layout, device and efficiency.
 
-Enters: plain numbers. Leaves: `Case` (a transformer, its layout and its batch),
+Input: plain numbers. Output: `Case` (a transformer, its layout and its batch),
 `Device` (a GPU and its links) and `Constants` (the fraction of peak rates that is
 reached). Letters are those of docs/vocabulary.md.
 """

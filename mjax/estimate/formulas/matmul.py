@@ -1,6 +1,6 @@
 """Model how the shape of a matmul limits its speed: tiles, waves, short sums.
 
-Enters: m, n, k and the number of multiprocessors. Leaves: the speed relative to that of
+Input: m, n, k and the number of multiprocessors. Output: the speed relative to that of
 a large matmul, at most 1. Modelled, never measured.
 
 A GPU computes [m, k] x [k, n] in tiles of the result, each on one multiprocessor:

@@ -1,6 +1,6 @@
 """Estimate the memory of one GPU in a training step in closed form.
 
-Enters: a `Case`. Leaves: `Memory`, bytes by kind. It serves to select layouts before
+Input: a `Case`. Output: `Memory`, bytes by kind. It serves to select layouts before
 anything is traced; `mjax.estimate.memory` reads a traced step and is more accurate.
 
 - Gathered weights, gradients, optimizer state: Rajbhandari et al. 2020,

@@ -1,6 +1,6 @@
 """Model the time of a training step in closed form: dp x pp x tp on a described GPU.
 
-Enters: a `Case`, a `Device`, `Constants`. Leaves: `StepTime`, the seconds of each part
+Input: a `Case`, a `Device`, `Constants`. Output: `StepTime`, the seconds of each part
 of one step, which add up to the step. All times are modelled, none measured.
 
 Per GPU, with T tokens in a microbatch, l layers, M microbatches, P stages, v virtual

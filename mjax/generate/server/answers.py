@@ -1,6 +1,6 @@
 """Answers in the format of OpenAI's API, complete and streamed.
 
-Enters: events of the engine. Leaves: JSON objects. `Writer` has the ids and counts of
+Input: events of the engine. Output: JSON objects. `Writer` has the ids and counts of
 one answer; it touches no socket.
 """
 

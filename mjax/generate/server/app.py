@@ -1,6 +1,6 @@
 """The ASGI application: routes and the handling of one request.
 
-Enters: the served model and a scheduler. Leaves: an application. Errors have OpenAI's
+Input: the served model and a scheduler. Output: an application. Errors have OpenAI's
 format; an error after the first bytes of a stream ends it without `[DONE]`.
 """
 

@@ -1,6 +1,6 @@
 """Access control of the server: tokens, host names, and JSON only.
 
-Enters: a request's headers. Leaves: nothing, or an ApiError. The rules are in `judge`;
+Input: a request's headers. Output: nothing, or an ApiError. The rules are in `judge`;
 `Guard` applies them before a body is read.
 
 Without tokens the server listens on a loopback address. It must then refuse requests of

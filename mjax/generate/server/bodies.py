@@ -1,6 +1,6 @@
 """Read request bodies within limits, and detect disconnected clients.
 
-Enters: ASGI's `receive`. Leaves: bytes, an ApiError, or a ClientGoneError.
+Input: ASGI's `receive`. Output: bytes, an ApiError, or a ClientGoneError.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """`python -m mjax.generate MODEL --serve PORT`: an HTTP server for one model.
 
-Enters: flags. Leaves: a server with OpenAI's API until SIGTERM or Ctrl-C; its address
+Input: flags. Output: a server with OpenAI's API until SIGTERM or Ctrl-C; its address
 on stdout. Exit codes: 0 stopped by a signal, 2 bad input, 1 anything else.
 
 Flags, tokens and the port are checked before the model is opened.

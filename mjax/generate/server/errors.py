@@ -1,6 +1,6 @@
 """Errors of the server in OpenAI's format.
 
-Enters: status, message and the field at fault. Leaves: an exception with the body
+Input: status, message and the field at fault. Output: an exception with the body
 `{"error": {"message", "type", "param", "code"}}`.
 
 400: the request is malformed, or a value is out of range. 422: the request is well

@@ -1,6 +1,6 @@
 """Check the fields of a request's JSON one by one.
 
-Enters: the object sent by a client, and the name of a field. Leaves: its value, or an
+Input: the object sent by a client, and the name of a field. Output: its value, or an
 ApiError that names the field, the value and the valid values. null counts as absent.
 """
 

@@ -1,6 +1,6 @@
 """Limits of the server per request, and of waiting requests.
 
-Enters: flags. Leaves: a checked config.
+Input: flags. Output: a checked config.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Counters of the server in Prometheus format.
 
-Enters: outcomes of requests. Leaves: text (Prometheus exposition format 0.0.4).
+Input: outcomes of requests. Output: text (Prometheus exposition format 0.0.4).
 """
 
 import bisect

@@ -1,6 +1,6 @@
 """Convert client requests to engine requests: token ids within the limits.
 
-Enters: a checked request, and the served model. Leaves: one engine request per answer,
+Input: a checked request, and the served model. Output: one engine request per answer,
 or an ApiError that names the field, its value and the limit.
 """
 

@@ -1,6 +1,6 @@
 """Parse requests of OpenAI's API, field by field.
 
-Enters: the body of a request. Leaves: a checked request with prompts as text. Every
+Input: the body of a request. Output: a checked request with prompts as text. Every
 field is used, ignored because it cannot change the answer, or refused by name.
 
 Source: OpenAI's API reference, from the types of openai-python 3.54.

@@ -1,6 +1,6 @@
 """Run requests of many clients on one engine, owned by a thread.
 
-Enters: engine requests from coroutines. Leaves: their events, in order, to the
+Input: engine requests from coroutines. Output: their events, in order, to the
 coroutine that sent them. Only the engine's thread calls `submit`, `cancel` and `step`.
 Everything else here runs in the event loop: tickets, capacity and refusals need no
 locks.

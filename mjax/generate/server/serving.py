@@ -1,6 +1,6 @@
 """The server process: socket, threads, signals, exit code.
 
-Enters: a bound socket, the served model, an engine. Leaves: answers, and an exit code:
+Input: a bound socket, the served model, an engine. Output: answers, and an exit code:
 0 after a signal, 1 if the engine or the HTTP side has failed.
 
 The main thread waits for signals. A second thread runs the event loop with all

@@ -1,6 +1,6 @@
 """The information of a group test, in bits, and the minimum number of tests.
 
-Enters: the probabilities that a test errs. Leaves: the information of one test, its
+Input: the probabilities that a test errs. Output: the information of one test, its
 capacity, and the bound on the number of tests.
 
 A test of a group is a binary channel: the input is whether the group has a bad host,

@@ -1,6 +1,6 @@
 """Groups that are fixed before any outcome is known.
 
-Enters: a number of hosts, and the limits of a group's size. Leaves: lists of groups of
+Input: a number of hosts, and the limits of a group's size. Output: lists of groups of
 host indices.
 
 Rows and columns: hosts form a nearly square grid. The first round tests the rows, the

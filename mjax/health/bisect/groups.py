@@ -1,6 +1,6 @@
 """Choose the groups of hosts for the next tests.
 
-Enters: the probable sets of bad hosts. Leaves: disjoint groups, chosen one after the
+Input: the probable sets of bad hosts. Output: disjoint groups, chosen one after the
 other by their expected information, and that information in bits.
 
 The information of one test depends only on the probability that its group has a bad

@@ -1,6 +1,6 @@
 """Find bad links by tests of two hosts, in rounds of disjoint pairs.
 
-Enters: hosts, and the outcomes of tests of two hosts. Leaves: the pairs of the next
+Input: hosts, and the outcomes of tests of two hosts. Output: the pairs of the next
 round, bad hosts, and bad links: pairs that fail although both ends are good in their
 other pairs.
 

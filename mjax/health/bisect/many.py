@@ -1,6 +1,6 @@
 """Tests of single hosts, for when too many hosts are bad to search for sets.
 
-Enters: how often each host has failed and passed alone. Leaves: the probability that
+Input: how often each host has failed and passed alone. Output: the probability that
 each is bad, and the hosts to test again.
 
 The share of bad hosts is unknown: the probabilities are averaged over shares from 5% to

@@ -1,6 +1,6 @@
 """Completed tests: their file, and the rules that decide which of them failed.
 
-Enters: a JSON or TOML file that a person or the runner has written. Leaves: outcomes
+Input: a JSON or TOML file that a person or the runner has written. Output: outcomes
 for the search.
 
     [[tests]]

@@ -1,6 +1,6 @@
 """Compute the probability of each set of bad hosts, given the tests so far.
 
-Enters: the hosts of each test, and whether it failed. Leaves: the probable sets, with
+Input: the hosts of each test, and whether it failed. Output: the probable sets, with
 their probabilities.
 
 Each host is bad with the same prior probability, independently. A test errs

@@ -1,6 +1,6 @@
 """The input of a search: hosts, error rates of tests, and the required confidence.
 
-Enters: flags and names of hosts. Leaves: a validated problem, and its blocks: parts of
+Input: flags and names of hosts. Output: a validated problem, and its blocks: parts of
 at most 128 hosts that are searched independently.
 """
 

@@ -4,7 +4,7 @@
     python -m mjax.health.bisect.replay --dir /shared -- srun --nodelist {hosts} \\
         python -m mjax.train --recipe debug --steps 3 --seed 0 --work-dir {work_dir}
 
-Enters: a training command with fixed seeds. Leaves: on the last line of the output, a
+Input: a training command with fixed seeds. Output: on the last line of the output, a
 hash of the results of the job, without times: all bits of the losses and gradient norms
 of each step, and the checksums of the parameters and moments saved after the last step.
 A host that silently computes wrong results gives its group a different hash from most

@@ -1,6 +1,6 @@
 """Reports of a search: plans and answers, as text and as JSON.
 
-Enters: the state of a search. Leaves: lines for people, and one object for programs.
+Input: the state of a search. Output: lines for people, and one object for programs.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Run the tests of a round as commands.
 
-Enters: groups of hosts and a command template. Leaves: a record of each test. Commands
+Input: groups of hosts and a command template. Output: a record of each test. Commands
 run without a shell, each in its own session, so that a test that exceeds its time limit
 is killed with all its local descendants.
 """

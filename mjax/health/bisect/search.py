@@ -1,6 +1,6 @@
 """The search for bad hosts: the next tests, and the answer so far.
 
-Enters: a problem and the outcomes of all completed tests. Leaves: the groups of the
+Input: a problem and the outcomes of all completed tests. Output: the groups of the
 next round, and the most probable answer with its probability of error. No state is kept
 between calls, so a search can continue from an outcomes file, whoever ran the tests.
 

@@ -1,6 +1,6 @@
 """Run measurements in a separate process, which may hang or die.
 
-Enters: a task and the command of a measuring process. Leaves: the result of each kind.
+Input: a task and the command of a measuring process. Output: the result of each kind.
 A kind that exceeds its time limit is incomplete; its process is killed, and another
 process measures the remaining kinds. Nothing waits for a process that cannot be killed.
 """

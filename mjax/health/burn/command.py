@@ -1,6 +1,6 @@
 """`python -m mjax.health burn`: measure the performance of a host, and judge it.
 
-Enters: flags, baselines by hardware, results of other hosts. Leaves: a result whose
+Input: flags, baselines by hardware, results of other hosts. Output: a result whose
 checks have one of four states (`result`), and the state of a long burn. Measurements
 run in separate processes (`child`), so that a hung device is reported. The host must be
 idle: other programs reduce the measured rates.

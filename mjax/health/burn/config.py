@@ -1,6 +1,6 @@
 """Flags of `python -m mjax.health burn`.
 
-Enters: values. Leaves: a validated config.
+Input: values. Output: a validated config.
 """
 
 import dataclasses

@@ -1,6 +1,6 @@
 """Shared code of measurements on devices: names, timing, and counts of wrong words.
 
-Enters: the devices of this process and a task. Leaves: median times and `Measured`.
+Input: the devices of this process and a task. Output: median times and `Measured`.
 Runs in a process that `health burn` starts.
 """
 

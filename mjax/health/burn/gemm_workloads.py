@@ -1,6 +1,6 @@
 """GEMMs on devices: their speed, and bitwise correctness.
 
-Enters: a `Bench` and a dtype. Leaves: `Measured`. Runs in a process that `health burn`
+Input: a `Bench` and a dtype. Output: `Measured`. Runs in a process that `health burn`
 starts; `workloads` defines the values.
 """
 

@@ -1,6 +1,6 @@
 """Measurements of a host's memory and disk: a process that `health burn` starts.
 
-Enters: a `measurements.Task` as JSON in argv. Leaves: reports. GB are 10^9 bytes.
+Input: a `measurements.Task` as JSON in argv. Output: reports. GB are 10^9 bytes.
 
 - memory.copy: numpy copies n bytes in one thread; counted as 2 n bytes, like Copy in
   STREAM (McCalpin, cs.virginia.edu/stream/ref.html).

@@ -1,6 +1,6 @@
 """Judge a burn: compare the rounds of all measurements with limits. Pure.
 
-Enters: the measurements of each round, and limits. Leaves: a check for each
+Input: the measurements of each round, and limits. Output: a check for each
 measurement. One failed round fails the burn, however many rounds passed.
 """
 

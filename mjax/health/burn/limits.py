@@ -1,6 +1,6 @@
 """Limits of a measurement: a fraction of a peak, or of the median of other hosts.
 
-Enters: baselines in TOML, and the results of other hosts. Leaves: the limits for a
+Input: baselines in TOML, and the results of other hosts. Output: the limits for a
 measurement's name.
 """
 

@@ -1,6 +1,6 @@
 """Copies within, to, from and between devices, and collectives; all bytes are checked.
 
-Enters: a `Bench`. Leaves: `Measured`. Runs in a process that `health burn` starts;
+Input: a `Bench`. Output: `Measured`. Runs in a process that `health burn` starts;
 `workloads` defines the values.
 """
 

@@ -1,6 +1,6 @@
 """The measurements of `health burn`: names, units, and outcomes.
 
-Leaves: the names and types shared by `burn` and the processes that it starts. A name is
+Output: the names and types shared by `burn` and the processes that it starts. A name is
 a kind (`gemm.bfloat16`), or a kind and its part: a device (`gemm.bfloat16.gpu0`), two
 devices (`pair.gpu0.gpu1`), a number of devices (`all_reduce.8`), or a direction
 (`disk.write`).

@@ -1,6 +1,6 @@
 """Known byte patterns, and differences from them.
 
-Enters: arrays of numpy, and digests of results. Leaves: factors of GEMMs, and
+Input: arrays of numpy, and digests of results. Output: factors of GEMMs, and
 descriptions of errors; None without an error. All of it is integer arithmetic, so
 healthy devices give identical results.
 """

@@ -1,6 +1,6 @@
 """Reports from a measuring process to `health burn`.
 
-Enters: a task and a function for each kind. Leaves: a line of JSON before and after
+Input: a task and a function for each kind. Output: a line of JSON before and after
 each kind, on a separate file descriptor, because libraries write to stdout. An error of
 one measurement does not stop the others.
 """

@@ -1,6 +1,6 @@
 """The result of `health burn`: checks with one of four states, as JSON and as a table.
 
-Enters: checks. Leaves: text. `{"ok", "host", "hardware", "checks": [{"name", "state",
+Input: checks. Output: text. `{"ok", "host", "hardware", "checks": [{"name", "state",
 "value", "limit", "reason", "unit"}]}` is the format that the launcher's --check-command
 reads.
 """

@@ -1,6 +1,6 @@
 """The state of a long burn: the results of its rounds, in one file.
 
-Enters: rounds. Leaves: a file from which a stopped burn resumes, replaced atomically
+Input: rounds. Output: a file from which a stopped burn resumes, replaced atomically
 after each round. It belongs to one host and one set of measurements.
 """
 

@@ -1,6 +1,6 @@
 """Measurements of devices through jax: a process that `health burn` starts.
 
-Enters: a `measurements.Task` as JSON in argv. Leaves: reports. A value is the work of a
+Input: a `measurements.Task` as JSON in argv. Output: reports. A value is the work of a
 call over its median time t in seconds. GB are 10^9 bytes, n is the number of devices,
 and S is the size in bytes of the buffer on each device:
 

@@ -1,7 +1,7 @@
 """Checks of the findings of NVIDIA's Data Center GPU Manager (DCGM).
 
-Enters: the output of `dcgmi health -c -j` and `dcgmi discovery -l`, which put no load
-on the GPUs (`dcgmi diag` would). Leaves: verdicts. If no health watch is set or no host
+Input: the output of `dcgmi health -c -j` and `dcgmi discovery -l`, which put no load
+on the GPUs (`dcgmi diag` would). Output: verdicts. If no health watch is set or no host
 engine runs, dcgmi ends with an error and the check is unknown.
 Sources:
 https://docs.nvidia.com/datacenter/dcgm/latest/reference/command-line-reference/dcgmi/dcgmi-health.html,

@@ -1,7 +1,7 @@
 """Checks of the NVLink fabric: its manager, and its state on each GPU.
 
-Enters: `systemctl show nvidia-fabricmanager.service`, `nv-fabricmanager --version`, and
-`nvidia-smi -q -x`. Leaves: verdicts. On hosts without NVSwitches, which have no manager
+Input: `systemctl show nvidia-fabricmanager.service`, `nv-fabricmanager --version`, and
+`nvidia-smi -q -x`. Output: verdicts. On hosts without NVSwitches, which have no manager
 and no fabric, these checks are unknown, or failed if the service is expected.
 Sources:
 https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/contents.html,

@@ -1,6 +1,6 @@
 """Checks of the memory of GPUs: ECC errors, retired pages, remapped rows.
 
-Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts.
+Input: the output of `nvidia-smi -q -x`. Output: verdicts.
 
 GPUs up to Turing retire pages, later ones remap rows. nvidia-smi writes N/A for a
 scheme that a GPU does not have: the GPU passes the checks of that scheme if it has the

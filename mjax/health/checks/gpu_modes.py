@@ -1,6 +1,6 @@
 """Checks that GPUs are in the right modes, and that no process uses them.
 
-Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts on modes, reset requests of
+Input: the output of `nvidia-smi -q -x`. Output: verdicts on modes, reset requests of
 GPUs, processes, used memory, and the memory that other devices can map.
 Source: nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/index.html
 """

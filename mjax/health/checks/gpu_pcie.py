@@ -1,6 +1,6 @@
 """Checks of the PCIe links of GPUs: lanes, generation, replays.
 
-Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts. "max" is the maximum of GPU
+Input: the output of `nvidia-smi -q -x`. Output: verdicts. "max" is the maximum of GPU
 and slot together, so only the expectations gpu_pcie_gen and gpu_pcie_width reveal a GPU
 in a slower slot. Counters start at 0 when the GPU is reset.
 Source: https://docs.nvidia.com/deploy/nvidia-smi/index.html

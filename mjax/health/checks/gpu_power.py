@@ -1,6 +1,6 @@
 """Checks of the clocks, throttle reasons, power and temperature of GPUs.
 
-Enters: the output of `nvidia-smi -q -x` of an idle host. Leaves: verdicts.
+Input: the output of `nvidia-smi -q -x` of an idle host. Output: verdicts.
 
 Temperatures come in two forms. Drivers for Ada and later give the distance to the
 temperature at which the GPU slows down (T.Limit); earlier ones give temperatures. Both

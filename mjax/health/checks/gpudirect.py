@@ -1,6 +1,6 @@
 """Checks of GPUDirect: GPUs can exchange data with network cards directly.
 
-Enters: /proc/modules, and the IOMMU group of each GPU in /sys. Leaves: verdicts.
+Input: /proc/modules, and the IOMMU group of each GPU in /sys. Output: verdicts.
 Peer memory needs nvidia_peermem, or a kernel with DMA-BUF and NCCL that uses it: a host
 without the module is unknown unless `modules` of the expectations names it.
 Sources: for the columns of /proc/modules

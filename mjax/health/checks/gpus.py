@@ -1,6 +1,6 @@
 """Checks of the GPUs of a host: number, model, versions.
 
-Enters: the output of `nvidia-smi -q -x`. Leaves: verdicts. Each GPU is compared with
+Input: the output of `nvidia-smi -q -x`. Output: verdicts. Each GPU is compared with
 the value of the majority; if no value has a majority, all GPUs are named.
 Sources: nvidia-smi manual, https://docs.nvidia.com/deploy/nvidia-smi/index.html, for
 fields and exit statuses.

@@ -1,6 +1,6 @@
 """Checks of NVLinks: number of active links, their rates, their error counters.
 
-Enters: the output of `nvidia-smi nvlink -s` and `-e`. Leaves: verdicts.
+Input: the output of `nvidia-smi nvlink -s` and `-e`. Output: verdicts.
 
 Error counters start at 0 when a GPU is reset. NVLink 4 and older has replay, recovery
 and CRC errors; NVLink 5 has other names. Both are sorted into four groups, each with a

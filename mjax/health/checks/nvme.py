@@ -1,6 +1,6 @@
 """Checks of NVMe disks: their own warnings, spare blocks, wear, errors, temperature.
 
-Enters: the output of `nvme smart-log -o json` for each controller, after a line that
+Input: the output of `nvme smart-log -o json` for each controller, after a line that
 names it. Temperatures are in kelvins. Counters cover the whole life of a disk, so the
 limit is above zero where a single event is normal.
 

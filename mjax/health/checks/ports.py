@@ -1,6 +1,6 @@
 """Read the ports of InfiniBand and RoCE devices from /sys/class/infiniband.
 
-Enters: the files of that folder. Leaves: the ports that the checks cover: those of the
+Input: the files of that folder. Output: the ports that the checks cover: those of the
 devices in the expectation `hcas`, or all. A host often has devices that training does
 not use (management, storage) and that may be unplugged; list the others in `hcas`.
 

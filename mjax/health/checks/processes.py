@@ -1,6 +1,6 @@
 """Checks of the processes that use a host before a run starts.
 
-Enters: the text of `mjax.health.processes`, a header and one line per process.
+Input: the text of `mjax.health.processes`, a header and one line per process.
 `processes.training` finds programs left over from another run; `processes.busy` finds
 every process that uses a processor.
 """

@@ -1,6 +1,6 @@
 """Small files of /sys and /proc, and limits for counters since boot.
 
-Enters: the text of `sources.Files`, lines `path<tab>content`. Leaves: a `Tree`.
+Input: the text of `sources.Files`, lines `path<tab>content`. Output: a `Tree`.
 
 Kernel counters start at boot, or when a driver is loaded, and are not cleared. A fixed
 limit would fail a host forever after one bad day, so the limits of such counters grow

@@ -1,6 +1,6 @@
 """Checks of the paths between the GPUs of a host, and from GPUs to network cards.
 
-Enters: the matrices of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`. Leaves:
+Input: the matrices of `nvidia-smi topo -m` and `nvidia-smi topo -p2p r`. Output:
 verdicts. The header of a matrix names its columns and is underlined by escape codes.
 The paths, from the legend of the output: NV# is a bond of # NVLinks; PIX crosses at
 most one PCIe bridge, PXB several but no host bridge, PHB a host bridge, NODE several

@@ -1,6 +1,6 @@
 """Build hosts, switches, racks, cables and GUIDs from the tables of a cluster file.
 
-Enters: tables whose values have the right types. Leaves: a `Cluster`, and problems:
+Input: tables whose values have the right types. Output: a `Cluster`, and problems:
 malformed patterns, duplicate or unknown names, inconsistent numbers. `contradictions`
 checks the cables against each other.
 """

@@ -1,6 +1,6 @@
 """Compare the cables of a cluster with those of its file.
 
-Enters: a `Cluster`, and the links that its nodes report. Leaves: a report of missing
+Input: a `Cluster`, and the links that its nodes report. Output: a report of missing
 cables, swapped cables, cables on a wrong rail, links that are not in the file, slow
 links, and silent nodes. The verdict is `ok` only if every cable was seen at its rate in
 the file, no other link was seen, and no source was truncated. If a source is

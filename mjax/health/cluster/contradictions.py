@@ -1,6 +1,6 @@
 """Find contradictions among the cables of a cluster file.
 
-Enters: the parts of a cluster, each of which is valid by itself. Leaves: problems with
+Input: the parts of a cluster, each of which is valid by itself. Output: problems with
 their paths in the file: ports with two cables, rails spread over several leaves,
 switches that no host reaches, more cables than ports.
 

@@ -1,6 +1,6 @@
 """The distance between two hosts: a leaf switch, a spine, or more.
 
-Enters: a `Cluster` and some of its hosts. Leaves: a number for each pair.
+Input: a `Cluster` and some of its hosts. Output: a number for each pair.
 """
 
 from collections import defaultdict

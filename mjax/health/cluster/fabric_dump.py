@@ -1,7 +1,7 @@
 """Links of an InfiniBand fabric from the output of iblinkinfo or ibnetdiscover.
 
-Enters: lines of `iblinkinfo --line` or of `ibnetdiscover`, as bytes with their line
-ends. Leaves: one `Sighting` per port, one at a time, and signs of an incomplete text:
+Input: lines of `iblinkinfo --line` or of `ibnetdiscover`, as bytes with their line
+ends. Output: one `Sighting` per port, one at a time, and signs of an incomplete text:
 lines that do not parse, an unterminated last line. Neither format has a trailer, so
 `seen_links` checks that both nodes of a link list it.
 

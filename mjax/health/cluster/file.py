@@ -1,6 +1,6 @@
 """The cluster file: a TOML file that specifies a cluster.
 
-Enters: the text, as in `deploy/cluster.example.toml`:
+Input: the text, as in `deploy/cluster.example.toml`:
 
     name = "east"
     require = ["gpu.count"]        # checks that must be ok on every host
@@ -32,7 +32,7 @@ Enters: the text, as in `deploy/cluster.example.toml`:
     [guids]                        # optional: port GUIDs of NICs, GUIDs of switches
     "gpu001:mlx5_0" = "0x946dae03005a3c10"
 
-Leaves: a `Cluster`, or one `ClusterError` with all problems, each with its path in the
+Output: a `Cluster`, or one `ClusterError` with all problems, each with its path in the
 file.
 """
 

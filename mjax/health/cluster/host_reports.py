@@ -1,6 +1,6 @@
 """Compare the reports of hosts with a cluster file.
 
-Enters: one JSON text per host, as `health check --json` prints it:
+Input: one JSON text per host, as `health check --json` prints it:
 
     {"host": "gpu001",
      "checks": [{"name": "gpu.count", "state": "ok", "reason": ""}],
@@ -9,7 +9,7 @@ Enters: one JSON text per host, as `health check --json` prints it:
                    "versions": {"nvidia_driver": "580.65.06"}}}
 
 Other keys are ignored, and the inventory may be absent: the number of GPUs is then the
-value of `gpu.count`. Leaves: findings. A value that a host does not report never
+value of `gpu.count`. Output: findings. A value that a host does not report never
 matches: an absent required check has not passed, and a number, address, GUID or version
 that only the file gives is unknown.
 """

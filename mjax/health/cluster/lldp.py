@@ -1,7 +1,7 @@
 """Links of Ethernet ports from LLDP, as reported by lldpd on each host.
 
-Enters: the output of `lldpcli show neighbors -f json` (or json0) of one host, or of one
-switch that runs lldpd. Leaves: an `Observation` with one side of each link. A truncated
+Input: the output of `lldpcli show neighbors -f json` (or json0) of one host, or of one
+switch that runs lldpd. Output: an `Observation` with one side of each link. A truncated
 text is invalid JSON, and a problem.
 
 Source of the format: lldpd/lldpd, src/client/json_writer.c: with `json` a list of one

@@ -1,7 +1,7 @@
 """Explain cables that are not where the cluster file places them.
 
-Enters: cables of the file that were not seen in their places, and the links that were
-seen. Leaves: findings: swapped cables, grouped into one swap each, cables on a leaf of
+Input: cables of the file that were not seen in their places, and the links that were
+seen. Output: findings: swapped cables, grouped into one swap each, cables on a leaf of
 another rail, and missing cables.
 """
 

@@ -1,6 +1,6 @@
 """Pairs of hosts that exchange data, because their devices are neighbours in the mesh.
 
-Enters: the sizes of the mesh and the GPUs of a host. Leaves: pairs of slots (positions
+Input: the sizes of the mesh and the GPUs of a host. Output: pairs of slots (positions
 in the order of hosts), with the number of neighbouring pairs of devices. Devices are
 laid out as in `mjax.mesh.build`: host by host, with the axes pp, dp_replicate, dp_shard
 and tp, outermost first.

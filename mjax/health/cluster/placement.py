@@ -1,6 +1,6 @@
 """Order hosts so that neighbours in the mesh share a leaf switch.
 
-Enters: a `Cluster`, the sizes of the mesh, and the hosts that can be used. Leaves: the
+Input: a `Cluster`, the sizes of the mesh, and the hosts that can be used. Output: the
 hosts in rank order, and the number of neighbours that cross a leaf or a spine, with the
 same counts for the file's order and for random orders.
 

@@ -1,6 +1,6 @@
 """Map the nodes of a dump to those of a cluster file.
 
-Enters: a node's description and GUIDs. Leaves: a port of the file, or why there is
+Input: a node's description and GUIDs. Output: a port of the file, or why there is
 none. A GUID in the file takes precedence over a description, which anyone can set; a
 conflict between the two is reported.
 

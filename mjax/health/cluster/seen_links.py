@@ -1,6 +1,6 @@
 """Links that were seen, indexed by the ports of a cluster file.
 
-Enters: the links that nodes report. Leaves: the other end, rate and state of each port
+Input: the links that nodes report. Output: the other end, rate and state of each port
 of the file; links of nodes that are not in the file; and problems: contradictory
 reports and truncated sources. A source that should list each link from both nodes is
 complete only if it does.

@@ -1,7 +1,7 @@
 """Convert TOML to frozen dataclasses, and report all errors of the text at once.
 
-Enters: tables as tomllib returns them, and a dataclass whose fields are the keys.
-Leaves: an instance of it, and problems: unknown keys with the nearest known one,
+Input: tables as tomllib returns them, and a dataclass whose fields are the keys.
+Output: an instance of it, and problems: unknown keys with the nearest known one,
 missing keys, values of another type. Each has its path in the file, such as
 `hosts[0].nics[1].rail`. `mjax.checked_json` does the same for JSON from programs, but
 stops at the first error; a person who writes a file needs all of them.

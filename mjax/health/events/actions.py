@@ -1,6 +1,6 @@
 """Actions after an event: disable a device, test it, and enable it again.
 
-Enters: detections, and the time of the log. Leaves: records of completed actions, or of
+Input: detections, and the time of the log. Output: records of completed actions, or of
 those that are left to a person. A command runs only if its rule has the policy `run`,
 or the policy `confirm` and the caller was given --yes. Commands are argument lists
 without a shell, and have a time limit. A value from a log enters an argument list only

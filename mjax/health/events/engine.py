@@ -1,6 +1,6 @@
 """Detect events in lines: sliding windows over log time, in bounded memory.
 
-Enters: rules and lines. Leaves: `Detection`s. Pure: no clock, no file. Times come from
+Input: rules and lines. Output: `Detection`s. Pure: no clock, no file. Times come from
 the log, so the result does not depend on the speed of arrival. Per device, each rule
 keeps the times of at most a small multiple of `count` lines. A late line counts at its
 own time, and a repeated line counts once.

@@ -1,6 +1,6 @@
 """Lines of logs with their times: dmesg, syslog, and the event log of UFM.
 
-Enters: bytes in pieces of any size. Leaves: `Line`s, each of at most `MAX_LINE_BYTES`,
+Input: bytes in pieces of any size. Output: `Line`s, each of at most `MAX_LINE_BYTES`,
 with the time from the log. No clock is read here. Times without a zone are in the zone
 given by the caller.
 

@@ -1,6 +1,6 @@
 """Compile a regular expression, or say why it may take too long on a hostile line.
 
-Enters: the text of a pattern. Leaves: a compiled pattern whose cost on a line of
+Input: the text of a pattern. Output: a compiled pattern whose cost on a line of
 `logs.MAX_LINE_BYTES` is at most quadratic. Python's `re` backtracks without a time
 limit, and anyone who can write to a log chooses the matched text. So the form of the
 pattern is checked: no choice inside a repeat (exponential cost), and a limited number

@@ -1,6 +1,6 @@
 """Rules over logs, read from TOML and checked before any line is read.
 
-Enters: a TOML file with `[[rule]]` tables and an optional `[limits]` table. Leaves: a
+Input: a TOML file with `[[rule]]` tables and an optional `[limits]` table. Output: a
 `RuleSet`. A wrong rule is refused here, with its name, because an error at the first
 match would come too late.
 """

@@ -1,6 +1,6 @@
 """The devices disabled by rules, stored in SQLite to survive restarts.
 
-Enters: steps of the life cycle of devices. Leaves: a file that only one watcher at a
+Input: steps of the life cycle of devices. Output: a file that only one watcher at a
 time may use; a second one is refused. A step is recorded before its command runs, so
 after a kill at any moment the record shows which command may have run.
 """

@@ -1,7 +1,7 @@
 """Find statistics of hosts that correlate with slow steps, against a null model.
 
-Enters: a table of hosts by samples, in time order, for each statistic (temperature,
-clock, retries, ...) and for the step time in seconds. Leaves: for each statistic, the
+Input: a table of hosts by samples, in time order, for each statistic (temperature,
+clock, retries, ...) and for the step time in seconds. Output: for each statistic, the
 mean over hosts of its rank correlation with the step time, the same under the null
 model, and whether it is significant given the number of statistics tested. No
 correlation is reported without its null.

@@ -1,6 +1,6 @@
 """The reputation of hosts, from their events.
 
-Enters: a history of hosts. Leaves: a score for each host, an order with the healthiest
+Input: a history of hosts. Output: a score for each host, an order with the healthiest
 host first, and whether a bad host may be used again.
 
 score(host, now) = sum over its events of weight * share * 2^(-(now - time) / half-life)

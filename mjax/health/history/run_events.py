@@ -1,7 +1,7 @@
 """Convert the `events.jsonl` of a launch to events of its hosts.
 
-Enters: lines of the file, as the launcher writes them: objects with time_ns, source,
-generation, kind, severity, host, rank, text and data. Leaves: events for the history of
+Input: lines of the file, as the launcher writes them: objects with time_ns, source,
+generation, kind, severity, host, rank, text and data. Output: events for the history of
 hosts, and the number of unreadable lines. An unterminated last line is still being
 written, and is left for the next import. A copy of the file gives the same events, so
 importing it again adds nothing.

@@ -1,9 +1,9 @@
 """Convert samples of hosts from JSON lines to tables.
 
-Enters: lines, one object for each host and sample: `{"host": "gpu001", "sample": 12,
+Input: lines, one object for each host and sample: `{"host": "gpu001", "sample": 12,
 "step_s": 1.93, "gpu_temperature_c": 61, ...}`. `sample` is the step, or a time in
 nanoseconds, and orders the samples of all hosts. Every other number is a statistic.
-Leaves: [hosts, samples] for each statistic, NaN where a host has no sample.
+Output: [hosts, samples] for each statistic, NaN where a host has no sample.
 """
 
 import math

@@ -1,6 +1,6 @@
 """The history of hosts in one SQLite file.
 
-Enters: events. Leaves: the same events, oldest first. Several processes of one machine
+Input: events. Output: the same events, oldest first. Several processes of one machine
 may write at the same time. Recorded events survive a crash of the process or the
 machine. A file that is damaged, has another format or comes from a newer mjax is
 refused and never written to.

@@ -1,6 +1,6 @@
 """Time the phases of starting a process group: `python -m mjax.health init`.
 
-Enters: numbers of processes. Leaves: the time of each phase on this host and its
+Input: numbers of processes. Output: the time of each phase on this host and its
 growth, and a model of many hosts next to MegaScale's figures, as a table or JSON. Each
 process has one CPU device and no model; see `mjax.processes.timed_start`.
 """

@@ -1,6 +1,6 @@
 """Find how a duration grows with the number of processes, if the data show it.
 
-Enters: sizes and one duration for each. Leaves: a law or none, and a range for any
+Input: sizes and one duration for each. Output: a law or none, and a range for any
 other size. Pure.
 
 A law is a curve with two parameters, the value at the largest size and the share of it

@@ -1,6 +1,6 @@
 """Predict the time of a start on many hosts from starts on one host.
 
-Enters: the times of starts of several sizes. Leaves: the growth of each phase on this
+Input: the times of starts of several sizes. Output: the growth of each phase on this
 host, and its predicted duration at another size. Pure.
 
 On one host the processes share the cores, so the work of each process takes longer with

@@ -1,6 +1,6 @@
 """Report the phases of starting a process group, for people and for programs.
 
-Enters: the phases at all sizes. Leaves: lines of text or a JSON object, with a model of
+Input: the phases at all sizes. Output: lines of text or a JSON object, with a model of
 many hosts next to MegaScale's figures. Pure, except that it reads the number of cores
 of this host.
 """

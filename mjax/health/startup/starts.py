@@ -1,6 +1,6 @@
 """Start the processes of a group on this host, and time each phase.
 
-Enters: a number of processes, a port, limits. Leaves: for each phase, the wall and CPU
+Input: a number of processes, a port, limits. Output: for each phase, the wall and CPU
 seconds of every process, and the CPU seconds of the coordinator.
 
 A phase begins when all processes have finished the previous one: each waits for a byte

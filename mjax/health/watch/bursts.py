@@ -1,6 +1,6 @@
 """Rate of the bursts in a window of millisecond samples.
 
-Enters: a `Window`. Leaves: the rate of the port while it sends.
+Input: a `Window`. Output: the rate of the port while it sends.
 
 A gap is the time between two reads. A read is late by a fraction of its gap, so a
 single gap is unreliable. Successive gaps in which the port sends form a burst. Its

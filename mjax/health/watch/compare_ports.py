@@ -1,6 +1,6 @@
 """Compare the traffic timing of the ports of a host.
 
-Enters: a `StepTraffic` for each port. Leaves: the period of each, as far as known, and
+Input: a `StepTraffic` for each port. Output: the period of each, as far as known, and
 a detection for each port that differs from the others: it has no period, another
 period, or sends at another time of the step. Each port is compared with the median of
 the others, so one bad port does not make the good ones look bad; the periods of at

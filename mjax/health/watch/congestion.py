@@ -1,6 +1,6 @@
 """Measure how much the fabric delays the traffic of a port, in time bins.
 
-Enters: increments of counters. Leaves: congestion events and traffic of each bin.
+Input: increments of counters. Output: congestion events and traffic of each bin.
 
 - InfiniBand: port_xmit_wait, ticks in which data waited for credits, per second in
   which the port sends. Per byte, a port that has lost lanes would wait longer without

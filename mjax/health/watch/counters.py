@@ -1,6 +1,6 @@
 """Increments of counters, without false counts from wraps, resets or missing samples.
 
-Enters: `Sample`s, one by one. Leaves: an `Increment` for each but the first.
+Input: `Sample`s, one by one. Output: an `Increment` for each but the first.
 
 - A 32-bit byte counter that goes down has wrapped, unless another counter was reset.
 - Any other counter that goes down was reset to 0. Its count since then is the

@@ -1,6 +1,6 @@
 """Detect slow decay: bursts become permanently slower, or symbol errors frequent.
 
-Enters: bursts of windows, increments of counters. Leaves: a detection when a lasting
+Input: bursts of windows, increments of counters. Output: a detection when a lasting
 drop explains the rates better than no fault and better than a neighbour, or when symbol
 errors exceed the specified rate.
 Sources: NVIDIA, "Cabling Data Centers": a damaged cable runs at a lower speed or with

@@ -1,6 +1,6 @@
 """Two explanations of the rates of a port, and their likelihoods.
 
-Enters: levels of windows. Leaves: the log-likelihood of each explanation at its best.
+Input: levels of windows. Output: the log-likelihood of each explanation at its best.
 
 - No fault: the level is constant, except for a drift of `drift_part`.
 - Decay: from some time on, the level drops permanently, at once or as a power of time.

@@ -1,6 +1,6 @@
 """Detect link flaps: a port goes down or retrains, or a farther link stops traffic.
 
-Enters: increments of counters. Leaves: one detection for each flap, or for a series of
+Input: increments of counters. Output: one detection for each flap, or for a series of
 flaps in quick succession. Two rules:
 
 - link_downed or carrier_changes has grown, or the port is not ACTIVE.

@@ -1,6 +1,6 @@
 """Rate of a port in each window, corrected for the kinds of bursts in it.
 
-Enters: the bursts of windows. Leaves: a level for each window, the natural logarithm of
+Input: the bursts of windows. Output: a level for each window, the natural logarithm of
 its rate relative to the best rate of the port, and its standard deviation.
 
 The phases of a step reach different rates, but each sends bursts of one size in every

@@ -1,6 +1,6 @@
 """Detect the load of a neighbour: another job shares a link, and steps become longer.
 
-Enters: increments of counters, bursts of windows, times of steps. Leaves: the span of
+Input: increments of counters, bursts of windows, times of steps. Output: the span of
 time that is best explained by the load of a neighbour, and how much better than by no
 load.
 

@@ -1,7 +1,7 @@
 """Period of the traffic of a port, and its significance.
 
-Enters: increments of the sent bytes over stretches of time, evenly spaced or not, and
-optionally the step times. Leaves: a period, the fraction of the variance that it
+Input: increments of the sent bytes over stretches of time, evenly spaced or not, and
+optionally the step times. Output: a period, the fraction of the variance that it
 explains, and the probability that noise is this periodic.
 
     rate_i - phi * rate_(i-1) = noise                          null model: AR(1)

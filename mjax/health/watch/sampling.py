@@ -1,6 +1,6 @@
 """Sample the counters of the ports of this host, at two rates.
 
-Enters: files in /sys/class/infiniband, and the rows of a run on this host. Leaves:
+Input: files in /sys/class/infiniband, and the rows of a run on this host. Output:
 observations by port: all counters once a second; at intervals, for one port at a time,
 the sent bytes every few milliseconds; a step for each row. Reading /sys has no side
 effects. Source of names and units: Linux,

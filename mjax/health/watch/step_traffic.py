@@ -1,6 +1,6 @@
 """Detect when the traffic of a port stops repeating with the steps.
 
-Enters: increments, windows, steps. Leaves: a detection when traffic that repeated with
+Input: increments, windows, steps. Output: a detection when traffic that repeated with
 the steps no longer does, or repeats with another period, while steps continue; and a
 `PortPeriod`, the result at the end.
 

@@ -1,6 +1,6 @@
 """Run all detectors on the observations of one port.
 
-Enters: a `Port`, then samples, windows and steps in time order. Leaves: detections,
+Input: a `Port`, then samples, windows and steps in time order. Output: detections,
 each at the observation that completes its evidence. A loss of rate and the load of a
 neighbour look alike for a while; they are judged together every `judge_s`, and by
 `finish` when the run ends. Memory is bounded, however long the run is.

@@ -1,6 +1,6 @@
 """Attention: one entry point, and a table of the capabilities of each backend.
 
-Enters: q, k, v and the visibility rules. Leaves: the attended values, computed by the
+Input: q, k, v and the visibility rules. Output: the attended values, computed by the
 named backend or, for "auto", by the fastest one that supports the arguments. `choose`
 chooses it without arrays, so a program can print the choice first.
 

@@ -1,6 +1,6 @@
 """Attention as defined: dense, float32, without optimizations.
 
-Enters: q, k, v of one length T. Leaves: the weighted sum of the values. Costs
+Input: q, k, v of one length T. Output: the weighted sum of the values. Costs
 O(T^2) arithmetic and memory; the other backends are tested against it.
 Source: Vaswani et al. 2017, eq. 1, arXiv:1706.03762; grouped heads: Ainslie et al.
 2023, arXiv:2305.13245. Differs: prefix, window, segments, soft cap.

@@ -1,6 +1,6 @@
 """Remat policy that keeps the results of attention, so its forward pass runs once.
 
-Enters: a primitive that jax.checkpoint passes to a policy. Leaves: whether its results
+Input: a primitive that jax.checkpoint passes to a policy. Output: whether its results
 are kept. `blocked` and `mosaic_gpu` name their output and log-sum-exp. `cudnn` cannot,
 because jax defines its derivative. So the policy recognises the primitive of its
 forward kernel, which has the same two results. `reference` keeps nothing.

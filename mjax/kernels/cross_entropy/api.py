@@ -1,7 +1,7 @@
 """Output projection and cross-entropy in one op, without storing all logits.
 
-Enters: the last hidden states, the table of the output projection, and the targets.
-Leaves: the targets' summed negative log-likelihood; its gradients are computed in the
+Input: the last hidden states, the table of the output projection, and the targets.
+Output: the targets' summed negative log-likelihood; its gradients are computed in the
 same pass. Positions are processed in chunks, so memory holds the logits of one chunk.
 """
 

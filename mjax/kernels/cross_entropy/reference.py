@@ -1,7 +1,7 @@
 """Cross-entropy as defined: all logits at once, float32, without optimizations.
 
-Enters: hidden states, table and targets of one device that holds the whole vocabulary.
-Leaves: the summed negative log-likelihood, in nats. The chunked backend is tested
+Input: hidden states, table and targets of one device that holds the whole vocabulary.
+Output: the summed negative log-likelihood, in nats. The chunked backend is tested
 against it and against its automatic gradients.
 """
 

@@ -1,6 +1,6 @@
 """GELU, SwiGLU and GeGLU with their biases.
 
-Enters: outputs of the input projections, and biases. Leaves: the input of the output
+Input: outputs of the input projections, and biases. Output: the input of the output
 projection, computed in float32, in the dtype of the arguments. For the backward pass
 only the arguments are kept. Differentiable once; inside shard_map all arguments vary
 over the same axes.

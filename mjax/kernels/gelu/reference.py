@@ -1,6 +1,6 @@
 """GELU, SwiGLU and GeGLU by their formulas, in float32.
 
-Enters: outputs of the input projections, and biases. Leaves: the input of the output
+Input: outputs of the input projections, and biases. Output: the input of the output
 projection.
 """
 

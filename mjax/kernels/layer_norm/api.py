@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm: the norm alone, or together with its residual stream.
 
-Enters: activations, scale and bias. Leaves: the normalised activations, in their dtype.
+Input: activations, scale and bias. Output: the normalised activations, in their dtype.
 For the backward pass only x and scale are kept. The forward pass is the reference,
 which XLA compiles to one kernel that reads x once. The backward pass has two backends.
 """

@@ -1,7 +1,7 @@
 """Backward pass of norms for Hopper, with the sum of the residual stream: one read.
 
-Enters: x, the gradient g of the norm's result, and the gradient g_x of x from the
-residual stream. Leaves: dx, the sum of both paths, and the gradient of the scale. XLA
+Input: x, the gradient g of the norm's result, and the gradient g_x of x from the
+residual stream. Output: dx, the sum of both paths, and the gradient of the scale. XLA
 reads x and g twice, because it cannot fuse sums over a position and sums over positions
 into one kernel.
 

@@ -1,6 +1,6 @@
 """LayerNorm and RMSNorm by their formulas, in float32.
 
-Enters: activations, scale and bias. Leaves: the normalised activations. The forward
+Input: activations, scale and bias. Output: the normalised activations. The forward
 pass of `xla` is this function: on a GPU it compiles to one kernel that reads x once.
 The backward pass of `xla` is tested against automatic gradients of this function.
 """

@@ -1,7 +1,7 @@
 """Stamps: the times at which a device reaches places in a compiled step.
 
-Enters: a log, which is an int32 array that the step carries, and values computed at a
-place. Leaves: the log with one more row, and the same values. The row is written when
+Input: a log, which is an int32 array that the step carries, and values computed at a
+place. Output: the log with one more row, and the same values. The row is written when
 the values have been computed, and code that reads the returned values runs afterwards.
 So the compiler cannot move the place. The host never waits: the log is an output of the
 step like its metrics.

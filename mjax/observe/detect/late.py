@@ -1,6 +1,6 @@
 """Summarise over a run how late a rank is in each step.
 
-Enters: the excess time of each rank over its peers in each step. Leaves: the level of a
+Input: the excess time of each rank over its peers in each step. Output: the level of a
 rank, the confidence that it is above a limit, and the pattern of its lateness over
 time. Stragglers are slow in irregular episodes, so the level is an upper quantile.
 

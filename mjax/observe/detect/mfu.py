@@ -1,7 +1,7 @@
 """Classify the shape of an MFU series by the signatures of the field guide.
 
-Enters: time, duration and MFU of each step, marks, and the expected MFU if it is known.
-Leaves: the class, its margin over the runner-up, and the numbers behind it. Each class
+Input: time, duration and MFU of each step, marks, and the expected MFU if it is known.
+Output: the class, its margin over the runner-up, and the numbers behind it. Each class
 is a small model of the series (`mfu_models`), and the classes are compared by their
 evidence. `healthy` is one of them, with a higher prior than each of the others.
 

@@ -1,6 +1,6 @@
 """Small models of an MFU series, one for each class, and their log evidence.
 
-Enters: a prepared series. Leaves: the logarithm of the evidence of each class, which is
+Input: a prepared series. Output: the logarithm of the evidence of each class, which is
 its likelihood with the parameters averaged or fitted under a prior. The level of the
 series and its dips are independent parts; each class says something about both.
 

@@ -1,7 +1,7 @@
 """Prepare the MFU series of a run for the comparison of models.
 
-Enters: time, duration and MFU of each step, and marks of saves, evaluations and
-restarts. Leaves: log MFU relative to the expected one, in blocks of some seconds,
+Input: time, duration and MFU of each step, and marks of saves, evaluations and
+restarts. Output: log MFU relative to the expected one, in blocks of some seconds,
 without steps that marks explain and without single slow steps; and the tenfold slow
 steps.
 """

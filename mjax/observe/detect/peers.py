@@ -1,6 +1,6 @@
 """Compare each rank with its peers in the same step.
 
-Enters: values by step and rank, and groups of ranks. Leaves: the excess of each rank
+Input: values by step and rank, and groups of ranks. Output: the excess of each rank
 over the usual value of its groups. The usual value is the lower median: slow ranks may
 be half of a small group, and they only ever have larger values.
 """

@@ -1,7 +1,7 @@
 """Find the slow hosts of a run, and the cause of each.
 
-Enters: seconds of each step, rank and phase, and the place of each rank in the mesh.
-Leaves: the slow hosts with their causes, and the excess time of each host over its
+Input: seconds of each step, rank and phase, and the place of each rank in the mesh.
+Output: the slow hosts with their causes, and the excess time of each host over its
 peers. Ranks are compared with peers in the same step by durations, so clock offsets do
 not matter.
 

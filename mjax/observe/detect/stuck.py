@@ -1,7 +1,7 @@
 """Find the ranks that block a stuck run, from the last records of all ranks.
 
-Enters: the operation that each rank last entered and last left on each mesh axis, as
-far as records arrived; and the time at which the log of each host ended. Leaves: the
+Input: the operation that each rank last entered and last left on each mesh axis, as
+far as records arrived; and the time at which the log of each host ended. Output: the
 ranks to blame, the reason, and who waits for whom.
 
 The rule is that of MegaScale (arXiv 2402.15627, section 5.2): waiting ranks log the

@@ -1,7 +1,7 @@
 """Compute how much time stragglers cost a run, by replaying its steps without them.
 
-Enters: the operations of each worker with their times, and the operations that each one
-waited for. Leaves: the time of the run without the uneven part of a worker, a stage or
+Input: the operations of each worker with their times, and the operations that each one
+waited for. Output: the time of the run without the uneven part of a worker, a stage or
 a phase, and the causes of slowness, ranked by cost in time.
 
 The method is that of arXiv 2505.05713. An operation's duration runs from the end of

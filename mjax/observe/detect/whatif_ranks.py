@@ -1,6 +1,6 @@
 """Compute how much time slow ranks cost a measured run.
 
-Enters: the graph of the steps of a run (`mjax.observe.step_graph`). Leaves: the time of
+Input: the graph of the steps of a run (`mjax.observe.step_graph`). Output: the time of
 the run without the causes that slow single workers, and these causes, ranked by cost.
 
 A worker does the same work in every step, and so do its peers: the workers at the same

@@ -1,6 +1,6 @@
 """The answers of the page: one method for each address of the API.
 
-Enters: queries of viewers. Leaves: objects for JSON, or bytes. A thread follows the run
+Input: queries of viewers. Output: objects for JSON, or bytes. A thread follows the run
 and keeps its data in memory, so the cost of an answer depends only on its size. Slow
 reports are computed once for all viewers.
 """

@@ -1,6 +1,6 @@
 """The ASGI application of the live page: routes and their handlers.
 
-Enters: a `Page` that knows the run, and access rules. Leaves: an application. Errors
+Input: a `Page` that knows the run, and access rules. Output: an application. Errors
 are JSON with one line for people; an invalid request is answered with 400.
 """
 

@@ -1,6 +1,6 @@
 """The static files of the page: HTML, scripts, styles.
 
-Enters: a path below /static/. Leaves: the bytes of a file in the folder `static` beside
+Input: a path below /static/. Output: the bytes of a file in the folder `static` beside
 this module, or nothing. No path leads out of that folder.
 """
 

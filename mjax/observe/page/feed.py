@@ -1,6 +1,6 @@
 """The source from which the page reads a run.
 
-Enters: nothing. Leaves: shares of new data, and on request the lines of earlier steps.
+Input: nothing. Output: shares of new data, and on request the lines of earlier steps.
 `FileFeed` reads files. A feed changes nothing in its source.
 """
 

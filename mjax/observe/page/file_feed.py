@@ -1,6 +1,6 @@
 """Follow the files of a run: return the data appended since the last poll.
 
-Enters: a work dir. Leaves: shares of headers, lines, rows and events, each once; and on
+Input: a work dir. Output: shares of headers, lines, rows and events, each once; and on
 request the lines of earlier steps, by their offsets in the files. Nothing is written.
 
 If a folder has spans of several runs, only the run that began last is used.

@@ -1,6 +1,6 @@
 """Seconds of each phase of each rank in each step, for the heat map.
 
-Enters: lines of spans. Leaves: matrices of ranks and steps. A column is one step. When
+Input: lines of spans. Output: matrices of ranks and steps. A column is one step. When
 there are too many columns, pairs of columns are merged, and a cell is then the mean of
 its steps. So memory is bounded for a run of any length.
 

@@ -1,6 +1,6 @@
 """Find the groups of ranks, and the pipeline neighbours of each rank.
 
-Enters: headers of the processes of one start. Leaves: groups of ranks by kind of
+Input: headers of the processes of one start. Output: groups of ranks by kind of
 parallelism, and the neighbours of a rank in the pipeline.
 """
 

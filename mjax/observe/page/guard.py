@@ -1,6 +1,6 @@
 """Access rules of the page: host names, methods and token; and headers of all answers.
 
-Enters: a request. Leaves: a refusal, or the forwarded request, with security headers on
+Input: a request. Output: a refusal, or the forwarded request, with security headers on
 every answer. The rules are pure functions; `Guard` applies them.
 
 Requests with a foreign host name are refused, since an attacker may point that name at

@@ -1,6 +1,6 @@
 """The heat map as bytes, one for each rank and step.
 
-Enters: a matrix of seconds. Leaves: 4 bytes with the length of a header, the header as
+Input: a matrix of seconds. Output: 4 bytes with the length of a header, the header as
 JSON, and a byte for each cell, row by row. 255 is no value; 0 to 254 are linear between
 `lo` and `hi`. These ends are robust: rare cells beyond them get the colour of the end.
 `least` and `most` in the header give the full range.

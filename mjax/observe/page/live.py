@@ -1,6 +1,6 @@
 """Server-sent events: updates of a run, to each viewer at its own pace.
 
-Enters: a `Page`, and the number of rows of metrics that a viewer has seen. Leaves: the
+Input: a `Page`, and the number of rows of metrics that a viewer has seen. Output: the
 bytes of an event stream. Each event contains all updates since the previous one, so a
 slow viewer gets fewer, larger events and needs no queue.
 

@@ -1,6 +1,6 @@
 """The state of a run in memory: processes, rows of metrics, events.
 
-Enters: shares of data from a feed. Leaves: records for the answers. Memory is bounded:
+Input: shares of data from a feed. Output: records for the answers. Memory is bounded:
 it holds for each process the newest lines, the barriers, and sums by step in grids.
 """
 

@@ -1,6 +1,6 @@
 """Parse and check the query of a request.
 
-Enters: the query of a request. Leaves: numbers and choices, or a BadQueryError with the
+Input: the query of a request. Output: numbers and choices, or a BadQueryError with the
 parameter, its value and the allowed values.
 """
 

@@ -1,6 +1,6 @@
 """The state of single ranks for the page: progress, and whether they are alive.
 
-Enters: a process as read by the feed, and the time. Leaves: objects for viewers.
+Input: a process as read by the feed, and the time. Output: objects for viewers.
 Besides the spans, /proc describes a process on this machine, and the work dir has its
 stacks.
 """

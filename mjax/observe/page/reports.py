@@ -1,6 +1,6 @@
 """Compute the results of this package's commands for the page.
 
-Enters: span files with as many lines as each command needs. Leaves: the objects that
+Input: span files with as many lines as each command needs. Output: the objects that
 the commands print with --json, plus `problem`: the reason for no result, or null.
 
 A command that uses all ranks reads a limited number of lines; for a large run, only the

@@ -1,6 +1,6 @@
 """Keep the rows of metrics.jsonl in columns, and thin them for charts.
 
-Enters: rows, one for each step. Leaves: columns of numbers for all steps, or for as
+Input: rows, one for each step. Output: columns of numbers for all steps, or for as
 many as a chart needs. Thinning keeps the smallest and the largest value of each part of
 a run, at their own steps.
 """

@@ -1,6 +1,6 @@
 """Follow metrics.jsonl and events.jsonl in a work dir.
 
-Enters: a work dir. Leaves: rows and events that were appended since the last poll, and
+Input: a work dir. Output: rows and events that were appended since the last poll, and
 reading problems. A rewritten file, such as the rows after a restart, is read again from
 its beginning.
 """

@@ -1,6 +1,6 @@
 """Serve the page on a port: a socket, and a server in its own thread.
 
-Enters: a `Page`, an address, a token. Leaves: a server that answers until `close`, even
+Input: a `Page`, an address, a token. Output: a server that answers until `close`, even
 while viewers hold event streams open.
 """
 

@@ -1,7 +1,7 @@
 """Follow the spans of a run in a database that collectors fill.
 
-Enters: a store that an ingester fills, and the work dir for rows, events and the
-config. Leaves: the same shares as from files. The statements run on both DuckDB and
+Input: a store that an ingester fills, and the work dir for rows, events and the
+config. Output: the same shares as from files. The statements run on both DuckDB and
 PostgreSQL; nothing is written.
 
 Spans are read by step, as the index of the store allows, so complete steps are not read

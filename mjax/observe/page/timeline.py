@@ -1,7 +1,7 @@
 """Put some steps of chosen ranks on one clock, in columns.
 
-Enters: span files with the lines of these steps, and the recorded pipeline schedule of
-the run. Leaves: rows, spans, arrows and groups for the page to draw. Times are
+Input: span files with the lines of these steps, and the recorded pipeline schedule of
+the run. Output: rows, spans, arrows and groups for the page to draw. Times are
 microseconds since the first span.
 """
 

@@ -1,6 +1,6 @@
 """Compute slow answers once, cache them and share them among all viewers.
 
-Enters: a computation, with a key and a version of the run. Leaves: the result, at once
+Input: a computation, with a key and a version of the run. Output: the result, at once
 if it is fresh. For any number of viewers, an answer is computed once, in one thread,
 and again only after ten times its computing time.
 """

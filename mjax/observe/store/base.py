@@ -1,6 +1,6 @@
 """The interface of a store, for both databases, and the versions of its schema.
 
-Enters: the address of a database. Leaves: a `Store`. A database from an older mjax is
+Input: the address of a database. Output: a `Store`. A database from an older mjax is
 migrated to the current version, each version in one transaction. A database from a
 newer mjax is refused.
 """

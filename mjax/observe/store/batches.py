@@ -1,6 +1,6 @@
 """Batches of lines, marks of files, and the new part of a batch.
 
-Enters: a batch from a file, and the mark of that file. Leaves: the bytes that the store
+Input: a batch from a file, and the mark of that file. Output: the bytes that the store
 does not have yet, or the reason for a refusal. Pure.
 
 A mark states that everything before `at_byte` is stored. The transaction that writes

@@ -1,6 +1,6 @@
 """The store in DuckDB: one file, owned by one process.
 
-Enters: the path of the database. Leaves: a `Store`. No second process can open the
+Input: the path of the database. Output: a `Store`. No second process can open the
 file, not even to read (duckdb.org/docs/stable/connect/concurrency): readers query the
 owner, `python -m mjax.observe serve`.
 """

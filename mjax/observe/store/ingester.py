@@ -1,6 +1,6 @@
 """Write batches to a store as rows, each exactly once.
 
-Enters: batches from any number of threads. Leaves: transactions of the store, and an
+Input: batches from any number of threads. Output: transactions of the store, and an
 outcome for each batch after its commit. Waiting batches share a transaction.
 """
 

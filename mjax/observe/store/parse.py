@@ -1,6 +1,6 @@
 """Convert the bytes of a file to rows of the store.
 
-Enters: whole lines of spans, metrics or events. Leaves: rows, and skipped lines with
+Input: whole lines of spans, metrics or events. Output: rows, and skipped lines with
 reasons. Pure. `mjax.observe.spans` defines the format of spans.
 """
 

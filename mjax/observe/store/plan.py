@@ -1,6 +1,6 @@
 """Plan one transaction: turn batches and marks into changes.
 
-Enters: batches, and the state of their files. Leaves: rows of all tables, new marks,
+Input: batches, and the state of their files. Output: rows of all tables, new marks,
 and an outcome for each batch. Pure: nothing takes effect before the commit.
 """
 

@@ -1,6 +1,6 @@
 """The store in PostgreSQL, for runs with many readers or with other tools as readers.
 
-Enters: a postgresql:// address. Leaves: a `Store`. Spans are inserted with COPY. If a
+Input: a postgresql:// address. Output: a `Store`. Spans are inserted with COPY. If a
 connection breaks, the next call reconnects.
 """
 

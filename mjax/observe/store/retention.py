@@ -1,6 +1,6 @@
 """Delete old rows of ended runs, in small batches.
 
-Enters: a store that an ingester fills, and the number of days to keep rows. Leaves: the
+Input: a store that an ingester fills, and the number of days to keep rows. Output: the
 store without older rows. A run counts as ended if none of its processes has written a
 span for that many days; only whole runs expire. Marks, processes and events stay, so
 that a file that is still on a host counts as stored and is not sent again.

@@ -1,5 +1,5 @@
 """Move a run's files to the store: collector, wire format, NATS, quota, metrics.
 
-Enters: a growing work dir. Leaves: batches at an ingester, which replies with the
+Input: a growing work dir. Output: batches at an ingester, which replies with the
 stored size of each file.
 """

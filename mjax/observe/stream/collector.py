@@ -1,6 +1,6 @@
 """Send the growing files of a run to a sink.
 
-Enters: a work dir. Leaves: batches at a sink. The collector keeps no state of its own:
+Input: a work dir. Output: batches at a sink. The collector keeps no state of its own:
 at the start, and with every answer, the sink returns the stored size of each file.
 While the sink is unreachable, the data stays in the files.
 """

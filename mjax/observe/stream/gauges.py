@@ -1,6 +1,6 @@
 """Prometheus gauges for the runs in a store.
 
-Enters: a store, reports of collectors, and the time. Leaves: gauges in Prometheus' text
+Input: a store, reports of collectors, and the time. Output: gauges in Prometheus' text
 format. `render` is pure; `read` queries the store, in a few statements on small tables.
 """
 

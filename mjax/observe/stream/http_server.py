@@ -1,6 +1,6 @@
 """The HTTP side of the ingester: batches, marks, metrics.
 
-Enters: requests on a port or a Unix socket. Leaves: answers; those to batches come
+Input: requests on a port or a Unix socket. Output: answers; those to batches come
 after the commit. `answer` does not depend on sockets, so that a page can use it.
 
 | request | answer |

@@ -1,6 +1,6 @@
 """Send batches to an ingester over HTTP, on a port or a Unix socket.
 
-Enters: batches. Leaves: the ingester's answer, which comes after the commit.
+Input: batches. Output: the ingester's answer, which comes after the commit.
 """
 
 import http.client

@@ -1,6 +1,6 @@
 """Find the logs of a run on this host, and those that no process writes, for the quota.
 
-Enters: a work dir. Leaves: a `Spool` for each log. The store has no logs, so they are
+Input: a work dir. Output: a `Spool` for each log. The store has no logs, so they are
 deleted only on request.
 
 No process writes these logs:

@@ -1,6 +1,6 @@
 """Send batches to NATS JetStream, from which an ingester takes them.
 
-Enters: batches. Leaves: messages in a stream on disk. The ingester deletes a message
+Input: batches. Output: messages in a stream on disk. The ingester deletes a message
 after its commit. Accepted means queued; over the same server the ingester reports on
 request what is stored.
 """

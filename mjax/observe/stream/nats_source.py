@@ -1,6 +1,6 @@
 """Move batches from NATS JetStream to an ingester.
 
-Enters: messages of the stream. Leaves: batches at the ingester, and acknowledgements
+Input: messages of the stream. Output: batches at the ingester, and acknowledgements
 after the commit. It also answers collectors that request the stored size of their
 files.
 """

@@ -1,6 +1,6 @@
 """Quota on a host: compress, then delete the oldest files.
 
-Enters: span files or logs of a host, the allowed actions for each, and a quota. Leaves:
+Input: span files or logs of a host, the allowed actions for each, and a quota. Output:
 a list of actions (pure), and their execution. A file that a process may still write is
 never touched. Files that are not in the store are deleted only on request.
 """

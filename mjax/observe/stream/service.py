@@ -1,6 +1,6 @@
 """Start and stop an ingester as one unit: store, HTTP, NATS.
 
-Enters: addresses. Leaves: an open store that receives batches. `python -m mjax.observe
+Input: addresses. Output: an open store that receives batches. `python -m mjax.observe
 ingest` runs only the ingester; `serve` runs it beside its page.
 """
 

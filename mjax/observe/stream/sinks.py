@@ -1,6 +1,6 @@
 """The sinks to which a collector sends batches.
 
-Enters: an address. Leaves: a `Sink`. An error of the sink is a SinkGoneError: the
+Input: an address. Output: a `Sink`. An error of the sink is a SinkGoneError: the
 collector keeps its position and retries.
 """
 

@@ -1,6 +1,6 @@
 """Cut growing files into batches.
 
-Enters: a file of a run, and the position up to which it was sent. Leaves: complete
+Input: a file of a run, and the position up to which it was sent. Output: complete
 lines after it. An incomplete line is left for later: it is being written, or its writer
 was killed. Compressed files are read too; positions count uncompressed bytes.
 """

@@ -1,6 +1,6 @@
 """Encode batches and answers as bytes.
 
-Enters: batches, outcomes, marks. Leaves: compressed bytes for a request or a message,
+Input: batches, outcomes, marks. Output: compressed bytes for a request or a message,
 and the reverse. Incoming data is untrusted: its type, size and checksum are verified.
 
 A body is a compressed sequence of frames. A frame is the length of a header, the header

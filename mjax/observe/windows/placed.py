@@ -1,6 +1,6 @@
 """Assign events of a window to layers, ticks and microbatches.
 
-Enters: the events of a window, and the table of places of the step. Leaves: each event
+Input: the events of a window, and the table of places of the step. Output: each event
 with its place and the indices of the loop iterations in which it ran.
 
 An instruction in a loop has one event per iteration. On one device, iteration k of a

@@ -1,6 +1,6 @@
 """Assign each instruction of a compiled step to a phase, a role and a layer.
 
-Enters: the text of a compiled step (`plan.hlo`) and the sizes of its mesh. Leaves: a
+Input: the text of a compiled step (`plan.hlo`) and the sizes of its mesh. Output: a
 table from names of instructions, as in a profiler window, to places; and its JSON, so
 that a window can be read without compiling the step.
 

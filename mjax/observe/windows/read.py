@@ -1,6 +1,6 @@
 """Read a window of a run: its events with their places, on the clock of its host.
 
-Enters: the folder of a window. Leaves: a `Reading`.
+Input: the folder of a window. Output: a `Reading`.
 """
 
 import dataclasses

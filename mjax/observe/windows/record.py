@@ -1,6 +1,6 @@
 """Record profiler windows of a run while it trains.
 
-Enters: the steps to record, the compiled step, and the mesh. Leaves: a folder for each
+Input: the steps to record, the compiled step, and the mesh. Output: a folder for each
 window (`windows.folders`). A window holds one step from its dispatch to its end on all
 devices of the process. All processes record the same steps. After an error, which is
 reported once, no further window is recorded and training continues.

@@ -1,6 +1,6 @@
 """Add up a device's seconds in a window by phase and role, overlapped or exposed.
 
-Enters: placed events of one device. Leaves: for each phase and role the sum of all
+Input: placed events of one device. Output: for each phase and role the sum of all
 events, and its *exposed* part. At each instant between the first event and the last,
 exactly one running event counts: computation before communication, then the one that
 began first. So the exposed seconds of all phases and roles and the idle seconds add up

@@ -1,6 +1,6 @@
 """Read the events of devices in a window that `jax.profiler` recorded.
 
-Enters: an xplane.pb. Leaves: one `Event` for each execution of an instruction on a
+Input: an xplane.pb. Output: one `Event` for each execution of an instruction on a
 device, in nanoseconds since the window began; and the start of the host's mark on the
 same clock.
 

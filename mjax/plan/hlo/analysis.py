@@ -1,6 +1,6 @@
 """Find in a scheduled module the communication of a step, and the compute beside it.
 
-Enters: a module (`hlo.parse`) and the mesh it was compiled for. Leaves: its collectives
+Input: a module (`hlo.parse`) and the mesh it was compiled for. Output: its collectives
 and its matmuls, each with its number of executions in a step. All of these are facts of
 the executable; `replay` models times.
 

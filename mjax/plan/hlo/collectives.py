@@ -1,6 +1,6 @@
 """List the collectives of a module: their kinds, groups and loops.
 
-Enters: a parsed module, for CPU or GPU, and the mesh it was compiled for. Leaves: its
+Input: a parsed module, for CPU or GPU, and the mesh it was compiled for. Output: its
 collectives in order. On a GPU most have separate start and done instructions, and each
 is listed once, at its start. `analysis` determines what may overlap them.
 """

@@ -1,7 +1,7 @@
 """Count the FLOPs and the kernels of one run of a program on one device.
 
-Enters: the text of an optimised HLO module (`compiled.as_text()`), but no mesh, unlike
-`analysis`. Leaves: the FLOPs of its matmuls, counting each loop body as often as it
+Input: the text of an optimised HLO module (`compiled.as_text()`), but no mesh, unlike
+`analysis`. Output: the FLOPs of its matmuls, counting each loop body as often as it
 runs (XLA's own cost analysis counts it once). Or each kernel that a GPU launches, with
 the bytes of its operands and results, which must cross the memory bus if the cache is
 empty. If a kernel reads a slice of an operand, or writes an output in place, only the

@@ -1,7 +1,7 @@
 """Read from the text of a module which functions of mjax traced each instruction.
 
-Enters: the text of a compiled module, with the tables of source lines that XLA writes
-before its computations (jax 0.11.2). Leaves: for each instruction, the functions of
+Input: the text of a compiled module, with the tables of source lines that XLA writes
+before its computations (jax 0.11.2). Output: for each instruction, the functions of
 mjax on the stack when it was traced, innermost first.
 """
 

@@ -1,6 +1,6 @@
 """Groups of devices in collectives: XLA's notations, and the mesh axes of a group.
 
-Enters: the text of replica_groups or source_target_pairs. Leaves: device numbers. The
+Input: the text of replica_groups or source_target_pairs. Output: device numbers. The
 number of a device is its position in the mesh's flat order over `AXES`, which is how
 jax numbers the partitions of a program.
 """

@@ -1,6 +1,6 @@
 """Parse the text of a scheduled HLO module.
 
-Enters: the text of `compiled.as_text()` (jax 0.11.2; XLA for GPUs or CPUs). Leaves: its
+Input: the text of `compiled.as_text()` (jax 0.11.2; XLA for GPUs or CPUs). Output: its
 computations, with their instructions in the order of the text, which is the order of
 execution in a scheduled module. The parser guesses nothing: a line that it does not
 understand raises a `ValueError` that quotes it.

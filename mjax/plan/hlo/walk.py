@@ -1,6 +1,6 @@
 """Walk a module in execution order: the only place that follows calls and loops.
 
-Enters: a parsed module, and a choice of the computations to follow. Leaves: the
+Input: a parsed module, and a choice of the computations to follow. Output: the
 instructions in execution order, each with the loops around it. A loop's body is walked
 once; its trip count says how often it runs.
 """

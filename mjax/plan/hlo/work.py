@@ -1,6 +1,6 @@
 """Count the work of one instruction: FLOPs, bytes read and written.
 
-Enters: an instruction of a parsed module. Leaves: counts for one execution on one
+Input: an instruction of a parsed module. Output: counts for one execution on one
 device. Bytes are those of operands and results, which must cross the memory bus if the
 cache is empty. If a kernel reads a slice of an operand, only the slice counts; if it
 writes a result in place, only the new part counts.

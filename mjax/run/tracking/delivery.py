@@ -1,6 +1,6 @@
 """Send rows to a tracker from a thread, so that no tracker stops or slows a run.
 
-Enters: rows, at the pace of the run. Leaves: calls of a `Tracker`, in order, at its own
+Input: rows, at the pace of the run. Output: calls of a `Tracker`, in order, at its own
 pace; and `tracking/NAME.json` in the work dir with the last step sent, for trackers
 that cannot remove steps.
 

@@ -1,6 +1,6 @@
 """The interface of trackers: TensorBoard, wandb, MLflow and your own.
 
-Enters: facts of a run, its config, numbers of each step. Leaves: whatever the tracker
+Input: facts of a run, its config, numbers of each step. Output: whatever the tracker
 makes of them. Only process 0 of a run has trackers. Each has its own thread, see
 `mjax.run.tracking.delivery`, which calls the three methods in order and one at a time.
 They need not be fast, and each may raise.

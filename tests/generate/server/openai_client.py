@@ -1,6 +1,6 @@
 """A server through the official client; run by the interpreter of `.venv-hf`.
 
-Nothing of mjax is imported here. Given: the base address, a token, a model. Leaves: one
+Nothing of mjax is imported here. Given: the base address, a token, a model. Output: one
 JSON object on stdout, which the test compares with the engine's answers.
 """
 

@@ -1,6 +1,6 @@
 """Traffic that stops repeating with the steps, made from a healthy series.
 
-Enters: a clean series of `tests.health.series`, a seed. Leaves: the same series with
+Input: a clean series of `tests.health.series`, a seed. Output: the same series with
 other sent bytes from an onset on; steps, other counters and the bytes of each
 second's increment stay. The detector and these faults have one author, so they are as
 simple as can be:

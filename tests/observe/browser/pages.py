@@ -1,6 +1,6 @@
 """A browser for tests of the live page: the server beside a run, Chromium, axe-core.
 
-Enters: a work dir. Leaves: a page that is open, what it wrote on its console, and what
+Input: a work dir. Output: a page that is open, what it wrote on its console, and what
 it asked of which server.
 """
 

@@ -1,6 +1,6 @@
 """Give generated runs to the detector of slow hosts.
 
-Enters: a run of `tests.observe.synthetic_stragglers`. Leaves: what the detector finds,
+Input: a run of `tests.observe.synthetic_stragglers`. Output: what the detector finds,
 and which cause is right for each kind of slow host.
 """
 

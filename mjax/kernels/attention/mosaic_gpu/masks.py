@@ -1,7 +1,7 @@
 """Visibility of a tile: edges, the blocks between them, and masks.
 
-Enters: the rule of a `Problem`, and the edges that `op` computes from documents and
-prefixes. Leaves: the blocks that the rows of a tile visit, those of them that an edge
+Input: the rule of a `Problem`, and the edges that `op` computes from documents and
+prefixes. Output: the blocks that the rows of a tile visit, those of them that an edge
 cuts, and masked scores. All edges increase with the position.
 
 Additional letters: i positions of queries, j of keys, P padded length.
