@@ -24,6 +24,8 @@ from scripts.site.messages import messages
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "build" / "site"
 _LINK = re.compile(r"\]\(([^)\s#]+)[^)]*\)")
+MADE_FROM = {"docs/failures.toml": "reference/failures.md"}
+"""Files of the repository, and the pages of the site that are made from them."""
 
 
 def main() -> int:
@@ -41,6 +43,8 @@ def main() -> int:
     pages = sorted({*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")})
     for page in pages:
         copy(page, source)
+        copied = source / page.relative_to(ROOT)
+        copied.write_text(relinked(page))
     for path in sorted((ROOT / "docs").rglob("*.*")):
         if path.suffix in (".css", ".js", ".png", ".svg"):
             copy(path, source)
@@ -80,6 +84,16 @@ def copy(path: Path, source: Path) -> None:
     target = source / path.relative_to(ROOT)
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(path, target)
+
+
+def relinked(page: Path) -> str:
+    """Return a page whose links to a source of a made page lead to the made page."""
+    text = page.read_text()
+    for name, made in MADE_FROM.items():
+        link = os.path.relpath(ROOT / name, page.parent)
+        target = os.path.relpath(ROOT / made, page.parent)
+        text = text.replace(f"]({link})", f"]({target})")
+    return text
 
 
 def linked(page: Path) -> list[Path]:

@@ -102,3 +102,10 @@ def test_code_in_a_list_is_indented_as_python_markdown_reads_it():
         )
     ]
     assert bad == []
+
+
+def test_a_link_to_a_source_leads_to_the_page_that_is_made_from_it():
+    how_to = ROOT / "docs" / "how_to.md"
+    assert "](failures.toml)" in how_to.read_text()
+    assert "](../reference/failures.md)" in stage.relinked(how_to)
+    assert "](failures.toml)" not in stage.relinked(how_to)
