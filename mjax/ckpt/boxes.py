@@ -30,7 +30,7 @@ def size_of(box: Box) -> int:
 
 
 def overlap(a: Box, b: Box) -> Box | None:
-    """Return what two boxes of one array share, None where that is nothing."""
+    """Return the intersection of two boxes of one array; None if it is empty."""
     both = tuple(
         (max(start, other_start), min(stop, other_stop))
         for (start, stop), (other_start, other_stop) in zip(a, b, strict=True)

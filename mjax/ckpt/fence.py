@@ -1,9 +1,9 @@
 """Only the latest start of a run may change the folder of its steps.
 
-Input: the folder. Output: `owner.json` in it, which names the process 0 of that start.
-A process that was cut off from everybody but the store, and goes on, finds another name
-there and is refused. The name is read just before a save is begun and before it
-is committed; what was begun before it was replaced still goes through.
+Input: the folder. Output: `owner.json` in it, which names process 0 of that start. A
+process that lost the network to all hosts except the store, and continues, finds
+another name there and is refused. The name is read just before a save begins and before
+it is committed; an action that began before the name was replaced still completes.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class TakenOverError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Owner:
-    """A start of a run, by its process 0: what the file says."""
+    """The content of the file: a start of a run, identified by its process 0."""
 
     owner: str
     launch: str
@@ -61,8 +61,8 @@ class Fence:
         """Own the folder from now on.
 
         Args:
-          launch: which has started this process; empty: a person has.
-          generation: of the launch.
+          launch: launch that started this process; empty: a person started it.
+          generation: generation of the launch.
         Raises:
           TakenOverError: a later generation of the same launch owns it.
           OSError: the store refuses.
@@ -88,7 +88,7 @@ class Fence:
         if not self._owner:
             return
         found = self._read()
-        # Without the file the folder was deleted or moved away: nobody else is there.
+        # If the file is missing, the folder was deleted or moved: no other owner.
         if found is not None and found.owner != self._owner:
             self._refuse(found)
 

@@ -33,7 +33,7 @@ class HostPiece:
     data: Any
     """numpy array, or jax array in pinned host memory; see `array`."""
     is_first: bool
-    """No other process copies this box for the store."""
+    """Whether this process is the one that copies this box for the store."""
 
     def array(self) -> Shaped[np.ndarray, "..."]:
         """Return the values; no copy on a CPU."""
@@ -65,7 +65,7 @@ class HostCopy:
 
     leaves: Mapping[str, HostLeaf]
     num_bytes: int
-    """Of all pieces."""
+    """Bytes of all pieces."""
     copy_s: float
     """Seconds that the copy took."""
 
@@ -93,12 +93,12 @@ class HostMemory:
         self._buffers: dict[tuple[str, Box], np.ndarray] = {}
 
     def copy(self, leaves: Mapping[str, jax.Array], *, replicas: bool) -> HostCopy:
-        """Copy the state off the devices; the copy of before becomes invalid.
+        """Copy the state off the devices; the previous copy becomes invalid.
 
         Args:
           leaves: global arrays by name.
-          replicas: copy each box that this process holds, also where another process
-            has it as replica 0.
+          replicas: copy each box that this process holds, even if another process has
+            replica 0 of it.
         """
         started_s = time.perf_counter()
         shards = {name: _chosen(array, replicas) for name, array in leaves.items()}
@@ -122,7 +122,7 @@ class HostMemory:
         )
 
     def _fetch(self, name: str, box: Box, data: jax.Array) -> Any:
-        """Bring the values of one shard into memory that nothing else writes."""
+        """Copy the values of one shard into memory that nothing else writes."""
         if next(iter(data.devices())).platform != "cpu":
             return jax.block_until_ready(data)  # in pinned memory, see `_start`
         # np.asarray of a CPU array copies nothing: a donated step would write into it.

@@ -1,4 +1,4 @@
-"""What a save must do, its progress and its phases; independent of Orbax.
+"""A save as a job, with its progress and its phases; independent of Orbax.
 
 Input: a host copy. Output: the job that `saving` queues and `orbax_save` carries out.
 """
@@ -28,15 +28,15 @@ class Job:
     step: int
     save_id: str
     copy: HostCopy | str
-    """Or the reason why this process has no copy; the attempt then fails."""
+    """The host copy, or the reason why there is none; the attempt then fails."""
     run: Mapping[str, Any]
     """JSON facts that belong to the state."""
     max_attempts: int | None
-    """Then it is given up; None tries until a newer job comes."""
+    """Number of attempts before giving up; None tries until there is a newer job."""
 
     @property
     def leaves(self) -> Mapping[str, HostLeaf]:
-        """What this process has copied."""
+        """The host copy of this process."""
         return {} if isinstance(self.copy, str) else self.copy.leaves
 
     @property
@@ -47,9 +47,9 @@ class Job:
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-    """What one process has done in an attempt."""
+    """Progress of one process in an attempt."""
 
     folder: epath.Path | None = None
-    """In which the step is written."""
+    """Folder in which the step is written."""
     checksum_s: float = 0.0
     read_back_s: float = 0.0

@@ -1,4 +1,4 @@
-"""What happened to a run's checkpoints, one JSON object a line, in the work dir.
+"""The journal of a run's checkpoints in the work dir: one JSON object per line.
 
 The work dir and the store of the checkpoints may be two file systems. The journal lists
 steps that a store has lost completely, and damaged steps on a read-only store.
@@ -23,7 +23,7 @@ QUARANTINED = "quarantined"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One line of the journal; fields that are of no use to its event are empty."""
+    """One line of the journal; fields that its event does not use are empty."""
 
     event: str
     step: int
@@ -40,7 +40,7 @@ class Journal:
         self._path = Path(path)
 
     def write(self, event: str, step: int, **facts: Any) -> None:
-        """Append what happened and bring it to the disk.
+        """Append an event and flush it to disk.
 
         Raises:
           OSError: it cannot be written.
@@ -54,7 +54,7 @@ class Journal:
             os.fsync(file.fileno())
 
     def records(self) -> "Records":
-        """Return what is written there now."""
+        """Return the current content."""
         return Records(tuple(self._read()))
 
     def _read(self) -> Iterator[Record]:
@@ -70,7 +70,7 @@ class Journal:
                 yield checked_json.check(fields, Record)
 
     def run_id(self, new: str) -> str:
-        """Return the id of the run, the same as long as its work dir lives.
+        """Return the id of the run, which stays the same while its work dir exists.
 
         Args:
           new: becomes the id if the run has none yet.
@@ -85,19 +85,19 @@ class Journal:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """What the journal says at one time."""
+    """The content of the journal at one time."""
 
     records: tuple[Record, ...] = ()
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run; None where it was not written yet, or was lost."""
+        """The id of the run; None if it was not written yet, or was lost."""
         ids = (r.run_id for r in self.records if r.event == STARTED)
         return next((found for found in ids if found), None)
 
     @property
     def quarantined(self) -> dict[tuple[int, str], str]:
-        """(step, save id) of what must not be restored again, and why."""
+        """(step, save id) of the steps that must not be restored again, and why."""
         return {
             (r.step, r.save_id): r.reason
             for r in self.records
@@ -138,12 +138,12 @@ class Records:
         )
 
     def __contains__(self, saved: tuple[int, str]) -> bool:
-        """Say whether (step, save id) is quarantined, or another run's."""
+        """Return whether (step, save id) is quarantined or belongs to another run."""
         return saved in self.quarantined or self.why_foreign(*saved) is not None
 
 
 def new_save_id(origin: str) -> str:
-    """Draw the id of a save.
+    """Make a random id of a save.
 
     Args:
       origin: the id of the run; for a copy of a step, the origin of its save id.
@@ -152,5 +152,5 @@ def new_save_id(origin: str) -> str:
 
 
 def origin_of(save_id: str) -> str:
-    """Return the id of the run that a save id begins with; an old one is its own."""
+    """Return the run id with which a save id begins; an old save id is returned."""
     return save_id.partition("-")[0]

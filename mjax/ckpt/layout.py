@@ -1,4 +1,4 @@
-"""Where the arrays of a step are on disk, as TensorStore is told.
+"""The TensorStore specs of the arrays of a step on disk.
 
 Input: folders, names and shapes. Output: specs for `tensorstore.open`. No file is
 touched.

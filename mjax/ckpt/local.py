@@ -5,10 +5,10 @@ disk, an SSD), every few steps, without waiting for the others:
 
     <local dir>/<run>/process-<i>/<step>/
 
-A copy lives as long as its host. At a restart on the same mesh the processes that have
-theirs, intact, read it; a process that has lost its own gets every box from a process
-with the same box, a replica, over the devices' network. A box that nobody has makes the
-copy useless: then an older one is taken, or the store's newest step.
+A copy exists as long as its host. At a restart on the same mesh, each process reads its
+own copy if it is intact; otherwise it gets every box over the devices' network from a
+process with a replica of the box. If no process has some box, the copy is useless, and
+an older copy or the newest step of the store is used.
 """
 
 import contextlib
@@ -37,11 +37,11 @@ _UNFINISHED = ".unfinished-"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A copy that a process has, by its manifest."""
+    """A copy of a process, as described by its manifest."""
 
     step: int
     copy_id: str
-    """The same in all processes that copied this state together."""
+    """Id of the copy; the same in all processes that copied this state together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ class LocalCopies:
         """Name the folder; nothing is made.
 
         Args:
-          directory: of this host.
-          run: its name; copies of other runs are not looked at.
-          rank: of this process.
+          directory: directory of this host.
+          run: name of the run; copies of other runs are ignored.
+          rank: rank of this process.
         """
         self._folder = epath.Path(directory).absolute() / run / f"process-{rank}"
         self._rank, self._run_name = rank, run
@@ -76,7 +76,7 @@ class LocalCopies:
 
     @property
     def is_writing(self) -> bool:
-        """Whether the copy before is still being written."""
+        """Whether the previous copy is still being written."""
         return self._thread is not None and self._thread.is_alive()
 
     def save(
@@ -118,7 +118,7 @@ class LocalCopies:
             self._thread.join()
 
     def discard_after(self, step: int) -> None:
-        """Delete newer copies: the run goes on from this step, and not from them.
+        """Delete copies that are newer than the step from which the run resumes.
 
         Otherwise the copies of an earlier start would replace those of this one.
         Copies that cannot be deleted are reported on stderr.
@@ -140,7 +140,7 @@ class LocalCopies:
         """Read boxes of a copy, each compared with its checksum.
 
         Args:
-          offer: of this process, or of another one that copied with it.
+          offer: offer of this process, or of another one that copied at the same time.
           wanted: boxes of each leaf, as the copy must have them.
         Returns:
           arrays by leaf and box, and the JSON facts that were saved with them.
@@ -237,7 +237,7 @@ class LocalCopies:
         unfinished.rename(target)
 
     def _make_room(self, step: int) -> None:
-        """Delete what is unfinished, all but one older copy, and one of this step."""
+        """Delete unfinished copies, a copy of this step, and all older ones but one."""
         if not self._folder.exists():
             return
         for path in self._folder.iterdir():

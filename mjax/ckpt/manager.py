@@ -67,9 +67,9 @@ class Checkpoints:
         """Open the folder of the checkpoints without making or changing anything.
 
         Args:
-          work_dir: of the run; the journal is there.
-          config: where the steps are, and which are kept.
-          unfit: says which steps the run must not use.
+          work_dir: work dir of the run, which contains the journal.
+          config: location of the steps, and rules for keeping them.
+          unfit: decides which steps the run must not use.
         """
         self._unfit = unfit
         self.store = Store(config.dir or work_dir / "checkpoints")
@@ -160,7 +160,7 @@ class Checkpoints:
         return copy
 
     def _new_save_id(self, step: int) -> str:
-        """Wait for the save before, on process 0, and name the new one.
+        """Wait for the previous save, on process 0, and name the new one.
 
         Returns "" if the step is saved already or the store hangs.
         """
@@ -183,7 +183,7 @@ class Checkpoints:
     ) -> None:
         """Copy the state to every host, see `local`; arguments as in `save`.
 
-        A copy is left out while any process still writes the one before.
+        No copy is made while any process still writes the previous one.
         """
         copies = self._copies
         assert copies is not None
@@ -262,9 +262,9 @@ class Checkpoints:
         )
 
     def wait(self) -> bool:
-        """Wait until the last save is committed or given up; say whether it is.
+        """Wait until the last save is committed or given up; return whether it is.
 
-        A store that hangs is given up too; `why_unsaved` then has the reason.
+        A save to a store that hangs is given up too; `why_unsaved` gives the reason.
         """
         return self._agreement.decide(self._end_of_save) == "saved"
 
@@ -274,7 +274,7 @@ class Checkpoints:
         return "saved" if is_saved else "not saved"
 
     def close(self) -> None:
-        """Give up what is not saved yet, and stop the background threads."""
+        """Give up unfinished saves, and stop the background threads."""
         if self._copies is not None:
             self._copies.wait()
         self._writer.supersede()
@@ -285,7 +285,7 @@ class Checkpoints:
     # ----------------------------------------------------------------------- restoring
 
     def newest(self) -> Manifest | None:
-        """Return what the newest step says, of the store or of --ckpt.remote.
+        """Return the manifest of the newest step in the store or at --ckpt.remote.
 
         See `Recovery.newest`. If host copies exist, an empty store is not an error.
 

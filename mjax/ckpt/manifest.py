@@ -1,9 +1,9 @@
-"""What a saved step says about itself: leaves, pieces, checksums, facts of the run.
+"""The manifest of a saved step: leaves, pieces, checksums, facts of the run.
 
 A step's folder holds, beside the arrays,
 
-- `pieces.<i>.json`: what process i wrote: boxes of leaves, each with the CRC32C of its
-  bytes, taken in host memory before they were written;
+- `pieces.<i>.json`: the boxes of leaves that process i wrote, each with the CRC32C of
+  its bytes, computed in host memory before they were written;
 - `checkpoint.json`, written last: step, leaves, checksums of the files above, facts.
 
 Both are *sealed*: the first line holds the format, and the CRC32C of it and the rest.
@@ -32,7 +32,7 @@ _SUM_BYTES = 1 << 24  # Other threads run between two parts of this size.
 
 
 class DamagedError(RuntimeError):
-    """Files of a step are missing, or are not what was written."""
+    """Files of a step are missing or damaged."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Piece:
 
 
 Pieces = dict[str, list[Piece]]
-"""By the name of the leaf."""
+"""Pieces by the name of the leaf."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,7 +75,7 @@ class Manifest:
     step: int
     """Optimizer steps that the state has seen."""
     save_id: str
-    """Tells two saves of one step apart."""
+    """Id that differs between two saves of one step."""
     leaves: Mapping[str, Leaf]
     part_sums: Sequence[int]
     """CRC32C of the text of `pieces.<i>.json`, by i."""
@@ -195,7 +195,7 @@ def read_pieces(text: str, where: str) -> Pieces:
 
 
 def check_complete(leaves: Mapping[str, Leaf], pieces: Pieces, where: str) -> None:
-    """Check that the pieces are all of every leaf.
+    """Check that the pieces cover every leaf.
 
     Raises:
       DamagedError: elements are missing; the message names the leaf.

@@ -1,4 +1,4 @@
-"""What Orbax is handed to write our arrays, and to say which it would read.
+"""Orbax handlers that write our arrays, and that report what Orbax would read.
 
 Input: host copies, folders. Output: handlers of Orbax. Importing it loads Orbax, which
 takes a quarter of a second: `arrays` does so when something is written or checked.
@@ -105,7 +105,7 @@ def locator() -> ocp.PyTreeCheckpointHandler:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep back Orbax' warnings that there is no metadata of jax arrays."""
+    """Suppress Orbax' warnings that there is no metadata of jax arrays."""
     logger = logging.getLogger("absl")
 
     def keep(record: logging.LogRecord) -> bool:

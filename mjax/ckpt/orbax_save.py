@@ -43,14 +43,14 @@ _OF_FAILED_SAVES = "Handler Commit operations or the Commit callback"
 def save_once(job: Job, store: Store, phases: Phases, progress: Progress) -> None:
     """Save a step; return when it is committed, on all processes alike.
 
-    Orbax' threads are daemons only if the one that calls is: a store that hangs would
-    not let the program end.
+    Call this from a daemon thread: Orbax' threads are then daemons too, and a store
+    that hangs does not keep the program from ending.
 
     Args:
-      job: what is saved.
-      store: where.
-      phases: of a new attempt, with PHASES.
-      progress: filled, also if the attempt fails.
+      job: the save.
+      store: folder of the steps.
+      phases: phases of a new attempt, with PHASES.
+      progress: filled in, even if the attempt fails.
     Raises:
       FailedError: a phase failed on some process; no step has appeared.
       OSError, RuntimeError: Orbax failed on this process alone.
@@ -136,7 +136,7 @@ class _StepHandler(ocp.AsyncCheckpointHandler):
 @ocp.args.register_with_handler(_StepHandler, for_save=True, for_restore=True)
 @dataclasses.dataclass
 class _StepSave(ocp.args.CheckpointArgs):
-    """What Orbax hands to the handler."""
+    """The arguments that Orbax passes to the handler."""
 
     job: Job
 
@@ -206,7 +206,7 @@ def remove_unfinished(progress: Progress) -> None:
 
 
 def _no_barrier(*, key: str, timeout_ms: int) -> None:
-    """Wait for nobody: `phases` has agreed on every phase."""
+    """Do not wait: `phases` has agreed on every phase."""
 
 
 def _is_no_failed_save(record: logging.LogRecord) -> bool:
@@ -229,12 +229,12 @@ def _in_background(act: Callable[[], None]) -> concurrent.futures.Future[None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Part:
-    """What one process writes, summed in host memory."""
+    """The pieces that one process writes, with checksums taken in host memory."""
 
     leaves: Mapping[str, HostLeaf] = dataclasses.field(default_factory=dict)
     pieces: Pieces = dataclasses.field(default_factory=dict)
     text: str = ""
-    """Of the file that lists the pieces."""
+    """Text of the file that lists the pieces."""
     checksum_s: float = 0.0
 
 

@@ -1,6 +1,6 @@
-"""What a path on the command line means: a work dir, a folder of steps, or one step.
+"""Find the steps of a path: a work dir, a folder of steps, or one step.
 
-Nothing here reads arrays or imports jax, so that a look at a folder takes no time.
+Nothing here reads arrays or imports jax, so that listing a folder is fast.
 """
 
 import contextlib
@@ -22,11 +22,11 @@ _CONFIG = "config.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where steps are."""
+    """Location of steps."""
 
     store: Store
     journal: Journal | None = None
-    """Of the run; None where the path is no work dir."""
+    """Journal of the run; None if the path is not a work dir."""
     only: epath.Path | None = None
     """The path is this step, under whatever name."""
 
@@ -36,19 +36,19 @@ class Entry:
     """A step as a listing shows it."""
 
     name: str
-    """Of its folder."""
+    """Name of its folder."""
     state: Literal[
         "good", "damaged", "newer", "foreign", "quarantined", "unfinished", "unreadable"
     ]
-    """By the manifest; the arrays were not read."""
+    """State according to the manifest; the arrays were not read."""
     reason: str | None = None
     """Why it is not good."""
     num_bytes: int | None = None
-    """Of all arrays; None, here and below, where there is no manifest."""
+    """Bytes of all arrays; None, here and below, if there is no manifest."""
     num_leaves: int | None = None
     eval_loss: float | None = None
     written_at: float | None = None
-    """When the manifest was written here: seconds since 1970."""
+    """Time at which the manifest was written here: seconds since 1970."""
 
 
 def find(path: str) -> Place:

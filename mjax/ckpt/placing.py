@@ -1,9 +1,9 @@
-"""From a saved step onto the devices, on any mesh.
+"""Load a saved step onto the devices of any mesh.
 
-A process reads the pieces that its devices need and compares each with its checksum.
-Where devices of several processes hold the same box (replicas), one of them reads it
-and the others get it over the devices' own network: the step costs the store one
-reading, however many replicas there are.
+A process reads the pieces that its devices need and compares each with its checksum. If
+devices of several processes hold the same box (replicas), one process reads it and the
+others get it over the devices' own network: a step is read from the store only once,
+however many replicas there are.
 
 Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 4.4 (fast recovery).
 """
@@ -26,17 +26,17 @@ from mjax.mesh.host_memory import HOST_KIND
 _NUM_READERS = 8  # leaves that are read at the same time
 
 Host = dict[str, dict[Box, np.ndarray]]
-"""What a process has read: by leaf, by box."""
+"""Values that a process has read, by leaf and box."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Where the values of one leaf come from."""
+    """The sources of the values of one leaf."""
 
     box_of: dict[Any, Box]
-    """Of every device of the mesh."""
+    """Box of every device of the mesh."""
     source: dict[Box, Any]
-    """The device that every other one with this box gets it from."""
+    """For each box, the device from which all others with this box get it."""
     is_shared: bool
     """Some box is on devices of several processes, and not all of them have read it."""
 

@@ -1,8 +1,8 @@
 """Find the newest intact state and bring it onto the devices.
 
-All processes agree on the step. A step of the store that is damaged gets another name;
-one that cannot be renamed is written down in the journal, and not looked at again. The
-same happens to a step that the run goes back past (`Unfit`).
+All processes agree on the step. A damaged step of the store is renamed; if that is
+impossible, it is recorded in the journal and ignored from then on. The same happens to
+a step that is newer than the one to which the run goes back (`Unfit`).
 """
 
 import contextlib
@@ -42,7 +42,7 @@ class Restored:
     run: Mapping[str, Any]
     """JSON facts that were saved with it."""
     source: str
-    """Where it comes from, for people."""
+    """Description of its source."""
     bytes_read: int
     """Bytes of pieces that this process read."""
     put_aside: tuple[str, ...]
@@ -53,7 +53,7 @@ class Restored:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Found:
-    """What one process has read of a step, or why not."""
+    """The part of a step that one process has read, or why it could not."""
 
     host: placing.Host
     run: Mapping[str, Any]

@@ -1,8 +1,8 @@
 """Copy a step into another folder of steps, in smaller pieces if wanted.
 
-A piece of the source is read once, compared with its checksum, cut, and written; the
-memory that this takes is that of a few pieces. The copy is read back before it appears
-under its number, as a save is.
+A piece of the source is read once, compared with its checksum, cut, and written; this
+takes the memory of a few pieces. Like a save, the copy is read back before it appears
+under its number.
 """
 
 import contextlib
@@ -29,12 +29,12 @@ def copy_step(
     """Copy a step; it appears whole or not at all.
 
     Args:
-      source: what is copied.
-      store: where to; its folder need not exist, and no run may write there.
-      max_piece_bytes: of one piece of the copy; None keeps the pieces as they are.
+      source: step to copy.
+      store: destination; its folder need not exist, and no run may write there.
+      max_piece_bytes: maximum size of a piece of the copy; None keeps the pieces.
     Returns:
-      the manifest of the copy: with an id of its own that begins as the source's does,
-      otherwise as that of the source.
+      the manifest of the copy: that of the source, except for a new save id that begins
+      with the same run id.
     Raises:
       ValueError: the store has the step, or is in use.
       DamagedError: the source is not what was saved; nothing is left of the copy.

@@ -30,7 +30,7 @@ _POLL_S = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """How one try went, as process 0 saw it."""
+    """Outcome of one try, on process 0."""
 
     step: int
     save_id: str
@@ -39,7 +39,7 @@ class Attempt:
     error: str | None
     """None: the step is saved."""
     pause_s: float | None
-    """Until the next try; None: there is none."""
+    """Seconds until the next try; None: there is none."""
     write_s: float
     """Seconds from the first folder to the last rename."""
     checksum_s: float
@@ -47,14 +47,14 @@ class Attempt:
     read_back_s: float
     """Seconds of these that process 0 spent on reading its part back."""
     num_bytes: int
-    """Of all arrays, over all processes."""
+    """Bytes of all arrays, over all processes."""
     removed: tuple[int, ...] = ()
     """Older steps that were deleted after this one was safe."""
     warning: str | None = None
-    """What went wrong after the step was saved, as when older ones are deleted."""
+    """Problem after the step was saved, for example in deleting older steps."""
 
     def describe(self) -> str:
-        """Tell people how it went."""
+        """Describe the outcome for people."""
         if self.error is not None:
             then = "it is given up"
             if self.pause_s is not None:
@@ -106,7 +106,7 @@ class Writer:
         self.attempts: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
         """How tries went, on process 0."""
         self.saved_step: int | None = None
-        """The last step that was committed, or from which the run goes on."""
+        """The last step that was committed, or from which the run resumed."""
         self._store, self._retention, self._agreement = store, retention, agreement
         self._refused, self._held, self._timeout_s = refused, held, timeout_s
         self._rank = agreement.rank

@@ -87,11 +87,11 @@ class Store:
     def begin(self, step: int, num_bytes: int) -> epath.Path:
         """Make the folder in which a step is written.
 
-        What earlier attempts and dead processes left unfinished is deleted first.
+        Unfinished folders of earlier attempts and dead processes are deleted first.
 
         Args:
-          step: to be saved.
-          num_bytes: of all arrays.
+          step: step to save.
+          num_bytes: number of bytes of all arrays.
         Raises:
           OSError: the folder cannot be written, or has no space for so many bytes.
           TakenOverError: another start of the run has the folder now.
@@ -180,9 +180,9 @@ class Store:
         If the step is a link, only the link is renamed.
 
         Args:
-          step: that is not to be restored.
+          step: step that must not be restored.
           reason: why.
-          is_damaged: False: it is what was saved, and the run goes back behind it.
+          is_damaged: False: the step is intact, but the run goes back to an older one.
         Raises:
           OSError: it cannot be renamed, as on a store that is read-only.
         """

@@ -20,7 +20,7 @@ class Address:
     scheme: Literal["s3", "gs"]
     bucket: str
     prefix: str
-    """Of the names of all objects, without slashes at its ends; "": the bucket."""
+    """Prefix of the names of all objects, without slashes at its ends; "": none."""
 
     @property
     def url(self) -> str:
@@ -42,7 +42,7 @@ def parse(text: str, flag: str) -> Address:
 
     Args:
       text: the URL.
-      flag: which has it, such as --ckpt.remote; messages begin with it.
+      flag: flag that gave it, such as --ckpt.remote; messages begin with it.
     Raises:
       ValueError: it is not of the form s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
     """

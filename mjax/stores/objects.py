@@ -1,4 +1,4 @@
-"""What an object store can do, whichever it is, and how it fails.
+"""The interface of an object store, and its errors.
 
 Names of objects are relative to the URL that was opened, with slashes between their
 parts. An object appears whole, or not at all; nothing is renamed. Every method may be
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 CHUNK_BYTES = 8 << 20
-"""Bytes of a part of a large upload, and of a read of `stream`."""
+"""Bytes per part of a large upload, and per read of `stream`."""
 MAX_PARTS = 9_000
 """Parts of an upload; S3 and GCS allow 10,000."""
 
@@ -45,11 +45,11 @@ ABSENT = Absent.ABSENT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Version:
-    """Which content an object has; another content has another version."""
+    """Identifies the content of an object; different content has another version."""
 
     etag: str | None
     generation: str | None
-    """Of GCS, or of a bucket of S3 that keeps versions."""
+    """Version number on GCS, or in an S3 bucket that keeps versions."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,16 +60,16 @@ class Object:
     num_bytes: int
     version: Version
     modified_s: float
-    """When it was written: seconds since 1970, by the clock of the store."""
+    """Time of the write: seconds since 1970, by the clock of the store."""
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """What was written beside the content; empty in listings, which leave it out."""
+    """Metadata written with the content; empty in listings, which leave it out."""
 
 
 class ObjectStore(abc.ABC):
     """The objects below one URL.
 
-    Besides what each method names, all raise RefusedError and UnavailableError, with
-    the URL in the message.
+    In addition to the errors that each method names, all methods raise RefusedError and
+    UnavailableError, with the URL in the message.
     """
 
     url: str
@@ -84,14 +84,15 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def folders(self, under: str = "") -> list[str]:
-        """List the names of the folders right below a folder, in order."""
+        """List the names of the direct subfolders of a folder, in order."""
 
     @abc.abstractmethod
     def find(self, name: str) -> Object:
-        """Return what is known of an object.
+        """Describe an object.
 
         Raises:
-          MissingError: there is none; or no bucket, which the answer does not tell.
+          MissingError: there is no such object, or no such bucket: the answer of the
+            store is the same.
         """
 
     @abc.abstractmethod
@@ -105,13 +106,13 @@ class ObjectStore(abc.ABC):
     ) -> bytes:
         """Return the bytes from `start` to before `stop`; None: to the end.
 
-        Fewer come where the object ends before.
+        If the object ends before `stop`, fewer bytes are returned.
 
         Args:
           name: of the object.
           start: the first byte.
           stop: the byte after the last.
-          version: that the object must have; None: any.
+          version: version that the object must have; None: any.
         Raises:
           MissingError: there is no such object.
           ConflictError: it has another version now.
@@ -120,7 +121,7 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def read_versioned(self, name: str) -> tuple[bytes, Version]:
-        """Return the whole content and its version.
+        """Return the complete content and its version.
 
         Raises:
           MissingError: there is no such object.
@@ -144,8 +145,8 @@ class ObjectStore(abc.ABC):
         Args:
           name: of the object.
           data: its content.
-          expected: the version that is replaced, or ABSENT; None: whatever is there.
-          facts: kept beside the content: lower-case names, ASCII values.
+          expected: the version to replace, or ABSENT; None replaces any version.
+          facts: metadata to keep with the content: lower-case names, ASCII values.
         Returns:
           the new version.
         Raises:
@@ -154,7 +155,7 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def upload(self, name: str, path: Path, *, facts: Mapping[str, str]) -> None:
-        """Copy a local file into an object, whatever is there.
+        """Copy a local file into an object, and replace an existing object.
 
         A large file is sent in parts, a few at a time, with bounded memory. Parts of an
         upload that was killed stay in the bucket unseen, until a lifecycle rule of the
@@ -177,11 +178,11 @@ class ObjectStore(abc.ABC):
     ) -> Iterator[bytes]:
         """Yield the content from `start` on in chunks, each read on its own.
 
-        Memory is that of one chunk. The chunks are of one version of the object.
+        One chunk is in memory at a time. All chunks are of one version of the object.
 
         Raises:
           MissingError: there is no such object.
-          ConflictError: it was replaced meanwhile.
+          ConflictError: it was replaced during the read.
           ValueError: `start` is behind its end.
         """
         found = self.find(name)
@@ -195,5 +196,5 @@ class ObjectStore(abc.ABC):
 
 
 def part_bytes(num_bytes: int) -> int:
-    """Return how large the parts of an upload are."""
+    """Return the size of the parts of an upload."""
     return max(CHUNK_BYTES, -(-num_bytes // MAX_PARTS))

@@ -1,4 +1,4 @@
-"""Object stores through obstore: S3, what speaks its protocol, and GCS.
+"""Object stores through obstore: S3, compatible stores, and GCS.
 
 Credentials and endpoints come from the environment, as obstore reads it: for S3
 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
@@ -6,9 +6,9 @@ AWS_ENDPOINT_URL, a web identity, a container or the instance; for GCS
 GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, the login of gcloud or the
 instance. Profiles in ~/.aws are not read.
 
-obstore sends a request again, after 0.1 s, 0.2 s and so on up to 15 s, where the
-connection or the server failed. Requests to S3 are signed over the SHA-256 of their
-content, which S3 compares. No call holds the interpreter's lock while it waits.
+If the connection or the server fails, obstore repeats the request after 0.1 s, 0.2 s
+and so on up to 15 s. Requests to S3 are signed over the SHA-256 of their content, which
+S3 compares. No call holds the interpreter's lock while it waits.
 
 Source: https://developmentseed.org/obstore (put, get, list, RetryConfig).
 """
@@ -46,7 +46,7 @@ _STATUS = re.compile(r"status code: ([0-9]{3})")
 _XML_REASON = re.compile(
     r"<Code>([^<]*)</Code>.*?<Message>([^<]*)</Message>", re.DOTALL
 )
-# Addresses that clouds give out credentials at, and texts about it.
+# Addresses at which clouds issue credentials, and messages about them.
 _CREDENTIALS = (
     *("169.254.16", "169.254.17", "metadata.google", "token request"),
     *("Missing AccessKeyId", "Missing SecretAccessKey"),
@@ -63,8 +63,8 @@ def require(address: Address, flag: str) -> None:
     """Check that the library is installed, without importing it.
 
     Args:
-      address: that is to be opened.
-      flag: which has it.
+      address: URL to open.
+      flag: flag that gave it.
     Raises:
       ValueError: it is not installed.
     """
@@ -81,8 +81,8 @@ def open_store(
 
     Args:
       address: the URL.
-      flag: which has it, for messages.
-      patience_s: seconds in which a request is sent again before UnavailableError.
+      flag: flag that gave it, for messages.
+      patience_s: seconds for which a request is repeated before UnavailableError.
     Raises:
       ValueError: the library is not installed, or a setting in the environment is
         wrong.
@@ -108,7 +108,7 @@ class _Opened(ObjectStore):
                 client_options={
                     "connect_timeout": _CONNECT_S * second,
                     "timeout": _REQUEST_S * second,
-                    # Who names an endpoint with http:// has chosen it.
+                    # An endpoint with http:// is a deliberate choice of the user.
                     "allow_http": any(
                         "http://" in os.environ.get(name, "") for name in _ENDPOINTS
                     ),
@@ -204,7 +204,7 @@ class _Opened(ObjectStore):
         if self._address.scheme == "s3" and doomed:
             with self._told(doomed[0], "delete"):
                 return self._obstore.delete(self._store, doomed)
-        for name in doomed:  # GCS answers that one is not there, and leaves the rest
+        for name in doomed:  # GCS answers that one is missing, and deletes no more
             with contextlib.suppress(MissingError), self._told(name, "delete"):
                 self._obstore.delete(self._store, name)
         return None

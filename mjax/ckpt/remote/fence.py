@@ -1,8 +1,8 @@
 """Only the latest start of a run may write below a URL.
 
-As `mjax.ckpt.fence` for the folder of the steps. Here the name is replaced only in the
-version that was read, which an object store can do: of two starts that claim the URL at
-the same time, the one that comes second sees the other.
+This is `mjax.ckpt.fence` for an object store. The store replaces the name of the owner
+only if it is still the version that was read. So if two starts claim the URL at the
+same time, the second one sees the first.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ _TRIES = 5
 
 
 class RemoteFence:
-    """The fence around one URL, as process 0 sees it."""
+    """The fence around one URL, on process 0."""
 
     def __init__(self, store: ObjectStore) -> None:
         """Name the store; without a claim nothing is refused."""
@@ -41,8 +41,8 @@ class RemoteFence:
         """Own the URL from now on.
 
         Args:
-          launch: which has started this process; empty: a person has.
-          generation: of the launch.
+          launch: launch that started this process; empty: a person started it.
+          generation: generation of the launch.
         Raises:
           TakenOverError: a later generation of the same launch owns it.
           RuntimeError: several starts claim it again and again.
@@ -73,7 +73,7 @@ class RemoteFence:
           TakenOverError: another start owns it.
         """
         found, _ = self._read()
-        # Without the file it was deleted: nobody else is there.
+        # A missing file was deleted: there is no other owner.
         if self._owner and found is not None and found.owner != self._owner:
             self._refuse(found)
 

@@ -1,4 +1,4 @@
-"""The object store of a run: what `manager` knows of it.
+"""The object store of a run, as `manager` uses it.
 
 Input: the flags of --ckpt.remote and the steps of the work dir. Output: the same steps
 in the store (`uploader`), or a newer one of it in the work dir (`source`).
@@ -52,9 +52,9 @@ class Link:
         Args:
           config: with `remote`.
           local: steps of the work dir.
-          journal: of the run.
-          agreement: of the training threads.
-          unfit: says which steps the run must not use.
+          journal: journal of the run.
+          agreement: agreement of the training threads.
+          unfit: decides which steps the run must not use.
         Raises:
           ValueError: the library is not installed.
         """

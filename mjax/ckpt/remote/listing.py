@@ -1,7 +1,7 @@
-"""What is at a URL, for `python -m mjax.ckpt ls|show|verify|fetch URL`.
+"""The steps at a URL, for `python -m mjax.ckpt ls|show|verify|fetch URL`.
 
 A URL is the --ckpt.remote of a run, or one step below it, `URL/120`. Nothing is changed
-there, and no journal is asked: the steps are taken as they are.
+there. No journal is read, so steps count as they are in the store.
 """
 
 import dataclasses
@@ -25,11 +25,11 @@ class RemoteEntry:
     name: str
     """Its number; with its save id where it was put aside."""
     state: Literal["good", "damaged", "newer", "quarantined"]
-    """By the commit and checkpoint.json; the arrays were not read."""
+    """State according to commit and checkpoint.json; the arrays were not read."""
     reason: str | None = None
     """Why it is not good."""
     num_bytes: int | None = None
-    """Of all arrays; None, here and below, where there is no manifest."""
+    """Bytes of all arrays; None, here and below, if there is no manifest."""
     num_leaves: int | None = None
     eval_loss: float | None = None
     written_at: float | None = None

@@ -2,8 +2,8 @@
 
 Input: the steps there, and those of the work dir. Output: the step as a folder of the
 work dir, in the files that were saved, each compared with its SHA-256; it is then
-restored like any other. A step of which an object is missing or changed is passed over
-for the one before, and told. All processes download, each about as many bytes.
+restored like any other. A step with a missing or changed object is skipped with a
+message, and the previous one is used. All processes download, each about as many bytes.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _DAMAGED, _FETCHED = "damaged", "fetched"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Order:
-    """What all processes download."""
+    """The step that all processes download."""
 
     commit: Commit
     folder: str

@@ -7,14 +7,14 @@
     steps/120/<save id>/state/...
     aside/120.<save id>.json             a commit that is not to be restored, and why
 
-Nothing is renamed, and no listing is relied upon to be complete before a commit: a step
-exists when its commit does, and the commit names every file with its checksum. Objects
-of a step without a commit are what a process that died has left; they are deleted after
-the next upload. A step that is saved again has another save id, so its files never mix
-with those of the save before.
+Nothing is renamed, and no listing needs to be complete before a commit: a step exists
+if its commit does, and the commit names every file with its checksum. Objects of a step
+without a commit are left over from a process that died; they are deleted after the next
+upload. A step that is saved again has another save id, so its files never mix with
+those of the previous save.
 
-A step is safe in the work dir before a copy of it goes to the store: a store that is
-away costs no step, and no step waits for it.
+A step is complete in the work dir before it is copied to the store, so an unreachable
+store loses no step and delays none.
 """
 
 import contextlib
@@ -49,7 +49,7 @@ class File:
 
     num_bytes: int
     sha256: str
-    """In hexadecimal."""
+    """SHA-256 in hexadecimal."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,9 +59,9 @@ class Commit:
     step: int
     save_id: str
     files: Mapping[str, File]
-    """By the path in the folder of the step."""
+    """Files by the path in the folder of the step."""
     eval_loss: float | None
-    """For retention; None where the step was not evaluated."""
+    """Loss for retention; None if the step was not evaluated."""
 
     @property
     def num_bytes(self) -> int:
@@ -90,7 +90,7 @@ class RemoteSteps:
 
     @property
     def url(self) -> str:
-        """Where they are."""
+        """URL of the steps."""
         return self.store.url
 
     def steps(self) -> list[int]:

@@ -36,8 +36,9 @@ def files_of(folder: Path) -> list[str]:
 def share(files: Iterable[str], rank: int, num_processes: int) -> list[str]:
     """Return the files that a process uploads: those that it has written.
 
-    Process 0 has merged and committed the step: what belongs to no process is its own.
-    Files of more processes than there are now go around.
+    Process 0 merged and committed the step, so it uploads files that belong to no
+    process. If more processes wrote the step than there are now, their files are
+    distributed round-robin.
     """
     return [file for file in files if _writer(file) % num_processes == rank]
 
@@ -65,7 +66,7 @@ def upload(
     """Copy files of a local step into the store; those that are there already stay.
 
     An object carries the SHA-256 that was taken before the upload, and appears whole.
-    So an upload that was interrupted goes on with the first file that is missing.
+    So an interrupted upload continues with the first missing file.
 
     Returns:
       the files, by name.
@@ -110,9 +111,9 @@ def check(
 
     Args:
       remote: the steps.
-      commit: of the step.
-      name: of the file.
-      target: the local file that is written; None: none.
+      commit: commit of the step.
+      name: name of the file.
+      target: local file to write; None writes no file.
     Raises:
       DamagedError, OSError: as `download`.
     """

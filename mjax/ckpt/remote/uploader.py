@@ -39,7 +39,7 @@ _STOP = "stop"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Upload:
-    """What happened to an upload, as process 0 saw it."""
+    """Outcome of an upload, on process 0."""
 
     step: int
     url: str
@@ -48,16 +48,16 @@ class Upload:
     upload_s: float = 0.0
     """Seconds of the last try."""
     num_bytes: int = 0
-    """Of all files."""
+    """Bytes of all files."""
     tries: int = 1
-    """Since the last step that was uploaded."""
+    """Number of tries since the last step that was uploaded."""
     waited_s: float = 0.0
     """Seconds since the first of them."""
     removed: tuple[int, ...] = ()
     """Older steps that were deleted in the store."""
 
     def describe(self) -> str:
-        """Tell people how it went."""
+        """Describe the outcome for people."""
         if self.error is not None:
             return (
                 f"warning: checkpoint {self.step} is not in {self.url} yet: "
