@@ -74,7 +74,7 @@ def candidates(words: Sequence[str], programs: Mapping[str, str]) -> list[str]:
     """Return the completions of the last word.
 
     Args:
-      words: of a command line, without `mjax`; the last one may be empty.
+      words: words of a command line, without `mjax`; the last one may be empty.
       programs: names that may come first.
     Returns:
       Programs, commands, flags or choices, sorted; empty if a file or text is expected.

@@ -98,7 +98,7 @@ def read_private(path: Path, remedy: str) -> str:
     """Return the text of a --token-file, which only its owner may be able to read.
 
     Args:
-      path: of the file.
+      path: path of the file.
       remedy: the content to write into it, for messages.
     Raises:
       ValueError: the file cannot be read, or others may read it.

@@ -90,7 +90,7 @@ def run_training(
     """Run the training of a config; return the exit code.
 
     Args:
-      config: of the run.
+      config: config of the run.
       command: options of the command line besides the config.
       argv: the flags.
       marks: records the progress of this process.

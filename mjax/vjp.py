@@ -30,7 +30,7 @@ class SplitVJP:
         """Find which residuals depend on x.
 
         Args:
-          function: to differentiate; traced here, and again by `forward`.
+          function: function to differentiate; traced here, and again by `forward`.
           types: its arguments, as arrays or as results of `jax.eval_shape`.
         """
         self.function = function

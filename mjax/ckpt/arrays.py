@@ -25,7 +25,7 @@ def write_part(step_dir: epath.Path, leaves: Mapping[str, HostLeaf], part: int) 
     """Write the pieces of one process, and bring them to the disk.
 
     Args:
-      step_dir: of the step; it exists.
+      step_dir: folder of the step; it exists.
       leaves: all leaves, each with the pieces that this process writes.
       part: index of the process.
     Raises:
@@ -61,7 +61,7 @@ class PieceWriter:
         """Write what Orbax wants to know of the leaves.
 
         Args:
-          step_dir: of the step; it exists.
+          step_dir: folder of the step; it exists.
           leaves: all of them, each with the shape of a piece.
         Raises:
           OSError, ValueError: the store refuses.
@@ -107,7 +107,7 @@ class Reader:
         """Open nothing yet.
 
         Args:
-          step_dir: of the step.
+          step_dir: folder of the step.
           part: read the part of this process only, before or without merging.
         """
         folder = step_dir / STATE
@@ -141,8 +141,8 @@ def check_orbax_reads(step_dir: epath.Path, names: Iterable[str]) -> None:
     backend of jax.
 
     Args:
-      step_dir: of the step.
-      names: of its leaves.
+      step_dir: folder of the step.
+      names: names of its leaves.
     Raises:
       DamagedError: it would read others, or fail.
       RuntimeError: the store does not answer.

@@ -131,7 +131,7 @@ def unseal(text: str, where: str, kind: Any = Any) -> Any:
     """Return what `seal` wrote, as the type of its value.
 
     Args:
-      text: of the file.
+      text: text of the file.
       where: name of the file, for messages.
       kind: as for `checked_json.read`.
     Raises:

@@ -191,9 +191,9 @@ def _entry(folder: epath.Path, reason: str | None, records: Records) -> Entry:
     """Describe one folder by its name and its manifest.
 
     Args:
-      folder: of the step.
+      folder: folder of the step.
       reason: why it was quarantined, if its name says that it was.
-      records: of the run, on what was quarantined under its own name, and why.
+      records: records of the run, on what was quarantined under its own name, and why.
     """
     kind = kind_of(folder.name)
     if kind == "unfinished":

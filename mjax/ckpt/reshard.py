@@ -72,7 +72,7 @@ def smaller_chunk(
 
     Args:
       chunk: shape of a piece now.
-      shape: of the array.
+      shape: shape of the array.
       itemsize: bytes of an element.
       max_bytes: maximum size of a new piece; at least `itemsize`.
     """

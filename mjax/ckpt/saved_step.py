@@ -36,7 +36,7 @@ class SavedStep:
         """Read the manifest and the list of pieces.
 
         Args:
-          path: of the step's folder.
+          path: path of the step's folder.
         Raises:
           DamagedError: they are missing, incomplete, or not what was written.
           ValueError: a newer version of mjax wrote them.

@@ -94,7 +94,7 @@ class Writer:
         Args:
           store: where steps go.
           retention: decides which older steps stay.
-          agreement: of the writers of all processes, see `open_agreement`.
+          agreement: agreement of the writers of all processes, see `open_agreement`.
           refused: returns (step, save id) of the steps that may not be restored.
           held: returns the steps that must stay in the store for now.
           timeout_s: time after which an attempt fails if a process does not answer.

@@ -27,7 +27,7 @@ def load(flag: str, value: str, *, kind: str, returns: str) -> Callable[[], Any]
     Args:
       flag: as typed, for messages.
       value: FILE.py:NAME.
-      kind: of the function, for messages, such as "recipe".
+      kind: kind of the function, for messages, such as "recipe".
       returns: the required type of its result, for messages.
     Returns:
       the function, without arguments. Exceptions that it raises become ValueErrors.

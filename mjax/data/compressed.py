@@ -38,7 +38,7 @@ def opened(
     """Open the content of a file, decompressed if its name ends in .gz or .zst.
 
     Args:
-      path: of the file.
+      path: path of the file.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
       UnreadableError: it cannot be read.

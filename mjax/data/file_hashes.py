@@ -68,7 +68,7 @@ def _hash_missing(
     """Hash the files with unknown hashes, and add the hashes that may be remembered.
 
     Args:
-      paths: of the files.
+      paths: paths of the files.
       known: known hashes; new ones are added.
       table: file in which they are saved now and then, so that a killed process loses
         little; None saves nothing.

@@ -48,7 +48,7 @@ def read_text(path: File, on_read: Callable[[int], None]) -> Iterator[str]:
     """Decode a text file piece by piece; newlines and byte order marks are kept.
 
     Args:
-      path: of the file.
+      path: path of the file.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
       ValueError: it cannot be read, is cut off, or is not text.

@@ -53,7 +53,7 @@ def choose(
     """Choose the files of a configuration and a split.
 
     Args:
-      files: of the data set.
+      files: files of the data set.
       card: text of its card; empty if it has none.
       config: None: the only one, or the one that the card calls the default.
       split: None: train, or the only one.

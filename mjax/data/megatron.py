@@ -143,7 +143,7 @@ def read_documents(
     every document.
 
     Args:
-      path: of the .bin file.
+      path: path of the .bin file.
       tokenizer: the one that made the ids.
       first: number of the first document to read, from 0.
       on_read: called with the number of bytes whenever some are read from the file.

@@ -258,7 +258,7 @@ def opened(
 
     Args:
       config: folder, and its limit.
-      listings: of each remote path.
+      listings: listing of each remote path.
       host: name of this host in `terms`.
       terms: what all hosts agree on.
     Raises:

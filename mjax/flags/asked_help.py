@@ -31,7 +31,7 @@ def text(
 
     Args:
       flags: all of them.
-      titles: of the groups, by name; "" has none.
+      titles: titles of the groups, by name; "" has none.
       groups: names of the groups to show; empty shows all.
       prog: the command as typed.
       guide: its text besides the flags.

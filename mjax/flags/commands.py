@@ -10,7 +10,7 @@ def run_command(words: Sequence[str], commands: Mapping[str, str], help: str) ->
     """Run the command that the first word names; return its exit code.
 
     Args:
-      words: of the command line, without the program's name.
+      words: words of the command line, without the program's name.
       commands: names and modules, each with `main(argv) -> exit code`; only the module
         of the named command is imported.
       help: printed for --help, and after the message for an unknown command.

@@ -79,7 +79,7 @@ class Rules:
         """Return the match of the first matching rule.
 
         Args:
-          line: of the kernel's log, without its time.
+          line: line of the kernel's log, without its time.
           is_severe: the level of the line means a fault; if no rule matches, it is
             unlisted.
         """

@@ -140,8 +140,8 @@ def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
     """Return the expectations of a file.
 
     Args:
-      path: of a TOML file with keys of `EXPECTED`.
-      names: of all checks, for `require`.
+      path: path of a TOML file with keys of `EXPECTED`.
+      names: names of all checks, for `require`.
     Raises:
       ValueError: the file is not TOML, or has an unknown key or a value of another
         type.

@@ -95,7 +95,7 @@ def parts(text: str, num: int) -> Sequence[Part]:
     """Split the text of `Several` at its headers.
 
     Args:
-      text: of all sources.
+      text: text of all sources.
       num: required number of sources.
     Raises:
       UnreadableError: the number of sources is wrong, or text precedes the first

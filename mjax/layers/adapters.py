@@ -120,8 +120,8 @@ def adapted(
     """Return this device's part of a weight, with its adapter if it has one.
 
     Args:
-      adapters: of the module, or None.
-      name: of the weight.
+      adapters: adapters of the module, or None.
+      name: name of the weight.
       weight: its value.
       local: selects this device's outputs if the weight holds more.
     """

@@ -138,9 +138,9 @@ class Block(nnx.Module):
 
         Args:
           x: this device's part of the residual stream.
-          kind: of the layer.
-          context: of these rows.
-          key: of the dropout masks; None disables dropout.
+          kind: kind of the layer.
+          context: context of these rows.
+          key: key of the dropout masks; None disables dropout.
           projections: the joined weights; None joins the block's own.
         """
 

@@ -35,7 +35,7 @@ def dropout(
     Args:
       x: the device's part of the sequence.
       rate: probability of dropping an entry.
-      key: of the mask; None, in evaluation, returns x unchanged.
+      key: key of the mask; None, in evaluation, returns x unchanged.
     """
     if rate == 0.0 or key is None:
         return x

@@ -54,8 +54,8 @@ class Embedding(nnx.Module):
         """Embed this device's t = T/tp positions of tokens [B, T].
 
         Args:
-          tokens: of the whole sequence.
-          positions: of each token in its document; used for learned positions.
+          tokens: tokens of the whole sequence.
+          positions: position of each token in its document; used for learned positions.
         """
         table = self.table[...]
         local = tokens - collectives.vocab_offset(table.shape[0])
@@ -123,7 +123,7 @@ class Head(nnx.Module):
         Args:
           x: this device's t = T/tp positions.
           embedding: its table is used if tied.
-          targets: of the whole sequence; `loss.NO_TARGET` adds 0.
+          targets: targets of the whole sequence; `loss.NO_TARGET` adds 0.
           vocab_size: V, without padding.
         """
         return summed_nll(

@@ -123,7 +123,7 @@ def multiply(
       a: left operand, with the contracted dims last; in another order, Hopper has to
         copy it.
       b: right operand, likewise.
-      dtype: of the result. Sums are in float32.
+      dtype: dtype of the result. Sums are in float32.
     """
     return jnp.einsum(
         spec, a.dequantised(), b.dequantised(), preferred_element_type=dtype

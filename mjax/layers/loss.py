@@ -33,7 +33,7 @@ def summed_nll(
     Args:
       x: hidden states of the whole sequence.
       table: this device's tokens, dtype of x.
-      bias: of this device's tokens, or None.
+      bias: bias of this device's tokens, or None.
       targets: global token ids; `NO_TARGET` adds 0.
       scale: factor on the logits.
       vocab_size: V; ids from V on are padding and have zero probability.

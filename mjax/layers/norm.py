@@ -26,7 +26,7 @@ class Norm(nnx.Module):
         """Create the scale [width] and, if used, a bias of zeros.
 
         Args:
-          width: of the normalised dim; D, or H for heads.
+          width: width of the normalised dim; D, or H for heads.
           config: kind and options of the norm.
           logical: name of the dim that is normalised.
         """

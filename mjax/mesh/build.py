@@ -106,7 +106,7 @@ def devices_per_host(devices: Iterable[Any]) -> int:
     Tensor-parallel groups stay inside hosts if and only if tp divides this number.
 
     Args:
-      devices: of all hosts.
+      devices: devices of all hosts.
     """
     return math.gcd(*Counter(host_of(device) for device in devices).values())
 

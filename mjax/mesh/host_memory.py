@@ -41,7 +41,7 @@ def check_host_memory(mesh: Mesh | AbstractMesh, flag: str, fix: str) -> None:
     """Check that the devices of a mesh can access pinned memory of their hosts.
 
     Args:
-      mesh: of real or described devices; described GPUs always pass.
+      mesh: mesh of real or described devices; described GPUs always pass.
       flag: the flag that needs host memory, as typed.
       fix: the remedy, for the message.
     Raises:
@@ -60,7 +60,7 @@ def reaches_host(mesh: Mesh | AbstractMesh) -> bool:
     """Return whether the devices of a mesh can access pinned memory of their hosts.
 
     Args:
-      mesh: of real or described devices; described GPUs always do.
+      mesh: mesh of real or described devices; described GPUs always do.
     """
     if isinstance(mesh, AbstractMesh):
         return True

@@ -58,7 +58,7 @@ def gather(
     Args:
       params: tree of this device's parts, varying over all axes.
       specs: tree of PartitionSpecs of `params`.
-      dtype: of the gathered weights, and of the bytes that are sent.
+      dtype: dtype of the gathered weights, and of the bytes that are sent.
       gathered: result of `gather_split` for the same parameters, which are then not
         gathered again; None if nothing is gathered yet.
     Returns:
@@ -175,7 +175,7 @@ def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) ->
       grads: tree, of parameters that are whole over `SHARDS`.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
-      dtype: of the reduction and of the result.
+      dtype: dtype of the reduction and of the result.
     Returns:
       the tree of this device's parts, invariant over the axes that the spec leaves out.
     """

@@ -70,7 +70,7 @@ class Transformer(nnx.Module):
             in order.
           tp_chunks: see `layers.block.Block`; parameters do not depend on it.
           in_fp8: see `layers.block.Block`; parameters do not depend on it.
-          adapters: of the blocks; the other parameters do not depend on them.
+          adapters: adapters of the blocks; the other parameters do not depend on them.
         """
         self.config = config
         std = config.block_config.std
@@ -109,8 +109,8 @@ class Transformer(nnx.Module):
 
         Args:
           tokens: token ids.
-          positions: of each token in its document; required for learned positions.
-          key: of the dropout masks; None in evaluation.
+          positions: token positions in documents; required for learned positions.
+          key: key of the dropout masks; None in evaluation.
         Returns:
           this device's t = T/tp positions.
         """
@@ -147,7 +147,7 @@ class Transformer(nnx.Module):
 
         Args:
           x: input of the first.
-          context: of these rows.
+          context: context of these rows.
           stacked: parameters [n, ...] of n consecutive blocks; None uses all blocks.
           key: as in `start`.
           first_layer: index of the first block in the whole model, a multiple of the
@@ -205,7 +205,7 @@ class Transformer(nnx.Module):
 
         Args:
           x: output of the last block.
-          targets: of the whole sequence; NO_TARGET adds 0.
+          targets: targets of the whole sequence; NO_TARGET adds 0.
         """
         x = self.final_norm(x)
         return self.head.nll(x, self.embed, targets, self.config.vocab_size)

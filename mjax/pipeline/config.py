@@ -59,7 +59,7 @@ class PipelineConfig:
         """Return what a stage does in an idle half-tick.
 
         Args:
-          platform: of the devices, such as cpu or gpu.
+          platform: platform of the devices, such as cpu or gpu.
           permutes: see `check_pipeline`.
         """
         if self.idle != "auto":

@@ -82,7 +82,7 @@ def make_pipeline(
       period: layers after which the pattern of layer kinds repeats.
       num_stages: P.
       num_microbatches: M.
-      platform: of the devices, such as cpu or gpu.
+      platform: platform of the devices, such as cpu or gpu.
       permutes: see `check_pipeline`.
     Raises:
       ValueError: as `check_pipeline`.

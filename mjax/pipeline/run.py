@@ -88,7 +88,7 @@ def gradients(
         `pieces` expects.
       microbatches: this device's rows, the same on every stage.
       options: see `Options`.
-      dtype: of the accumulated gradients.
+      dtype: dtype of the accumulated gradients.
       pieces: gathers the weights and reduces the gradients.
       first: result of `pieces.gather_first` for these weights, if it ran before the
         step; None gathers them here.

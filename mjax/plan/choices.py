@@ -35,8 +35,8 @@ def taken_share(op_name: str, schedule: Schedule | None) -> float:
     """Return the fraction of iterations that take the heavy branch of a conditional.
 
     Args:
-      op_name: of the conditional.
-      schedule: of the pipeline; None with one stage.
+      op_name: op_name of the conditional.
+      schedule: schedule of the pipeline; None with one stage.
     Returns:
       Between 0 and 1; 1 if it is not a conditional of a tick.
     """

@@ -45,9 +45,9 @@ def run(
     """Plan the run; return the exit code.
 
     Args:
-      config: of the run.
+      config: config of the run.
       command: options of the command line besides the config.
-      options: of the planner.
+      options: options of the planner.
       argv: the flags.
       is_ours: returns whether our code raised an error, which means bad input.
     """

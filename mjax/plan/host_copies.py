@@ -39,7 +39,7 @@ def input_waits_s(input_bytes: int | float, layers_s: float, gpu: Gpu) -> float:
     pass, which takes three times as long because it repeats the forward pass.
 
     Args:
-      input_bytes: of all layers and microbatches of a step, for one GPU.
+      input_bytes: input bytes of all layers and microbatches of a step, on one GPU.
       layers_s: seconds of the layers in a step, forward and backward.
       gpu: the GPU whose link they cross.
     """

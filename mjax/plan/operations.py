@@ -21,7 +21,7 @@ def places_of(text: str) -> dict[str, str]:
     """Return the place in the traced step of each operation that has a place.
 
     Args:
-      text: of the scheduled module.
+      text: text of the scheduled module.
     Raises:
       ValueError: it cannot be read, see `plan.hlo.parse`.
     """

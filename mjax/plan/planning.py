@@ -138,7 +138,7 @@ def read_schedule(
       config: the run as it was compiled.
       sizes: sizes of the mesh axes.
       topology: the cluster.
-      text: of the scheduled module.
+      text: text of the scheduled module.
       params_bytes: stored parameters of one device.
     Raises:
       ValueError: the text is not understood.

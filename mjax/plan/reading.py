@@ -69,9 +69,9 @@ def count_runs(
 
     Args:
       module: the step.
-      analysis: of this module.
-      schedule: of the pipeline, which determines how often heavy branches run. None
-        runs them every time.
+      analysis: analysis of this module.
+      schedule: pipeline schedule, which determines how often heavy branches run.
+        None runs them every time.
     """
     runs: collections.Counter[str] = collections.Counter()
     found: list[tuple[str, float]] = [(module.entry, 1.0)]
@@ -89,7 +89,7 @@ def communication(analysis: Analysis, every: Runs, taken: Runs) -> Communication
     """Sum the communication of one GPU in a step.
 
     Args:
-      analysis: of the step.
+      analysis: analysis of the step.
       every: runs of each computation if every heavy branch runs.
       taken: the same, with heavy branches as often as in the schedule.
     """

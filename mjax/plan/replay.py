@@ -112,7 +112,7 @@ def replay(
 
     Args:
       module: the step.
-      analysis: of this module.
+      analysis: analysis of this module.
       cost: the cost model.
       kernel_flops: FLOPs of one call of a Pallas or cuDNN kernel, which the HLO text
         does not contain. The key is a part of its op_name, between slashes: a call from

@@ -45,7 +45,7 @@ class Offload:
 
         Args:
           kept: arrays on the device.
-          index: of the layer; a Python int after the loop.
+          index: index of the layer; a Python int after the loop.
         Returns:
           the same in host memory; unchanged if it is one of the last K layers and after
           the loop.
@@ -80,7 +80,7 @@ class Offload:
           ahead: from the layer above.
           scanned: as for `start`.
           rest: likewise.
-          index: of the layer.
+          index: index of the layer.
           dy: gradient of its output; the load starts when this is ready.
         """
         # Below the first layer there is none: the first input is loaded again, unused.

@@ -159,7 +159,7 @@ def norm_to_clip(
 
     Args:
       config: what the optimizer was built with.
-      grads: of all parameters.
+      grads: gradients of all parameters.
       norm: their L2 norm, in float32. It is returned unless values are clipped first.
     """
     if config.clip_value is None:

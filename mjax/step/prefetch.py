@@ -110,7 +110,7 @@ class OverlappedLayers:
 
         Args:
           x: [B, t, D], input of a layer; only its type counts.
-          weights: likewise.
+          weights: weights of the layer; only their types count.
         """
         params = jax.eval_shape(lambda: self._at(weights, 0))
         pattern = self.pattern
@@ -137,7 +137,7 @@ class OverlappedLayers:
         Args:
           x: [B, t, D], input of the first.
           weights: stored weights are gathered here, one layer ahead.
-          places: of these layers, if a backward pass follows; None keeps no residuals.
+          places: places of the layers, for a backward pass; None keeps no residuals.
           first: the weights of the first layer, if `gather_first_layer` has gathered
             them; None gathers them here.
         Returns:
@@ -209,7 +209,7 @@ class OverlappedLayers:
         Args:
           dy: gradient of the last layer's output.
           weights: as `forward` returned them.
-          kept: likewise.
+          kept: as `forward` returned it.
           total: sum of the gradients of the microbatches so far, leaves [L, ...] as
             `zero.summand` makes them; None before the first microbatch.
           places: the argument of `forward`.
@@ -230,8 +230,7 @@ class OverlappedLayers:
             dy, ahead, moving, out = carry
             params = self._at(weights, index) if ahead is None else ahead
             if ahead is not None:
-                # Before the first layer there is none: the first is gathered again,
-                # unused.
+                # No layer precedes the first one, which is gathered again and unused.
                 ahead = self._at(weights, jnp.maximum(index - 1, 0))
             moving, out = _move(hops, moving, so_far(out), out, index)
             one = places(place, index)
@@ -432,7 +431,7 @@ def gather_first_layer(stacked: PyTree, specs: PyTree, dtype: DTypeLike) -> PyTr
     Args:
       stacked: stored parameters of all layers, leaves [L, ...].
       specs: their PartitionSpecs.
-      dtype: of the gathered weights.
+      dtype: dtype of the gathered weights.
     Returns:
       as `zero.gather_split`, leaves [1, ...].
     """
@@ -449,11 +448,11 @@ def _move(
     """Run one hop for each layer whose gradients are being reduced.
 
     Args:
-      hops: in order.
+      hops: hops of the reduction, in order.
       moving: entry k has the gradients of layer index + 1 + k before hop k, or None.
       total: sum of the earlier microbatches, or None.
       out: receives the gradients after all hops.
-      index: of the layer whose backward pass overlaps the hops.
+      index: index of the layer whose backward pass overlaps the hops.
     Returns:
       `moving` for the next layer, its first entry None and still to be set; and `out`.
     """

@@ -168,7 +168,7 @@ def build_program(
       combine: size limits of combined collectives; None chooses them.
       seq_len: T.
       num_steps: steps of the whole run, for the schedule.
-      seed: of initialisation and dropout.
+      seed: seed of initialisation and dropout.
       zero_level: 0 to 3, see `mesh.zero`.
       isolate_documents: restrict attention to the segments of a row. False ignores the
         segments of a batch, which more backends support.

@@ -44,7 +44,7 @@ def make_find_corruption(
     Every process gets the same result. It costs one all-gather of a number per device.
 
     Args:
-      shardings: of the state; no leaf is sharded over `dp_replicate`.
+      shardings: shardings of the state; no leaf is sharded over `dp_replicate`.
       mesh: with all axes.
     """
     if mesh.shape[DP_REPLICATE] < 2:
@@ -72,8 +72,8 @@ def judge(
     """Return the processes whose devices differ; None if all agree.
 
     Args:
-      hashes: of each device, laid out as the mesh.
-      processes: of the devices.
+      hashes: hashes of each device, laid out as the mesh.
+      processes: processes of the devices.
     """
     num_replicas = hashes.shape[_REPLICA]
     by_place = np.moveaxis(hashes, _REPLICA, -1).reshape(-1, num_replicas)

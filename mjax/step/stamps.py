@@ -41,7 +41,7 @@ def writes_stamps(wanted: bool | None, mesh: Mesh | AbstractMesh) -> bool:
 
     Args:
       wanted: the user's setting; None writes them on GPUs that can.
-      mesh: of the devices.
+      mesh: mesh of the devices.
     Raises:
       NotImplementedError: `wanted` is true, and these devices cannot write stamps.
     """
@@ -99,10 +99,10 @@ def mark_global(
     """Append a row on every device, outside shard_map.
 
     Args:
-      log: of all devices.
+      log: log of all devices.
       values: the same on all devices.
       place: the completed work.
-      mesh: of the devices.
+      mesh: mesh of the devices.
     """
     if log is None:
         return log, values

@@ -138,7 +138,7 @@ def state_shardings(
       abstract: the state's shapes, as `jax.eval_shape` of `new_state` gives them.
       specs: PartitionSpecs of the parameters.
       optimizer: that made the state.
-      mesh: of the run.
+      mesh: mesh of the run.
       trained: the parameters that have an optimizer state.
       in_host_memory: as `moments_on_host` returns it; None: no leaf is on the host.
     """
@@ -194,8 +194,8 @@ def saved_form(
 
     Args:
       abstract: shapes, dtypes and shardings of the state in the run's layout.
-      partition: of the run.
-      mesh: of the run.
+      partition: partition of the run.
+      mesh: mesh of the run.
     """
     if partition.is_canonical:
         return SavedForm(abstract=abstract, of_run=lambda s: s, to_run=lambda s: s)

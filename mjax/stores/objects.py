@@ -30,7 +30,7 @@ class RefusedError(ValueError):
 
 
 class UnavailableError(OSError):
-    """The store does not answer, or reports an error that may pass."""
+    """The store does not answer, or reports a transient error."""
 
 
 class Absent(enum.Enum):
@@ -109,7 +109,7 @@ class ObjectStore(abc.ABC):
         If the object ends before `stop`, fewer bytes are returned.
 
         Args:
-          name: of the object.
+          name: name of the object.
           start: the first byte.
           stop: the byte after the last.
           version: version that the object must have; None: any.
@@ -143,7 +143,7 @@ class ObjectStore(abc.ABC):
         compare the content.
 
         Args:
-          name: of the object.
+          name: name of the object.
           data: its content.
           expected: the version to replace, or ABSENT; None replaces any version.
           facts: metadata to keep with the content: lower-case names, ASCII values.
@@ -162,7 +162,7 @@ class ObjectStore(abc.ABC):
         bucket deletes them.
 
         Args:
-          name: of the object.
+          name: name of the object.
           path: path of the file, which must not change during the call.
           facts: as for `write`.
         Raises:

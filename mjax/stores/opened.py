@@ -204,7 +204,7 @@ class _Opened(ObjectStore):
         if self._address.scheme == "s3" and doomed:
             with self._told(doomed[0], "delete"):
                 return self._obstore.delete(self._store, doomed)
-        for name in doomed:  # GCS answers that one is missing, and deletes no more
+        for name in doomed:  # on GCS a missing object would end the deletion
             with contextlib.suppress(MissingError), self._told(name, "delete"):
                 self._obstore.delete(self._store, name)
         return None
@@ -271,6 +271,6 @@ def _object(
         num_bytes=meta["size"],
         version=_version(meta),
         modified_s=meta["last_modified"].timestamp(),
-        # What every store tells by itself is called in capitals, as Content-Type.
+        # Attributes of every store have capital letters in their names: Content-Type.
         facts={k: v for k, v in (attributes or {}).items() if k.islower()},
     )

@@ -95,7 +95,7 @@ class Uploader:
           remote: where they are copied.
           fence: around it.
           retention: which steps stay there.
-          agreement: of the uploaders of all processes.
+          agreement: agreement of the uploaders of all processes.
           refused: returns (step, save id) of local steps that may not be restored.
           claim: claims the fence on process 0, before the first upload; what it raises
             is tried again.

@@ -77,7 +77,7 @@ def digest(
     """Return a hash of the computed metrics of a run and of its state.
 
     Args:
-      rows: of metrics.jsonl, in order.
+      rows: rows of metrics.jsonl, in order.
       num_steps: expected number of steps of the run.
       sums: see `read_sums`.
     Raises:

@@ -72,8 +72,8 @@ def measure(
 
     Args:
       task: its `report_fd` is set here.
-      command: of a measuring process; the task is appended as JSON.
-      environment: of the process.
+      command: command of a measuring process; the task is appended as JSON.
+      environment: environment of the process.
       limits: time limits.
       is_stopped: returns whether to stop immediately.
     Raises:

@@ -119,9 +119,9 @@ def others(
     """Collect the values of other hosts with the same hardware.
 
     Args:
-      results: of other hosts; a result of this host is ignored.
+      results: results of other hosts; a result of this host is ignored.
       host: name of this host.
-      hardware: of this host; results of other hardware are ignored.
+      hardware: hardware of this host; results of other hardware are ignored.
       fraction: required fraction of their median.
     """
     values: dict[str, list[float]] = {}

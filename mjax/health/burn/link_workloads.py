@@ -39,7 +39,7 @@ _COPY_BYTES = _REDUCE_BYTES = 2**30
 full rate only above 256 MiB (github.com/NVIDIA/nccl-tests, issue 212)."""
 _NETWORK_REPEATS: Mapping[Form, int] = {"quick": 3, "short": 20, "long": 100}
 """Number of calls, fixed because it must be the same in all processes. Chosen: takes
-about the time budget of the form."""
+about the time budget of each `Form` of a burn."""
 _PERIOD = 1024
 """Bound of the summands; chosen: the sum over 2^14 devices is below 2^24, so that
 float32 is exact in every order."""

@@ -47,7 +47,7 @@ class Builder:
         """Begin with an empty cluster.
 
         Args:
-          tables: of the file.
+          tables: tables of the file.
           problems: collects problems.
           is_whole: no table had to be skipped, so a name that is not defined is an
             error.

@@ -65,7 +65,7 @@ def read(path: Path, known_checks: Collection[str] | None = None) -> Cluster:
     """Read a cluster file.
 
     Args:
-      path: of the file.
+      path: path of the file.
       known_checks: names that `require` may name; None: any.
 
     Raises:

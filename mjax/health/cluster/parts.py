@@ -147,7 +147,7 @@ def switch_groups(
     """Return the connected components of a graph, largest first.
 
     Args:
-      names: of all nodes.
+      names: names of all nodes.
       links: pairs of nodes; pairs with an unknown node are ignored.
     """
     neighbours: dict[str, set[str]] = {name: set() for name in names}

@@ -98,9 +98,9 @@ def place(
 
     Args:
       cluster: contains the cables of all usable hosts.
-      sizes: of the mesh.
+      sizes: sizes of the mesh.
       hosts: usable hosts, the best of each leaf first; None: all, as in the file.
-      seed: of the random orders.
+      seed: seed of the random orders.
     Raises:
       ValueError: the mesh does not fit on the hosts, or the file does not give their
         leaves.

@@ -36,7 +36,7 @@ class Resolver:
         """Return the port of the file for an end of a link; None if there is none.
 
         Args:
-          end: of a link.
+          end: end of a link.
           is_own: the node itself reports the end, with all its GUIDs.
         """
         key = end, is_own

@@ -50,7 +50,7 @@ def build(cls: Any, table: Any, path: str, problems: list[Problem]) -> Any:
         tuples and dicts of them. A field named `path` is not a key: it is set to the
         path of the table, for later messages.
       table: as tomllib returns it.
-      path: of the table in its file.
+      path: path of the table in its file.
       problems: collects problems.
     Returns:
       An instance; None if a key without a default is missing or wrong. If a key with a

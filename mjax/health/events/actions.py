@@ -104,7 +104,7 @@ class Actions:
         """Continue from the saved state.
 
         Args:
-          state: of this and earlier runs.
+          state: state of this and earlier runs.
           limits: number of devices that may be disabled.
           may: returns whether the commands of a rule may be run.
           run: runs a command.

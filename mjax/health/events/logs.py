@@ -128,7 +128,7 @@ class Reader:
         """Start a log.
 
         Args:
-          year: of the first line, if the format has none.
+          year: year of the first line, if the format has none.
           zone: time zone of times that have none.
         """
         self._splitter, self._year, self._zone = Splitter(), year, zone

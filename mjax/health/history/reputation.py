@@ -49,7 +49,7 @@ class Reputation:
         """Open a history, and create it if absent; raises as `History`.
 
         Args:
-          path: of the SQLite file, on a disk of this machine.
+          path: path of the SQLite file, on a disk of this machine.
           half_life_days: time after which the weight of an event is halved.
         """
         if not 0.0 < half_life_days < float("inf"):
@@ -143,7 +143,7 @@ def why_not(events: Sequence[HostEvent]) -> str:
     A burn counts if it began after the last event that requires one.
 
     Args:
-      events: of one host, in any order.
+      events: events of one host, in any order.
     """
     bad = [event for event in events if event.meaning.must_burn]
     if not bad:

@@ -64,7 +64,7 @@ def read(path: Path, counts: Counts) -> Iterator[HostEvent]:
     """Yield the events of hosts in a file.
 
     Args:
-      path: of events.jsonl.
+      path: path of events.jsonl.
       counts: updated while the events are consumed.
     Raises:
       ValueError: the file cannot be read.
@@ -117,7 +117,7 @@ def _of_line(line: Line, run: str, failure: str) -> Iterator[HostEvent]:
     """Yield the host events of a line.
 
     Args:
-      line: of the file.
+      line: line of the file.
       run: identifier of the run.
       failure: text of the last failure before the line.
     """

@@ -87,7 +87,7 @@ def time_start(
 
     Args:
       num_processes: size of the group, at least 2.
-      port: of the coordinator; 0: any free one.
+      port: port of the coordinator; 0: any free one.
       limit_s: time limit of the whole start.
       is_light: start a single process with one client for each process of the group; it
         reports the times of all clients together.

@@ -49,7 +49,7 @@ def find_bursts(port: Port, window: Window, busy_part: float) -> Bursts | None:
     """Return the rates of the bursts in a window; None if it has no whole burst.
 
     Args:
-      port: of the window.
+      port: port of the window.
       window: reads of its byte counter.
       busy_part: fraction of the wire rate below which a gap is quiet.
     """

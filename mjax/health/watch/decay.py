@@ -85,7 +85,7 @@ class ErrorDecay:
         """Add an increment.
 
         Args:
-          increment: of the counters.
+          increment: increment of the counters.
           flap_s: time of the last flap; None if there was none.
         """
         limits, now_s = self._limits, increment.end_s

@@ -148,7 +148,7 @@ def observe(
     Args:
       ports: ports to read.
       rates: sampling intervals.
-      rows: of the run on this host; its steps apply to each port.
+      rows: rows of the run on this host; its steps apply to each port.
       until_s: time on the clock at which to stop.
       clock: returns the time in seconds.
       sleep: waits for a number of seconds.

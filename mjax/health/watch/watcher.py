@@ -36,7 +36,7 @@ class Watcher:
 
         Args:
           port: the port to watch.
-          thresholds: of the detectors.
+          thresholds: thresholds of the detectors.
         """
         self._port = port
         self._limits = thresholds
@@ -125,7 +125,7 @@ def detect(
     Args:
       port: the observed port.
       observations: in any order.
-      thresholds: of the detectors.
+      thresholds: thresholds of the detectors.
     """
     watcher = Watcher(port, thresholds)
     ordered = sorted(observations, key=seen_s)

@@ -143,7 +143,7 @@ def choose(
 
     Args:
       target: the devices.
-      dtype: of q, k and v.
+      dtype: dtype of q, k and v.
       head_dim: H.
       seq_len: T.
       value_dim: Hv; None is H.

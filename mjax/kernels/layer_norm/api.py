@@ -92,7 +92,7 @@ def choose(*, target: Target, dtype: DTypeLike, width: int, use_bias: bool) -> B
 
     Args:
       target: the device that the program is traced for.
-      dtype: of x.
+      dtype: dtype of x.
       width: D.
       use_bias: whether there is a bias.
     """

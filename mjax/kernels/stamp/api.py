@@ -50,7 +50,7 @@ def begin(
       num_rows: capacity of the log, at least 1. Rows not yet appended have arbitrary
         contents.
       values: as for `append`.
-      tag: of the row.
+      tag: tag of the row.
     """
     if num_rows < 1:
         raise ValueError(f"a log must have room for at least 1 row, got {num_rows}")
@@ -72,10 +72,10 @@ def append(
     Not differentiable: append outside differentiated functions.
 
     Args:
-      log: of this step.
+      log: log of this step.
       values: arrays in memory, such as the carry of a loop or the result of a matmul; a
         value that a fusion computes would be split from it.
-      tag: of the row, from -2**31 to 2**31 - 1.
+      tag: tag of the row, from -2**31 to 2**31 - 1.
     Returns:
       the log with the row, and the values, which later code must read.
     """

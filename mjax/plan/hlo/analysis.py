@@ -131,7 +131,7 @@ def analyse(
 
     Args:
       module: a step, compiled for one device of the mesh.
-      sizes: of the mesh; its flat order is the order of the devices.
+      sizes: sizes of the mesh; its flat order is the order of the devices.
       gpus_per_node: consecutive devices that share a node.
       unknown_trip_count: trip count of loops whose count XLA does not know.
     Returns:

@@ -72,7 +72,7 @@ def list_collectives(
 
     Args:
       module: compiled for one device of the mesh.
-      sizes: of the mesh; its flat order is the order of the devices.
+      sizes: sizes of the mesh; its flat order is the order of the devices.
       follow: which computations to enter; None enters all that run, including loop
         conditions and every branch.
       start: name of the first computation; None starts at the entry.
@@ -146,7 +146,7 @@ def wire_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
 
     Args:
       kind: one of `KINDS`.
-      operand_bytes: of one device.
+      operand_bytes: operand size of one device.
       group_size: n.
     """
     n = group_size

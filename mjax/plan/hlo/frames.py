@@ -35,7 +35,7 @@ def read_frames(text: str) -> Frames:
     """Read the stacks of a module, without functions of other packages.
 
     Args:
-      text: of the module. Without its tables there are no stacks.
+      text: text of the module. Without its tables there are no stacks.
     """
     tables: dict[str, dict[int, str]] = {name: {} for name in _TABLES}
     rows: dict[int, str] = {}

@@ -110,7 +110,7 @@ def read_groups(text: str, num_devices: int = 1) -> Groups:
 
     Args:
       text: the groups.
-      num_devices: of the program, for {}.
+      num_devices: number of devices of the program, for {}.
     Raises:
       ValueError: the text has another form, or the groups differ in size.
     """

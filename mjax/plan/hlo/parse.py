@@ -210,7 +210,7 @@ def parse(text: str) -> Module:
     """Parse a module.
 
     Args:
-      text: of an optimised module, from compiled.as_text().
+      text: text of an optimised module, from compiled.as_text().
     Returns:
       The module. Every operand is defined earlier in its computation, every called
       computation exists, and every asynchronous start has one done.

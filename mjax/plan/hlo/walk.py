@@ -33,7 +33,7 @@ def walk(module: Module, follow: Follow, start: str | None = None) -> Iterator[S
     """Yield the instructions of a computation and of the computations that it calls.
 
     Args:
-      module: of the computation.
+      module: module of the computation.
       follow: which computations to enter.
       start: name of the computation; None starts at the entry.
     """
