@@ -65,7 +65,7 @@ class Transformer(nnx.Module):
 
         Args:
           config: the architecture.
-          rngs: the values of a layer depend only on it and on the layer's index.
+          rngs: source of randomness; with a layer's index, it decides its parameters.
           partition: the slots in which a run stores the layers; None stores all layers
             in order.
           tp_chunks: see `layers.block.Block`; parameters do not depend on it.

@@ -1,9 +1,9 @@
 """Cross-entropy in chunks of positions, with gradients computed in the forward pass.
 
-The loss is a sum over positions. So the gradient of the logits, softmax - onehot, needs
-from the backward pass only one factor for all positions. A chunk therefore computes its
-logits once, uses them for the loss and both gradients, and discards them: three
-matmuls, as without chunks, and no recomputation.
+The loss is a sum over positions. So the gradient of the logits, softmax - onehot, only
+lacks one factor for all positions, which the backward pass supplies. A chunk therefore
+computes its logits once, uses them for the loss and both gradients, and discards them:
+three matmuls, as without chunks, and no recomputation.
 
 Source: Hsu et al. 2024 (Liger Kernel), arXiv:2410.10989, FusedLinearCrossEntropy;
 the split vocabulary, Shoeybi et al. 2019, arXiv:1909.08053, section 3.
@@ -48,7 +48,7 @@ class Options:
     scale: float
     """Factor on the logits."""
     vocabulary: Vocabulary
-    """Its size, and how devices that share it combine numbers."""
+    """Size of the vocabulary, and how devices that share it combine numbers."""
     soft_cap: float | None = None
     """Bound on the magnitude of the scaled logits; None means no bound."""
 
