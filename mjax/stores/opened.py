@@ -50,7 +50,10 @@ _XML_REASON = re.compile(
 _CREDENTIALS = (
     *("169.254.16", "169.254.17", "metadata.google", "token request"),
     *("Missing AccessKeyId", "Missing SecretAccessKey"),
+    *("<Code>ExpiredToken<", "<Code>InvalidToken<"),  # status 400 of S3
 )
+_INVALID_NAME = "Encountered object with invalid path"
+"""Of a listed object: empty parts, '.', '..', control characters."""
 _REMEDIES = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the instance a "
     'role; ~/.aws is not read: eval "$(aws configure export-credentials --format env)"',
@@ -229,6 +232,11 @@ class _Opened(ObjectStore):
         status = found[1] if (found := _STATUS.search(text)) else ""
         if status == "416":
             return ValueError(f"{where} ends before the bytes that were asked for")
+        if _INVALID_NAME in text:
+            return RefusedError(
+                f"{self._flag} {self.url}: {_reason(text)}; rename or delete that "
+                "object, or give a prefix without it"
+            )
         is_refused = status in ("401", "403") or "PermissionDenied" in text
         if _is_bucket(text) or is_refused or _is_of_credentials(text):
             return self._refused(text)

@@ -1,5 +1,7 @@
 """What every object store does: the one in memory, an S3 server, a small GCS."""
 
+import http.server
+import threading
 import urllib.parse
 from pathlib import Path
 
@@ -186,6 +188,41 @@ def test_missing_credentials_are_named_with_a_remedy(s3_server, s3_url, monkeypa
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", f"{s3_server.endpoint}/169.254.169.254")
     with pytest.raises(RefusedError, match="set AWS_ACCESS_KEY_ID"):
         opened(s3_url).write("a", b"")
+
+
+@pytest.mark.stores
+@pytest.mark.parametrize("name", ["a//b", "a/../b", "./a", "a\tb"])
+def test_an_object_whose_name_cannot_be_read_is_named(s3_server, s3_url: str, name):
+    store = opened(s3_url)
+    store.write("good", b"1")
+    s3_server.client().put_object(Bucket="bucket", Key=f"some/where/{name}", Body=b"2")
+    with pytest.raises(RefusedError, match=r"--flag s3://.* object .*; rename or del"):
+        list(store.objects())
+
+
+@pytest.mark.stores
+def test_an_expired_token_is_refused_with_a_remedy(s3_url: str, monkeypatch):
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_PUT(self) -> None:
+            body = (
+                b"<Error><Code>ExpiredToken</Code>"
+                b"<Message>The provided token has expired.</Message></Error>"
+            )
+            self.send_response(400)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        endpoint = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        with pytest.raises(RefusedError, match=r"ExpiredToken .*set AWS_ACCESS_KEY_ID"):
+            opened(s3_url).write("a", b"")
+        server.shutdown()
 
 
 @pytest.mark.stores
