@@ -72,6 +72,11 @@ class Link:
     def check_empty(self) -> str:
         """Refuse a store that has steps, for a run that begins anew; on process 0."""
         self._source.look()
+        if self._source.is_away:
+            raise RuntimeError(
+                f"{self._remote.url} does not answer, and --restart-from-scratch "
+                f"cannot move its steps aside; give another {FLAG} with it"
+            )
         if steps := self._remote.steps():
             raise ValueError(
                 f"--restart-from-scratch cannot move {self._remote.url} aside, which "

@@ -53,7 +53,8 @@ class Source:
         """Look nowhere yet; arguments as for `Recovery`."""
         self._remote, self._local, self._journal = remote, local, journal
         self._agreement, self._unfit = agreement, unfit
-        self._is_away = False
+        self.is_away = False
+        """Whether the store did not answer at the start, on process 0."""
         self._refused: dict[int, tuple[Commit | None, str]] = {}
         self.fetched: dict[int, Commit] = {}
         """Steps that were downloaded into the work dir."""
@@ -79,7 +80,7 @@ class Source:
                     f"{error}; whether this run has a checkpoint there is not known. "
                     "Start again when the store answers, or leave out --ckpt.remote"
                 ) from error
-            self._is_away = True
+            self.is_away = True
             _warn(
                 f"{error}; the run goes on from the work dir, and uploads when the "
                 "store answers"
@@ -107,7 +108,7 @@ class Source:
           ValueError: another run saved it, or a newer version of mjax.
           RuntimeError: the store does not answer.
         """
-        if self._is_away:
+        if self.is_away:
             return None
         above = max(self._local_steps(), default=0)
         try:
@@ -224,10 +225,10 @@ class Source:
 
         The fence must be claimed. They would take the place of good ones otherwise.
         """
-        if self._is_away:  # nothing was passed over yet
+        if self.is_away:  # nothing was passed over yet
             for step in self._remote.steps():
                 self._usable(step)
-            self._is_away = False
+            self.is_away = False
         for step, (commit, why) in [*self._refused.items()]:
             if commit is not None:
                 self._remote.put_aside(commit, why)

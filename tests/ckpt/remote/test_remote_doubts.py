@@ -87,3 +87,12 @@ def test_steps_that_a_run_went_back_behind_while_the_store_was_away_are_put_asid
     save(second, 2)
     assert commits(objects) == [1, 2]
     assert [*RemoteSteps(objects).aside().values()] == ["unfit", "unfit"]
+
+
+def test_a_run_does_not_restart_from_scratch_if_the_store_is_away(
+    run: Open, objects: MemoryStore
+):
+    save(run(), 1)
+    objects.before = away
+    with pytest.raises(RuntimeError, match=r"does not answer, .*another --ckpt.remote"):
+        run(claims=False).check_nothing_remote()
