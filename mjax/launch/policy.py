@@ -60,21 +60,25 @@ TABLE: dict[Cause, Rule] = {
     Cause.PREEMPTED: Rule(Action.RESTART, "a signal from outside; the state is saved"),
     Cause.GAVE_UP: Rule(Action.END, "the same command would fail the same way"),
     Cause.DIVERGED: Rule(
-        Action.ROLL_BACK, "other data from an older state may do no harm"
+        Action.ROLL_BACK, "other data may not diverge from an older state"
     ),
-    Cause.CORRUPTED: Rule(Action.EVICT, "what computes wrong once does so again"),
-    Cause.SUSPECTED: Rule(Action.CHECK, "nothing tells yet which one is wrong"),
+    Cause.CORRUPTED: Rule(
+        Action.EVICT, "hardware that computes wrong once does so again"
+    ),
+    Cause.SUSPECTED: Rule(Action.CHECK, "it is not yet known which one is wrong"),
     Cause.BAD_INPUT: Rule(Action.END, "only a person can change the flags"),
     Cause.OUT_OF_MEMORY: Rule(Action.RESTART, "other programs may have filled it"),
     Cause.KILLED: Rule(Action.RESTART, "the process did nothing wrong"),
-    Cause.CRASHED: Rule(Action.CHECK, "nothing tells yet whether the host is broken"),
-    Cause.FAILED: Rule(Action.RESTART, "an error of the network or the store passes"),
-    Cause.HUNG: Rule(Action.CHECK, "nothing tells yet whether the host is broken"),
+    Cause.CRASHED: Rule(Action.CHECK, "it is not yet known whether the host is broken"),
+    Cause.FAILED: Rule(
+        Action.RESTART, "an error of the network or the store is temporary"
+    ),
+    Cause.HUNG: Rule(Action.CHECK, "it is not yet known whether the host is broken"),
     Cause.GPU_FAULT: Rule(Action.EVICT, "a GPU that has failed does so again"),
     Cause.HOST_FAULT: Rule(Action.EVICT, "hardware that has failed does so again"),
-    Cause.NETWORK: Rule(Action.CHECK, "nothing tells yet whose port is broken"),
-    Cause.STORE: Rule(Action.RESTART, "file systems come back"),
-    Cause.HOST_LOST: Rule(Action.EVICT, "nothing can be asked of it"),
+    Cause.NETWORK: Rule(Action.CHECK, "it is not yet known whose port is broken"),
+    Cause.STORE: Rule(Action.RESTART, "file systems recover"),
+    Cause.HOST_LOST: Rule(Action.EVICT, "it does not answer"),
     Cause.EVICTED: Rule(Action.EVICT, "a person knows more"),
 }
 

@@ -41,7 +41,8 @@ def test_without_an_allocation_it_is_one_message(tmp_path, capsys, monkeypatch):
 def test_hosts_and_spares_are_the_nodes():
     config = RunConfig(hosts=4, spares=1)
     assert slurm.nodes_of(config, {"SLURM_JOB_NUM_NODES": "5"}) == 5
-    with pytest.raises(ValueError, match=r"are 5 nodes, this allocation has 4; change"):
+    refusal = r"need 5 nodes, this allocation has 4; change"
+    with pytest.raises(ValueError, match=refusal):
         slurm.nodes_of(config, {"SLURM_JOB_NUM_NODES": "4"})
 
 

@@ -62,5 +62,6 @@ def test_processes_meet_at_it_and_outlive_rank_0():
 
 
 def test_without_an_address_nobody_is_found():
-    with pytest.raises(ValueError, match=r"--distributed\.no-serves needs the"):
+    refusal = r"--distributed\.no-serves needs --distributed\.coordinator"
+    with pytest.raises(ValueError, match=refusal):
         DistributedConfig(serves=False)
