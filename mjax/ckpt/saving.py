@@ -53,6 +53,15 @@ class Attempt:
     warning: str | None = None
     """Problem after the step was saved, for example in deleting older steps."""
 
+    @property
+    def metrics(self) -> dict[str, int | float]:
+        """Fields of the next row of metrics, once the step is in the store."""
+        return {
+            "ckpt_step": self.step,
+            "ckpt_write_s": self.write_s,
+            "ckpt_write_gb_per_s": self.num_bytes / self.write_s / 1e9,
+        }
+
     def describe(self) -> str:
         """Describe the outcome for people."""
         if self.error is not None:

@@ -1,10 +1,9 @@
 """Run the steps: dispatch, read metrics one step late, evaluate, save, stop cleanly.
 
 Input: a compiled program, a state, an iterator of batches, and the destinations of
-rows and checkpoints, all as arguments. Output: the state after the last step, and why
-the loop ended. The device never waits for the host: while it runs step n, the host
-reads the metrics of step n - 1. The loop does not depend on the config, files or the
-model.
+rows and checkpoints, all as arguments. Output: the last state, and why the loop ended.
+The device never waits for the host: while it runs step n, the host reads the metrics
+of step n - 1. The loop does not depend on the config, files or the model.
 """
 
 import contextlib
@@ -128,8 +127,7 @@ class Cadence:
     gc_every: int
     """Steps between Python's garbage collections."""
     replica_check_every: int = 100
-    """Steps between comparisons of the replicas, which are also compared before saves.
-    """
+    """Steps between comparisons of the replicas; each save compares them too."""
 
     @property
     def last_steps(self) -> int:
@@ -471,20 +469,12 @@ class Loop:
         """Report background saves and uploads; training continues."""
         for upload in self.checkpoints.uploads():
             self.recorder.say(upload.describe())
-            if upload.error is None:
-                self._save_facts |= {
-                    "ckpt_upload_step": upload.step,
-                    "ckpt_upload_s": upload.upload_s,
-                }
+            self._save_facts |= upload.metrics
         for attempt in self.checkpoints.attempts():
             self.recorder.say(attempt.describe())
             if attempt.error is None:
                 self.watch.marks.saved(attempt.step)
-                self._save_facts |= {
-                    "ckpt_step": attempt.step,
-                    "ckpt_write_s": attempt.write_s,
-                    "ckpt_write_gb_per_s": attempt.num_bytes / attempt.write_s / 1e9,
-                }
+                self._save_facts |= attempt.metrics
 
     def _free(self, saved: Any) -> None:
         """Free the device memory that a save needed.

@@ -173,7 +173,7 @@ def test_a_search_prints_its_table_and_the_best_page(no_plugin):
         ),
         (
             "--recipe debug --mesh.tp 16 --nodes 2",
-            "of the 8 devices of a host, got 16; nearest that fit: --mesh.tp 8, or",
+            "the 8 devices of a host, got 16; nearest that fit: --mesh.tp 8, or",
         ),
         ("--bacth.size 3", "unknown flag --bacth.size; the nearest is --batch.size"),
         ("--html /absent/x.html", "there is no folder /absent; make it"),

@@ -165,7 +165,7 @@ def test_a_platform_without_host_memory_is_refused_with_the_remedy(monkeypatch):
     device = type(jax.devices()[0])
     monkeypatch.setattr(device, "addressable_memories", lambda _: only)
     mesh = make_mesh((1, 1, 1, 1))
-    with pytest.raises(ValueError, match=r"reaches device; use --optim.state-memory d"):
+    with pytest.raises(ValueError, match=r"has only device; use --optim.state-memory"):
         check_host_memory(mesh, "--flag", "use --optim.state-memory device")
     assert not reaches_host(mesh)
 

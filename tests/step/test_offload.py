@@ -63,7 +63,7 @@ def test_devices_without_host_memory_are_refused_before_tracing(monkeypatch):
     monkeypatch.setattr(device, "addressable_memories", lambda _: only)
     model = dataclasses.replace(TINY, remat="offload")
     with pytest.raises(
-        ValueError, match=r"--model.remat offload needs .* reaches device; use --model"
+        ValueError, match=r"--model.remat offload needs .* has only device; use --model"
     ):
         make_program(ONE_DEVICE, model)
     assert make_program(ONE_DEVICE) is not None

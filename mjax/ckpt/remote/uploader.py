@@ -56,6 +56,13 @@ class Upload:
     removed: tuple[int, ...] = ()
     """Older steps that were deleted in the store."""
 
+    @property
+    def metrics(self) -> dict[str, int | float]:
+        """Fields of the next row of metrics; none after an error."""
+        if self.error is not None:
+            return {}
+        return {"ckpt_upload_step": self.step, "ckpt_upload_s": self.upload_s}
+
     def describe(self) -> str:
         """Describe the outcome for people."""
         if self.error is not None:
