@@ -284,9 +284,9 @@ def test_a_run_goes_back_behind_data_that_it_leaves_out(finished, tmp_path, caps
     skip = ["--data.skip", f"{behind}:3", "--log.sample-tokens", "0"]
     assert train.main(flags(path, *skip)) == ending.DONE
     out = capsys.readouterr().out
-    assert f"data: 3 batches after step {behind} left out" in out
+    assert f"data: 3 batches after step {behind} are skipped" in out
     aside = path / "checkpoints" / "12.rolled-back"
-    why = f"it has read data that --data.skip {behind}:3 leaves out"
+    why = f"it has read data that --data.skip {behind}:3 excludes"
     assert f"warning: a checkpoint was put aside: {aside}: {why}" in out
     assert f"resuming after step {behind}" in out
     before, after = read_computed(finished), read_computed(path)
