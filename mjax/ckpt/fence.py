@@ -35,6 +35,10 @@ class Owner:
     pid: int
     time: str
 
+    def is_later(self, launch: str, generation: int) -> bool:
+        """Return whether this is a later generation of a launch, if it is one."""
+        return self.launch == launch != "" and self.generation > generation
+
 
 def new_owner(launch: str, generation: int) -> Owner:
     """Name this process as the owner; arguments as for `Fence.claim`."""
@@ -68,8 +72,7 @@ class Fence:
           OSError: the store refuses.
         """
         found = self._read()
-        is_ours = found is not None and found.launch == launch != ""
-        if found is not None and is_ours and found.generation > generation:
+        if found is not None and found.is_later(launch, generation):
             self._refuse(found)
         ours = new_owner(launch, generation)
         self._folder.mkdir(parents=True, exist_ok=True)

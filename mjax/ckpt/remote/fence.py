@@ -51,8 +51,7 @@ class RemoteFence:
         text = (json.dumps(dataclasses.asdict(ours)) + "\n").encode()
         for _ in range(_TRIES):
             found, version = self._read()
-            is_ours = found is not None and found.launch == launch != ""
-            if found is not None and is_ours and found.generation > generation:
+            if found is not None and found.is_later(launch, generation):
                 self._refuse(found)
             try:
                 self._store.write(_FILE, text, expected=version)
@@ -72,9 +71,11 @@ class RemoteFence:
         Raises:
           TakenOverError: another start owns it.
         """
+        if not self._owner:
+            return
         found, _ = self._read()
         # A missing file was deleted: there is no other owner.
-        if self._owner and found is not None and found.owner != self._owner:
+        if found is not None and found.owner != self._owner:
             self._refuse(found)
 
     def _refuse(self, found: Owner) -> None:
