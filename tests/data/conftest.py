@@ -1,10 +1,13 @@
+import dataclasses
 import pathlib
 from collections.abc import Iterator
 
 import pytest
 
+from mjax.data import remote
 from mjax.data.config import DataConfig
 from mjax.data.dataset import Dataset, open_dataset
+from mjax.data.mirror import mirror
 from tests.data.hub_server import Hub, serving
 
 WORDS = ["alpha", "bravo", "charlie", "delta", "echo", "foxtrot", "golf", "hotel"]
@@ -38,3 +41,15 @@ def hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub
     """A hub on this machine, with an empty cache."""
     with serving(tmp_path / "hub", monkeypatch) as server:
         yield server
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of several blocks, and no waits between tries."""
+    original = remote.mirror_config
+    monkeypatch.setattr(
+        remote,
+        "mirror_config",
+        lambda *args: dataclasses.replace(original(*args), block_bytes=400),
+    )
+    monkeypatch.setattr(mirror, "_RETRY_S", (0.0, 0.0, 0.0))

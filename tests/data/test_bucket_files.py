@@ -13,7 +13,6 @@ import pytest
 from mjax.data import bucket_files, remote
 from mjax.data.config import CacheConfig, DataConfig
 from mjax.data.dataset import open_dataset, prepare_files
-from mjax.data.mirror import mirror
 from mjax.run import work_dir
 from mjax.stores import address
 from mjax.stores.objects import ObjectStore, RefusedError, UnavailableError
@@ -41,16 +40,7 @@ FILES = {
 OTHERS = {"picture.png": b"\x89PNG", ".hidden.txt": b"hidden", "empty.txt": b""}
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """Files of several blocks, and no waits between tries."""
-    original = remote.mirror_config
-    monkeypatch.setattr(
-        remote,
-        "mirror_config",
-        lambda *args: dataclasses.replace(original(*args), block_bytes=400),
-    )
-    monkeypatch.setattr(mirror, "_RETRY_S", (0.0, 0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 @pytest.fixture

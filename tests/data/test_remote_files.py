@@ -16,7 +16,6 @@ from mjax.data import __main__ as command
 from mjax.data import remote, remote_hosts
 from mjax.data.config import CacheConfig, DataConfig
 from mjax.data.dataset import Dataset, open_dataset, prepare_files
-from mjax.data.mirror import mirror
 from mjax.processes import hosts
 from tests.data.hub_server import COMMIT
 from tests.processes.test_agreement import members
@@ -25,16 +24,7 @@ from tests.processes.test_distributed import clean_environment, free_port
 PATH = "hf://datasets/org/texts@main"
 
 
-@pytest.fixture(autouse=True)
-def small_blocks(monkeypatch):
-    """Files of several blocks, and no waits between tries."""
-    original = remote.mirror_config
-    monkeypatch.setattr(
-        remote,
-        "mirror_config",
-        lambda *args: dataclasses.replace(original(*args), block_bytes=400),
-    )
-    monkeypatch.setattr(mirror, "_RETRY_S", (0.0, 0.0, 0.0))
+pytestmark = pytest.mark.usefixtures("small_blocks")
 
 
 def config(folder: pathlib.Path, **cache) -> DataConfig:
