@@ -528,7 +528,9 @@ FAULTS = ["409", "410", "429", "500", "slow", "drop", "half", "lost", "no json"]
 FAULTS += ["stall", "deaf", "cut", "gone", "bookmarks", "other json", "401"]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [*range(3), *(pytest.param(n, marks=pytest.mark.slow) for n in range(3, 8))]
+)
 def test_random_faults_change_neither_what_is_deleted_nor_what_is_told(
     fake, connect, seed
 ):

@@ -119,9 +119,18 @@ def test_a_run_without_faults_ends_with_0_in_one_generation(tmp_path):
     assert token.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("what", ["SIGKILL", "SIGSEGV", "exit 1"])
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_that_ends_costs_the_steps_since_the_last_save(tmp_path, what, rank):
+@pytest.mark.parametrize(
+    ("rank", "what"),
+    [
+        (0, "SIGKILL"),
+        pytest.param(1, "SIGKILL", marks=pytest.mark.slow),
+        pytest.param(0, "SIGSEGV", marks=pytest.mark.slow),
+        (1, "SIGSEGV"),
+        (0, "exit 1"),
+        (1, "exit 1"),
+    ],
+)
+def test_a_rank_that_ends_costs_the_steps_since_the_last_save(tmp_path, rank, what):
     launch = Launch(tmp_path / "run", faults={f"1:{rank}": [10, what]})
     assert launch.end() == 0, launch.err
     launch.assert_trained()

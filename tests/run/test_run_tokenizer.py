@@ -57,7 +57,14 @@ def files_in(folder: Path) -> dict[str, tuple[int, bytes]]:
     return {p.name: (p.stat().st_mtime_ns, p.read_bytes()) for p in folder.iterdir()}
 
 
-@pytest.mark.parametrize("kind", ["bytes", "train:300", "hf://org/model@main"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("bytes", marks=pytest.mark.slow),
+        "train:300",
+        "hf://org/model@main",
+    ],
+)
 def test_the_tokenizer_beside_the_checkpoints_is_that_of_the_run(
     tmp_path, corpus, monkeypatch, caplog, kind
 ):

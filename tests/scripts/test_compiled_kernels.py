@@ -20,6 +20,7 @@ from scripts.kernels.sass import LOOP_WATCHED, Loop
 from tests.scripts import planted_cases
 
 PLANTED = f"{planted_cases.__name__}:cases"
+SELECTED = f"{planted_cases.__name__}:selected"
 LIMIT = 1024
 
 
@@ -226,8 +227,11 @@ def test_a_table_of_nothing_is_no_success(monkeypatch, capsys):
 
 @pytest.mark.plan
 @pytest.mark.timeout(900)
-def test_no_shipped_kernel_has_a_fault():
-    reports = compile_cases(kernel_table.SHIPPED)
+@pytest.mark.parametrize(
+    "cases", [SELECTED, pytest.param(kernel_table.SHIPPED, marks=pytest.mark.slow)]
+)
+def test_no_shipped_kernel_has_a_fault(cases):
+    reports = compile_cases(cases)
     assert {f"{r.case}: {fault}" for r in reports for fault in r.faults} == set()
     names = {kernel.name for report in reports for kernel in report.kernels}
     assert names == {

@@ -106,7 +106,7 @@ def one_device(name: str) -> Gradients:
     ("name", "layout"),
     [
         ("gemma", TP_ABOVE_KV),
-        ("gemma", STAGES),
+        pytest.param("gemma", STAGES, marks=pytest.mark.slow),
         ("gpt2", STAGES),
         pytest.param("gpt2", TP, marks=pytest.mark.slow),
         pytest.param("gemma", TP, marks=pytest.mark.slow),

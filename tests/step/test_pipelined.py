@@ -65,8 +65,8 @@ NARROW = dataclasses.replace(
 WIDE_DP = Layout((1, 1, 4, 2), 2, 2, PipelineConfig(chunks=2))
 CASES = [
     (DEEP, WITH_DP),
-    (FIVE_LAYERS, FEW_HEADS),
-    (NARROW, WIDE_DP),
+    pytest.param(FIVE_LAYERS, FEW_HEADS, marks=pytest.mark.slow),
+    pytest.param(NARROW, WIDE_DP, marks=pytest.mark.slow),
     pytest.param(DEEP, Layout((8, 1, 1, 1), 0, 16), marks=pytest.mark.slow),
     (EVERY_OPTION_DEEP, WITH_TP),
     pytest.param(EVERY_OPTION_DEEP, HSDP_AND_TP, marks=pytest.mark.slow),

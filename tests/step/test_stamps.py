@@ -17,6 +17,7 @@ LAYOUTS = {
     "parts of parameters": Layout((1, 1, 4, 2), 3, microbatches=2),
     "pipeline": Layout((2, 1, 2, 2), 1, microbatches=2, pipeline=PipelineConfig()),
 }
+SLOW = {"four microbatches"}
 ONE_MICROBATCH = [Place.FORWARD, Place.BACKWARD]
 
 
@@ -28,7 +29,13 @@ def take(program, num_steps=2):
     return jax.device_get(state.params), results
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else [])
+        for name in LAYOUTS
+    ],
+)
 def test_each_device_writes_the_places_of_a_step_in_order(name):
     layout = LAYOUTS[name]
     program = make_program(layout, stamps=True)
