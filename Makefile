@@ -189,17 +189,18 @@ test-newest: env-newest
 	.venv-newest/bin/python $(PYTEST) -W default $(NEWEST_TESTS)
 
 # The pages of docs/benchmarks, one after the other, then docs/evidence. A script fails if
-# a bound on its page does not hold. ARGS=--changed skips pages that the present code made.
+# a bound on its page does not hold; its old page stays. ARGS=--changed skips pages that
+# the present code made. Pages of faults, kills and training are in evidence-long.
 evidence: env-plan
-	.venv/bin/python -m scripts.evidence_index --run quick cpu $(ARGS)
-	.venv/bin/python -m scripts.evidence_index --write
+	.venv/bin/python -m scripts.evidence_index --run quick cpu $(ARGS); code=$$?; \
+	  .venv/bin/python -m scripts.evidence_index --write && exit $$code
 
 evidence-quick: env-plan
 	.venv/bin/python -m scripts.evidence_index --run quick
 
 evidence-long: env-plan env-hf env-stores
-	.venv/bin/python -m scripts.evidence_index --run long $(ARGS)
-	.venv/bin/python -m scripts.evidence_index --write
+	.venv/bin/python -m scripts.evidence_index --run long $(ARGS); code=$$?; \
+	  .venv/bin/python -m scripts.evidence_index --write && exit $$code
 
 # REPO_URL=https://github.com/OWNER/NAME adds links to it, and to Colab for the notebooks.
 # The theme's notice about MkDocs 2 does not concern these pages.

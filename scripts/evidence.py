@@ -9,6 +9,7 @@ certify.
 import csv
 import dataclasses
 import datetime
+import io
 import json
 import os
 import platform
@@ -49,6 +50,8 @@ def write_page(
 ) -> Path:
     """Write docs/benchmarks/<name>.md and its CSV files, and return its path.
 
+    Each file is replaced atomically: a script that is killed leaves no partial file.
+
     Args:
       name: of the file, without suffix.
       title: heading of the page.
@@ -71,8 +74,20 @@ def write_page(
             file = _write_csv(table, table.file)
             lines.append(f"[{file}]({file}) has the {len(table.rows)} rows.")
     path = BENCHMARKS_DIR / f"{name}.md"
-    path.write_text("\n".join(lines) + "\n")
+    replace_text(path, "\n".join(lines) + "\n")
     return path
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file atomically: no reader sees an incomplete file.
+
+    Args:
+      path: of the file; `<path>.part` is overwritten.
+      text: written in UTF-8, with its line endings.
+    """
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(text, encoding="utf-8", newline="")
+    part.replace(path)
 
 
 def about() -> str:
@@ -160,8 +175,9 @@ def largest_difference(
 
 def _write_csv(table: Table, name: str) -> str:
     """Write header and rows into docs/benchmarks, and return the name of the file."""
-    with (BENCHMARKS_DIR / f"{name}.csv").open("w", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([table.header, *table.rows])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([table.header, *table.rows])
+    replace_text(BENCHMARKS_DIR / f"{name}.csv", text.getvalue())
     return f"{name}.csv"
 
 

@@ -4,7 +4,8 @@
     python -m scripts.evidence_index --write      # rewrite docs/evidence
     python -m scripts.evidence_index --run quick  # remake pages one by one
 
-`--run quick cpu --changed` continues where an earlier call was stopped.
+`--run quick cpu --changed` continues where an earlier call was stopped. A page is
+replaced only if its commands succeed.
 
 Input: docs/benchmarks/claims.toml and pages.toml, the pages, and git's history. A page
 states the commit that it was made at; its entry lists the files and folders that it
@@ -38,6 +39,10 @@ PAGES_PATH = BENCHMARKS_DIR / "pages.toml"
 CLAIMS_PATH = BENCHMARKS_DIR / "claims.toml"
 _TEMPORARY = "$TMP"
 """Placeholder in a command for a temporary folder."""
+_CLEANUP_S = 20.0
+"""How long a command may clean up after Ctrl-C before it is killed."""
+_SHOWN = r"\]\(((?:\.\./figures/)?\w+\.(?:csv|png))\)"
+"""Link of a page to a table or a figure that its script writes."""
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?"
 _FIGURE = re.compile(
     r"(?<![\w.,-])(?:\d+ min \d+ s|\d+ of \d+|\d{1,3}(?:,\d{3})+"
@@ -242,24 +247,89 @@ def texts(claims: Sequence[Claim], pages: Sequence[Page]) -> dict[str, str]:
 
 
 def run(pages: Sequence[Page]) -> int:
-    """Remake pages and print the time of each; return 1 if one failed.
+    """Remake pages one by one, then print how long each took, slowest first.
 
-    A command's exit code states whether its bounds held.
+    A command's exit code states whether its bounds held. If a command of a page fails,
+    is killed, or is stopped by Ctrl-C, the old page and the tables and figures that it
+    links to are restored. What the command wrote is moved to build/rejected.
+
+    Returns:
+      0: all commands succeeded. 1: one failed, or Ctrl-C ended the call.
     """
-    failed = []
+    failed = list[str]()
+    times = list[tuple[float, str]]()
     for page in pages:
+        before = _output(page)
         began_s = time.monotonic()
-        with tempfile.TemporaryDirectory() as folder:
-            for command in page.commands:
-                words = shlex.split(command.replace(_TEMPORARY, folder))
-                if words[0] == "python":
-                    words[0] = sys.executable
-                code = subprocess.run(words, cwd=REPOSITORY).returncode
-                if code != 0:
-                    failed.append(f"{page.name}: {command} ended with {code}")
-        print(f"{page.name}: {time.monotonic() - began_s:.0f} s", flush=True)
+        errors, is_stopped = _run_commands(page)
+        after = _output(page)
+        if errors:
+            _restore(before, after)
+        failed += errors
+        result = "old page kept" if errors else "unchanged" if after == before else ""
+        took_s = time.monotonic() - began_s
+        times.append((took_s, f"{page.name}  {result}".rstrip()))
+        print(f"{page.name}: {took_s:.0f} s", flush=True)
+        if is_stopped:
+            rest = [one.name for one in pages[len(times) :]]
+            failed.append(f"not begun: {', '.join(rest) or 'none'}")
+            break
+    rows = sorted(times, reverse=True)
+    rows.append((sum(took_s for took_s, _ in times), "total"))
+    print("\n     s  page")
+    print("".join(f"{took_s:6.0f}  {name}\n" for took_s, name in rows))
     print("\n".join(failed) or f"{len(pages)} pages made", flush=True)
     return 1 if failed else 0
+
+
+def _run_commands(page: Page) -> tuple[list[str], bool]:
+    """Return which commands of a page failed, and whether Ctrl-C stopped one."""
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for command in page.commands:
+            words = shlex.split(command.replace(_TEMPORARY, folder))
+            if words[0] == "python":
+                words[0] = sys.executable
+            process = subprocess.Popen(words, cwd=REPOSITORY)
+            try:
+                code = process.wait()
+            except KeyboardInterrupt:
+                _end(process)
+                return [*failed, f"{page.name}: {command} was stopped by Ctrl-C"], True
+            if code != 0:
+                failed.append(f"{page.name}: {command} ended with {code}")
+    return failed, False
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a command that the terminal has interrupted too; kill it if it hangs."""
+    try:
+        process.wait(timeout=_CLEANUP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _output(page: Page) -> dict[Path, bytes]:
+    """Return the content of a page, and of the tables and figures that it links to."""
+    if not page.path.exists():
+        return {}
+    names = re.findall(_SHOWN, page.path.read_text())
+    paths = [page.path, *(page.path.parent / name for name in names)]
+    return {path: path.read_bytes() for path in paths if path.exists()}
+
+
+def _restore(before: Mapping[Path, bytes], after: Mapping[Path, bytes]) -> None:
+    """Put back the files of before; move to build/rejected what replaced them."""
+    folder = REPOSITORY / "build" / "rejected"
+    for path, content in after.items():
+        if before.get(path) != content:
+            folder.mkdir(parents=True, exist_ok=True)
+            path.replace(folder / path.name)
+            print(f"{path.name} is kept as {folder / path.name}")
+    for path, content in before.items():
+        if not path.exists():
+            path.write_bytes(content)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -279,10 +349,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:
         parser.error(f"--only: no page is named {', '.join(sorted(unknown))}")
     chosen = [page for page in pages if args.only is None or page.name in args.only]
+    kinds = cast(list[Run] | None, args.run)
+    if args.only is not None and kinds is not None:
+        # Left out in silence, a page that was asked for would keep its old figures.
+        others = [
+            f"{page.name} ({page.run})" for page in chosen if page.run not in kinds
+        ]
+        if others:
+            parser.error(
+                f"--only: --run {' '.join(kinds)} does not make {', '.join(others)}; "
+                "add their kind to --run"
+            )
     if args.changed:
         chosen = [page for page in chosen if since(page) != SAME]
-    if args.run:
-        kinds = cast(list[Run], args.run)
+    if kinds is not None:
         return run([page for page in chosen if page.run in kinds])
     if args.write:
         evidence_claims.write(texts(read_claims(), pages))

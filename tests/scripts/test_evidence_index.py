@@ -3,6 +3,7 @@
 import dataclasses
 import re
 import subprocess
+import sys
 
 import pytest
 
@@ -10,6 +11,7 @@ from scripts import evidence, evidence_claims, evidence_index
 from scripts.evidence_index import Page, read_pages
 
 PAGES = read_pages()
+ROOT = evidence.REPOSITORY
 
 
 @pytest.fixture
@@ -274,3 +276,117 @@ def test_pages_are_made_in_turn_and_one_that_fails_is_named(capfd, tmp_path):
     printed = capfd.readouterr().out
     assert "two: python -c 'raise SystemExit(3)' ended with 3" in printed
     assert evidence_index.run(pages[:1]) == 0
+
+
+def bench(folder, code):
+    """Return the command of a page: a script beside `write` in the test's checkout."""
+    (folder / "make.py").write_text(code)
+    return "python make.py"
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("raise SystemExit(1)", "ended with 1"),
+        ("os.kill(os.getpid(), 9)", "ended with -9"),
+    ],
+)
+def test_a_page_whose_command_fails_keeps_its_old_text(repository, capfd, end, told):
+    folder, _ = repository
+    table = evidence.Table(title="T", text="?", header=["x"], rows=[["1"]], file="all")
+    old = evidence.write_page("one", "One", "python make.py", [table])
+    (folder / "docs" / "two.csv").write_text("before\n")
+    old.write_text(old.read_text() + "[two.csv](two.csv)\n")
+    text = old.read_text()
+    code = (
+        "import os, pathlib\n"
+        "docs = pathlib.Path('docs')\n"
+        "(docs / 'all.csv').write_text('worse')\n"
+        "(docs / 'new.csv').write_text('new')\n"
+        "(docs / 'one.md').write_text('[all](all.csv) [new](new.csv)')\n"
+    )
+    assert evidence_index.run([page(commands=(bench(folder, code + end),))]) == 1
+    assert old.read_text() == text
+    assert (folder / "docs" / "all.csv").read_text() == "x\n1\n"
+    assert (folder / "docs" / "two.csv").read_text() == "before\n"
+    assert not (folder / "docs" / "new.csv").exists()
+    rejected = folder / "build" / "rejected"
+    assert (rejected / "one.md").read_text() == "[all](all.csv) [new](new.csv)"
+    assert (rejected / "all.csv").read_text() == "worse"
+    printed = capfd.readouterr().out
+    assert f"one: python make.py {told}" in printed
+    assert re.search(r"^ +\d+  one  old page kept$", printed, re.M)
+
+
+def test_a_page_is_replaced_in_one_step(repository, monkeypatch):
+    folder, _ = repository
+    text = write().read_text()
+
+    def full(path, target):
+        assert path.read_text() != text
+        assert target.read_text() == text
+        raise OSError("stopped before the page is replaced")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(evidence.Path, "replace", full)
+        with pytest.raises(OSError, match="stopped before"):
+            write("another")
+    assert (folder / "docs" / "one.md").read_text() == text
+    assert "another" in write("another").read_text()
+
+
+def test_the_times_of_the_pages_are_listed_slowest_first(capfd, monkeypatch):
+    clock = iter([0.0, 2.0, 2.0, 9.0])
+    monkeypatch.setattr(evidence_index.time, "monotonic", lambda: next(clock))
+    assert evidence_index.run([page(), page(name="two")]) == 0
+    printed = capfd.readouterr().out
+    table = (
+        "     s  page\n     7  two  unchanged\n     2  one  unchanged\n     9  total\n"
+    )
+    assert table in printed
+
+
+def test_ctrl_c_ends_a_command_keeps_its_old_page_and_lists_the_others(repository):
+    folder, _ = repository
+    code = (
+        "import pathlib, os, time, sys, signal\n"
+        "path = pathlib.Path('docs/one.md')\n"
+        "path.write_text('half')\n"
+        "try:\n"
+        "    os.killpg(0, signal.SIGINT)\n"
+        "    time.sleep(60)\n"
+        "finally:\n"
+        "    pathlib.Path('cleaned').touch()\n"
+    )
+    text = write().read_text()
+    command = bench(folder, code)
+    pages = [page(name="zero"), page(commands=(command,)), page(name="two")]
+    main = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from scripts import evidence_index as index\n"
+        f"index.REPOSITORY = Path({str(folder)!r})\n"
+        "index.BENCHMARKS_DIR = index.REPOSITORY / 'docs'\n"
+        "Page = index.Page\n"
+        f"sys.exit(index.run({pages!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", main],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        start_new_session=True,
+        timeout=60,
+    )
+    assert done.returncode == 1, done.stderr
+    assert (folder / "docs" / "one.md").read_text() == text
+    assert (folder / "cleaned").exists()
+    assert "one: python make.py was stopped by Ctrl-C\nnot begun: two" in (done.stdout)
+    assert re.search(r"^ +\d+  zero  unchanged$", done.stdout, re.M)
+
+
+def test_a_page_that_is_asked_for_by_name_is_never_left_out(capsys):
+    with pytest.raises(SystemExit):
+        evidence_index.main(["--run", "quick", "cpu", "--only", "parity", "chaos"])
+    told = "--only: --run quick cpu does not make chaos (long); add their kind to --run"
+    assert told in capsys.readouterr().err
