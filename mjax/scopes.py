@@ -12,9 +12,9 @@ metadata: they change no instruction.
   count). Inside, `place.1` is the second layer of the repeating pattern.
 - `ticks.4.1.9`, `microbatches.1.1.2`: loops over ticks of a pipeline, or microbatches.
   The scope of a single-iteration loop, which XLA unrolls, names its iteration.
-- `slot`: the compute of a pipeline stage in a half-tick that is not idle. - `skip`: the
-  conditional that skips an idle half-tick. - `exchange`: the exchange of weights and
-  sums when a stage changes its virtual stage.
+- `slot`: the work of a pipeline stage in a half-tick.
+- `skip`: the conditional that skips an idle half-tick.
+- `exchange`: the exchange of weights and sums when a stage changes its virtual stage.
 """
 
 import collections

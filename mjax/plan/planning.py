@@ -155,8 +155,9 @@ def read_schedule(
     every = reading.count_runs(module, analysis)
     schedule = reading.schedule_of(config, sizes)
     taken = reading.count_runs(module, analysis, schedule)
+    slots = reading.half_ticks(module, analysis)
     modelled = dataclasses.replace(
-        reading.modelled(config, sizes, topology, replayed, every, taken),
+        reading.modelled(config, sizes, topology, replayed, every, taken, slots),
         memory_bound_s=reading.memory_bound(module, replayed, taken),
     )
     sources = by_source(
@@ -167,6 +168,7 @@ def read_schedule(
         frames=read_frames(text),
         found=replayed,
         taken=taken,
+        slots=slots,
         modelled=modelled,
         params_bytes=params_bytes,
     )

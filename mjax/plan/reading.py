@@ -48,6 +48,8 @@ _MEMORY_BOUND = 3
 
 Runs = Mapping[str, float]
 """Executions of each computation in a step, by its name."""
+Slots = frozenset[tuple[str, str]]
+"""Work of a pipeline's half-ticks: computation and instruction."""
 
 
 def schedule_of(config: TrainConfig, sizes: AxisSizes) -> Schedule | None:
@@ -83,6 +85,35 @@ def count_runs(
             for called, turns in analysis.calls.get((name, x.name), ()):
                 found.append((called, times * turns * part))
     return runs
+
+
+def half_ticks(module: Module, analysis: Analysis) -> Slots:
+    """Find the instructions that run in every half-tick of a pipeline.
+
+    These are the layers of a virtual stage, not the head, the embedding, the exchange
+    of a virtual stage, or the optimizer, which a step runs as often as without idle
+    half-ticks. Copies to and from the stash and sums of gradients around the layers are
+    not found: their idle part counts as busy.
+
+    Args:
+      module: the step.
+      analysis: analysis of this module.
+    """
+    slots = set[tuple[str, str]]()
+    found, seen = [(module.entry, False)], set[tuple[str, bool]]()
+    while found:
+        name, is_slot = place = found.pop()
+        if place in seen:
+            continue
+        seen.add(place)
+        for x in module.computations[name].instructions:
+            # XLA names no scope for some of the instructions that it adds.
+            is_work = is_slot or scopes.read(x.op_name).is_slot
+            if is_work:
+                slots.add((name, x.name))
+            calls = analysis.calls.get((name, x.name), ())
+            found += [(called, is_work) for called, _ in calls]
+    return frozenset(slots)
 
 
 def communication(analysis: Analysis, every: Runs, taken: Runs) -> Communication:
@@ -128,8 +159,14 @@ def modelled(
     found: Replay,
     every: Runs,
     taken: Runs,
+    slots: Slots,
 ) -> Modelled:
     """Model a step from its replay.
+
+    In lockstep all stages compute in every half-tick that one of them uses, idle or
+    not. With b = idle time / ideal time (`Schedule.bubble`), the layers take (1 + b)
+    times their ideal time, so b / (1 + b) of it is idle. Head, embedding and optimizer
+    do not run in idle half-ticks.
 
     Args:
       config: the run.
@@ -138,10 +175,12 @@ def modelled(
       found: the replay, which runs every heavy branch.
       every: runs of each computation, as the replay takes them.
       taken: as the schedule takes them.
+      slots: the work of half-ticks, from `half_ticks`.
     """
     schedule = schedule_of(config, sizes)
     idle = 0.0 if schedule is None else schedule.bubble
     compute: dict[str, float] = collections.defaultdict(float)
+    idle_s = 0.0
     exposed = dict.fromkeys((*ROLES, *found.exposed_s), 0.0)
     for (name, role), seconds in found.waits_s.items():
         exposed[role] += seconds * taken[name] / every[name]
@@ -149,10 +188,11 @@ def modelled(
         for event in events:
             if event.stream == "compute" and event.kind in COMPUTE_PARTS:
                 seconds = taken[name] * (event.stop_s - event.start_s)
+                if (name, event.name) in slots:
+                    idle_s += seconds * idle / (1 + idle)
+                    seconds /= 1 + idle
                 compute[COMPUTE_PARTS[event.kind]] += seconds
-    # In lockstep all stages compute in every tick, including idle half-ticks.
-    parts = {part: seconds / (1 + idle) for part, seconds in compute.items()}
-    parts[IDLE] = sum(compute.values(), 0.0) * idle / (1 + idle)
+    parts = compute | {IDLE: idle_s}
     parts |= {waiting(role): seconds for role, seconds in exposed.items()}
     tokens_per_s = config.batch.size * config.data.seq_len / sum(parts.values())
     utilization = Utilization(

@@ -22,7 +22,7 @@ from mjax.plan.floors import floors
 from mjax.plan.hlo.frames import Frame, Frames, frames_of
 from mjax.plan.hlo.parse import Instruction, Module, arrays
 from mjax.plan.hlo.work import moved_bytes
-from mjax.plan.reading import Runs
+from mjax.plan.reading import Runs, Slots
 from mjax.plan.replay import Event, Replay
 from mjax.plan.result import IDLE, Modelled, Source, waiting
 
@@ -96,6 +96,7 @@ def by_source(
     frames: Frames,
     found: Replay,
     taken: Runs,
+    slots: Slots,
     modelled: Modelled,
     params_bytes: int,
 ) -> tuple[Source, ...]:
@@ -109,6 +110,8 @@ def by_source(
       frames: the stacks of its instructions.
       found: the replay.
       taken: runs of each computation.
+      slots: the work of half-ticks, whose idle part has its own row, as in the parts
+        of the step.
       modelled: the step; the rows add up to it.
       params_bytes: stored parameters of one device.
     Returns:
@@ -124,17 +127,18 @@ def by_source(
                 continue
             x = computation.by_name[event.name]
             source = _source(event, x, frames_of(x, module, frames), tokens)
-            seconds[source] += taken[name] * (event.stop_s - event.start_s)
+            runs = taken[name]
+            if (name, event.name) in slots:
+                runs /= 1 + modelled.bubble
+            seconds[source] += runs * (event.stop_s - event.start_s)
             moved = sum(moved_bytes(x, computation, module))
-            num_bytes[source] += taken[name] * moved
-    # As in the parts of the step, idle half-ticks of the pipeline have their own row.
-    busy = 1 + modelled.bubble
+            num_bytes[source] += runs * moved
     needed = floors(config, sizes, cost, params_bytes=params_bytes)
     rows = [
         Source(
             name=name,
-            seconds=seconds.get(name, 0.0) / busy,
-            num_bytes=round(num_bytes.get(name, 0.0) / busy),
+            seconds=seconds.get(name, 0.0),
+            num_bytes=round(num_bytes.get(name, 0.0)),
             floor_s=needed.get(name),
         )
         for name in sorted({*seconds, *needed} - {OTHER})
@@ -148,8 +152,8 @@ def by_source(
     rows.sort(key=lambda row: -row.seconds)
     other = Source(
         name=OTHER,
-        seconds=seconds.get(OTHER, 0.0) / busy,
-        num_bytes=round(num_bytes.get(OTHER, 0.0) / busy),
+        seconds=seconds.get(OTHER, 0.0),
+        num_bytes=round(num_bytes.get(OTHER, 0.0)),
         floor_s=None,
     )
     return (*rows, other)

@@ -21,6 +21,7 @@ CONFIG = parse(FLAGS.split(), RECIPES, "prog")[0]
 LAST = "branch_computations={%idle, %loss, %norm}"
 SCHEDULE = build("interleaved-1f1b", num_stages=2, num_chunks=2, num_microbatches=2)
 """Five ticks have forward slots; the loss is in the last two of them."""
+NO_SLOTS: reading.Slots = frozenset()
 TICKS = "jit(train_step)/phase.forward/shard_map/ticks.0.1.5/while/body"
 
 
@@ -56,7 +57,9 @@ def test_without_a_pipeline_the_parts_of_a_step_add_up_to_its_replay():
     module, analysis = recorded("layers")
     runs = reading.count_runs(module, analysis)
     found = played(module, analysis)
-    model = reading.modelled(CONFIG, analysis.sizes, TOPOLOGY, found, runs, runs)
+    model = reading.modelled(
+        CONFIG, analysis.sizes, TOPOLOGY, found, runs, runs, NO_SLOTS
+    )
     assert model.step_s == pytest.approx(found.step_s)
     assert sum(model.exposed_s.values()) == pytest.approx(sum(found.exposed_s.values()))
     tokens_per_s = 16 * 64 / found.step_s
@@ -97,8 +100,8 @@ def test_a_choice_taken_less_often_takes_less_time_and_sends_less():
     taken = reading.count_runs(module, analysis, SCHEDULE)
     found = played(module, analysis)
     sizes = analysis.sizes
-    all_taken = reading.modelled(CONFIG, sizes, TOPOLOGY, found, every, every)
-    model = reading.modelled(CONFIG, sizes, TOPOLOGY, found, every, taken)
+    all_taken = reading.modelled(CONFIG, sizes, TOPOLOGY, found, every, every, NO_SLOTS)
+    model = reading.modelled(CONFIG, sizes, TOPOLOGY, found, every, taken, NO_SLOTS)
     loss_s = sum(
         e.stop_s - e.start_s
         for e in found.timeline["loss"]
@@ -143,7 +146,9 @@ def test_the_largest_kernels_bound_by_memory_are_named_by_their_origin():
     module, analysis = recorded("layers")
     runs = reading.count_runs(module, analysis)
     found = played(module, analysis)
-    model = reading.modelled(CONFIG, analysis.sizes, TOPOLOGY, found, runs, runs)
+    model = reading.modelled(
+        CONFIG, analysis.sizes, TOPOLOGY, found, runs, runs, NO_SLOTS
+    )
     largest = reading.memory_bound(module, found, runs)
     assert 1 <= len(largest) <= 3
     times = list(largest.values())

@@ -63,8 +63,11 @@ def split(text: str) -> tuple[dict[str, Source], float]:
     analysis = analyse(module, *MESHES["layers"])
     found = replay(module, analysis, H200)
     runs = reading.count_runs(module, analysis)
+    slots = reading.half_ticks(module, analysis)
     topology = Topology(gpu="h200", nodes=2)
-    modelled = reading.modelled(CONFIG, analysis.sizes, topology, found, runs, runs)
+    modelled = reading.modelled(
+        CONFIG, analysis.sizes, topology, found, runs, runs, slots
+    )
     rows = sources.by_source(
         CONFIG,
         analysis.sizes,
@@ -73,6 +76,7 @@ def split(text: str) -> tuple[dict[str, Source], float]:
         frames=read_frames(text),
         found=found,
         taken=runs,
+        slots=slots,
         modelled=modelled,
         params_bytes=4,
     )
