@@ -56,27 +56,23 @@ class Stage:
         """Run a command in it.
 
         Raises:
-          CalledProcessError: its exit code is not 0.
+          CalledProcessError: its exit code is not 0, or mounting is not allowed.
         """
         for path, inner in _NETWORK.items():
             if Path(path).exists():
                 shutil.copyfile(path, self.root / inner.lstrip("/"))
-        for name in _MOUNTS:
-            place = self.root / name
-            subprocess.run(["mount", "--rbind", f"/{name}", place], check=True)
-            # With shared mounts (systemd), the umount would reach /dev/pts itself.
-            subprocess.run(["mount", "--make-rslave", place], check=True)
         uid, _, gid = self.user.partition(":")
-        words = ["chroot", f"--userspec={uid}:{gid or uid}", self.root]
+        # The mounts are in a namespace of the command, which ends with it, even if this
+        # program is killed. None reaches the folder outside of it.
+        mounts = "".join(f'mount --rbind /{name} "$0/{name}" && ' for name in _MOUNTS)
+        words = ["unshare", "--mount", "/bin/bash", "-c", f'{mounts}exec "$@"']
+        words += [str(self.root), "chroot", f"--userspec={uid}:{gid or uid}"]
         inner = f"cd {shlex.quote(self.folder)} && exec {shlex.join(command)}"
+        words += [str(self.root), "/bin/bash", "-c", inner]
         given = {k: v for k, v in os.environ.items() if k.lower().endswith("_proxy")}
         given["PIP_CERT"] = _CERTIFICATES
-        try:
-            env = given | {"HOME": "/root" if uid == "0" else "/tmp"} | self.env
-            subprocess.run([*words, "/bin/bash", "-c", inner], check=True, env=env)
-        finally:
-            for name in _MOUNTS:
-                subprocess.run(["umount", "-l", self.root / name], check=True)
+        env = given | {"HOME": "/root" if uid == "0" else "/tmp"} | self.env
+        subprocess.run(words, check=True, env=env)
 
     def set(self, name: str, value: str) -> None:
         """Set a variable, as ENV does."""

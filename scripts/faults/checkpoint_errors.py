@@ -262,7 +262,8 @@ def _small(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        subprocess.run(["umount", str(folder)], check=True)
+        # Lazily: a process that is killed may still use it.
+        subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def _table(title: str, text: str, answers: list[Answer]) -> Table:

@@ -1,7 +1,10 @@
 """The image and the batch scripts: linted, and their commands are ours."""
 
 import json
+import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +102,56 @@ def test_stages_copy_files_and_set_variables(tmp_path):
     assert stage.env["PATH"].startswith("/opt/it:/usr/local/sbin:")
     assert (stage.env["A"], stage.user) == ("b", "7:8")
     assert (base / "etc").is_dir()
+
+
+def has_mounts() -> bool:
+    """Return whether this process may mount in a namespace of its own."""
+    if os.geteuid() != 0:
+        return False
+    return subprocess.run(["unshare", "--mount", "true"]).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def bash_only(tmp_path_factory) -> Path:
+    """The root of a file system that has bash, its libraries, /proc and /dev."""
+    root = tmp_path_factory.mktemp("base")
+    for name in ("bin", "dev", "etc", "proc", "tmp"):
+        (root / name).mkdir()
+    shutil.copy("/bin/bash", root / "bin" / "bash")
+    printed = subprocess.check_output(["ldd", "/bin/bash"], text=True)
+    for library in re.findall(r"(/\S+) \(", printed):
+        (root / library[1:]).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, root / library[1:])
+    return root
+
+
+@pytest.mark.skipif(not has_mounts(), reason="needs root and the right to mount")
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("[[ -e /proc/self/status && -c /dev/null ]]", 0),
+        ("exit 7", 1),
+        ("kill -INT 0; while :; do :; done", -2),
+        ("kill -KILL $PPID", -9),
+    ],
+)
+def test_a_step_leaves_no_mount_however_it_ends(command, code, bash_only, tmp_path):
+    step = (
+        "from pathlib import Path\n"
+        "from scripts.image_steps import Stage\n"
+        f"stage = Stage(Path({str(bash_only)!r}), Path({str(tmp_path / 'root')!r}))\n"
+        f"stage.run(['/bin/bash', '-c', {command!r}])\n"
+    )
+    # In a namespace of the test: a mount that is left does not reach this machine.
+    program = (
+        "import pathlib, subprocess, sys\n"
+        f"step = [sys.executable, '-c', {step!r}]\n"
+        "print(subprocess.run(step, start_new_session=True).returncode)\n"
+        "print(pathlib.Path('/proc/self/mounts').read_text())\n"
+    )
+    words = ["unshare", "--mount", sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    ended, _, mounts = done.stdout.partition("\n")
+    assert int(ended) == code, done.stderr
+    assert " /proc " in mounts
+    assert str(tmp_path) not in mounts
