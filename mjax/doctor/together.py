@@ -29,13 +29,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 
 from mjax.mesh.devices import load_plugin_without_gpu
 from mjax.processes import distributed
 from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same, code_facts, environment_facts
 from mjax.processes.config import DistributedConfig
+from mjax.processes.device_sum import device_sum
 
 _SEEN_S = 30.0
 """Seconds until all processes must see a new file: the time for which NFS caches a
@@ -247,22 +247,10 @@ def _sum() -> str:
       RuntimeError: the sum is wrong on a device of this process.
     """
     devices = jax.devices()
-    axis = jax.sharding.PartitionSpec("all")
-    mesh = jax.sharding.Mesh(np.asarray(devices), ("all",))
-    own = jax.make_array_from_callback(
-        (len(devices),),
-        jax.sharding.NamedSharding(mesh, axis),
-        lambda place: np.arange(1, len(devices) + 1, dtype=np.float32)[place],
-    )
-
-    def total(x: jax.Array) -> jax.Array:
-        return jax.lax.psum(x, "all")
-
-    summed = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=axis, out_specs=axis))
-    right = len(devices) * (len(devices) + 1) / 2
+    summed, numbers, right = device_sum()
 
     def compare() -> None:
-        for shard in summed(own).addressable_shards:
+        for shard in summed(numbers).addressable_shards:
             if (found := float(shard.data[0])) != right:
                 raise RuntimeError(
                     f"{shard.device}: the sum over all devices is {found:g}, not "

@@ -35,12 +35,12 @@ def phases(rank: int, num_processes: int, address: str) -> Iterator[str]:
     """
     yield "spawn"
     import jax
-    import numpy as np
 
     from mjax.processes import distributed
     from mjax.processes.agreement import Agreement
     from mjax.processes.comparison import check_same, code_facts, environment_facts
     from mjax.processes.config import DistributedConfig
+    from mjax.processes.device_sum import device_sum
 
     yield "import"
     jax.config.update("jax_enable_preemption_service", False)
@@ -67,23 +67,11 @@ def phases(rank: int, num_processes: int, address: str) -> Iterator[str]:
             f"of its own; there must be one for each of {num_processes} processes"
         )
     yield "devices"
-    axis = jax.sharding.PartitionSpec("all")
-    mesh = jax.sharding.Mesh(np.asarray(devices), ("all",))
-    own = jax.make_array_from_callback(
-        (num_processes,),
-        jax.sharding.NamedSharding(mesh, axis),
-        lambda place: np.arange(1, num_processes + 1, dtype=np.float32)[place],
-    )
-
-    def total(x: jax.Array) -> jax.Array:
-        return jax.lax.psum(x, "all")
-
-    summed = jax.jit(jax.shard_map(total, mesh=mesh, in_specs=axis, out_specs=axis))
-    compiled = summed.lower(own).compile()
+    summed, numbers, right = device_sum()
+    compiled = summed.lower(numbers).compile()
     yield "compile"
-    (shard,) = compiled(own).addressable_shards
-    found, right = float(shard.data[0]), num_processes * (num_processes + 1) / 2
-    if found != right:
+    (shard,) = compiled(numbers).addressable_shards
+    if (found := float(shard.data[0])) != right:
         raise RuntimeError(f"the sum over all processes is {found:g}, not {right:g}")
     yield "collective"
     jax.distributed.shutdown()
