@@ -30,6 +30,7 @@ STAMPED: dict[str, Role] = {
 }
 """Phases of a device, in the order of a step."""
 UNSTAMPED: dict[str, Role] = {
+    "gather": "host",
     "data": "data",
     "dispatch": "host",
     "device": "sync",
@@ -122,7 +123,11 @@ def step_times(files: Sequence[SpanFile], last: int | None = None) -> StepTimes:
         ranks=tuple(files[number].header.rank for number, _ in columns),
         devices=tuple(device for _, device in columns),
         has_stamps=has_stamps,
-        problems=(*_missing(files), *_silent(files, columns, values)),
+        problems=(
+            *_missing(files),
+            *_silent(files, columns, values),
+            *(_gathered(rows) if has_stamps else ()),
+        ),
     )
 
 
@@ -156,7 +161,7 @@ class _Step:
     stamps: dict[int, dict[str, float]] = dataclasses.field(default_factory=dict)
     """Seconds of the phases, by device."""
     bounds_ns: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)
-    """Seconds from the first phase to the end of the gradient norm, by device."""
+    """Start of the first phase and end of the gradient norm, by device."""
     is_interrupted: bool = False
 
 
@@ -256,4 +261,16 @@ def _silent(
     return (
         f"no times of these steps from rank {shown}: it is not compared; check "
         "whether it has ended, and whether it writes stamps like the others",
+    )
+
+
+def _gathered(rows: Sequence[dict[int, _Step]]) -> tuple[str, ...]:
+    """Describe the hosts' lateness that a gather before the step spreads to all."""
+    if not any("gather" in step.host_s for each in rows for step in each.values()):
+        return ()
+    return (
+        "with --mesh.gather-first the first weights of a step arrive when the latest "
+        "host has dispatched their gather, so a late host shows as the same time in "
+        "`between` on all hosts, and none is named; to find it, run some steps with "
+        "--mesh.no-gather-first",
     )

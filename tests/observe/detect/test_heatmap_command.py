@@ -28,11 +28,13 @@ def write_run(
     save_at: int | None = None,
     pp: int = 1,
     replicas: int = 1,
+    gather: bool = False,
 ) -> None:
     """Write the spans of one process with one device for each of the hosts.
 
     slow: the rank whose backward pass takes 20% more; late_ms: and whose step begins
-    late. All wait for it in `norm`.
+    late. All wait for it in `norm`. gather: each step begins with a gather of 1 ms, and
+    with the lateness.
     """
     (work_dir / "spans").mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
@@ -60,7 +62,12 @@ def write_run(
             begin = step * 1000 * MS + rank * 7 * MS  # clocks differ
             late = late_ms * MS if is_slow else 0
             data, dispatch = 2 * MS, 3 * MS + noise + late
-            spans = [
+            spans = []
+            if gather:
+                spans.append(Span("gather", "host", "host", begin, begin + MS + late))
+                begin += MS + late
+                dispatch -= late
+            spans += [
                 Span("data", "data", "host", begin, begin + data),
                 Span("dispatch", "host", "host", begin + data, begin + data + dispatch),
             ]
@@ -120,6 +127,23 @@ def test_a_host_that_dispatches_late_is_named_with_and_without_stamps(tmp_path, 
         assert [each["host"] for each in found["outliers"]] == ["node2"], stamps
         assert found["outliers"][0]["cause"] == "host"
         assert found["has_stamps"] is stamps
+
+
+def test_a_host_that_gathers_late_is_named_without_stamps(tmp_path, capsys):
+    write_run(tmp_path, HOSTS, slow=1, late_ms=90, stamps=False, gather=True)
+    code, out, err = run(capsys, "--work-dir", tmp_path, "--json")
+    assert (code, err) == (0, "")
+    found = json.loads(out)
+    assert [each["host"] for each in found["outliers"]] == ["node2"]
+    assert found["outliers"][0]["cause"] == "host"
+    gathers = times_of(tmp_path).phase_s[:, :, found["phases"].index("gather")]
+    np.testing.assert_allclose(gathers[:, [0, 2, 3]], 0.001)
+
+
+def test_with_stamps_a_gather_before_the_step_is_a_known_limit(tmp_path):
+    write_run(tmp_path, HOSTS, gather=True)
+    (problem,) = times_of(tmp_path).problems
+    assert "run some steps with --mesh.no-gather-first" in problem
 
 
 def test_the_wait_for_data_counts_only_while_the_device_waits(tmp_path):
@@ -302,7 +326,7 @@ def test_spans_of_unknown_names_are_refused(tmp_path, capsys):
         path.write_text(text)
     code, _, err = run(capsys, "--work-dir", tmp_path)
     assert code == 2
-    assert "has no time of any of data, dispatch, device" in err
+    assert "has no time of any of gather, data, dispatch, device" in err
 
 
 @pytest.mark.parametrize(
