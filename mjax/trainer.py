@@ -368,21 +368,24 @@ def _compile(run: Run, marks: progress.Writer) -> Program:
     if step is None:
         traced, how = run.step or program.trace(), "compile"
         step = run.executables.compile(traced, run.memory)
-    _tell_operations(step, marks)
     gather = program.gather_first
     if gather is not None:
         lowered = cast(jax.stages.Wrapped, gather).lower(program.abstract_state.params)
         gather = run.agreement.together(lowered.compile)
+    _tell_operations([step, *([] if gather is None else [gather])], marks)
     report.say(f"start-up: {how} {time.perf_counter() - started_s:.1f} s")
     return dataclasses.replace(program, train_step=step, gather_first=gather)
 
 
-def _tell_operations(step: jax.stages.Compiled, marks: progress.Writer) -> None:
-    """Map the operations that XLA reports when a GPU hangs to places in the step."""
+def _tell_operations(
+    programs: Sequence[jax.stages.Compiled], marks: progress.Writer
+) -> None:
+    """Map the operations that XLA reports when a GPU hangs to the traced code."""
     if not operations.are_tracked():
         return
     try:
-        marks.operations(operations.places_of(step.as_text() or ""))
+        places = [operations.places_of(one.as_text() or "") for one in programs]
+        marks.operations({name: one for each in places for name, one in each.items()})
     except ValueError as error:
         report.say(
             f"warning: operations cannot be mapped to places in the step ({error})"

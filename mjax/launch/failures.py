@@ -151,6 +151,9 @@ def of_devices(
     where = f"rank {join(ranks)} on {', '.join(hosts)}" if ranks else "all"
     step, phase = states[first].step, Phase(states[first].phase).name.lower()
     text = f"{where} in {phase}, step {step}: {thunks.describe(devices[first])}"
+    if len(programs := thunks.programs(devices)) > 1:
+        shown = [f"{name} on rank {join(some)}" for name, some in programs.items()]
+        text += f"; different programs, so no rank is named: {', '.join(shown)}"
     return Failure(cause=Cause.HUNG, text=text, hosts=hosts, ranks=ranks)
 
 

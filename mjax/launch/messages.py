@@ -56,6 +56,8 @@ class DeviceProgress(msgspec.Struct, kw_only=True):
     """Progress of a device in a step that XLA has aborted; see `thunks`."""
 
     device: int
+    program: str
+    """Name of the compiled program that it runs, such as jit_train_step."""
     limit: str
     """Time limit of a step, as XLA writes it: 20m."""
     completed: int = 0

@@ -22,7 +22,7 @@ _LINE = re.compile(r"[EF]\d{4} [\d:.]+ +(?P<thread>\d+) [\w.]+:\d+\] (?P<text>.*
 """Prefix of absl's log. Devices of a process write concurrently, each from its own
 thread."""
 _EXPIRED = re.compile(
-    r"\[(?P<device>\d+)\] XLA GPU execution `[^`]*` failed to finish in "
+    r"\[(?P<device>\d+)\] XLA GPU execution `(?P<program>[^`]*)` failed to finish in "
     r"(?P<limit>\S+)\."
 )
 _COUNT = re.compile(r"\[\d+\] Completed thunks: (?P<completed>\d+)/(?P<total>\d+) ")
@@ -42,8 +42,10 @@ class Reader:
 
     def __init__(self) -> None:
         """Start without a report."""
-        self._devices: dict[str, DeviceProgress] = {}
+        self._of_thread: dict[str, DeviceProgress] = {}
         self._lists: dict[str, str] = {}
+        self._first: dict[int, DeviceProgress] = {}
+        """By device. A later report is of a program that waits in the queue."""
 
     def feed(self, line: str) -> None:
         """Process a line of the log; most are ignored."""
@@ -53,10 +55,12 @@ class Reader:
         thread, text = found["thread"], found["text"]
         if expired := _EXPIRED.match(text):
             device = int(expired["device"])
-            self._devices[thread] = DeviceProgress(
-                device=device, limit=expired["limit"]
+            self._of_thread[thread] = DeviceProgress(
+                device=device, program=expired["program"], limit=expired["limit"]
             )
-        elif (known := self._devices.get(thread)) is None:
+            self._lists.pop(thread, None)
+            self._first.setdefault(device, self._of_thread[thread])
+        elif (known := self._of_thread.get(thread)) is None:
             return
         elif count := _COUNT.match(text):
             known.completed, known.total = int(count["completed"]), int(count["total"])
@@ -71,10 +75,10 @@ class Reader:
         """Return the report so far; empty if XLA has logged nothing.
 
         Args:
-          operations: path of the file that maps operations to places in the traced
-            step, see `progress.Writer.operations`; it may be absent.
+          operations: path of the file that maps operations of each program to places
+            in the traced code, see `progress.Writer.operations`; it may be absent.
         """
-        if not self._devices:
+        if not self._first:
             return []
         try:
             places = json.loads(operations.read_text())
@@ -83,12 +87,15 @@ class Reader:
         return [
             DeviceProgress(
                 device=one.device,
+                program=one.program,
                 limit=one.limit,
                 completed=one.completed,
                 total=one.total,
-                pending=[_placed(name, places) for name in one.pending],
+                pending=[
+                    _placed(name, places.get(one.program, {})) for name in one.pending
+                ],
             )
-            for one in sorted(self._devices.values(), key=lambda one: one.device)
+            for one in sorted(self._first.values(), key=lambda one: one.device)
         ]
 
 
@@ -102,23 +109,38 @@ def _placed(pending: str, places: Mapping[str, str]) -> str:
 def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
     """Return the ranks that block the others, ascending; empty if none differ.
 
-    All devices run the same program, so a device that waits in a collective has done
-    more of it than one that never arrived. If at least half of more than two ranks are
-    behind, no rank is named, because the others may already have passed the collective.
+    In one program, a device that waits in a collective has done more of it than one
+    that never arrived. If at least half of more than two ranks are behind, no rank is
+    named, because the others may already have passed the collective. None is named
+    either if devices are in different programs (a step, or the gather before it):
+    their numbers of operations cannot be compared.
 
     Args:
       devices: devices of each rank with a report of XLA, at least one.
     """
+    if len(programs(devices)) > 1:
+        return ()
     least = {rank: min(one.completed for one in told) for rank, told in devices.items()}
     last = [rank for rank in sorted(least) if least[rank] == min(least.values())]
     tells = len(last) < len(least) and (len(least) == 2 or 2 * len(last) < len(least))
     return tuple(last) if tells else ()
 
 
+def programs(
+    devices: Mapping[int, Sequence[DeviceProgress]],
+) -> dict[str, list[int]]:
+    """Return the ranks with a device in each program, by its name."""
+    found: dict[str, list[int]] = {}
+    for rank in sorted(devices):
+        for program in sorted({one.program for one in devices[rank]}):
+            found.setdefault(program, []).append(rank)
+    return found
+
+
 def describe(told: Sequence[DeviceProgress]) -> str:
     """Describe the progress of a rank's slowest device."""
     one = min(told, key=lambda one: one.completed)
-    text = f"XLA ended a step that took more than {one.limit}"
+    text = f"XLA ended {one.program}, which took more than {one.limit}"
     if not one.total:
         return text  # without progress tracking
     waits = "; ".join(one.pending) or "nothing"

@@ -1,7 +1,7 @@
-"""Map the operations of a compiled step to places in the traced step.
+"""Map the operations of compiled programs to places in the traced code.
 
-Input: a compiled step. Output: places by the names of XLA's operations, which XLA
-reports when a GPU hangs (xla_gpu_execution_progress_tracking).
+Input: compiled programs. Output: places by the names of XLA's programs and operations,
+which XLA reports when a GPU hangs (xla_gpu_execution_progress_tracking).
 """
 
 import os
@@ -17,17 +17,20 @@ def are_tracked(environment: Mapping[str, str] = os.environ) -> bool:
     return _TRACKING in environment.get("XLA_FLAGS", "")
 
 
-def places_of(text: str) -> dict[str, str]:
-    """Return the place in the traced step of each operation that has a place.
+def places_of(text: str) -> dict[str, dict[str, str]]:
+    """Return the place in the traced code of each operation that has a place.
 
     Args:
       text: text of the scheduled module.
+    Returns:
+      the places by the name of the operation, under the name of the program.
     Raises:
       ValueError: it cannot be read, see `plan.hlo.parse`.
     """
+    module = parse(text)
     places = {
         instruction.name: short_name(instruction.op_name)
-        for computation in parse(text).computations.values()
+        for computation in module.computations.values()
         for instruction in computation.instructions
     }
-    return {name: place for name, place in places.items() if place}
+    return {module.name: {name: place for name, place in places.items() if place}}

@@ -184,14 +184,15 @@ class Writer:
         facts = {"step": step, "processes": [*processes], "is_sure": is_sure}
         self._tell("corrupted", facts)
 
-    def operations(self, places: Mapping[str, str]) -> None:
-        """Record the place in the traced step of each compiled operation.
+    def operations(self, places: Mapping[str, Mapping[str, str]]) -> None:
+        """Record the place in the traced code of each compiled operation.
 
         Args:
-          places: maps XLA's names of operations to places in the traced step.
+          places: for each compiled program, by its name, maps XLA's names of operations
+            to places in the traced code. Programs use the same names for others.
         """
         if self._path is not None:
-            operations_path(self._path).write_text(json.dumps(dict(places)))
+            operations_path(self._path).write_text(json.dumps(places))
 
     def _tell(self, what: str, facts: Mapping[str, Any]) -> None:
         if self._path is None:

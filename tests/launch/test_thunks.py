@@ -14,21 +14,24 @@ from mjax.launch.policy import Cause
 from mjax.processes import progress
 from mjax.processes.progress import Phase, Writer
 
-PLACES = {"all-reduce-start.4": "transpose(jvp(block))/psum"}
+PLACES = {"jit_train_step": {"all-reduce-start.4": "transpose(jvp(block))/psum"}}
+GATHER = "jit_gather_first"
 
 
 def line(thread, text):
     return f"E1123 11:02:42.123456 {thread:7d} gpu_executable.cc:611] {text}"
 
 
-def report(device, completed, pending, thread=7001, total=800):
+def report(
+    device, completed, pending, thread=7001, total=800, program="jit_train_step"
+):
     """Return XLA's log of a device, with pending operations as (name, loops)."""
     thunk = (
         "  - exec[{n}] thunk[{n}/900] {kind}: {name} at 2026-11-23 11:02:41.5{loops}"
     )
     done = thunk.format(n=1, kind="kKernel", name="done_fusion", loops="")
     texts = [
-        f"[{device}] XLA GPU execution `jit_train_step` failed to finish in 20m.",
+        f"[{device}] XLA GPU execution `{program}` failed to finish in 20m.",
         f"[{device}] Completed thunks: {completed}/{total} (unique thunks: 900)",
         f"[{device}] Pending thunks: {total - completed}/{total} (unique thunks: 900)",
         f"[{device}] Last completed thunks: size=1",
@@ -70,9 +73,9 @@ def test_the_first_operations_that_wait_are_told_with_their_place(tmp_path):
         "fusion.9",
     ]
     assert thunks.describe([told]) == (
-        "XLA ended a step that took more than 20m; device 2 has done 310 of 800 "
-        "operations and waits for all-reduce-start.4 (transpose(jvp(block))/psum, in "
-        "turn while.3 11); fusion.9"
+        "XLA ended jit_train_step, which took more than 20m; device 2 has done 310 of "
+        "800 operations and waits for all-reduce-start.4 (transpose(jvp(block))/psum, "
+        "in turn while.3 11); fusion.9"
     )
 
 
@@ -95,7 +98,8 @@ def test_without_a_table_the_names_are_told(tmp_path, operations):
 
 def test_without_tracking_the_limit_is_told(tmp_path):
     (told,) = read(tmp_path, report(0, 0, [])[:1])
-    assert thunks.describe([told]) == "XLA ended a step that took more than 20m"
+    text = "XLA ended jit_train_step, which took more than 20m"
+    assert thunks.describe([told]) == text
 
 
 @pytest.mark.parametrize("cut", range(1, 80, 3))
@@ -111,9 +115,35 @@ def test_another_log_says_nothing(tmp_path):
     )
 
 
-def of(*completed):
+def test_an_operation_of_another_program_is_not_placed_in_the_step(tmp_path):
+    lines = report(0, 3, [("all-reduce-start.4", "")], program=GATHER)
+    (told,) = read(tmp_path, lines, json.dumps(PLACES))
+    assert (told.program, told.pending) == (GATHER, ["all-reduce-start.4"])
+
+
+@pytest.mark.parametrize("thread", [7001, 7002])
+def test_a_device_is_in_the_program_that_it_reports_first(tmp_path, thread):
+    step = report(0, 310, [("a", "")])
+    queued = report(0, 0, [("b", "")], thread=thread, total=9, program=GATHER)
+    (told,) = read(tmp_path, [*step, *queued])
+    assert (told.program, told.completed, told.pending) == (
+        "jit_train_step",
+        310,
+        ["a"],
+    )
+
+
+def of(*completed, programs=()):
     return {
-        rank: [DeviceProgress(device=0, limit="20m", completed=number, total=800)]
+        rank: [
+            DeviceProgress(
+                device=0,
+                program=dict(enumerate(programs)).get(rank, "jit_train_step"),
+                limit="20m",
+                completed=number,
+                total=800,
+            )
+        ]
         for rank, number in enumerate(completed)
     }
 
@@ -166,8 +196,20 @@ def test_a_step_that_xla_ends_is_a_hang_of_who_is_behind():
     assert found is not None
     assert (found.cause, found.ranks, found.hosts) == (Cause.HUNG, (1,), ("host-1",))
     assert found.text == (
-        "rank 1 on host-1 in step, step 41: XLA ended a step that took more than 20m; "
-        "device 0 has done 120 of 800 operations and waits for nothing"
+        "rank 1 on host-1 in step, step 41: XLA ended jit_train_step, which took more "
+        "than 20m; device 0 has done 120 of 800 operations and waits for nothing"
+    )
+
+
+def test_ranks_in_different_programs_are_not_compared():
+    devices = of(310, 310, 3, programs=["jit_train_step", "jit_train_step", GATHER])
+    found = failed(devices, dict.fromkeys(range(3), -6))
+    assert found is not None
+    assert (found.cause, found.ranks, found.hosts) == (Cause.HUNG, (), ())
+    assert found.text.startswith("all in step, step 41: XLA ended jit_train_step, ")
+    assert found.text.endswith(
+        "; different programs, so no rank is named: jit_train_step on rank 0, 1, "
+        f"{GATHER} on rank 2"
     )
 
 

@@ -15,7 +15,8 @@ def attend(x):
 
 def test_operations_of_a_compiled_step_are_named_after_the_traced_one():
     step = jax.jit(jax.grad(attend)).lower(jnp.ones((8, 8), "float32")).compile()
-    places = places_of(step.as_text() or "")
+    ((program, places),) = places_of(step.as_text() or "").items()
+    assert program == "jit_attend"
     assert any("transpose(jvp" in place for place in places.values())
     assert not any("/body/" in place for place in places.values())
 
@@ -35,6 +36,6 @@ def test_xla_tracks_operations_where_it_is_asked_to():
 def test_collectives_of_a_program_for_gpus_have_a_place():
     # Compiled for H200s by jax 0.11.2.
     recorded = Path(__file__).parent / "recorded" / "layers.txt"
-    places = places_of(recorded.read_text())
+    ((_, places),) = places_of(recorded.read_text()).items()
     starts = [place for name, place in places.items() if "-start" in name]
     assert {"jit(step)/all_gather", "jit(step)/reduce_scatter"} <= {*starts}
