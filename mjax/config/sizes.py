@@ -93,7 +93,9 @@ def _check_gather_first(d_model: int, sizes: AxisSizes, *, is_pipeline: bool) ->
 def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainConfig]]:
     """Yield runs that compute the same with less memory.
 
-    Yields each change alone, then all of them with increasing numbers of microbatches.
+    Yields each change alone, then all of them with increasing numbers of microbatches:
+    first with what remat keeps on the device, for devices that cannot access the memory
+    of their host, then with offload. The last run needs least memory.
 
     Args:
       config: a run that divides over its mesh.
@@ -104,9 +106,10 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     local = config.batch.size // sizes.dp
     remats = [{"model.remat": policy} for policy in _less_kept(config.model.remat)]
+    least = [remats[-1] if remats else {}]
     if config.model.remat != "offload" and config.model.layers > 1 and not is_pipeline:
         remats.append({"model.remat": "offload"})
-    least = remats[-1] if remats else {}
+        least.append(remats[-1])
     stash = {}
     if is_pipeline and config.pipeline.stash != "input":
         stash = {"pipeline.stash": "input"}
@@ -119,7 +122,9 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
         if local % count == 0
     ]
     alone = [stash, *remats, *counts, schedule]
-    together = [stash | least | schedule | count for count in ({}, *counts)]
+    together = [
+        stash | remat | schedule | count for remat in least for count in ({}, *counts)
+    ]
     seen: list[dict[str, Any]] = [{}]
     for change in [*alone, *together]:
         if change in seen:

@@ -30,7 +30,7 @@ from mjax.plan.result import (
 
 MAX_ADVICE = 3
 _MAX_TRACED = 8
-"""Number of smaller runs to try if a run does not fit."""
+"""Number of smaller runs to try if a run does not fit, beside the smallest one."""
 _MIN_SHARE = 0.02
 """A part with less than this fraction of the step is no reason for a change."""
 _MIN_GAIN = 0.005
@@ -126,7 +126,8 @@ def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
     factor = memory.total / traced_bytes(plan.config)
     on_host = _state_to_host(plan, traced_bytes, factor)
     found = []
-    for words, config in _first(smaller(plan.config, plan.sizes), _MAX_TRACED):
+    others = [*smaller(plan.config, plan.sizes)]
+    for words, config in [*others[:_MAX_TRACED], *others[_MAX_TRACED:][-1:]]:
         needed = round(traced_bytes(config) * factor)
         why = f"needs {in_units(needed)} of {in_units(memory.usable)}, from the trace"
         if config.model.remat == "offload":
@@ -179,11 +180,6 @@ def _longer_s(plan: Plan, config: TrainConfig) -> float:
         for run in (plan.config, config)
     )
     return plan.modelled.step_s * (then / now - 1)
-
-
-def _first[T](items: Iterator[T], count: int) -> Iterator[T]:
-    for _, item in zip(range(count), items, strict=False):
-        yield item
 
 
 def _faster(plan: Plan) -> tuple[Advice, ...]:

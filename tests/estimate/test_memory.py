@@ -207,6 +207,23 @@ def test_smaller_runs_are_offered_in_order_and_fit_the_mesh():
     ]
 
 
+def test_all_changes_are_also_combined_without_the_memory_of_the_host():
+    config = TrainConfig(
+        model=ModelConfig(layers=8, remat="dots"), batch=BatchConfig(size=4)
+    )
+    plain = AxisSizes(pp=1, dp_replicate=1, dp_shard=1, tp=1)
+    assert [words for words, _ in smaller(config, plain)] == [
+        "--model.remat full",
+        "--model.remat offload",
+        "--batch.microbatches 2",
+        "--batch.microbatches 4",
+        "--model.remat full --batch.microbatches 2",
+        "--model.remat full --batch.microbatches 4",
+        "--model.remat offload --batch.microbatches 2",
+        "--model.remat offload --batch.microbatches 4",
+    ]
+
+
 def test_gpipe_is_offered_1f1b_and_a_plain_run_no_pipeline():
     config = TrainConfig(
         model=ModelConfig(layers=8, remat="full"),

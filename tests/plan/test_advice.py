@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from mjax.config.command_line import parse
+from mjax.config.sizes import smaller
 from mjax.plan.advice import advise, bottleneck
 from tests.plan.plans import GIB, RUNS, make_plan, memory, modelled
 
@@ -93,6 +94,21 @@ def test_a_run_that_does_not_fit_gets_the_first_smaller_one_that_does():
     assert "--batch.microbatches 4" in advice.flags
     assert advice.gain is None
     assert "needs 70.0 GiB of 130.0 GiB" in advice.why
+
+
+def test_the_smallest_run_is_tried_before_the_mesh_is_called_too_small():
+    run = "--recipe gpt-1b3 --model.remat none --batch.microbatches 1"
+    plan = make_plan(run, nodes=1, memory=memory(140 * GIB), modelled=modelled())
+    *_, (words, smallest) = smaller(plan.config, plan.sizes)
+    traced = []
+
+    def traced_bytes(config):
+        traced.append(config)
+        return 50 if config == smallest else 100
+
+    (advice,) = advise(plan, traced_bytes).advice
+    assert advice.flags == words
+    assert len(traced) == 10
 
 
 def test_where_no_smaller_run_fits_the_model_must_be_split_further():
