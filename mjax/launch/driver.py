@@ -384,17 +384,14 @@ class Driver:
 
     def _status_text(self) -> str:
         one = self._supervisor
-        steps = [s.step for host in one.hosts.values() for s in host.ranks.values()]
-        lines = [
-            f"{self._work_dir}: {one.state}, generation {one.generation}, step "
-            f"{max(steps, default=0)}, saved {one.saved_step}"
-        ]
+        lines = [f"{self._work_dir}: {one.progress_text()}"]
         for host in sorted(one.hosts.values(), key=lambda host: host.name):
             heard_s = time.monotonic() - host.heard_s
             ranks = ", ".join(map(str, host.ranks)) or "none"
             why = f" ({host.why})" if host.why else ""
+            state = "waiting" if one.waits_for_place(host) else host.state
             lines.append(
-                f"  {host.name}  {host.state}{why}  ranks {ranks}  last message "
+                f"  {host.name}  {state}{why}  ranks {ranks}  last message "
                 f"{heard_s:.1f} s ago"
             )
         return "\n".join(lines)

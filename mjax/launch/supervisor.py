@@ -136,8 +136,7 @@ class Supervisor:
         was_lost = host.state is HostState.LOST
         if was_lost:
             self._fleet.come_back(host, self.generation)
-        text = f"{host.name} joined as {host.state}"
-        self._tell("host", text, host=host.name, data=hello.facts)
+        self._tell("host", self._joined_text(host), host=host.name, data=hello.facts)
         if self.state is State.ENDED:
             self._send(host.name, Quit())
             return
@@ -155,6 +154,29 @@ class Supervisor:
             text = f"the agent of {host.name} was started again, without its ranks"
             failure = Failure(cause=Cause.KILLED, text=text, hosts=(host.name,))
             self._fail(failure, now_s)
+
+    def _joined_text(self, host: Host) -> str:
+        if self.waits_for_place(host):
+            return f"{host.name} joined"
+        is_spare = host.state is HostState.SPARE
+        return f"{host.name} joined; it is {'a spare' if is_spare else host.state}"
+
+    def waits_for_place(self, host: Host) -> bool:
+        """Return whether it is still open if a host gets ranks or becomes a spare."""
+        return host.state is HostState.SPARE and self.state is State.GATHERING
+
+    def progress_text(self) -> str:
+        """Return the state of the run, its last step and its newest save, in a line."""
+        steps = [s.step for host in self.hosts.values() for s in host.ranks.values()]
+        saved = (
+            f"step {self.saved_step} saved"
+            if self.saved_step >= 0
+            else ("nothing saved yet")
+        )
+        return (
+            f"{self.state}, generation {self.generation}, step "
+            f"{max(steps, default=0)}, {saved}"
+        )
 
     def beat(self, name: str, beat: Beat, now_s: float) -> None:
         """Record the states of the ranks of a host."""

@@ -65,7 +65,7 @@ CASES = {
         line("host", "gpu1 is back as a spare", host="gpu1"),
         [("gpu1", "returned", "")],
     ),
-    "a host that joined": (line("host", "gpu1 joined as spare", host="gpu1"), []),
+    "a host that joined": (line("host", "gpu1 joined", host="gpu1"), []),
     "a line of a log that names hardware": (
         line("log", host="gpu1", data={"rule": "Xid"}),
         [("gpu1", "fault", "logged")],
