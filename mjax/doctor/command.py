@@ -52,7 +52,7 @@ class DoctorFlags:
     json: bool = False
     """Print only one JSON object."""
     all: bool = False
-    """Also show checks that are ok."""
+    """Show each check, also if it is ok or unknown."""
 
     def __post_init__(self) -> None:
         if self.hosts < 1:

@@ -19,7 +19,7 @@ from mjax.flags.standard import ArgumentParser
 from mjax.health import check as checking
 from mjax.health.check import Check, Report
 from mjax.health.checks.nvidia_smi import SMI
-from mjax.health.checks.table import BY_NAME, CHECKS
+from mjax.health.checks.table import AREA_OF, BY_NAME, CHECKS
 from mjax.health.findings import Finding, State
 from mjax.health.inventory import ADAPTERS, inventory
 from mjax.health.settings import Settings, read_expected, read_limits
@@ -31,6 +31,9 @@ _ADAPTERS_S = 5.0
 """Time limit for the adapters of the inventory, chosen: a few files of /sys."""
 _MAX_NAMES = 3
 """Maximum number of checks named for one reason, chosen: one line of a terminal."""
+_MAX_REASONS = 2
+"""Maximum number of reasons of an area that are listed, chosen: a host without GPUs has
+60 of them, which would hide a check that failed."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -57,7 +60,11 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=checking.TOTAL_S, help="limit of all checks")
     add("--json", action="store_true", help="print one JSON object")
     add("--out", type=Path, help="write the JSON object there too")
-    add("--all", action="store_true", help="show checks that are ok, too")
+    add(
+        "--all",
+        action="store_true",
+        help="show each check, also if it is ok or unknown",
+    )
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -157,17 +164,32 @@ def shown(
 
 
 def _grouped(findings: Sequence[Finding]) -> list[str]:
-    """Return a line for each reason, with the names that share it."""
-    names: dict[str, list[str]] = {}
-    for finding in findings:
-        names.setdefault(finding.reason, []).append(finding.name)
+    """Return at most two lines for each area, and a last one on how to see all."""
+    if not findings:
+        return []
+    areas: dict[str, dict[str, list[str]]] = {}
+    for one in findings:
+        # The checks of the doctor are in areas named after their groups.
+        area = AREA_OF.get(one.name, one.name.partition(".")[0])
+        areas.setdefault(area, {}).setdefault(one.reason, []).append(one.name)
     lines = []
-    for reason, mine in names.items():
-        more = f" and {len(mine) - _MAX_NAMES} more" if len(mine) > _MAX_NAMES else ""
+    for area, names in areas.items():
+        if len(names) <= _MAX_REASONS:
+            lines += [_named(mine, reason) for reason, mine in names.items()]
+            continue
+        common = max(names, key=lambda reason: len(names[reason]))
+        number = sum(map(len, names.values()))
         lines.append(
-            f"{State.UNKNOWN:10} {', '.join(mine[:_MAX_NAMES])}{more}: {reason}"
+            f"{State.UNKNOWN:10} {area}: {number} checks for {len(names)} reasons, "
+            f"such as: {common}"
         )
+    lines.append(f"{'':10} -> --all lists each of these checks with its reason")
     return lines
+
+
+def _named(names: Sequence[str], reason: str) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return f"{State.UNKNOWN:10} {', '.join(names[:_MAX_NAMES])}{more}: {reason}"
 
 
 def listed() -> str:

@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 
 from mjax.health import __main__ as command
+from mjax.health import check_command
+from mjax.health.check import Report
 from mjax.health.check_command import table
 from mjax.health.checks.table import CHECKS
+from mjax.health.findings import Finding, State
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -38,6 +41,37 @@ def test_this_host_is_judged_and_nothing_that_is_absent_is_ok():
         assert (one["state"] == "ok") == (one["reason"] == "")
         assert not (one["state"] == "ok" and one["name"].startswith("gpu."))
     assert found["seconds"] < 60
+
+
+def finding(name, reason):
+    return Finding(name=name, state=State.UNKNOWN, reason=reason)
+
+
+def unknown_lines(findings, *, is_all=False):
+    report = Report(findings=findings, readings={}, seconds=1.0)
+    return check_command.shown(report, is_all=is_all).splitlines()
+
+
+def test_unknown_checks_of_an_area_with_many_reasons_are_one_line_with_their_number():
+    findings = [
+        finding("gpu.count", "there is no command nvidia-smi"),
+        finding("memory.total", "24 GiB; memory_gib is not in the expectations"),
+        finding("clock.offset", "there is no command chronyc"),
+        finding("clock.error", "there is no command chronyc"),
+        finding("processors.smt", "off; smt is not in the expectations"),
+    ]
+    lines = unknown_lines(findings)
+    assert lines[:3] == [
+        "unknown    gpu.count: there is no command nvidia-smi",
+        "unknown    system: 4 checks for 3 reasons, such as: there is no command "
+        "chronyc",
+        "           -> --all lists each of these checks with its reason",
+    ]
+    assert "0 failed, 0 incomplete, 5 unknown, 0 ok" in lines[3]
+    each = unknown_lines(findings, is_all=True)
+    assert len(each) == 6
+    assert each[1] == f"unknown    memory.total: {findings[1].reason}"
+    assert len(unknown_lines([])) == 1
 
 
 def test_a_host_in_use_is_not_asked_for_idleness(capsys):
