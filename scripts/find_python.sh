@@ -14,7 +14,7 @@ set -u
 probe='
 import sys
 if sys.version_info < (3, 12):
-    sys.exit("is Python %d.%d.%d" % tuple(sys.version_info[:3]))
+    sys.exit("is Python %d.%d.%d, older than 3.12" % tuple(sys.version_info[:3]))
 try:
     import ensurepip, ssl, venv
 except ImportError as error:
@@ -25,7 +25,11 @@ refused=""
 
 # try FILE: if FILE is a Python that will do, print its path and leave.
 try() {
-    if answer=$("$1" -c "$probe" 2>&1); then
+    if [ -d "$1" ]; then
+        answer="is a folder; give the python in it"
+    elif ! command -v "$1" >/dev/null 2>&1; then
+        answer="there is no such program"
+    elif answer=$("$1" -c "$probe" 2>&1); then
         printf '%s\n' "$answer"
         exit 0
     fi
@@ -51,18 +55,18 @@ fail() {
 mjax needs Python 3.12 or newer, with its modules venv, ensurepip and ssl.
 $1:
 ${refused:-  none
-}Get one, beside the system's own:
+}Install a newer one; the system's own can stay:
   uv python install 3.12       (https://docs.astral.sh/uv)
   pyenv install 3.12           (https://github.com/pyenv/pyenv)
   apt install python3.12 python3.12-venv       (where the system has it)
-or name one that this search does not know: make env PYTHON=/path/to/python3.12
+If you have one that is not in this list, give its path: make env PYTHON=/path/to/python3.12
 MESSAGE
     exit 1
 }
 
 if [ -n "${1:-}" ]; then
     try "$1"
-    fail "PYTHON=$1 will not do"
+    fail "PYTHON=$1 cannot be used"
 fi
 for name in python3.12 python3.13 python3.14 python3; do
     try_path "$name"
@@ -73,4 +77,4 @@ done
 if command -v uv >/dev/null 2>&1; then
     found=$(uv python find --system '>=3.12' 2>/dev/null) && try "$found"
 fi
-fail "Looked on PATH, at pyenv and at uv, and had to refuse"
+fail "None was found on PATH, in pyenv or in uv; these cannot be used"

@@ -138,15 +138,60 @@ def test_uv_is_asked_last(tools: Path, tmp_path: Path):
     assert Path(done.stdout.strip()).exists()
 
 
-def test_no_good_python_says_why_and_what_to_do(tools: Path, tmp_path: Path):
-    old = tmp_path / "bin" / "python3"
-    fake(old, "echo 'is Python 3.11.2' >&2; exit 1")
+def old_python(path: Path) -> Path:
+    """Make a Python that believes to be 3.11.2."""
+    code = "import sys; sys.version_info = (3, 11, 2, 'final', 0); exec(sys.argv[1])"
+    fake(path, f'exec "{sys.executable}" -c "{code}" "$2"')
+    return path
+
+
+def test_with_an_old_python_only_the_needed_version_and_the_way_to_name_it_are_said(
+    tools: Path, tmp_path: Path
+):
+    old = old_python(tmp_path / "bin" / "python3")
     done = find_python(f"{tools}{os.pathsep}{old.parent}")
     assert done.returncode == 1
     assert done.stdout == ""
-    assert "needs Python 3.12 or newer" in done.stderr
-    assert f"{old}: is Python 3.11.2" in done.stderr
+    first, *others = done.stderr.splitlines()
+    assert first == (
+        "mjax needs Python 3.12 or newer, with its modules venv, ensurepip and ssl."
+    )
+    assert f"  {old}: is Python 3.11.2, older than 3.12" in others
     assert "uv python install 3.12" in done.stderr
+    assert others[-1].endswith(": make env PYTHON=/path/to/python3.12")
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("python3", "is Python 3.11.2, older than 3.12"),
+        ("", "is a folder; give the python in it"),
+        ("python3.12", "there is no such program"),
+    ],
+)
+def test_a_named_python_that_cannot_be_used_is_said_with_the_reason(
+    tools: Path, tmp_path: Path, name: str, reason: str
+):
+    old_python(tmp_path / "bin" / "python3")
+    named = str(tmp_path / "bin" / name)
+    done = find_python(str(tools), named)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[1:3] == [
+        f"PYTHON={named} cannot be used:",
+        f"  {named}: {reason}",
+    ]
+
+
+def test_an_old_python_that_imports_mjax_is_told_the_version_it_needs(tmp_path: Path):
+    done = subprocess.run(
+        [old_python(tmp_path / "python3"), "-c", "import mjax"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stderr.splitlines()[-1].startswith(
+        "ImportError: mjax needs Python 3.12 or newer, and this is 3.11.2 ("
+    )
 
 
 def test_no_python_at_all_says_what_to_do(tools: Path):
