@@ -111,8 +111,8 @@ class Job:
 
     def submit(self):
         options = ["--nodes=3", "--ntasks-per-node=1", "--exclusive", "--no-kill"]
-        options += ["--open-mode=append"]
-        self.number = self.cluster.submit(self.script, self.log, options)
+        options += ["--open-mode=append", f"--output={self.log}"]
+        self.number = self.cluster.submit(self.script, options)
 
     def events(self, kind):
         path = self.work_dir / "events.jsonl"
@@ -239,8 +239,8 @@ def test_the_doctor_meets_on_all_nodes_of_an_allocation(cluster, tmp_path):
         f"#!/bin/bash\ncd {REPOSITORY}\nexport JAX_PLATFORMS=cpu\n"
         f"exec srun {program} {words} --work-dir {tmp_path}/run\n"
     )
-    options = ["--nodes=3", "--ntasks-per-node=1", "--exclusive"]
-    number = cluster.submit(script, log, options)
+    options = ["--nodes=3", "--ntasks-per-node=1", "--exclusive", f"--output={log}"]
+    number = cluster.submit(script, options)
     until_s = time.monotonic() + 240
     while cluster.job(number)["JobState"] not in ("COMPLETED", "FAILED"):
         assert time.monotonic() < until_s, log.read_text()
