@@ -5,6 +5,7 @@ PYTHON ?=
 HF_PYTHON ?= python3
 ARGS ?=
 REPO_URL ?=
+SCRIPT ?=
 JAX_VERSION := 0.11.2
 PIP := -m pip --disable-pip-version-check
 # Python compiles a module at its first import, and most modules are never imported. It
@@ -33,7 +34,7 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
 
 .PHONY: help env env-plan env-hf env-eval env-track env-stores env-newest env-docs \
   train test test-plan test-hf test-eval test-track test-stores test-slurm \
-  test-services test-newest docs evidence evidence-quick evidence-long dist lock clean
+  try-slurm test-services test-newest docs evidence evidence-quick evidence-long dist lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
@@ -52,6 +53,7 @@ help:
 	@echo "make test-track   runs tracked by wandb, offline, and by an MLflow server, here"
 	@echo "make test-stores  s3:// and gs://, against servers on this machine"
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
+	@echo "make try-slurm SCRIPT=my.sbatch  run your batch script on such a Slurm"
 	@echo "make test-services  PostgreSQL, NATS, the live page and the docs in Chromium, as root"
 	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make evidence     make the pages of docs/benchmarks anew that need no GPU"
@@ -160,7 +162,16 @@ test-stores: env-stores
 # A real Slurm with several nodes on this machine. It needs root and, on Debian:
 # apt-get install slurmctld slurmd slurm-client munge
 test-slurm: env
-	.venv/bin/python -m pytest tests/launch/test_slurm.py -m slurm $(ARGS)
+	.venv/bin/python -m pytest tests/launch/test_slurm.py \
+	  tests/scripts/test_try_slurm.py -m slurm $(ARGS)
+
+# A batch script on such a Slurm, as long as its job runs. NODES and GPUS are the size of
+# the cluster; ARGS are options of sbatch, which override those of the script.
+NODES ?= 3
+GPUS ?= 0
+try-slurm: env
+	@.venv/bin/python -m scripts.clusters.try_slurm "$(SCRIPT)" \
+	  --nodes "$(NODES)" --gpus "$(GPUS)" -- $(ARGS)
 
 # A real PostgreSQL, NATS and Chromium on this machine, in their own folders. It needs root
 # and installs missing Debian packages. npm downloads axe-core, which checks the

@@ -168,8 +168,8 @@ class Cluster:
         )
         number = done.stdout.strip().partition(";")[0]
         if not number.isdigit():  # with --wait the status is that of the job
-            said = done.stderr.replace("sbatch: error: ", "")
-            raise RefusedError("; ".join(said.strip().splitlines()))
+            said = done.stderr.replace("sbatch: error: ", "").strip()
+            raise RefusedError("\n  ".join(said.splitlines()))
         return number
 
     def jobs(self, number: str) -> list[dict[str, str]]:

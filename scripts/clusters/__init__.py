@@ -1,0 +1,1 @@
+"""Schedulers of clusters, tried on one machine."""
