@@ -2,7 +2,8 @@
 
 With --data.cache.mirror-dir the hosts of a run share the blocks (see `mirror` and
 `remote_hosts`). Each host reads every file completely once, to compare its checksum and
-to store its SHA-256, so that later starts need not compute it again.
+to store its SHA-256 and those of its blocks, so that later starts need not compute them
+again and refuse blocks that differ.
 """
 
 import contextlib
@@ -17,7 +18,8 @@ from mjax.data import bucket_files, cache_files, hub, hub_datasets
 from mjax.data.config import CacheConfig, DataConfig
 from mjax.data.files import RemotePath
 from mjax.data.listing import Listing
-from mjax.data.mirror.mirror import Mirror, MirrorConfig, RemoteFile
+from mjax.data.mirror.config import MirrorConfig
+from mjax.data.mirror.mirror import Mirror, RemoteFile
 from mjax.data.unfinished import SAVE_S, Meter
 from mjax.stores.address import is_url
 
@@ -41,7 +43,8 @@ class RemoteFiles:
         """
         self._listings, self._mirror = listings, mirror
         self._table = folder / _HASHES
-        self._digests: dict[str, str] = {}
+        self._digests: dict[str, list[str]] = {}
+        self._kept: dict[str, list[str]] = {}  # also of files of other runs
 
     def __contains__(self, path: str) -> bool:
         """Say whether a path of a corpus is read through blocks."""
@@ -88,7 +91,7 @@ class RemoteFiles:
                 raise ValueError(f"--data.path: {error}") from None
             for listing in self._listings.values():
                 listing.remember()
-        return self._digests[file.identity]
+        return self._digests[file.identity][0]
 
     def _has_all(self) -> bool:
         return all(f.identity in self._digests for f in self._all())
@@ -116,7 +119,8 @@ class RemoteFiles:
             try:
                 for file in missing.values():
                     digest = self._mirror.check(file.name, meter.add)
-                    self._digests[file.identity] = digest
+                    blocks = self._mirror.digests(file.name)
+                    self._digests[file.identity] = [digest, *blocks]
                     if can_keep and time.monotonic() - saved >= SAVE_S:
                         self._write_hashes()
                         saved = time.monotonic()
@@ -140,14 +144,24 @@ class RemoteFiles:
     def _read_hashes(self) -> None:
         try:
             found = cache_files.read_json(self._table)
-            self._digests |= checked_json.check(found, dict[str, str], "")
+            self._kept |= checked_json.check(found, dict[str, list[str]], "")
         except (cache_files.DamagedFileError, ValueError):
             return  # none are known, or they cannot be read: files are hashed again
+        for file in self._all():
+            digests = self._kept.get(file.identity, [])[1:]
+            if file.identity not in self._digests and self._trusts(file, digests):
+                self._digests[file.identity] = self._kept[file.identity]
+
+    def _trusts(self, file: RemoteFile, digests: list[str]) -> bool:
+        try:
+            return self._mirror.trust(file.name, digests)
+        except ValueError:  # no hexadecimal digits
+            return False
 
     def _write_hashes(self) -> None:
         try:
             with cache_files.written_whole(self._table) as temporary:
-                cache_files.write_json(temporary, self._digests)
+                cache_files.write_json(temporary, self._kept | self._digests)
         except cache_files.UnwritableError as error:
             _log.warning("hashes of remote files cannot be kept: %s", error)
 

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Literal
 
 from mjax.data.mirror import placement
-from mjax.data.mirror.mirror import Mirror, MirrorConfig, RemoteFile
+from mjax.data.mirror.config import MirrorConfig
+from mjax.data.mirror.mirror import Mirror, RemoteFile
 from scripts.evidence import REPOSITORY, Table, write_page
 
 HOSTS: tuple[str, ...] = ("a", "b", "c", "d")

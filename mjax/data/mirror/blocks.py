@@ -2,10 +2,12 @@
 
 A block is one file: the SHA-256 of its bytes, then the bytes. It appears under its name
 by a rename, so a killed process leaves no partial block. Processes of the host agree by
-locks of the operating system, which end with their holder.
+locks of the operating system, which end with their holder. A holder that is stopped and
+does not end delays the others, but only for a bounded time.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import logging
@@ -16,9 +18,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
-_DIGEST_BYTES = 32
+DIGEST_BYTES = 32
+"""Bytes of the SHA-256 in front of each block."""
+_LOCK_S = 30.0  # for locks that are held for one write at most
+_LOCK_POLL_S = 0.01
+_LONG_S = 60.0  # a longer wait for the rate limit is logged
 _HELD = "in_use.lock"
 _OURS = re.compile(r"[\w-]+\.(block|lock)|\w+\.\d+\.\d+\.[\w.-]+\.tmp|rate\.time")
 _log = logging.getLogger(__name__)
@@ -39,37 +45,58 @@ class BlockStore:
           limit_bytes: maximum size; above it, the least recently read blocks are
             removed. None keeps all.
         Raises:
-          OSError: the folder cannot be made.
+          OSError: the folder cannot be made, or holds no blocks and is read-only.
         """
-        folder.mkdir(parents=True, exist_ok=True)
         self._folder, self._limit_bytes = folder, limit_bytes
         self._said: set[str] = set()
-        self._rate_turn, self._rate_until = threading.Lock(), 0.0
-        self._held = (folder / _HELD).open("a")
+        self._rate_read = _Read(0.0, 0)
+        self._closed = threading.Event()
+        self._held = self._hold()
         fcntl.flock(self._held, fcntl.LOCK_SH)
         self._remove_left_over()
 
+    def _hold(self) -> IO[str]:
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            return (self._folder / _HELD).open("a")
+        except OSError as error:
+            try:
+                held = (self._folder / _HELD).open("r")
+            except OSError:
+                raise error from None
+            self._say_once("can only be read", error)
+            return held
+
     def close(self) -> None:
-        """Let `purge` remove the folder."""
+        """End all waits for the rate limit, and let `purge` remove the folder."""
+        self._closed.set()
         self._held.close()
 
     @contextlib.contextmanager
-    def locked(self, name: str) -> Iterator[None]:
+    def locked(self, name: str, wait_s: float = _LOCK_S) -> Iterator[None]:
         """Keep other processes and threads of this host from fetching a block.
 
-        On a disk that is full or read-only there is no lock: a block may be fetched
-        twice, but no read fails.
+        There is no lock on a disk that is full or read-only, nor after a wait for a
+        stopped process: a block may be fetched twice, but no read fails.
+
+        Args:
+          name: name of the block, or of another action.
+          wait_s: maximum wait for the holder of the lock, in seconds.
         """
         with contextlib.ExitStack() as held:
             try:
                 lock = held.enter_context((self._folder / f"{name}.lock").open("a"))
-                fcntl.flock(lock, fcntl.LOCK_EX)
+                _take(lock, wait_s)
             except OSError as error:
                 self._say_once("cannot be locked", error)
             yield
 
     def read(self, name: str) -> bytes | None:
-        """Return a block; None if it is absent, or damaged and now removed."""
+        """Return a block as `sealed` makes it.
+
+        Returns:
+          None if it is absent, or damaged and now removed.
+        """
         path = self._folder / f"{name}.block"
         try:
             content = path.read_bytes()
@@ -78,14 +105,13 @@ class BlockStore:
         except OSError as error:
             self._say_once("cannot be read", error)
             return None
-        data = unsealed(content)
-        if data is None:
+        if not is_whole(content):
             _log.warning("block %s is damaged; it is fetched again", path)
             self.remove(name)
-        else:
-            with contextlib.suppress(OSError):  # read-only: nothing is evicted either
-                os.utime(path)
-        return data
+            return None
+        with contextlib.suppress(OSError):  # read-only: nothing is evicted either
+            os.utime(path)
+        return content
 
     def remove(self, name: str) -> None:
         """Remove a block, if it is here and the disk allows it."""
@@ -102,17 +128,21 @@ class BlockStore:
             )
         self._said.add(what)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Store a block; if the disk fails, log it once and raise nothing."""
+    def write(self, name: str, content: bytes) -> None:
+        """Store a block; if the disk fails, log it once and raise nothing.
+
+        Args:
+          name: name of the block.
+          content: the block as `sealed` makes it.
+        """
         own = f"{os.getpid()}.{threading.get_ident()}.{socket.gethostname()}"
         temporary = self._folder / f"{name}.{own}.tmp"
         try:
-            self._make_room(len(data) + _DIGEST_BYTES)
-            with temporary.open("wb") as file:
-                file.write(sealed(data))
+            with self._room(len(content)), temporary.open("wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            temporary.replace(self._folder / f"{name}.block")
+                temporary.replace(self._folder / f"{name}.block")
         except OSError as error:
             with contextlib.suppress(OSError):  # read-only
                 temporary.unlink(missing_ok=True)
@@ -125,8 +155,11 @@ class BlockStore:
                 with contextlib.suppress(OSError):  # read-only
                     left.unlink(missing_ok=True)
 
-    def _make_room(self, num_bytes: int) -> None:
+    @contextlib.contextmanager
+    def _room(self, num_bytes: int) -> Iterator[None]:
+        """Evict blocks until so many bytes fit, and keep others from writing."""
         if self._limit_bytes is None:
+            yield
             return
         with self.locked("room"):
             found = [(p.stat(), p) for p in self._folder.glob("*.block")]
@@ -136,29 +169,81 @@ class BlockStore:
                     break
                 path.unlink(missing_ok=True)
                 used -= stat.st_size
+            yield
 
     def wait_for(self, num_bytes: int, bytes_per_s: float) -> None:
         """Wait until this host may read so many bytes from the remote.
 
-        All processes of the host take turns by a time in a file, on the clock that
-        starts with the host; a time from before a reboot is ignored.
+        All processes of the host take turns by the time and size of the last read in a
+        file, on the clock that starts with the host; a time from before a reboot is
+        ignored. Nobody holds a lock while waiting.
+
+        Args:
+          num_bytes: bytes of the read that follows.
+          bytes_per_s: share of this host. It also decides how long a read of an earlier
+            process delays this one.
+        Raises:
+          OSError: the store was closed meanwhile.
         """
-        with self._rate_turn, self.locked("rate"):
-            path = self._folder / "rate.time"
-            start, until = 0.0, 0.0
+        is_said = False
+        while (wait_s := self._take_turn(num_bytes, bytes_per_s)) > 0:
+            if wait_s > _LONG_S and not is_said:
+                _log.info(
+                    "waiting %.0f s: the rate limit of this host is %.3g bytes per "
+                    "second (--data.cache.mib-per-s, divided by the number of hosts)",
+                    *(wait_s, bytes_per_s),
+                )
+                is_said = True
+            if self._closed.wait(wait_s):
+                raise OSError(f"the blocks in {self._folder} were closed")
+
+    def _take_turn(self, num_bytes: int, bytes_per_s: float) -> float:
+        """Take the turn and return 0, or return the seconds to wait for it."""
+        with self.locked("rate"):
+            path, now = self._folder / "rate.time", time.monotonic()
+            last = self._rate_read
             with contextlib.suppress(OSError, ValueError):
-                start, until = map(float, path.read_text().split())
-            if start > time.monotonic():
-                until = 0.0
-            until = max(until, self._rate_until)
-            if time.monotonic() < until:
-                time.sleep(until - time.monotonic())
-            now = time.monotonic()
-            self._rate_until = now + num_bytes / bytes_per_s
+                start_s, size = path.read_text().split()
+                last = max(last, _Read(float(start_s), int(size)))
+            if not last.start_s <= now:  # before a reboot, or no number
+                last = _Read(0.0, 0)
+            wait_s = last.start_s + last.num_bytes / bytes_per_s - now
+            if wait_s > 0:
+                return wait_s
+            self._rate_read = _Read(now, num_bytes)
             try:
-                path.write_text(f"{now!r} {self._rate_until!r}")
+                path.write_text(f"{now!r} {num_bytes}")
             except OSError as error:  # this process still keeps to its share
                 self._say_once("cannot share a rate limit", error)
+            return 0.0
+
+
+class _Read(NamedTuple):
+    """A read from the remote."""
+
+    start_s: float
+    """On the clock that starts with the host."""
+    num_bytes: int
+
+
+def _take(lock: IO[str], wait_s: float) -> None:
+    """Take a lock.
+
+    Raises:
+      OSError: it cannot be locked, or another process has not released it.
+    """
+    until_s = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until_s:
+                raise TimeoutError(
+                    errno.ETIMEDOUT, f"a process has held {lock.name} for {wait_s:g} s"
+                ) from None
+            time.sleep(_LOCK_POLL_S)
+        else:
+            return
 
 
 class Kept(NamedTuple):
@@ -234,8 +319,7 @@ def sealed(data: bytes) -> bytes:
     return hashlib.sha256(data).digest() + data
 
 
-def unsealed(content: bytes) -> bytes | None:
-    """Return the bytes of a block; None if they do not match their SHA-256."""
-    data = content[_DIGEST_BYTES:]
-    is_whole = hashlib.sha256(data).digest() == content[:_DIGEST_BYTES]
-    return data if is_whole else None
+def is_whole(content: bytes) -> bool:
+    """Say whether the bytes of a sealed block match their SHA-256."""
+    data = memoryview(content)[DIGEST_BYTES:]
+    return hashlib.sha256(data).digest() == content[:DIGEST_BYTES]

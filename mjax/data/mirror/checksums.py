@@ -20,7 +20,7 @@ class Comparison:
         self._sha256 = hashlib.sha256()
         self._git = hashlib.sha1(b"blob %d\0" % num_bytes)
 
-    def update(self, data: bytes) -> None:
+    def update(self, data: bytes | memoryview) -> None:
         """Add the next piece."""
         self._sha256.update(data)
         if self._kind == "git":

@@ -6,27 +6,26 @@ suffice because `placement` spreads the first hosts evenly; a shared token bucke
 have to survive the loss of the host that holds it.
 """
 
+import contextlib
 import dataclasses
 import hashlib
-import hmac
-import http.client
-import http.server
 import logging
 import pathlib
 import socket
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
 from mjax.data.mirror import placement
-from mjax.data.mirror.blocks import BlockStore, sealed, unsealed
+from mjax.data.mirror.ahead import NUM_AHEAD, in_order
+from mjax.data.mirror.blocks import DIGEST_BYTES, BlockStore, sealed
 from mjax.data.mirror.checksums import Comparison
+from mjax.data.mirror.config import MirrorConfig
+from mjax.data.mirror.peers import Answer, Method, Peers
+from mjax.data.mirror.server import Blocks, Server
 
-BLOCK_BYTES = 64 << 20
-_DOWN_S = 30.0  # until a host that did not answer is asked again
 _RETRY_S = (1.0, 2.0, 4.0)  # waits before the remote is asked again
-_POLL_S = 0.05  # a server notices within this time that it is to end
+_LOCK_S = 600.0  # until a process that has stopped with a lock is not waited for
 _log = logging.getLogger(__name__)
 
 
@@ -72,38 +71,6 @@ class Remote(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MirrorConfig:
-    """Settings that are the same on all hosts of a mirror."""
-
-    addresses: Mapping[str, tuple[str, int]]
-    """Address and port of the server of each host."""
-    token: str
-    """Secret of the run; a request without it is refused."""
-    num_replicas: int = 3
-    """Hosts that keep each block."""
-    block_bytes: int = BLOCK_BYTES
-    """Bytes per block; the last of a file may have fewer."""
-    bytes_per_s: float | None = None
-    """Rate limit of all hosts together on the remote; None sets no limit."""
-    timeout_s: float = 10.0
-    """Seconds to wait for a block that a host keeps; then the host counts as lost."""
-    fetch_timeout_s: float = 600.0
-    """The same for a host that first reads the remote, under its rate limit."""
-
-    def __post_init__(self) -> None:
-        if self.block_bytes < 1 or min(self.timeout_s, self.fetch_timeout_s) <= 0:
-            raise ValueError(
-                "block_bytes must be at least 1, and timeout_s and fetch_timeout_s "
-                f"above 0, got {self.block_bytes}, {self.timeout_s} and "
-                f"{self.fetch_timeout_s}"
-            )
-        if not self.token:
-            raise ValueError("the token of a mirror is empty; give the run's secret")
-        if self.bytes_per_s is not None and self.bytes_per_s <= 0:
-            raise ValueError(f"bytes_per_s must be above 0, got {self.bytes_per_s}")
-
-
 class Mirror:
     """One host of a mirror: reads blocks, and serves those that it keeps."""
 
@@ -138,9 +105,11 @@ class Mirror:
         )
         self.limit_bytes = limit_bytes
         self.store = BlockStore(folder, limit_bytes)
-        self._down: dict[str, float] = {}
-        self._said: set[tuple[str, str]] = set()
-        self._server: http.server.ThreadingHTTPServer | None = None
+        self._peers = Peers(
+            *(config.addresses, config.token, config.timeout_s, config.block_timeout_s)
+        )
+        self._digests: dict[str, bytes] = {}
+        self._server: Server | None = None
 
     def serve(self, listener: socket.socket | None = None) -> None:
         """Answer the other hosts of the run, in threads of this process.
@@ -151,23 +120,17 @@ class Mirror:
         Raises:
           OSError: the address of this host cannot be used.
         """
-        address = self.config.addresses[self.host]
-        handler = type("Handler", (_Handler,), {"mirror": self})
-        self._server = http.server.ThreadingHTTPServer(
-            address, handler, bind_and_activate=listener is None
+        blocks = Blocks(
+            *(self._blocks, self._stored, self._fetched, self.store.remove, NUM_AHEAD)
         )
-        if listener is not None:
-            self._server.socket.close()
-            self._server.socket = listener
-        self._server.daemon_threads = True
-        turn = self._server.serve_forever
-        threading.Thread(target=turn, args=(_POLL_S,), daemon=True).start()
+        terms = (self.config.token, self.config.timeout_s)
+        address = self.config.addresses[self.host]
+        self._server = Server(blocks, *terms, address, listener)
 
     def close(self) -> None:
         """Stop answering, and let `purge` remove the folder."""
         if self._server is not None:
-            self._server.shutdown()
-            self._server.server_close()
+            self._server.close()
         self.store.close()
 
     def fill(self) -> None:
@@ -203,9 +166,13 @@ class Mirror:
           OSError: no host has a block, and the remote does not answer.
           ValueError: the remote refuses, or the file has changed.
         """
-        for block in sorted(self._own(), key=lambda b: self.table[b][0] != self.host):
-            self._read(block)
+        own = sorted(self._own(), key=lambda b: self.table[b][0] != self.host)
+        for block, _ in self._each(own):
             on_read(self._length(block))
+
+    def _each(self, blocks: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield blocks and their content in order, while the next ones are read."""
+        return zip(blocks, in_order(self._read, blocks), strict=True)
 
     def _own(self) -> list[str]:
         return [block for block in self._blocks if self.host in self.table[block]]
@@ -233,24 +200,83 @@ class Mirror:
           ValueError: the remote refuses, or the file has changed.
         """
         file = self._files[name]
-        blocks = self._blocks_of(file)
-        found = Comparison(file.checksum, file.size)
-        for block in blocks:
-            data = self._read(block)
-            found.update(data)
-            on_read(len(data))
-        if not found.difference:
-            return found.sha256
-        for block in blocks:
-            self.store.remove(block)
-            for host in self.table[block]:
-                if host != self.host:
-                    self._ask(host, block, "DELETE")
-        raise WrongContentError(
-            f"{file.name} has the {found.difference}, which the remote states; its "
-            "blocks were removed, so start again, and if it fails again the file of "
-            "the remote is damaged"
+        found, digests = Comparison(file.checksum, file.size), {}
+        for block, content in self._each(self._blocks_of(file)):
+            found.update(_data(content))
+            digests[block] = content[:DIGEST_BYTES]
+            on_read(self._length(block))
+        if found.difference:
+            found = self._check_remote(file, digests, found)
+        self._digests |= digests
+        return found.sha256
+
+    def _check_remote(
+        self, file: RemoteFile, digests: dict[str, bytes], found: Comparison
+    ) -> Comparison:
+        """Read a file from the remote alone, and repair the blocks that differ.
+
+        Args:
+          file: file whose checksum differs.
+          digests: SHA-256 of each block as it was read before; changed in place.
+          found: comparison of the blocks as they were read before.
+        Raises:
+          WrongContentError: the content of the remote differs, too.
+        """
+        _log.warning(
+            "mirror: %s has the %s; host %s reads it from the remote again",
+            *(file.name, found.difference, self.host),
         )
+        again, differing = Comparison(file.checksum, file.size), []
+        for block, before in digests.items():
+            try:
+                data = self._read_remote(block)
+            except OSError as error:
+                raise WrongContentError(
+                    f"{file.name} has the {found.difference}, which the remote "
+                    f"states, and cannot be read again: {error}"
+                ) from None
+            again.update(data)
+            content = sealed(data)
+            digests[block] = content[:DIGEST_BYTES]
+            if digests[block] != before:
+                self.store.remove(block)
+                self._keep(block, content)
+                differing.append(block)
+        if again.difference:
+            for block in digests:
+                self._remove_everywhere(block)
+            raise WrongContentError(
+                f"{file.name} has the {again.difference}, which the remote states; its "
+                "blocks were removed, so start again, and if it fails again the file "
+                "of the remote is damaged"
+            )
+        for block in differing:
+            self._digests[block] = digests[block]
+            for host in self._others(self.table[block]):
+                if self._ask(host, block, "GET").content is None:
+                    self._ask(host, block, "DELETE", is_last_try=True)
+        return again
+
+    def _remove_everywhere(self, block: str) -> None:
+        self.store.remove(block)
+        for host in self._others(self.table[block]):
+            self._ask(host, block, "DELETE")
+
+    def digests(self, name: str) -> list[str]:
+        """Return the hexadecimal SHA-256 of each block of a file that was checked."""
+        return [self._digests[b].hex() for b in self._blocks_of(self._files[name])]
+
+    def trust(self, name: str, digests: Sequence[str]) -> bool:
+        """Compare the blocks of a file with the result of `digests` in an earlier run.
+
+        Returns:
+          whether these are digests of as many blocks as the file has.
+        """
+        blocks = self._blocks_of(self._files[name])
+        if len(blocks) != len(digests):
+            return False
+        self._digests |= zip(blocks, map(bytes.fromhex, digests), strict=True)
+        return True
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
         """Return bytes of a file; fewer at its end.
@@ -263,175 +289,177 @@ class Mirror:
         stop = min(start + length, file.size)
         first = start // size * size
         parts = [
-            self._read(_block_name(file, at, size)) for at in range(first, stop, size)
+            _data(self._read(_block_name(file, at, size)))
+            for at in range(first, stop, size)
         ]
+        if len(parts) == 1:
+            return bytes(parts[0][start - first : stop - first])
         return b"".join(parts)[start - first : stop - first]
 
-    def kept(self, block: str, is_asked_to_fetch: bool) -> bytes | None:
-        """Return a block for another host; None if it is not here."""
-        data = self.store.read(block)
-        if data is None and is_asked_to_fetch and block in self._blocks:
-            with self.store.locked(block):
-                data = self.store.read(block)
-                return self._fetch(block) if data is None else data
-        return data
+    # ------------------------------------------------------------------------- blocks
+
+    def _stored(self, block: str) -> bytes | None:
+        """Return a block of this disk; None if it is not there."""
+        content = self.store.read(block)
+        if content is None or self._is_right(block, content):
+            return content
+        _log.warning(
+            "%s on the disk of host %s is not what was checked; it is fetched again",
+            *(self._label(block), self.host),
+        )
+        self.store.remove(block)
+        return None
+
+    def _is_right(self, block: str, content: bytes) -> bool:
+        """Compare a block with the file that was checked, if it was."""
+        is_whole = len(content) == self._length(block) + DIGEST_BYTES
+        return is_whole and content[:DIGEST_BYTES] == self._digests.get(
+            block, content[:DIGEST_BYTES]
+        )
+
+    def _keep(self, block: str, content: bytes) -> None:
+        if self.host in self.table[block]:
+            self.store.write(block, content)
+
+    @contextlib.contextmanager
+    def _locked(self, name: str) -> Iterator[None]:
+        share = self._share
+        reads_s = 0.0 if share is None else self.config.block_bytes / share
+        with self.store.locked(name, _LOCK_S + 2 * NUM_AHEAD * reads_s):
+            yield
 
     def _read(self, block: str) -> bytes:
-        data = self.store.read(block)
-        if data is not None:
-            return data
-        with self.store.locked(f"read-{block}"):
-            data = self.store.read(block)  # another process may have brought it
-            if data is not None:
-                return data
-            data = self._read_elsewhere(block)
-            if self.host in self.table[block]:
-                self.store.write(block, data)
-            return data
+        """Return a block from anywhere."""
+        content = self._stored(block)
+        if content is not None:
+            return content
+        with self._locked(f"read-{block}"):
+            content = self._stored(block)  # another process may have brought it
+            return content or self._read_elsewhere(block)
 
     def _read_elsewhere(self, block: str) -> bytes:
         hosts = self.table[block]
+        for host in self._others(hosts):
+            answer = self._ask(host, block, "GET")
+            if answer.content is not None:
+                self._keep(block, answer.content)
+                return answer.content
+        reasons: list[str] = []
+        failure: OSError | ValueError | None = None
         for host in hosts:
             if host != self.host:
-                data = self._ask(host, block, "GET")
-                if data is not None:
-                    return data
-        failure = None
-        for host in hosts:
-            if host == self.host:
-                try:
-                    data = self.kept(block, True)
-                except (OSError, ValueError) as error:  # others may reach the remote
-                    data, failure = None, error
-            else:
-                data = self._ask(host, block, "POST")
-            if data is not None:
-                return data
-        if failure is not None:
-            raise failure
-        return self._fetch(block)
+                answer = self._ask(host, block, "POST")
+                if answer.content is not None:
+                    self._keep(block, answer.content)
+                    return answer.content
+                reasons.append(f"host {host}: {answer.reason}")
+                continue
+            try:
+                return self._fetched(block)
+            except (OSError, ValueError) as error:  # others may reach the remote
+                failure = error
+        try:
+            if failure is None:
+                return self._fetched(block)
+        except (OSError, ValueError) as error:
+            failure = error
+        return self._last_copy(block, failure, reasons)
 
-    def _fetch(self, block: str) -> bytes:
-        """Read a block from the remote, and keep it if this host should keep it.
+    def _last_copy(
+        self, block: str, failure: OSError | ValueError | None, reasons: list[str]
+    ) -> bytes:
+        """Ask hosts that failed a moment ago, too: one may have the only copy.
+
+        Args:
+          block: name of the block, which the remote does not give.
+          failure: what the remote answered to this host.
+          reasons: what the hosts answered that should have read it.
+        """
+        others = self._others(self.config.addresses)
+        answers = in_order(
+            lambda host: self._ask(host, block, "GET", is_last_try=True), others
+        )
+        for answer in answers:
+            if answer.content is not None:
+                self._keep(block, answer.content)
+                return answer.content
+        if isinstance(failure, ValueError):
+            raise failure
+        raise OSError("; ".join([str(failure), *reasons]))
+
+    def _fetched(self, block: str) -> bytes:
+        """Return a block of this disk or of the remote, and keep it.
 
         Other hosts are asked first: one of them may still have the block from an
-        earlier run with more or fewer hosts.
+        earlier run with more or fewer hosts. Nothing waits long for such a host.
         """
-        data = None
-        for host in self.config.addresses:
-            if host not in (self.host, *self.table[block]) and data is None:
-                data = self._ask(host, block, "GET")
-        if data is None:
-            file, start = self._blocks[block]
-            data = self._read_remote(file, start, self._length(block))
-        if self.host in self.table[block]:
-            self.store.write(block, data)
-        return data
+        with self._locked(block):
+            content = self._stored(block)
+            if content is not None:
+                return content
+            until_s = time.monotonic() + self.config.timeout_s
+            for host in self._others(self.config.addresses):
+                if host not in self.table[block] and time.monotonic() < until_s:
+                    content = self._ask(host, block, "GET").content
+                if content is not None:
+                    break
+            content = content or sealed(self._read_remote(block))
+            self._keep(block, content)
+            return content
 
-    def _read_remote(self, file: RemoteFile, start: int, length: int) -> bytes:
-        failure = ""
+    @property
+    def _share(self) -> float | None:
+        """Bytes per second that this host may read from the remote."""
+        total = self.config.bytes_per_s
+        return None if total is None else total / len(self.config.addresses)
+
+    def _read_remote(self, block: str) -> bytes:
+        (file, start), length = self._blocks[block], self._length(block)
+        failure, digest = "", self._digests.get(block)
         for wait_s in (0.0, *_RETRY_S):
             time.sleep(wait_s)
-            if self.config.bytes_per_s is not None:
-                share = self.config.bytes_per_s / len(self.config.addresses)
-                self.store.wait_for(length, share)
+            if self._share is not None:
+                self.store.wait_for(length, self._share)
             try:
                 data = self._remote.read_range(file.name, start, length)
             except OSError as error:
                 failure = str(error) or type(error).__name__
                 continue
-            if len(data) == length:
+            if len(data) != length:
+                failure = f"it sent {len(data)} bytes instead of {length}"
+            elif digest is not None and hashlib.sha256(data).digest() != digest:
+                failure = "it sent other bytes than those that were checked before"
+            else:
                 return data
-            failure = f"it sent {len(data)} bytes instead of {length}"
         raise OSError(
-            f"host {self.host} cannot read bytes {start} to {start + length} of "
-            f"{file.name} from the remote in {len(_RETRY_S) + 1} tries ({failure}); "
-            "start again when the remote can be reached"
+            f"host {self.host} cannot read {self._label(block)} from the remote in "
+            f"{len(_RETRY_S) + 1} tries ({failure}); start again when the remote can "
+            "be reached"
         )
 
-    def _ask(self, host: str, block: str, method: str) -> bytes | None:
-        """Return a block from another host; None if it has none or does not answer.
+    def _label(self, block: str) -> str:
+        file, start = self._blocks[block]
+        return f"bytes {start} to {start + self._length(block)} of {file.name}"
 
-        GET asks for a block that the host has, POST lets it fetch the block first,
-        DELETE removes the block there and returns None.
-        """
-        now = time.monotonic()
-        if self._down.get(host, now) > now:
-            return None
-        config = self.config
-        limit_s = config.fetch_timeout_s if method == "POST" else config.timeout_s
-        connection = http.client.HTTPConnection(
-            *config.addresses[host], timeout=limit_s
+    def _others(self, hosts: Iterable[str]) -> list[str]:
+        return [host for host in hosts if host != self.host]
+
+    def _ask(
+        self, host: str, block: str, method: Method, *, is_last_try: bool = False
+    ) -> Answer:
+        return self._peers.ask(
+            host,
+            block,
+            method,
+            lambda content: self._is_right(block, content),
+            label=self._label(block),
+            is_last_try=is_last_try,
         )
-        headers = {"Authorization": f"Bearer {config.token}"}
-        try:
-            connection.request(method, f"/{block}", headers=headers)
-            answer = connection.getresponse()
-            content = bytearray()
-            while part := answer.read1(1 << 20):
-                content += part
-                if time.monotonic() > now + limit_s:
-                    raise TimeoutError(f"no whole block in {limit_s} s")
-            status = answer.status
-        except (OSError, http.client.HTTPException) as error:
-            self._down[host] = time.monotonic() + _DOWN_S
-            self._say_once(host, "does not answer", error)
-            return None
-        finally:
-            connection.close()
-        if status == http.HTTPStatus.NOT_FOUND:
-            return None
-        data = unsealed(bytes(content)) if status == http.HTTPStatus.OK else None
-        if data is None:
-            self._say_once(host, "sent no good block", f"HTTP status {status}")
-        return data
-
-    def _say_once(self, host: str, what: str, why: object) -> None:
-        if (host, what) not in self._said:
-            _log.warning("mirror: host %s %s (%s)", host, what, why)
-        self._said.add((host, what))
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    mirror: Mirror
-
-    def do_GET(self) -> None:
-        self._answer(lambda block: self.mirror.kept(block, False))
-
-    def do_POST(self) -> None:
-        self._answer(lambda block: self.mirror.kept(block, True))
-
-    def do_DELETE(self) -> None:
-        self._answer(self.mirror.store.remove)
-
-    def _answer(self, call: Callable[[str], bytes | None]) -> None:
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(
-            given, f"Bearer {self.mirror.config.token}".encode()
-        ):
-            self.send_error(http.HTTPStatus.FORBIDDEN)
-            return
-        block = self.path[1:]
-        if block not in self.mirror.table:  # other files, or another block size
-            self.send_error(http.HTTPStatus.CONFLICT)
-            return
-        try:
-            data = call(block)
-        except (OSError, ValueError):
-            self.send_error(http.HTTPStatus.BAD_GATEWAY)
-            return
-        if data is None:
-            self.send_error(http.HTTPStatus.NOT_FOUND)
-            return
-        content = sealed(data)
-        self.send_response(http.HTTPStatus.OK)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Suppress the log line of each request."""
+def _data(content: bytes) -> memoryview:
+    """Return the bytes of a sealed block."""
+    return memoryview(content)[DIGEST_BYTES:]
 
 
 def _block_name(file: RemoteFile, start: int, block_bytes: int) -> str:

@@ -3,90 +3,34 @@
 import collections
 import contextlib
 import dataclasses
-import hashlib
 import os
 import pathlib
-import random
 import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import pytest
 
 from mjax.data.mirror import placement
-from mjax.data.mirror.blocks import BlockStore, InUseError, purge
-from mjax.data.mirror.mirror import (
-    Mirror,
-    MirrorConfig,
-    RemoteFile,
-    WrongContentError,
+from mjax.data.mirror.blocks import BlockStore, InUseError, purge, sealed
+from mjax.data.mirror.mirror import Mirror, WrongContentError
+from tests.data.mirror.four_hosts import (
+    CONTENT,
+    HOSTS,
+    Remote,
+    free_addresses,
+    read_all,
+    sha256,
+    terms,
 )
-
-_HOSTS = ("a", "b", "c", "d")
-_BLOCK = 1000
-_CONTENT = {
-    "large": random.Random(0).randbytes(57_300),
-    "small": random.Random(1).randbytes(70),
-}
-
-
-class _Remote:
-    def __init__(self) -> None:
-        self.reads = collections.Counter()
-        self.cut = self.num_failures = 0
-        self.checksums = {n: f"sha256:{_sha256(data)}" for n, data in _CONTENT.items()}
-
-    @property
-    def files(self) -> list[RemoteFile]:
-        return [
-            RemoteFile(n, len(data), self.checksums[n]) for n, data in _CONTENT.items()
-        ]
-
-    def read_range(self, name: str, start: int, length: int) -> bytes:
-        if self.num_failures > 0:
-            self.num_failures -= 1
-            raise ConnectionResetError("connection reset")
-        self.reads[name, start] += 1
-        return _CONTENT[name][start : start + length - self.cut]
-
-
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _addresses() -> dict[str, tuple[str, int]]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in _HOSTS]
-    found = {h: s.getsockname()[:2] for h, s in zip(_HOSTS, sockets, strict=True)}
-    for opened in sockets:
-        opened.close()
-    return found
-
-
-def _config(addresses: dict, **changes) -> MirrorConfig:
-    given = {"token": "secret", "block_bytes": _BLOCK, **changes}
-    return MirrorConfig(addresses=addresses, **given)
-
-
-@pytest.fixture
-def mirrors(tmp_path):
-    remote, config = _Remote(), _config(_addresses())
-    made = {h: Mirror(h, remote, config, tmp_path / h) for h in _HOSTS}
-    for mirror in made.values():
-        mirror.serve()
-    yield made, remote
-    for mirror in made.values():
-        mirror.close()
-
-
-def _read_all(mirror: Mirror) -> dict[str, bytes]:
-    return {n: mirror.read_range(n, 0, len(data)) for n, data in _CONTENT.items()}
 
 
 def test_four_hosts_read_each_remote_block_once(mirrors):
     made, remote = mirrors
     for mirror in made.values():
-        assert _read_all(mirror) == _CONTENT
+        assert read_all(mirror) == CONTENT
     assert set(remote.reads.values()) == {1}
     assert len(remote.reads) == 59
 
@@ -96,12 +40,12 @@ def test_a_lost_host_fails_no_read_and_reads_no_remote_byte_again(mirrors, tmp_p
     for mirror in made.values():
         mirror.fill()
     assert set(remote.reads.values()) == {1}
-    kept = [len([*(tmp_path / h).glob("*.block")]) for h in _HOSTS]
+    kept = [len([*(tmp_path / h).glob("*.block")]) for h in HOSTS]
     assert sum(kept) == 59 * 3
     assert max(abs(num - 59 * 3 / 4) for num in kept) <= 0.1 * 59 * 3 / 4
     made.pop("b").close()
     for mirror in made.values():
-        assert _read_all(mirror) == _CONTENT
+        assert read_all(mirror) == CONTENT
     assert set(remote.reads.values()) == {1}
 
 
@@ -117,7 +61,7 @@ def test_a_damaged_block_is_said_and_comes_from_another_host(
         content[-1] ^= 1
         kept = {"flip": content, "cut": content[:40], "empty": b""}[damage]
         path.write_bytes(kept)
-    assert _read_all(made["a"]) == _CONTENT
+    assert read_all(made["a"]) == CONTENT
     assert "is damaged; it is fetched again" in caplog.text
     assert set(remote.reads.values()) == {1}
 
@@ -129,7 +73,7 @@ def test_half_a_download_is_refused_and_not_kept(mirrors, tmp_path, waits):
         made["a"].read_range("large", 0, 10)
     assert not [*tmp_path.glob("*/*.block")]
     remote.cut = 0
-    assert _read_all(made["a"]) == _CONTENT
+    assert read_all(made["a"]) == CONTENT
 
 
 @pytest.fixture
@@ -140,11 +84,11 @@ def waits(monkeypatch) -> list[float]:
 
 
 def test_the_remote_is_asked_again_after_growing_waits(tmp_path, waits):
-    config = dataclasses.replace(_config({"a": ("127.0.0.1", 0)}), num_replicas=1)
-    remote = _Remote()
+    config = dataclasses.replace(terms({"a": ("127.0.0.1", 0)}), num_replicas=1)
+    remote = Remote()
     remote.num_failures = 3
     with contextlib.closing(Mirror("a", remote, config, tmp_path)) as mirror:
-        assert mirror.read_range("large", 2000, 1) == _CONTENT["large"][2000:2001]
+        assert mirror.read_range("large", 2000, 1) == CONTENT["large"][2000:2001]
         assert waits == [0, 1, 2, 4]
         remote.num_failures = 4
         wanted = "host a cannot read bytes 5000 to 6000 of large .* 4 tries .*reset"
@@ -155,27 +99,27 @@ def test_the_remote_is_asked_again_after_growing_waits(tmp_path, waits):
 
 def test_a_host_without_the_remote_reads_through_another(mirrors, tmp_path, waits):
     made, _ = mirrors
-    cut_off = _Remote()
+    cut_off = Remote()
     cut_off.num_failures = 10**6
     made["a"].close()
     made["a"] = Mirror("a", cut_off, made["b"].config, tmp_path / "a")
     made["a"].serve()
-    assert _read_all(made["a"]) == _CONTENT
+    assert read_all(made["a"]) == CONTENT
     assert cut_off.num_failures < 10**6  # it was the first host of some blocks
 
 
 def test_a_file_with_another_checksum_is_refused_and_removed_everywhere(
     tmp_path,
 ):
-    remote, config = _Remote(), _config(_addresses())
+    remote, config = Remote(), terms(free_addresses())
     remote.checksums["large"] = f"sha256:{'0' * 64}"
-    made = {h: Mirror(h, remote, config, tmp_path / h) for h in _HOSTS}
+    made = {h: Mirror(h, remote, config, tmp_path / h) for h in HOSTS}
     for mirror in made.values():
         mirror.serve()
     table = made["a"].table
     first = next(block for block, at in made["a"]._blocks.items() if at[1] == 0)
-    sha256 = _sha256(_CONTENT["large"])
-    wanted = f"large has the SHA-256 {sha256} instead of 00.* blocks were removed"
+    found = sha256(CONTENT["large"])
+    wanted = f"large has the SHA-256 {found} instead of 00.* blocks were removed"
     with pytest.raises(WrongContentError, match=wanted):
         made[table[first][0]].fill()
     assert len([*tmp_path.glob("*/*.block")]) <= 3  # those of the small file
@@ -183,29 +127,35 @@ def test_a_file_with_another_checksum_is_refused_and_removed_everywhere(
         mirror.close()
 
 
-@pytest.mark.parametrize("change", [{"token": "other"}, {"block_bytes": 999}])
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"token": "other"}, "refused the token of this run"),
+        ({"block_bytes": 999}, "has listed other files, or has another block size"),
+    ],
+)
 def test_a_host_with_another_token_or_block_size_gets_nothing(
-    mirrors, tmp_path, caplog, change
+    mirrors, tmp_path, caplog, change, reason
 ):
     made, remote = mirrors
     for mirror in made.values():
         mirror.fill()
-    config = _config(dict(made["a"].config.addresses), **change)
-    other = Mirror("a", _Remote(), config, tmp_path / "other")
-    assert _read_all(other) == _CONTENT  # of its own remote
-    assert caplog.text.count("sent no good block") == 3  # once for each host
+    config = terms(dict(made["a"].config.addresses), **change)
+    other = Mirror("a", Remote(), config, tmp_path / "other")
+    assert read_all(other) == CONTENT  # of its own remote
+    assert caplog.text.count(f"gives no blocks ({reason})") == 3  # once for each host
     other.close()
     assert set(remote.reads.values()) == {1}
 
 
 def test_a_host_that_hangs_is_left_for_the_next(tmp_path):
-    addresses, remote = _addresses(), _Remote()
-    config = _config(addresses, timeout_s=1.0)
-    made = [Mirror(host, remote, config, tmp_path / host) for host in _HOSTS[1:]]
+    addresses, remote = free_addresses(), Remote()
+    config = terms(addresses, timeout_s=0.3)
+    made = [Mirror(host, remote, config, tmp_path / host) for host in HOSTS[1:]]
     with socket.create_server(addresses["a"]):  # accepts, and never answers
         for mirror in made:
             mirror.serve()
-        assert [_read_all(mirror) for mirror in made] == [_CONTENT] * 3
+        assert [read_all(mirror) for mirror in made] == [CONTENT] * 3
     for mirror in made:
         mirror.close()
     assert set(remote.reads.values()) == {1}
@@ -214,10 +164,10 @@ def test_a_host_that_hangs_is_left_for_the_next(tmp_path):
 def test_a_size_limit_evicts_the_block_not_read_for_longest(tmp_path):
     store = BlockStore(tmp_path, limit_bytes=250)
     for name in ("a", "b"):
-        store.write(name, b"x" * 80)
+        store.write(name, sealed(b"x" * 80))
     os.utime(tmp_path / "a.block", (1, 1))
     os.utime(tmp_path / "b.block", (0, 0))
-    store.write("c", b"x" * 80)
+    store.write("c", sealed(b"x" * 80))
     assert [bool(store.read(name)) for name in "abc"] == [True, False, True]
     store.close()
 
@@ -229,8 +179,8 @@ def test_a_folder_without_room_is_said_once(tmp_path, caplog, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", no_room)
-    store.write("a", b"x")
-    store.write("b", b"x")
+    store.write("a", sealed(b"x"))
+    store.write("b", sealed(b"x"))
     assert caplog.text.count("blocks cannot be kept") == 1
     assert store.read("a") is None
     assert not [*tmp_path.glob("*.tmp")]
@@ -260,28 +210,25 @@ def test_a_read_only_folder_is_said_once_and_fails_no_read(
 
     monkeypatch.setattr(pathlib.Path, "open", refuse(real_open))
     monkeypatch.setattr(pathlib.Path, "unlink", refuse(real_unlink))
-    assert _read_all(made["a"]) == _CONTENT
-    assert _read_all(made["a"]) == _CONTENT
+    assert read_all(made["a"]) == CONTENT
+    assert read_all(made["a"]) == CONTENT
     assert set(remote.reads.values()) == {1}
     for what in ("cannot be locked", "cannot be removed", "cannot be kept"):
         assert caplog.text.count(what) == 1
 
 
-def test_a_rate_limit_holds_where_it_cannot_be_shared(tmp_path, monkeypatch):
-    slept = []
-    monkeypatch.setattr("mjax.data.mirror.blocks.time.sleep", slept.append)
-    monkeypatch.setattr("mjax.data.mirror.blocks.time.monotonic", lambda: 100.0)
-    store = BlockStore(tmp_path)
+def test_a_rate_limit_holds_where_it_cannot_be_shared(tmp_path, clock):
+    store = clock.store(tmp_path)
     (tmp_path / "rate.time").mkdir()  # it can be neither read nor written
     store.wait_for(500, 100.0)
     store.wait_for(500, 100.0)
-    assert slept == [5.0]
+    assert clock.waits == [5.0]
     store.close()
 
 
 def test_purge_refuses_what_a_live_run_holds(tmp_path):
     store = BlockStore(tmp_path)
-    store.write("a", b"x")
+    store.write("a", sealed(b"x"))
     with pytest.raises(InUseError, match="live run"):
         purge(tmp_path)
     store.close()
@@ -292,17 +239,17 @@ def test_purge_refuses_what_a_live_run_holds(tmp_path):
 def test_a_process_killed_in_a_write_leaves_no_partial_block(tmp_path):
     code = (
         "import os, pathlib, signal, sys\n"
-        "from mjax.data.mirror.blocks import BlockStore\n"
+        "from mjax.data.mirror.blocks import BlockStore, sealed\n"
         "os.fsync = lambda fd: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "BlockStore(pathlib.Path(sys.argv[1])).write('a', b'x' * 100)\n"
+        "BlockStore(pathlib.Path(sys.argv[1])).write('a', sealed(b'x' * 100))\n"
     )
     ended = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False)
     assert ended.returncode == -signal.SIGKILL
     assert len([*tmp_path.glob("*.tmp")]) == 1
     store = BlockStore(tmp_path)
     assert store.read("a") is None
-    store.write("a", b"y")
-    assert store.read("a") == b"y"
+    store.write("a", sealed(b"y"))
+    assert store.read("a") == sealed(b"y")
     assert not [*tmp_path.glob("*.tmp")]
     store.close()
 
@@ -313,7 +260,7 @@ def test_what_another_host_writes_into_a_shared_folder_is_left(tmp_path):
     for path in written:
         path.write_bytes(b"half a block")
     store = BlockStore(tmp_path)
-    store.write("b", b"x")
+    store.write("b", sealed(b"x"))
     store.close()
     assert all(path.exists() for path in written)
     purge(tmp_path)
@@ -323,18 +270,18 @@ def test_what_another_host_writes_into_a_shared_folder_is_left(tmp_path):
 @pytest.mark.parametrize("num_blocks", [40, 400])
 def test_placement_is_within_a_tenth_of_even(num_blocks):
     blocks = [f"block {i}" for i in range(num_blocks)]
-    table = placement.replicas(blocks, _HOSTS, 3)
+    table = placement.replicas(blocks, HOSTS, 3)
     kept = collections.Counter(h for hosts in table.values() for h in hosts)
     first = collections.Counter(hosts[0] for hosts in table.values())
     assert all(len(set(hosts)) == 3 for hosts in table.values())
     for counts, mean in ((kept, num_blocks * 3 / 4), (first, num_blocks / 4)):
-        assert max(abs(counts[h] - mean) for h in _HOSTS) <= 0.1 * mean
+        assert max(abs(counts[h] - mean) for h in HOSTS) <= 0.1 * mean
 
 
 def test_a_new_host_takes_about_its_share():
     blocks = [f"block {i}" for i in range(400)]
-    before = placement.replicas(blocks, _HOSTS, 3)
-    after = placement.replicas(blocks[::-1], ["e", *_HOSTS[::-1]], 3)
+    before = placement.replicas(blocks, HOSTS, 3)
+    after = placement.replicas(blocks[::-1], ["e", *HOSTS[::-1]], 3)
     moved = sum(len({*after[b]} - {*before[b]}) for b in blocks)
     assert 0.15 < moved / 1200 < 0.3  # a fifth, and what the bound displaces
 
@@ -345,23 +292,49 @@ def test_a_placement_without_sense_is_refused(hosts, replicas):
         placement.replicas(["x"], hosts, replicas)
 
 
-def test_processes_of_a_host_share_its_rate(tmp_path, monkeypatch):
-    now, slept = [100.0], []
+class Clock(threading.Event):
+    """Time that passes only while a store waits."""
 
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        now[0] += seconds
+    def __init__(self) -> None:
+        super().__init__()
+        self.now, self.waits = 100.0, []
 
-    monkeypatch.setattr("mjax.data.mirror.blocks.time.monotonic", lambda: now[0])
-    monkeypatch.setattr("mjax.data.mirror.blocks.time.sleep", sleep)
-    stores = [BlockStore(tmp_path) for _ in range(2)]
+    def store(self, folder: pathlib.Path) -> BlockStore:
+        store = BlockStore(folder)
+        store._closed = self
+        return store
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits.append(timeout)
+        self.now += timeout
+        return False
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    found = Clock()
+    monkeypatch.setattr("mjax.data.mirror.blocks.time.monotonic", lambda: found.now)
+    return found
+
+
+def test_processes_of_a_host_share_its_rate(tmp_path, clock):
+    stores = [clock.store(tmp_path) for _ in range(2)]
     for store in stores:
         store.wait_for(500, 100.0)
     stores[0].wait_for(1, 100.0)
-    assert slept == [5.0, 5.0]
-    now[0] = 1.0  # the host has started again, and with it the process
-    stores.append(BlockStore(tmp_path))
+    assert clock.waits == [5.0, 5.0]
+    clock.now = 1.0  # the host has started again, and with it the process
+    stores.append(clock.store(tmp_path))
     stores[2].wait_for(500, 100.0)
-    assert slept == [5.0, 5.0]
+    assert clock.waits == [5.0, 5.0]
     for store in stores:
         store.close()
+
+
+def test_a_slow_limit_of_an_earlier_run_does_not_delay_a_fast_one(tmp_path, clock):
+    for bytes_per_s, waits in ((0.001, []), (1000.0, [0.5])):
+        store = clock.store(tmp_path)
+        store.wait_for(500, bytes_per_s)
+        store.close()
+        assert clock.waits == waits

@@ -3,7 +3,7 @@
 import pytest
 
 from mjax.data.__main__ import main
-from mjax.data.mirror.blocks import BlockStore
+from mjax.data.mirror.blocks import BlockStore, sealed
 
 
 def run(capsys, *words) -> tuple[int, str, str]:
@@ -14,8 +14,8 @@ def run(capsys, *words) -> tuple[int, str, str]:
 
 def test_status_counts_blocks_and_purge_waits_for_the_run(tmp_path, capsys):
     store = BlockStore(tmp_path)
-    store.write("a", b"x" * 10)
-    store.write("b", b"x" * 20)
+    store.write("a", sealed(b"x" * 10))
+    store.write("b", sealed(b"x" * 20))
     held = (0, "blocks 2 bytes 94 held by a live run yes", "")
     assert run(capsys, "status", tmp_path) == held
     code, _, error = run(capsys, "purge", tmp_path)
@@ -29,7 +29,7 @@ def test_status_counts_blocks_and_purge_waits_for_the_run(tmp_path, capsys):
 
 def test_purge_removes_no_file_of_others(tmp_path, capsys):
     with_blocks = BlockStore(tmp_path)
-    with_blocks.write("a", b"x")
+    with_blocks.write("a", sealed(b"x"))
     with_blocks.wait_for(1, 1e9)
     with_blocks.close()
     for name in ("notes.txt", "thesis.tmp"):
