@@ -282,7 +282,7 @@ def deviations(table: Placement) -> tuple[float, float]:
 
 def by_mirror(blocks: Sequence[str]) -> Placement:
     """Place blocks as the mirror does."""
-    return placement.replicas(blocks, HOSTS, NUM_REPLICAS)
+    return placement.replicas(dict.fromkeys(blocks, 1), HOSTS, NUM_REPLICAS)
 
 
 def by_rendezvous(blocks: Sequence[str]) -> Placement:

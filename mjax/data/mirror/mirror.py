@@ -101,7 +101,9 @@ class Mirror:
             for start in range(0, file.size, size)
         }
         self.table = placement.replicas(
-            list(self._blocks), list(config.addresses), config.num_replicas
+            {block: self._length(block) for block in self._blocks},
+            list(config.addresses),
+            config.num_replicas,
         )
         self.limit_bytes = limit_bytes
         self.store = BlockStore(folder, limit_bytes)

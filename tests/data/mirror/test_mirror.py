@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import os
 import pathlib
+import random
 import signal
 import socket
 import subprocess
@@ -267,21 +268,43 @@ def test_what_another_host_writes_into_a_shared_folder_is_left(tmp_path):
     assert not [*tmp_path.glob("*.tmp")]
 
 
-@pytest.mark.parametrize("num_blocks", [40, 400])
-def test_placement_is_within_a_tenth_of_even(num_blocks):
-    blocks = [f"block {i}" for i in range(num_blocks)]
-    table = placement.replicas(blocks, HOSTS, 3)
-    kept = collections.Counter(h for hosts in table.values() for h in hosts)
-    first = collections.Counter(hosts[0] for hosts in table.values())
-    assert all(len(set(hosts)) == 3 for hosts in table.values())
-    for counts, mean in ((kept, num_blocks * 3 / 4), (first, num_blocks / 4)):
-        assert max(abs(counts[h] - mean) for h in HOSTS) <= 0.1 * mean
+def _sizes(seed: int) -> dict[str, int]:
+    """Blocks of files of very different sizes."""
+    random_ = random.Random(seed)
+    lengths = [1 + int(random_.lognormvariate(7, 1.5)) for _ in range(60)]
+    return {
+        f"{seed} {index} {start}": min(1000, length - start)
+        for index, length in enumerate(lengths)
+        for start in range(0, length, 1000)
+    }
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_placement_is_within_a_twentieth_of_even_in_bytes(seed, is_equal):
+    equal = {f"{seed} {index}": 1000 for index in range(80)}
+    sizes = equal if is_equal else _sizes(seed)
+    table = placement.replicas(sizes, HOSTS, 3)
+    kept, first = collections.Counter(), collections.Counter()
+    for block, hosts in table.items():
+        assert len(set(hosts)) == 3
+        kept.update(dict.fromkeys(hosts, sizes[block]))
+        first[hosts[0]] += sizes[block]
+    for counts in (kept, first):
+        mean = counts.total() / 4
+        assert max(abs(counts[h] - mean) for h in HOSTS) <= 0.05 * mean
+
+
+def test_a_placement_without_moves_that_help_ends():
+    assert len(placement.replicas({"large": 1000, "small": 1}, HOSTS, 3)) == 2
+    assert placement.replicas({}, HOSTS, 3) == {}
 
 
 def test_a_new_host_takes_about_its_share():
-    blocks = [f"block {i}" for i in range(400)]
+    blocks = {f"block {i}": 1 for i in range(400)}
     before = placement.replicas(blocks, HOSTS, 3)
-    after = placement.replicas(blocks[::-1], ["e", *HOSTS[::-1]], 3)
+    turned = dict(reversed(blocks.items()))
+    after = placement.replicas(turned, ["e", *HOSTS[::-1]], 3)
     moved = sum(len({*after[b]} - {*before[b]}) for b in blocks)
     assert 0.15 < moved / 1200 < 0.3  # a fifth, and what the bound displaces
 
@@ -289,7 +312,7 @@ def test_a_new_host_takes_about_its_share():
 @pytest.mark.parametrize(("hosts", "replicas"), [((), 3), (("a", "a"), 1), (("a",), 0)])
 def test_a_placement_without_sense_is_refused(hosts, replicas):
     with pytest.raises(ValueError, match="at least"):
-        placement.replicas(["x"], hosts, replicas)
+        placement.replicas({"x": 1}, hosts, replicas)
 
 
 class Clock(threading.Event):
