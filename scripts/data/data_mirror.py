@@ -6,8 +6,9 @@ Four processes on this machine share a remote file; three of them keep each bloc
 folders of their own, and serve it on a port of loopback. The remote is a file on disk
 that logs what is read. One process is killed with SIGKILL: while all hosts read the
 file after a fill, or in the middle of the fill. Also places blocks for many sets of
-names, with the mirror and with hashing alone. Writes docs/benchmarks/data_mirror.md;
-returns 1 if a read failed, content differs, or a bound is passed.
+names, with the mirror and with hashing alone, and plants the faults of `mirror_faults`.
+Writes docs/benchmarks/data_mirror.md; returns 1 if a read failed, content differs, or a
+bound is passed.
 """
 
 import argparse
@@ -15,10 +16,9 @@ import bisect
 import collections
 import dataclasses
 import hashlib
+import itertools
 import json
 import random
-import socket
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,17 +27,27 @@ from pathlib import Path
 from typing import Literal
 
 from mjax.data.mirror import placement
-from mjax.data.mirror.config import MirrorConfig
-from mjax.data.mirror.mirror import Mirror, RemoteFile
-from scripts.evidence import REPOSITORY, Table, write_page
+from scripts.data import mirror_faults
+from scripts.data.mirror_hosts import (
+    HOSTS,
+    NAME,
+    NUM_REPLICAS,
+    Settings,
+    expect,
+    free_ports,
+    kept_bytes,
+    kill,
+    line,
+    remote_bytes,
+    start_worker,
+    tell,
+)
+from scripts.evidence import Table, write_page
 
-HOSTS: tuple[str, ...] = ("a", "b", "c", "d")
 LOST = "b"
-NUM_REPLICAS = 3
 BOUND = 0.1
 """Largest deviation of a host from the mean."""
 RING_POINTS = 100
-NAME = "f"
 Phase = Literal["reading", "filling"]
 """What all hosts do when one is killed."""
 Placement = Mapping[str, Sequence[str]]
@@ -45,22 +55,12 @@ Placement = Mapping[str, Sequence[str]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """What a worker process is told."""
-
-    folder: str
-    host: str
-    ports: dict[str, int]
-    num_bytes: int
-    block_bytes: int
-    sha256: str
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
     """What a case showed."""
 
     phase: Phase
+    seed: int
+    """Of the content, on which the names of the blocks depend."""
     num_reads: int
     """By the hosts that were not killed."""
     num_failed: int
@@ -76,66 +76,11 @@ class Found:
     """Of the remote, of one block."""
 
 
-class LoggedRemote:
-    """A file on disk; each read is a line of a log that all processes append to."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings, self._folder = settings, Path(settings.folder)
-
-    @property
-    def files(self) -> list[RemoteFile]:
-        """Return the one file."""
-        told = self._settings
-        return [RemoteFile(NAME, told.num_bytes, f"sha256:{told.sha256}")]
-
-    def read_range(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of the file."""
-        with (self._folder / "log").open("a") as log:
-            log.write(f"{self._settings.host} {start} {length}\n")
-        with (self._folder / name).open("rb") as file:
-            file.seek(start)
-            return file.read(length)
-
-
-def work(settings: Settings) -> None:
-    """Be one host: fill or read on each line of stdin, answer in lines of JSON."""
-    config = MirrorConfig(
-        addresses={h: ("127.0.0.1", port) for h, port in settings.ports.items()},
-        token="of this run",
-        num_replicas=NUM_REPLICAS,
-        block_bytes=settings.block_bytes,
-    )
-    folder = Path(settings.folder) / settings.host
-    mirror = Mirror(settings.host, LoggedRemote(settings), config, folder)
-    mirror.serve()
-    print("up", flush=True)
-    for line in sys.stdin:
-        if line == "fill\n":
-            mirror.fill()
-            print("filled", flush=True)
-        else:
-            print(json.dumps(read_all(mirror, settings)), flush=True)
-
-
-def read_all(mirror: Mirror, settings: Settings) -> dict[str, int | str]:
-    """Read the file in pieces that do not end where blocks end."""
-    digest, num_reads, num_failed = hashlib.sha256(), 0, 0
-    piece = settings.block_bytes * 3 // 10
-    for start in range(0, settings.num_bytes, piece):
-        if num_reads == settings.num_bytes // piece // 2:
-            print("half", flush=True)
-        num_reads += 1
-        try:
-            digest.update(mirror.read_range(NAME, start, piece))
-        except OSError as error:
-            print(f"host {mirror.host}: {error}", file=sys.stderr)
-            num_failed += 1
-    return {"sha256": digest.hexdigest(), "reads": num_reads, "failed": num_failed}
-
-
-def measure(phase: Phase, folder: Path, num_bytes: int, block_bytes: int) -> Found:
+def measure(
+    phase: Phase, folder: Path, num_bytes: int, block_bytes: int, seed: int = 0
+) -> Found:
     """Start four hosts, kill one in a phase, and let the others read all."""
-    content = random.Random(0).randbytes(num_bytes)
+    content = random.Random(seed).randbytes(num_bytes)
     (folder / NAME).write_bytes(content)
     log = folder / "log"
     log.touch()
@@ -174,6 +119,7 @@ def measure(phase: Phase, folder: Path, num_bytes: int, block_bytes: int) -> Fou
     reads = collections.Counter(one.split()[1] for one in log.read_text().splitlines())
     return Found(
         phase=phase,
+        seed=seed,
         num_reads=sum(answer["reads"] for answer in answers),
         num_failed=sum(answer["failed"] for answer in answers),
         num_wrong=sum(answer["sha256"] != told["sha256"] for answer in answers),
@@ -183,87 +129,6 @@ def measure(phase: Phase, folder: Path, num_bytes: int, block_bytes: int) -> Fou
         num_bytes=num_bytes,
         most_reads=max(reads.values()),
     )
-
-
-def free_ports() -> dict[str, int]:
-    """Return a port for each host that nothing listens on."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in HOSTS]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return dict(zip(HOSTS, ports, strict=True))
-
-
-def start_worker(settings: Settings) -> subprocess.Popen[str]:
-    """Start a host in a process of its own."""
-    command = [sys.executable, "-m", "scripts.data.data_mirror", "--worker"]
-    return subprocess.Popen(
-        [*command, json.dumps(dataclasses.asdict(settings))],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def line(process: subprocess.Popen[str]) -> str:
-    """Return the next line of a process.
-
-    Raises:
-      RuntimeError: it has ended.
-    """
-    assert process.stdout is not None
-    found = process.stdout.readline()
-    if not found:
-        raise RuntimeError(f"a host has ended with exit code {process.wait()}")
-    return found.strip()
-
-
-def expect(
-    hosts: Mapping[str, subprocess.Popen[str]], which: Iterable[str], word: str
-) -> None:
-    """Wait until each of these hosts has written a word."""
-    for host in which:
-        found = line(hosts[host])
-        if found != word:
-            raise RuntimeError(f"host {host} wrote {found!r} instead of {word!r}")
-
-
-def tell(
-    hosts: Mapping[str, subprocess.Popen[str]], which: Iterable[str], word: str
-) -> None:
-    """Write a word to each of these hosts."""
-    for host in which:
-        pipe = hosts[host].stdin
-        assert pipe is not None
-        pipe.write(f"{word}\n")
-        pipe.flush()
-
-
-def kill(process: subprocess.Popen[str]) -> None:
-    """End a process with SIGKILL and close its pipes."""
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-
-
-def remote_bytes(log: Path) -> dict[str, int]:
-    """Return how many bytes of the remote each host has read."""
-    found = dict.fromkeys(HOSTS, 0)
-    for one in log.read_text().splitlines():
-        host, _, length = one.split()
-        found[host] += int(length)
-    return found
-
-
-def kept_bytes(folder: Path) -> dict[str, int]:
-    """Return the bytes of the blocks in the folder of each host."""
-    return {
-        host: sum(path.stat().st_size for path in (folder / host).glob("*.block"))
-        for host in HOSTS
-    }
 
 
 def deviation(counts: Iterable[int]) -> float:
@@ -350,7 +215,11 @@ def problems(found: Found) -> list[str]:
         "the blocks are kept unevenly": is_whole
         and deviation(found.kept.values()) > BOUND,
     }
-    return [f"{found.phase}: {what}" for what, is_so in wrong.items() if is_so]
+    return [
+        f"{found.phase}, seed {found.seed}: {what}"
+        for what, is_so in wrong.items()
+        if is_so
+    ]
 
 
 def case_row(found: Found) -> list[str]:
@@ -362,6 +231,7 @@ def case_row(found: Found) -> list[str]:
     ]
     return [
         found.phase,
+        str(found.seed),
         f"{found.num_reads:,}",
         str(found.num_failed),
         "equal" if not found.num_wrong else f"{found.num_wrong} hosts differ",
@@ -372,7 +242,12 @@ def case_row(found: Found) -> list[str]:
     ]
 
 
-def write(cases: Sequence[Found], block_bytes: int, num_sets: int) -> None:
+def write(
+    cases: Sequence[Found],
+    faults: Sequence[Sequence[str]],
+    block_bytes: int,
+    num_sets: int,
+) -> None:
     """Write the page."""
     num_bytes = cases[0].num_bytes
     num_blocks = -(-num_bytes // block_bytes)
@@ -391,11 +266,27 @@ def write(cases: Sequence[Found], block_bytes: int, num_sets: int) -> None:
             "the remote again. One machine: this measures no network."
         ),
         header=[
-            *("killed while", "reads", "failed", "SHA-256"),
+            *("killed while", "seed", "reads", "failed", "SHA-256"),
             *("remote bytes before", "remote bytes in all", "most reads of a block"),
             *("deviation of bytes kept", "deviation of remote bytes"),
         ],
         rows=[case_row(found) for found in cases],
+    )
+    others = Table(
+        title="Other faults",
+        text=(
+            f"The same with a file of {mirror_faults.NUM_BYTES:,} bytes in 41 blocks. "
+            f"The fault is one of host {mirror_faults.BAD}, or of the remote; reads "
+            "are those of the hosts that are not stopped, killed or replaced. Remote "
+            "bytes are per byte of the file. Bounds: no read fails and no content "
+            "differs, except for the block that is on no disk, whose error must name "
+            f"file and host; and no read takes longer than {mirror_faults.MAX_S:.0f} s."
+        ),
+        header=[
+            *("fault", "reads", "failed", "SHA-256", "remote bytes"),
+            "longest read, s",
+        ],
+        rows=faults,
     )
     placed = Table(
         title="Against hashing without a bound on the load",
@@ -413,27 +304,30 @@ def write(cases: Sequence[Found], block_bytes: int, num_sets: int) -> None:
         "data_mirror",
         "Mirror of remote files",
         "python -m scripts.data.data_mirror",
-        [lost, placed],
+        [lost, others, placed],
     )
 
 
 def main() -> int:
     """Run both cases and write the page."""
     parser = argparse.ArgumentParser(prog="python -m scripts.data.data_mirror")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--seeds", type=int, default=5, help="contents per phase")
     args = parser.parse_args()
-    if args.worker:
-        work(Settings(**json.loads(args.worker)))
-        return 0
     block_bytes, num_bytes = 1 << 20, (200 << 20) + 12345
     phases: tuple[Phase, ...] = ("reading", "filling")
-    cases = []
-    for phase in phases:
+    cases, faults, wrong = [], [], []
+    for phase, seed in itertools.product(phases, range(args.seeds)):
         with tempfile.TemporaryDirectory() as folder:
-            cases.append(measure(phase, Path(folder), num_bytes, block_bytes))
-        print(" | ".join(case_row(cases[-1])), flush=True)
-    write(cases, block_bytes, num_sets=30)
-    wrong = [what for found in cases for what in problems(found)]
+            found = measure(phase, Path(folder), num_bytes, block_bytes, seed)
+        cases.append(found)
+        wrong += problems(found)
+        print(" | ".join(case_row(found)), flush=True)
+    for name in mirror_faults.CASES:
+        shown = mirror_faults.measure(name)
+        faults.append(mirror_faults.row(name, shown))
+        wrong += mirror_faults.problems(name, shown)
+        print(" | ".join(faults[-1]), flush=True)
+    write(cases, faults, block_bytes, num_sets=30)
     print("\n".join(wrong), file=sys.stderr)
     return 1 if wrong else 0
 

@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import hashlib
 import logging
+import math
 import pathlib
 import socket
 import time
@@ -111,6 +112,7 @@ class Mirror:
             *(config.addresses, config.token, config.timeout_s, config.block_timeout_s)
         )
         self._digests: dict[str, bytes] = {}
+        self._failures: dict[str, tuple[float, OSError | ValueError]] = {}
         self._server: Server | None = None
 
     def serve(self, listener: socket.socket | None = None) -> None:
@@ -136,20 +138,16 @@ class Mirror:
         self.store.close()
 
     def fill(self) -> None:
-        """Fetch all blocks that this host keeps to its disk, and compare checksums.
-
-        The hosts that keep the first block of a file read all of it and compare its
-        checksum, so all hosts together read each file as often as it has replicas.
+        """Fetch all blocks that this host keeps, and check all files.
 
         Raises:
           WrongContentError: see `check`.
           OSError: no host has a block, and the remote does not answer.
+          ValueError: the remote refuses, or the file has changed.
         """
         self.fetch()
-        for file in self._files.values():
-            blocks = self._blocks_of(file)
-            if blocks and self.host in self.table[blocks[0]]:
-                self.check(file.name)
+        for name in self._files:
+            self.check(name)
 
     @property
     def num_own_bytes(self) -> int:
@@ -395,17 +393,25 @@ class Mirror:
         Other hosts are asked first: one of them may still have the block from an
         earlier run with more or fewer hosts. Nothing waits long for such a host.
         """
+        begin_s = time.monotonic()
         with self._locked(block):
             content = self._stored(block)
             if content is not None:
                 return content
+            failed_s, failure = self._failures.get(block, (-math.inf, None))
+            if failure is not None and failed_s >= begin_s:  # while this one waited
+                raise failure
             until_s = time.monotonic() + self.config.timeout_s
             for host in self._others(self.config.addresses):
                 if host not in self.table[block] and time.monotonic() < until_s:
                     content = self._ask(host, block, "GET").content
                 if content is not None:
                     break
-            content = content or sealed(self._read_remote(block))
+            try:
+                content = content or sealed(self._read_remote(block))
+            except (OSError, ValueError) as error:
+                self._failures[block] = time.monotonic(), error
+                raise
             self._keep(block, content)
             return content
 
