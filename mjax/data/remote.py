@@ -10,6 +10,7 @@ import contextlib
 import logging
 import pathlib
 import secrets
+import socket
 import time
 from collections.abc import Iterator, Mapping
 
@@ -182,9 +183,10 @@ def alone(config: DataConfig) -> Iterator[RemoteFiles | None]:
     if not listings:
         yield None
         return
-    address = {"this host": ("127.0.0.1", 0)}  # nobody asks
+    host = socket.gethostname()
+    address = {host: ("127.0.0.1", 0)}  # nobody asks
     terms = mirror_config(config.cache, address, secrets.token_hex(16))
-    mirror = opened(config, listings, "this host", terms)
+    mirror = opened(config, listings, host, terms)
     with contextlib.closing(mirror):
         yield RemoteFiles(listings, mirror, block_folder(config))
 

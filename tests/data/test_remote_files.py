@@ -6,6 +6,7 @@ import json
 import logging
 import pathlib
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -183,6 +184,24 @@ def test_a_file_that_is_not_what_the_hub_states_is_refused(hub, tmp_path):
             open_dataset(own, seed=0)
         hub.damage = {}
         open_dataset(own, seed=0)
+
+
+def test_bytes_that_differ_from_those_of_an_earlier_start_are_refused(hub, tmp_path):
+    whole = open_dataset(config(tmp_path), seed=0)
+    shutil.rmtree(tmp_path / "tokens")
+    for path in (tmp_path / "blocks").glob("*.block"):
+        path.unlink()
+    content = bytearray(hub.files["sub/b.txt"])
+    content[20] ^= 1
+    hub.damage = {"sub/b.txt": bytes(content)}
+    with pytest.raises(
+        ValueError,
+        match=f"host {socket.gethostname()} cannot read bytes 0 to 90 of hf://.*/sub/b"
+        ".txt .*it sent other bytes than those that were checked before",
+    ):
+        open_dataset(config(tmp_path), seed=0)
+    hub.damage = {}
+    assert open_dataset(config(tmp_path), seed=0).fingerprint == whole.fingerprint
 
 
 def test_a_gated_data_set_is_refused_at_once(hub, tmp_path):
