@@ -79,4 +79,11 @@ def shared(
 
 def _listen(address: str) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    return socket.create_server((address, 0), family=family)
+    try:
+        return socket.create_server((address, 0), family=family)
+    except OSError as error:
+        raise RuntimeError(
+            f"host {socket.gethostname()} cannot open a port on its address {address} "
+            f"to serve blocks of --data.path ({error.strerror}); leave out "
+            "--data.cache.mirror-dir, or let the process open ports"
+        ) from None

@@ -153,6 +153,11 @@ def test_two_processes_find_each_other_and_read_the_hub_once(hub, tmp_path):
     assert set(collections.Counter(hub.sent_ranges).values()) == {1}
 
 
+def test_an_address_without_a_port_is_said():
+    with pytest.raises(RuntimeError, match=r"a port on its address 192.0.2.1 .*mirror"):
+        remote_hosts._listen("192.0.2.1")  # no machine has it
+
+
 def test_without_the_hub_complete_token_files_are_read(hub, tmp_path, caplog):
     whole = open_dataset(config(tmp_path), seed=0)
     hub.status = 503

@@ -50,7 +50,7 @@ class BlockStore:
         self._folder, self._limit_bytes = folder, limit_bytes
         self._said: set[str] = set()
         self._rate_read = _Read(0.0, 0)
-        self._closed = threading.Event()
+        self.closed = threading.Event()
         self._held = self._hold()
         fcntl.flock(self._held, fcntl.LOCK_SH)
         self._remove_left_over()
@@ -68,8 +68,8 @@ class BlockStore:
             return held
 
     def close(self) -> None:
-        """End all waits for the rate limit, and let `purge` remove the folder."""
-        self._closed.set()
+        """End all waits, and let `purge` remove the folder."""
+        self.closed.set()
         self._held.close()
 
     @contextlib.contextmanager
@@ -82,14 +82,44 @@ class BlockStore:
         Args:
           name: name of the block, or of another action.
           wait_s: maximum wait for the holder of the lock, in seconds.
+        Raises:
+          OSError: the store was closed meanwhile.
         """
         with contextlib.ExitStack() as held:
             try:
                 lock = held.enter_context((self._folder / f"{name}.lock").open("a"))
-                _take(lock, wait_s)
+                self._take(lock, wait_s)
             except OSError as error:
+                self.check_open()
                 self._say_once("cannot be locked", error)
             yield
+
+    def _take(self, lock: IO[str], wait_s: float) -> None:
+        """Take a lock.
+
+        Raises:
+          OSError: it cannot be locked, another process has not released it, or the
+            store was closed meanwhile.
+        """
+        until_s = time.monotonic() + wait_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self.check_open()
+                if time.monotonic() >= until_s:
+                    raise TimeoutError(
+                        errno.ETIMEDOUT,
+                        f"a process has held {lock.name} for {wait_s:g} s",
+                    ) from None
+                self.closed.wait(_LOCK_POLL_S)
+            else:
+                return
+
+    def check_open(self) -> None:
+        """Raise OSError if the store was closed."""
+        if self.closed.is_set():
+            raise OSError(f"the blocks in {self._folder} were closed")
 
     def read(self, name: str) -> bytes | None:
         """Return a block as `sealed` makes it.
@@ -194,8 +224,8 @@ class BlockStore:
                     *(wait_s, bytes_per_s),
                 )
                 is_said = True
-            if self._closed.wait(wait_s):
-                raise OSError(f"the blocks in {self._folder} were closed")
+            self.closed.wait(wait_s)
+            self.check_open()
 
     def _take_turn(self, num_bytes: int, bytes_per_s: float) -> float:
         """Take the turn and return 0, or return the seconds to wait for it."""
@@ -224,26 +254,6 @@ class _Read(NamedTuple):
     start_s: float
     """On the clock that starts with the host."""
     num_bytes: int
-
-
-def _take(lock: IO[str], wait_s: float) -> None:
-    """Take a lock.
-
-    Raises:
-      OSError: it cannot be locked, or another process has not released it.
-    """
-    until_s = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() >= until_s:
-                raise TimeoutError(
-                    errno.ETIMEDOUT, f"a process has held {lock.name} for {wait_s:g} s"
-                ) from None
-            time.sleep(_LOCK_POLL_S)
-        else:
-            return
 
 
 class Kept(NamedTuple):

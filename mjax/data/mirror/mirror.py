@@ -109,7 +109,8 @@ class Mirror:
         self.limit_bytes = limit_bytes
         self.store = BlockStore(folder, limit_bytes)
         self._peers = Peers(
-            *(config.addresses, config.token, config.timeout_s, config.block_timeout_s)
+            *(config.addresses, config.token, config.timeout_s, config.block_timeout_s),
+            closed=self.store.closed,
         )
         self._digests: dict[str, bytes] = {}
         self._failures: dict[str, tuple[float, OSError | ValueError]] = {}
@@ -426,6 +427,7 @@ class Mirror:
         failure, digest = "", self._digests.get(block)
         for wait_s in (0.0, *_RETRY_S):
             time.sleep(wait_s)
+            self.store.check_open()
             if self._share is not None:
                 self.store.wait_for(length, self._share)
             try:

@@ -9,6 +9,7 @@ import dataclasses
 import http
 import http.client
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Literal
@@ -51,6 +52,7 @@ class Peers:
         token: str,
         timeout_s: float,
         block_timeout_s: float,
+        closed: threading.Event,
     ) -> None:
         """Ask nobody yet.
 
@@ -59,8 +61,10 @@ class Peers:
           token: secret of the run.
           timeout_s: seconds without a byte until a host counts as lost.
           block_timeout_s: seconds for a whole block.
+          closed: when it is set, busy hosts are no longer asked again.
         """
         self._addresses, self._token = addresses, token
+        self._closed = closed
         self._timeout_s, self._block_timeout_s = timeout_s, block_timeout_s
         self._down: dict[str, tuple[float, float, str]] = {}
         self._said: set[tuple[str, str]] = set()
@@ -91,6 +95,8 @@ class Peers:
         status, content = BUSY, b""
         start_s = time.monotonic()
         while status == BUSY:
+            if self._closed.is_set():
+                return Answer(None, "was busy until this host ended")
             if method != "POST" and time.monotonic() > start_s + self._block_timeout_s:
                 return Answer(None, f"was busy for {self._block_timeout_s:g} s")
             try:

@@ -324,7 +324,8 @@ class Clock(threading.Event):
 
     def store(self, folder: pathlib.Path) -> BlockStore:
         store = BlockStore(folder)
-        store._closed = self
+        store.closed = self
+        self.clear()
         return store
 
     def wait(self, timeout: float | None = None) -> bool:

@@ -180,6 +180,47 @@ def test_a_slow_fetch_of_another_host_is_waited_for(tmp_path):
         mirror.close()
 
 
+def _end(wait: Callable[[], object], close: Callable[[], None]) -> list[str]:
+    """Return the errors of a wait that ends because something is closed."""
+    errors = []
+
+    def act() -> None:
+        try:
+            wait()
+        except OSError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=act)
+    thread.start()
+    thread.join(0.05)
+    assert thread.is_alive()
+    close()
+    thread.join(20)
+    return errors
+
+
+def test_a_host_that_ends_does_not_wait_for_a_busy_one(tmp_path):
+    addresses, remote = free_addresses(), Remote()
+    config = terms(addresses, timeout_s=0.15, num_replicas=1)
+    a, b = (Mirror(host, remote, config, tmp_path / host) for host in "ab")
+    b.serve()
+    remote.gate.clear()
+    file, start = a._blocks[next(k for k, hosts in a.table.items() if hosts == ("b",))]
+    errors = _end(lambda: a.read_range(file.name, start, 1), a.close)
+    assert "were closed" in errors[0]
+    assert "host b: was busy until this host ended" in errors[0]
+    remote.gate.set()
+    b.close()
+
+
+def test_a_store_that_is_closed_does_not_wait_for_a_lock(tmp_path):
+    stores = [BlockStore(tmp_path), BlockStore(tmp_path)]
+    with stores[0].locked("x"):
+        errors = _end(lambda: stores[1].locked("x").__enter__(), stores[1].close)
+    assert "were closed" in errors[0]
+    stores[0].close()
+
+
 def test_the_only_copy_is_read_from_a_host_that_failed_a_moment_ago(
     mirrors, tmp_path, no_waits, monkeypatch
 ):
@@ -229,7 +270,7 @@ def test_a_lost_host_is_left_alone_for_longer_each_time(monkeypatch, caplog):
     now = [0.0]
     monkeypatch.setattr(peers.time, "monotonic", lambda: now[0])
     [address, *_] = free_addresses().values()
-    lost, times = peers.Peers({"b": address}, "secret", 1.0, 1.0), []
+    lost, times = peers.Peers({"b": address}, "secret", 1.0, 1.0, threading.Event()), []
     real = lost._request
 
     def request(*args) -> tuple[int, bytes]:
@@ -338,7 +379,7 @@ def test_a_busy_server_says_so_and_a_lost_client_is_one_quiet_line(
     for _ in range(7):
         server.answers.acquire()
     statuses = collections.deque()
-    asking = peers.Peers({"b": address}, "secret", 0.3, 20.0)
+    asking = peers.Peers({"b": address}, "secret", 0.3, 20.0, threading.Event())
     real = asking._request
 
     def request(*args) -> tuple[int, bytes]:
