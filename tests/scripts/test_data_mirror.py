@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from scripts.data import data_mirror
+from scripts.data import data_mirror, mirror_faults
 from scripts.data.data_mirror import HOSTS, Found
 
 
@@ -46,3 +46,16 @@ def test_the_mirror_alone_stays_within_the_bound():
     worst = {row[0]: row[5].rstrip("%") for row in data_mirror.placement_rows(40, 5)}
     within = [name for name, share in worst.items() if float(share) <= 10]
     assert within == ["mirror"]
+
+
+def test_a_planted_fault_fails_no_read():
+    name = "a host sends half of each block"
+    shown = mirror_faults.measure(name)
+    assert mirror_faults.problems(name, shown) == []
+    assert shown.num_reads == 3 * -(-mirror_faults.NUM_BYTES // 78643)
+    slow = dataclasses.replace(shown, num_failed=1, num_wrong=2, slowest_s=61.0)
+    wanted = ["1 reads failed", "2 hosts read other content", "a read took 61 s"]
+    assert mirror_faults.problems(name, slow) == [f"{name}: {what}" for what in wanted]
+    silent = dataclasses.replace(shown, num_failed=4, error="failed")
+    words = f"{mirror_faults.LOST}: the error says 'failed'"
+    assert mirror_faults.problems(mirror_faults.LOST, silent) == [words]
