@@ -42,7 +42,7 @@ def list_files(path: str, folder: pathlib.Path) -> Listing:
         credentials); or it does not answer and no list is kept.
     """
     address = parse(path, FLAG)
-    kept = folder / f"{hashlib.sha256(address.url.encode()).hexdigest()[:32]}.listing"
+    kept = kept_list(path, folder)
     store = open_store(address, FLAG, patience_s=_PATIENCE_S)
     base, problem, objects = address.url, None, {}
     try:
@@ -86,6 +86,19 @@ def list_files(path: str, folder: pathlib.Path) -> Listing:
         remember=functools.partial(_write, kept, base, objects),
         versions=versions,
     )
+
+
+def kept_list(path: str, folder: pathlib.Path) -> pathlib.Path:
+    """Return the file in which a list is kept.
+
+    Args:
+      path: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
+      folder: where lists are kept.
+    Raises:
+      ValueError: path is no URL of a store.
+    """
+    url = parse(path, FLAG).url
+    return folder / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.listing"
 
 
 _Objects = dict[str, tuple[int, Version]]

@@ -7,6 +7,7 @@ again and refuse blocks that differ.
 """
 
 import contextlib
+import json
 import logging
 import pathlib
 import secrets
@@ -214,6 +215,31 @@ def listed(config: DataConfig) -> dict[str, Listing]:
             cache.mirror_dir,
         )
     return found
+
+
+def kept_lists(config: DataConfig) -> str:
+    """Return the lists of objects that this host keeps, for `keep_lists` of another."""
+    found = {}
+    for path in filter(is_url, (p for paths in config.paths for p in paths)):
+        kept = bucket_files.kept_list(path, block_folder(config))
+        with contextlib.suppress(OSError):  # no list is kept
+            found[path] = kept.read_text()
+    return json.dumps(found)
+
+
+def keep_lists(config: DataConfig, lists: str) -> None:
+    """Keep lists of another host.
+
+    Args:
+      config: names the paths, and the folder.
+      lists: result of `kept_lists` there.
+    Raises:
+      ValueError: the folder cannot be written.
+    """
+    for path, text in json.loads(lists).items():
+        kept = bucket_files.kept_list(path, block_folder(config))
+        with cache_files.locked(kept), cache_files.written_whole(kept) as temporary:
+            temporary.write_text(text)
 
 
 class _Remote:

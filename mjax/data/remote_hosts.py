@@ -13,6 +13,7 @@ from collections.abc import Iterator
 
 from mjax.data import remote
 from mjax.data.config import DataConfig
+from mjax.data.listing import Listing
 from mjax.data.mirror.mirror import Mirror
 from mjax.processes import hosts
 from mjax.processes.agreement import Agreement
@@ -40,7 +41,7 @@ def shared(
         with contextlib.ExitStack() as stack:
             yield agreement.together(lambda: stack.enter_context(remote.alone(config)))
         return
-    listings = agreement.together(lambda: remote.listed(config))
+    listings = _listed(config, agreement)
     if not listings:
         yield None
         return
@@ -75,6 +76,38 @@ def shared(
                 *(len(addresses), min(config.cache.replicas, len(addresses))),
             )
         yield remote.RemoteFiles(listings, mirror, remote.block_folder(config))
+
+
+def _listed(config: DataConfig, agreement: Agreement) -> dict[str, Listing]:
+    """List the files; a host that cannot takes the lists that another host keeps.
+
+    Raises:
+      ValueError: no host can list a path, or one cannot although it has the lists.
+      RuntimeError: a process does not answer.
+    """
+    found: dict[str, Listing] = {}
+
+    def act() -> dict[str, Listing]:
+        found.update(remote.listed(config))
+        return found
+
+    try:
+        return agreement.together(act)
+    except (ValueError, RuntimeError):  # in all processes
+        failed = agreement.all_of("" if found else "failed")
+        if "" not in failed:
+            raise
+        giver = failed.index("")
+        is_giver = agreement.rank == giver
+    lists = agreement.from_rank(giver, remote.kept_lists(config) if is_giver else "")
+
+    def act_again() -> dict[str, Listing]:
+        if not found:
+            remote.keep_lists(config, lists)
+            found.update(remote.listed(config))
+        return found
+
+    return agreement.together(act_again)
 
 
 def _listen(address: str) -> socket.socket:

@@ -5,18 +5,22 @@ import gzip
 import io
 import logging
 import pathlib
+import threading
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mjax.data import bucket_files, remote
+from mjax.data import bucket_files, remote, remote_hosts
 from mjax.data.config import CacheConfig, DataConfig
 from mjax.data.dataset import open_dataset, prepare_files
+from mjax.processes import hosts
+from mjax.processes.agreement import Agreement
 from mjax.run import work_dir
 from mjax.stores import address
 from mjax.stores.objects import ObjectStore, RefusedError, UnavailableError
 from mjax.stores.opened import open_store
+from tests.processes.test_agreement import ended, members
 from tests.stores.memory import MemoryStore
 from tests.stores.servers import gcs_server, gs_url, s3_server, s3_url
 
@@ -147,23 +151,51 @@ def test_each_block_is_read_once_and_a_stop_keeps_what_has_come(memory, tmp_path
     assert {method for method, _ in memory.calls} == {"objects"}
 
 
+def _down(method: str, name: str) -> None:
+    raise UnavailableError("cannot list s3://bucket/run: connection refused")
+
+
 def test_a_store_that_is_down_is_said_and_complete_token_files_are_read(
     memory, tmp_path, caplog
 ):
-    def down(method: str, name: str) -> None:
-        raise UnavailableError("cannot list s3://bucket/run: connection refused")
-
-    memory.before = down
+    memory.before = _down
     with pytest.raises(
         ValueError, match=r"connection refused, and this host has no complete list"
     ):
         open_dataset(config(tmp_path), seed=0)
     memory.before = lambda method, name: None
     whole = open_dataset(config(tmp_path), seed=0)
-    memory.before = down
+    memory.before = _down
     again = open_dataset(config(tmp_path), seed=0)
     assert (again.fingerprint, again.versions) == (whole.fingerprint, whole.versions)
     assert "reading the 5 files that were there when all had arrived" in caplog.text
+
+
+def test_a_new_host_takes_the_list_of_another_while_the_store_is_down(
+    memory, tmp_path, monkeypatch
+):
+    def opened(name: str, rank: int, agreements: list[Agreement]) -> str:
+        threading.current_thread().name = name
+        cache = CacheConfig(mirror_dir=str(tmp_path / name))
+        own = dataclasses.replace(config(tmp_path / "tokens" / name), cache=cache)
+        with remote_hosts.shared(own, agreements[rank]) as files:
+            dataset = agreements[rank].together(
+                lambda: open_dataset(own, seed=0, remote=files)
+            )
+        return dataset.fingerprint
+
+    def run(*names: str) -> list[str | Exception]:
+        agreements = members(len(names))
+        return ended(agreements, lambda a: opened(names[a.rank], a.rank, agreements))
+
+    monkeypatch.setattr(hosts, "_own_name", lambda: threading.current_thread().name)
+    first = run("a", "b")
+    assert first[0] == first[1]
+    memory.before = _down
+    assert run("new", "a") == first
+    refused = run("other", "another")
+    assert "no complete list" in str(refused[0])
+    assert "no complete list" in str(refused[1])
 
 
 def test_an_object_that_is_replaced_or_deleted_while_it_is_read_is_refused(
