@@ -25,12 +25,7 @@ from mjax.run.host_reads import read_numbers
 from mjax.run.metrics import Recorder, Row
 from mjax.run.watch import Watch
 
-_AGAIN = (
-    "Earlier checkpoints are kept. The same command would fail again: start another "
-    "run, in another --work-dir, "
-)
-
-
+_AGAIN = "The same command would fail again: start another run, in another --work-dir, "
 STAMPS = "stamps"
 """Metric of a step that holds the logs of all devices, see `mjax.step.stamps`."""
 
@@ -293,7 +288,8 @@ class Loop:
             self._save(step, is_last=ends)
         if copy_due:
             self._copy(step)
-        self._restart_clock(evaluates or save_due or copy_due)
+        if evaluates or save_due or copy_due:  # not in the time of the next step
+            self._finished_ns = time.monotonic_ns()
         if ends and not self._wait_for_save(step):
             return FAILED
         return PREEMPTED if is_stopped else DONE
@@ -340,6 +336,8 @@ class Loop:
                 f"{_AGAIN}with a lower --optim.lr"
             )
         if problem is not None:
+            older = self._saved_before(step)
+            problem += f"; the checkpoint of step {older} is kept" if older else ""
             self.recorder.say(f"gave up: {problem}")
         self._has_diverged = problem is not None
         return self._has_diverged
@@ -356,12 +354,20 @@ class Loop:
             who = f"process {named} from the majority"
             if not found.is_sure:
                 who = f"processes {named}, without a majority"
+            older = self._saved_before(step)
+            source = f" from the checkpoint of step {older}" if older else ""
             self.recorder.say(
                 f"gave up: after step {step} the replicas of the state differ: {who}. "
-                "It is not saved; restart on other hosts from the newest checkpoint, "
-                "which is older"
+                f"It is not saved; restart on other hosts{source}"
             )
         return found is not None
+
+    def _saved_before(self, step: int) -> int | None:
+        """Return the newest step before this one in the store; None if none is seen."""
+        steps: list[int] = []
+        with contextlib.suppress(OSError):  # the store does not answer
+            steps = self.checkpoints.store.steps()
+        return max((saved for saved in steps if saved < step), default=None)
 
     def _finish(self, is_stopped: Callable[[], bool] | None = None) -> None:
         """Wait for the step whose metrics have not been read, and write its row.
@@ -409,11 +415,6 @@ class Loop:
         evaluated = self.evaluate(self.state.params, begins_batch)
         self.watch.spans.enter("metrics", "host", step)
         return evaluated
-
-    def _restart_clock(self, has_paused: bool) -> None:
-        """Exclude evaluations and saves from the time of the next step."""
-        if has_paused:
-            self._finished_ns = time.monotonic_ns()
 
     def _ask_to_save(self, step: int, *, is_last: bool) -> Answer:
         """Return whether a save that is due can begin; print a line if it must wait."""
@@ -477,10 +478,7 @@ class Loop:
                 self._save_facts |= attempt.metrics
 
     def _free(self, saved: Any) -> None:
-        """Free the device memory that a save needed.
-
-        Leaves of the state are kept.
-        """
+        """Free the device memory that a save needed; keep leaves of the state."""
         kept = {id(leaf) for leaf in jax.tree.leaves(self.state)}
         for leaf in jax.tree.leaves(saved):
             if id(leaf) not in kept:

@@ -6,6 +6,7 @@ import functools
 import gc
 import itertools
 import os
+import re
 import resource
 import signal
 import time
@@ -405,11 +406,15 @@ def test_a_state_that_is_not_finite_is_not_saved_and_the_run_gives_up(
         (work_dir / "checkpoints").mkdir(exist_ok=True)
         assert saved_steps(work_dir) == saved
         said = f"gave up: the state after step {seen_at} holds NaN or infinity"
-        assert capsys.readouterr().out.count(said) == 1, start
+        out = capsys.readouterr().out
+        assert out.count(said) == 1, start
+        kept = [f"the checkpoint of step {saved[-1]} is kept"] if saved else []
+        assert re.findall(r"the checkpoint of step \d+ is kept", out) == kept
 
 
 @pytest.mark.parametrize(
-    ("wrong_at", "every", "seen_at", "saved"), [(5, 100, 6, [3]), (7, 1, 7, [3, 6])]
+    ("wrong_at", "every", "seen_at", "saved"),
+    [(2, 1, 2, []), (5, 100, 6, [3]), (7, 1, 7, [3, 6])],
 )
 def test_a_state_whose_replicas_differ_is_not_saved(
     work_dir, monkeypatch, capsys, wrong_at, every, seen_at, saved
@@ -423,9 +428,12 @@ def test_a_state_whose_replicas_differ_is_not_saved(
     outcome = run(work_dir, replica_check_every=every)
     assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, seen_at)
     assert (outcome.corruption, outcome.has_diverged) == (found, False)
+    (work_dir / "checkpoints").mkdir(exist_ok=True)
     assert saved_steps(work_dir) == saved
-    said = "the replicas of the state differ: process 1 from the majority"
-    assert said in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "the replicas of the state differ: process 1 from the majority" in out
+    kept = [f"from the checkpoint of step {saved[-1]}"] if saved else []
+    assert re.findall(r"from the checkpoint of step \d+", out) == kept
 
 
 def test_a_state_that_is_not_finite_is_not_begun_with(work_dir, monkeypatch, capsys):
