@@ -47,6 +47,7 @@ from mjax.run import (
     evaluation,
     loop,
     metrics,
+    out_of_memory,
     record,
     report,
     schedule_record,
@@ -125,17 +126,20 @@ def run_training(
             report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:
         return _refused(error)
+    needs = out_of_memory.needs_of(run, devices, command, argv, is_resumed=is_resumed)
     watch.start(Phase.COMPILE)
     try:
-        run = dataclasses.replace(run, program=_compile(run, watch.marks))
-    except ValueError as error:
+        with out_of_memory.explained(needs, "compilation"):
+            run = dataclasses.replace(run, program=_compile(run, watch.marks))
+    except (ValueError, out_of_memory.OutOfMemoryError) as error:
         return _refused(error)
     if command.dry_run:
         return ending.DONE
     started_s = time.perf_counter()
     watch.start(Phase.RESTORE)
     try:
-        start = _first_state(run)
+        with out_of_memory.explained(needs, "the start"):
+            start = _first_state(run)
         assert run.checkpoints is not None
         launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
         run.checkpoints.claim(launch, watch.marks.generation)
@@ -154,12 +158,15 @@ def run_training(
         return _refused(error)
     agreement.together(lambda: None)  # from here on all processes stop together
     try:
-        with ending.StopRequest() as stop:
+        with (
+            out_of_memory.explained(needs, "training"),
+            ending.StopRequest() as stop,
+        ):
             watch.open(config.observe, run.work_dir, recorded, mesh, agreement)
             text = functools.partial(_text_of_step, run)
             watch.open_windows(config.profile, run.work_dir, recorded, mesh, text)
             return train(run, start, stop, watch, trackers, started_s=started_s)
-    except DamagedFileError as error:
+    except (DamagedFileError, out_of_memory.OutOfMemoryError) as error:
         return _refused(error)
 
 

@@ -17,7 +17,7 @@ import pytest
 from mjax import train
 from mjax.ckpt import __main__ as ckpt_command
 from mjax.data import __main__ as data_command
-from mjax.run import ending
+from mjax.run import ending, executables, loop
 from mjax.run.metrics import read_computed, read_rows
 
 REPOSITORY = Path(__file__).parents[1]
@@ -331,6 +331,31 @@ def test_damaged_tokens_end_the_run_with_one_message(tmp_path, capsys):
     error = capsys.readouterr().err
     assert "error: " in error
     assert "train.tokens is damaged: bytes 0 to" in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "more", "what"),
+    [
+        (executables.Executables, "compile", ["--no-keep-compiled"], "compilation"),
+        (loop, "read_numbers", [], "training"),
+    ],
+)
+def test_a_full_memory_ends_the_run_with_one_message(
+    tmp_path, monkeypatch, capsys, place, name, more, what
+):
+    text = "RESOURCE_EXHAUSTED: Out of memory allocating 12884901888 bytes."
+
+    def fail(*args, **kwargs):
+        raise jax.errors.JaxRuntimeError(text + "\nmore lines")
+
+    monkeypatch.setattr(place, name, fail)
+    assert train.main(flags(tmp_path / "run", *more)) == ending.FAILED
+    error = capsys.readouterr().err
+    start = f"error: the memory of the host is full during {what} ({text}); "
+    assert error.startswith(start)
+    assert "use --model.remat" in error
+    assert "--zero 3 or fewer simulated devices" in error
     assert "Traceback" not in error
 
 
