@@ -158,10 +158,7 @@ def run_training(
         return _refused(error)
     agreement.together(lambda: None)  # from here on all processes stop together
     try:
-        with (
-            out_of_memory.explained(needs, "training"),
-            ending.StopRequest() as stop,
-        ):
+        with out_of_memory.explained(needs, "training"), ending.StopRequest() as stop:
             watch.open(config.observe, run.work_dir, recorded, mesh, agreement)
             text = functools.partial(_text_of_step, run)
             watch.open_windows(config.profile, run.work_dir, recorded, mesh, text)
@@ -418,11 +415,13 @@ def _first_state(run: Run) -> Start:
     run.agreement.together(
         lambda: check_facts(run.config, run.dataset, restored.step, restored.run, where)
     )
-    return Start(
-        step=restored.step,
-        state=program.from_saved(restored.state),
-        is_evaluated=restored.run.get("eval_loss") is not None,
-    )
+    state = program.from_saved(restored.state)
+    for line in report.describe_new_steps(
+        restored.run["config"], run.config, restored.step, state.opt_state
+    ):
+        report.say(line)
+    is_evaluated = restored.run.get("eval_loss") is not None
+    return Start(step=restored.step, state=state, is_evaluated=is_evaluated)
 
 
 def _new_state(run: Run) -> Any:

@@ -84,7 +84,14 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
 
     more = ["--steps", "14", "--log.sample-tokens", "0"]
     assert train.main(flags(path, *more)) == ending.DONE
-    assert "resuming after step 12" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "resuming after step 12" in out
+    [said] = re.findall("learning rate: .*", out)
+    was, now = re.findall(r"\d\.\d+e-\d+", said)
+    rows = read_computed(path)
+    assert float(now) == pytest.approx(rows[12]["lr"], rel=1e-3)
+    assert float(was) == pytest.approx(rows[11]["lr"], rel=1e-3)  # stays at the end
+    assert "--steps was 12 when this checkpoint was saved and is 14 now" in said
     assert [row["step"] for row in read_computed(path)] == list(range(1, 15))
     assert not (path / "sample.txt").exists()
 

@@ -7,11 +7,12 @@ plots/curves.png, sample.txt.
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 import mjax
@@ -30,7 +31,9 @@ from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.counts import flops_per_token, num_adapter_params, num_params
 from mjax.processes import distributed
 from mjax.run import ending, loop, metrics, plots, sampling, terminal
+from mjax.run.host_reads import read_numbers
 from mjax.run.json_files import write_json
+from mjax.step.optim import learning_rate
 from mjax.step.program import Program
 
 _PROMPT_TOKENS = 64
@@ -209,6 +212,31 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
         ),
         peak_flops_per_s=peak,
         num_devices=sizes.num_devices,
+    )
+
+
+def describe_new_steps(
+    saved: Mapping[str, Any], config: TrainConfig, step: int, opt_state: Any
+) -> Iterator[str]:
+    """Say how a resumed run with another --steps changes the learning rate.
+
+    Other flags of the schedule may not change.
+
+    Args:
+      saved: config of the checkpoint, as JSON.
+      config: config of this start.
+      step: optimizer steps of the state.
+      opt_state: optimizer state of the checkpoint; counts the accepted steps.
+    """
+    before, now, optim = saved["steps"], config.steps, config.optim
+    if before == now or step == now or optim.schedule == "constant":
+        return
+    count = read_numbers({"count": opt_state["schedule"].count})["count"]
+    rates = [np.asarray(learning_rate(optim, n)(count)).item() for n in (before, now)]
+    yield (
+        f"learning rate: --steps was {before} when this checkpoint was saved and is "
+        f"{now} now, and the {optim.schedule} schedule ends with the run: step "
+        f"{step + 1} had {rates[0]:.4e} and has {rates[1]:.4e}"
     )
 
 
