@@ -247,7 +247,10 @@ def _describe(built: Built) -> Iterator[str]:
     yield from report_pipeline.describe(config, sizes, built.memory)
     yield report.describe_tp(config, sizes)
     yield from report.describe_matmul(config, built.program.mesh)
-    yield from built.program.xla_options.describe()
+    options = built.program.xla_options
+    yield from options.describe()
+    names = options.as_compiler_options()
+    yield from report.describe_combine(config.combine, names, sizes, config.zero)
     yield from report.describe_gather_first(built.program)
     yield report.describe_memory(config, sizes, built.memory)
     if sizes.dp_replicate > 1:

@@ -17,6 +17,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 import mjax
 from mjax.config.command_line import Command
+from mjax.config.step import CombineConfig
 from mjax.config.train import TrainConfig
 from mjax.data.dataset import Dataset
 from mjax.estimate import memory
@@ -134,6 +135,37 @@ def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
         f"{config.data.seq_len // sizes.tp} positions, overlapped with {num} matmuls "
         f"of up to {shards} shards each (--mesh.tp-overlap chunks)"
     )
+
+
+def describe_combine(
+    combine: CombineConfig, options: Iterable[str], sizes: AxisSizes, zero: int
+) -> Iterator[str]:
+    """Say which limits of combined collectives are set and have no effect.
+
+    A run may be resumed where they have none, so they are not refused.
+
+    Args:
+      combine: limits that the user sets.
+      options: names of the XLA options that the step is compiled with.
+      sizes: sizes of the mesh axes.
+      zero: ZeRO level.
+    """
+    shards = f"weights are not sharded with --zero {zero} and dp_shard {sizes.shards}"
+    limits = (
+        (
+            *("gather-bytes", combine.gather_bytes, "all_gather"),
+            "" if zero and sizes.shards > 1 else f"{shards}, so none are gathered",
+        ),
+        (
+            *("reduce-bytes", combine.reduce_bytes, "all_reduce"),
+            "" if sizes.dp > 1 else "dp is 1, so no gradients are reduced over it",
+        ),
+    )
+    for name, limit, kind, why in limits:
+        if f"xla_gpu_{kind}_combine_threshold_bytes" not in options:
+            why = why or "XLA has no such limit for these devices"
+        if limit is not None and why:
+            yield f"warning: --combine.{name} {limit} has no effect: {why}"
 
 
 def describe_gather_first(program: Program) -> Iterator[str]:

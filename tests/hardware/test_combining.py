@@ -8,7 +8,9 @@ from mjax.hardware import xla_flags
 from mjax.hardware.combining import Thresholds, Weight, choose_thresholds
 from mjax.hardware.described import abstract_mesh
 from mjax.mesh.axes import AxisSizes
+from mjax.mesh.build import build_mesh
 from mjax.recipes import RECIPES
+from mjax.run import report
 from mjax.step.traced import program_of
 
 NORM, SMALL, LARGE = (Weight(size=n, is_matrix=n > 16) for n in (16, 1024, 4096))
@@ -92,3 +94,28 @@ def test_a_run_gathers_the_weights_of_a_layer_at_once(
     program = program_of(config, abstract_mesh(sizes, gpu="h100"))
     found = program.xla_options.as_compiler_options()
     assert found["xla_gpu_all_gather_combine_threshold_bytes"] == expected
+
+
+@pytest.mark.parametrize(
+    ("gpu", "shards", "zero", "without_effect"),
+    [
+        ("h100", 8, 2, {}),
+        ("h100", 8, 0, {"gather": "weights are not sharded with --zero 0"}),
+        ("h100", 1, 2, {"gather": "and dp_shard 1, so none", "reduce": "dp is 1, so"}),
+        (None, 8, 2, {"gather": "XLA has no such", "reduce": "XLA has no such"}),
+    ],
+)
+def test_a_limit_without_effect_is_said_at_the_start(
+    gpu: str | None, shards: int, zero: int, without_effect: dict[str, str]
+):
+    sizes = AxisSizes(pp=1, dp_replicate=1, dp_shard=shards, tp=8 // shards)
+    thresholds = Thresholds(all_gather=3, reduce_scatter=2, all_reduce=1)
+    mesh = abstract_mesh(sizes, gpu=gpu) if gpu else build_mesh(sizes)
+    found = xla_flags.choose(mesh, tp_chunks=1, thresholds=thresholds)
+    names = found.as_compiler_options()
+    both = CombineConfig(gather_bytes=5, reduce_bytes=6)
+    lines = [*report.describe_combine(both, names, sizes, zero)]
+    for line, (name, why) in zip(lines, without_effect.items(), strict=True):
+        assert f"warning: --combine.{name}-bytes" in line
+        assert why in line
+    assert [*report.describe_combine(CombineConfig(), names, sizes, zero)] == []
