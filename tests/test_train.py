@@ -69,6 +69,7 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     out = capsys.readouterr().out
     for said in ("mesh pp 1", "parameters", "attention", "resume with", "first step"):
         assert said in out
+    assert re.search(r"^data: .*; 12 steps read [0-9.e-]+ epochs$", out, re.MULTILINE)
     summary = json.loads((path / "summary.json").read_text())
     assert summary["steps"] == 12
     assert summary["exit"] == 0

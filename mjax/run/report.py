@@ -7,7 +7,7 @@ plots/curves.png, sample.txt.
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,10 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
         f"{dataset.bytes_per_token:.2f} bytes per token, "
         f"hash {dataset.corpus_hash[:12]}",
     ]
+    if not config.data.one_batch:
+        sizes, weights = map(len, dataset.train.corpora), dataset.train.weights
+        read = describe_epochs(config.steps * config.batch.size, [*sizes], weights)
+        lines[-1] += f"; {config.steps:,} steps read {read}"
     for skip in dataset.train.skips:
         lines.append(
             f"data: {skip.batches} batches after step {skip.after} are skipped"
@@ -83,6 +87,24 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
     )
     lines.append(f"norm, backward: {norm} ({layer_norm.NEEDS})")
     return "\n".join(lines)
+
+
+def describe_epochs(
+    num_samples: int, sizes: Sequence[int], weights: Sequence[float]
+) -> str:
+    """Say how often a run reads its data.
+
+    Args:
+      num_samples: samples that the run reads, over all corpora.
+      sizes: different samples of each corpus.
+      weights: share of each corpus in the samples, in any unit.
+    """
+    per_weight = num_samples / sum(weights)
+    read = [
+        f"{per_weight * weight / size:.3g}"
+        for size, weight in zip(sizes, weights, strict=True)
+    ]
+    return f"{' and '.join(read)} epochs{' of its corpora' if len(read) > 1 else ''}"
 
 
 def describe_attention(config: TrainConfig, device: Target) -> list[str]:
