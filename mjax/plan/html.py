@@ -1,13 +1,15 @@
 """Draw a plan as an HTML page: the schedule as streams, and the text of the page.
 
 Input: a `Plan`. Output: a self-contained page without scripts. Each picture is a
-computation of the compiled program, in modelled time. Its lanes, from the top: compute
-and waits, the links inside the node, the network between nodes. Boxes too narrow to see
-are merged with their neighbours. The page supports light and dark colour schemes.
+computation of the compiled program, in modelled time. Its lanes, from the top: passes
+of the step, compute and waits, the links inside the node, the network between nodes,
+the link to the host. Boxes too narrow to see are merged with their neighbours. The page
+supports light and dark colour schemes.
 """
 
+import dataclasses
 import html
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mjax.plan.page import page, title
 from mjax.plan.result import Picture, Plan, Span
@@ -20,8 +22,12 @@ _TOP = 8
 _AXIS = 22
 _NARROWEST = 0.6
 """Pixels; a narrower box is merged with the next one."""
+_SHORTEST_PASS = 15.0
+"""Pixels; a pass that is shorter is merged with the one before."""
 
+_PASS = "pass"
 _LANES = {
+    _PASS: (),
     "compute": ("compute", "wait"),
     "node links": ("node",),
     "network": ("network",),
@@ -74,6 +80,7 @@ pre { font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; overflow-x: auto
 ul { list-style: none; padding: 0; } li { display: inline-block; margin-right: 1.5em; }
 svg { vertical-align: middle; }
 svg text { fill: var(--ink); } svg path { stroke: var(--line); }
+svg .pass { fill: var(--panel); stroke: var(--line); }
 svg .light { fill: #ffffff; } svg .dark { fill: #16191d; }
 @page { size: landscape; margin: 1cm; }
 @media print { body { margin: 0; max-width: none; } }
@@ -113,10 +120,50 @@ def svg(picture: Picture) -> str:
     for lane, (words, streams) in enumerate(_LANES.items()):
         y = _TOP + lane * (_LANE + _GAP) + 17
         parts.append(f"<text x='0' y='{y}'>{words}</text>")
+        if words == _PASS:
+            named = passes(picture.spans, _SHORTEST_PASS / scale)
+            parts.extend(_pass_box(span, scale) for span in named)
         for span in joined(_lane(picture.spans, streams), _NARROWEST / scale):
             parts.append(_box(span, lane, scale))
     parts.extend(_axis(total_s, scale))
     return "\n".join([*parts, "</svg>"])
+
+
+def passes(spans: Sequence[Span], shortest_s: float) -> list[Span]:
+    """Merge the boxes of the compute stream that belong to the same passes.
+
+    Boxes without a name, waits, and passes that are too short to see belong to the
+    passes before them, and at the beginning to those that follow.
+
+    Args:
+      spans: boxes of a picture.
+      shortest_s: seconds of the shortest pass that is not merged.
+    Returns:
+      boxes that touch, in order of time; none if no box has a name.
+    """
+    found: list[Span] = []
+    for span in _lane(spans, _LANES["compute"]):
+        last = found[-1] if found else None
+        if last is not None and span.passes in ((), last.passes):
+            found[-1] = dataclasses.replace(last, stop_s=span.stop_s)
+        else:
+            found.append(dataclasses.replace(span, stream=_PASS))
+    merged: list[Span] = []
+
+    def is_short(span: Span) -> bool:
+        return span.stop_s - span.start_s < shortest_s
+
+    for span in found:
+        last = merged[-1] if merged else None
+        if last is None:
+            merged = [span]
+        elif is_short(span) or span.passes == last.passes:
+            merged[-1] = dataclasses.replace(last, stop_s=span.stop_s)
+        elif len(merged) == 1 and (is_short(last) or not last.passes):
+            merged = [dataclasses.replace(span, start_s=last.start_s)]
+        else:
+            merged.append(span)
+    return [span for span in merged if span.passes]
 
 
 def joined(spans: list[Span], narrowest_s: float) -> Iterator[Span]:
@@ -155,10 +202,11 @@ def _one(group: list[Span]) -> Span:
         kind=longest.kind,
         start_s=group[0].start_s,
         stop_s=group[-1].stop_s,
+        passes=longest.passes,
     )
 
 
-def _lane(spans: tuple[Span, ...], streams: tuple[str, ...]) -> list[Span]:
+def _lane(spans: Sequence[Span], streams: tuple[str, ...]) -> list[Span]:
     """Choose the boxes of a lane."""
     chosen = [span for span in spans if span.stream in streams]
     return sorted(chosen, key=lambda span: span.start_s)
@@ -168,15 +216,37 @@ def _section(picture: Picture) -> str:
     runs = "once" if picture.runs == 1 else f"{picture.runs:,} times"
     return (
         f"<h2>{html.escape(_heading(picture))}: runs {runs} per step "
-        f"<small>{html.escape(picture.name)}</small></h2>\n"
+        f"<small title='{html.escape(picture.name, quote=True)}'>"
+        f"{html.escape(picture.where)}</small></h2>\n"
         f"<div class='picture'>\n{svg(picture)}\n</div>"
     )
 
 
 def _heading(picture: Picture) -> str:
     """Return the title of a picture, from its passes: Forward, backward."""
-    words = ", ".join(picture.passes) or picture.name
+    words = ", ".join(picture.passes) or picture.where
     return words[:1].upper() + words[1:]
+
+
+def _pass_box(span: Span, scale: float) -> str:
+    x, width = _LEFT + span.start_s * scale, (span.stop_s - span.start_s) * scale
+    words = ", ".join(span.passes)
+    box = (
+        f"<rect class='{_PASS}' x='{x:.1f}' y='{_TOP}' width='{width:.1f}' "
+        f"height='{_LANE}'><title>{words}: {_time(span.stop_s - span.start_s)}"
+        "</title></rect>"
+    )
+    return box + _label(words, x, width, _TOP, "ink")
+
+
+def _label(words: str, x: float, width: float, y: int, ink: str) -> str:
+    """Write a label in the middle of a box that is wide enough for it."""
+    if width < _LETTER * len(words) + 6:
+        return ""
+    return (
+        f"<text class='{ink}' x='{x + width / 2:.1f}' y='{y + 17}' "
+        f"text-anchor='middle' pointer-events='none'>{words}</text>"
+    )
 
 
 def _box(span: Span, lane: int, scale: float) -> str:
@@ -184,20 +254,18 @@ def _box(span: Span, lane: int, scale: float) -> str:
     fill = COLOURS[kind][0]
     x, width = _LEFT + span.start_s * scale, (span.stop_s - span.start_s) * scale
     y = _TOP + lane * (_LANE + _GAP)
-    what = f"{span.name}: {COLOURS[kind][1]}, {_time(span.stop_s - span.start_s)}"
+    time, of = _time(span.stop_s - span.start_s), ", ".join(span.passes)
+    what = f"{f'{of}, ' if of else ''}{COLOURS[kind][1]}: {time} ({span.name})"
     drawn = width - _SEAM if width > _WIDE else max(width, 0.3)
     box = (
         f"<rect class='{kind}' x='{x:.1f}' y='{y}' width='{drawn:.1f}' "
         f"height='{_LANE}' fill='{fill}'><title>{html.escape(what)}</title></rect>"
     )
     words = f"wait {span.kind}" if kind == "wait" else _LABELS.get(kind, kind)
-    if width < _LETTER * len(words) + 6:
-        return box
-    ink = "dark" if kind in _DARK_INK else "light"
-    return (
-        f"{box}<text class='{ink}' x='{x + width / 2:.1f}' y='{y + 17}' "
-        f"text-anchor='middle' pointer-events='none'>{words}</text>"
-    )
+    if kind == "loop" and span.passes:
+        long = f"loop: {', '.join(span.passes)}"
+        words = long if width >= _LETTER * len(long) + 6 else words
+    return box + _label(words, x, width, y, "dark" if kind in _DARK_INK else "light")
 
 
 def _axis(total_s: float, scale: float) -> Iterator[str]:

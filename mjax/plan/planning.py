@@ -176,7 +176,7 @@ def read_schedule(
         communication=reading.communication(analysis, every, taken),
         modelled=modelled,
         sources=sources,
-        pictures=reading.pictures(module, replayed, taken),
+        pictures=reading.pictures(module, analysis, replayed, taken),
         timed_by_bytes=replayed.timed_by_bytes,
     )
 

@@ -156,6 +156,8 @@ class Span:
     """Its kind: product (a matmul), kernel, memory, loop, or a role such as tp."""
     start_s: float
     stop_s: float
+    passes: tuple[str, ...] = ()
+    """Its passes, as in `Picture`; of a loop, those of its body. Empty for links."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,6 +166,8 @@ class Picture:
 
     name: str
     """Its name in the compiled program."""
+    where: str
+    """Its place in the step, such as: the body of the loop over ticks."""
     passes: tuple[str, ...]
     """Its passes, such as forward and backward; empty if no scope names them."""
     runs: int

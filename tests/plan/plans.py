@@ -105,6 +105,7 @@ SENT = Communication(
 
 PICTURE = Picture(
     name="body<1>",
+    where="the body of the loop over ticks",
     passes=("forward", "head and loss"),
     runs=40,
     spans=(

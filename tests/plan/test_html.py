@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from mjax.plan.html import COLOURS, document, joined, svg
+from mjax.plan.html import COLOURS, document, joined, passes, svg
 from mjax.plan.result import Span
 from tests.plan.plans import PICTURE, make_plan
 
@@ -33,13 +33,14 @@ def test_a_page_needs_nothing_from_elsewhere():
 def test_names_of_the_program_are_escaped():
     text = document(make_plan())
     assert "body<1>" not in text
-    assert "runs 40 times per step <small>body&lt;1&gt;</small>" in text
+    assert "<small title='body&lt;1&gt;'>the body of the loop over ticks<" in text
 
 
-def test_a_picture_is_named_by_its_passes_or_else_by_its_computation():
+def test_a_picture_is_named_by_its_passes_or_else_by_its_place():
     assert "<h2>Forward, head and loss: runs 40 times" in document(make_plan())
     plain = dataclasses.replace(PICTURE, passes=())
-    assert "<h2>Body&lt;1&gt;: runs" in document(make_plan(pictures=(plain,)))
+    text = document(make_plan(pictures=(plain,)))
+    assert "<h2>The body of the loop over ticks: runs" in text
 
 
 def labels(text: str) -> list[tuple[str, float]]:
@@ -79,8 +80,44 @@ def test_compute_and_links_are_streams_of_one_time():
     assert (gemm[2] - gemm[1]) + 0.8 == pytest.approx(2 * (memory[2] - memory[1] + 0.8))
 
 
-def span(start_s: float, stop_s: float, kind: str = "memory") -> Span:
-    return Span(stream="compute", name="x", kind=kind, start_s=start_s, stop_s=stop_s)
+def span(
+    start_s: float, stop_s: float, kind: str = "memory", passes: tuple[str, ...] = ()
+) -> Span:
+    return Span(
+        stream="compute",
+        name="x",
+        kind=kind,
+        start_s=start_s,
+        stop_s=stop_s,
+        passes=passes,
+    )
+
+
+def test_passes_are_drawn_above_their_boxes_and_waits_belong_to_the_one_before():
+    wait = Span(stream="wait", name="ag", kind="tp", start_s=3.0, stop_s=4.0)
+    body = ("head and loss", "backward")
+    spans = (
+        *(span(0.0, 1.0), span(1.0, 2.0, passes=("forward",))),
+        *(span(2.0, 3.0, passes=("forward",)), wait),
+        *(span(4.0, 9.0, "loop", passes=body), span(9.0, 10.0)),
+    )
+    found = [(s.passes, s.start_s, s.stop_s) for s in passes(spans, 0.1)]
+    assert found == [(("forward",), 0.0, 4.0), (body, 4.0, 10.0)]
+    brief = [span(10.0, 10.05, passes=("optimizer",)), span(10.05, 12.0, passes=body)]
+    first = span(0.95, 1.0, passes=("loss",))
+    found = passes([first, *spans[1:], *brief], 0.1)
+    assert [(s.start_s, s.stop_s) for s in found] == [(0.95, 4.0), (4.0, 12.0)]
+    assert len(passes([first, *spans[1:], *brief], 0.01)) == 5
+    assert passes([span(0.0, 1.0)], 0.1) == []
+    drawn = svg(dataclasses.replace(PICTURE, spans=spans))
+    words = [words for words, _ in labels(drawn)]
+    assert words[:2] == ["forward", "head and loss, backward"]
+    assert "loop: head and loss, backward" in words
+    above = [box for box in boxes(drawn) if box[0] == "pass"]
+    assert [right - left for _, left, right, _ in above] == [480.0, 720.0]
+    assert max(y for *_, y in above) < min(
+        y for k, *_, y in boxes(drawn) if k != "pass"
+    )
 
 
 def test_boxes_too_narrow_to_see_join_and_cover_the_same_time():
