@@ -165,6 +165,15 @@ def test_targets_of_make_on_the_pages_exist():
     assert named - targets == set()
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/start.md", "docs/planning.md"])
+def test_a_page_installs_before_its_first_command(name: str):
+    lines = code_lines(ROOT / name)
+    make = next(i for i, line in enumerate(lines) if line.startswith("make env"))
+    first = next(i for i, line in enumerate(lines) if _START.match(line))
+    assert lines[make + 1] == "source .venv/bin/activate"
+    assert make + 1 < first
+
+
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {
         **os.environ,
