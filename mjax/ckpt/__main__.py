@@ -1,10 +1,10 @@
 """Inspect and copy saved steps: `python -m mjax.ckpt
 ls|verify|show|fetch|reshard|export PATH`.
 
-PATH of the first four may be an s3:// or gs:// URL, the --ckpt.remote of a run. Works
-on any machine, whatever mesh wrote the steps, and takes no device but the CPU. Exit
-codes: 0; 1 a checkpoint is damaged, or another run's; 2 bad input, or a store that
-refuses.
+In the first four commands PATH may be an s3:// or gs:// URL, the --ckpt.remote of a
+run. Works on any machine, whatever mesh wrote the steps, and uses only the CPU. Exit
+codes: 0 success; 1 a checkpoint is damaged or belongs to another run; 2 bad input, or
+the store refuses.
 """
 
 import dataclasses
@@ -67,23 +67,23 @@ class Fetch:
     path: Annotated[str, flags.Positional("URL")]
     """The --ckpt.remote of a run, or one step below it."""
     out: Annotated[str, flags.Positional("OUT")]
-    """Folder of checkpoints that gets the step; no run may write there."""
+    """Folder of checkpoints to copy to; no run may write there."""
     step: int | None = None
     """Step to copy; None: the newest."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reshard:
-    """Copy a step into another folder of checkpoints, checked on the way."""
+    """Copy a step to another folder of checkpoints and verify its checksums."""
 
     path: Path
     """Work dir, folder of checkpoints, or one checkpoint."""
     out: Annotated[str, flags.Positional("OUT")]
-    """Folder of checkpoints that gets the step; no run may write there."""
+    """Folder of checkpoints to copy to; no run may write there."""
     step: int | None = None
     """Step to copy; None: the newest."""
     max_piece_mib: int | None = None
-    """Largest piece of an array in the copy, in MiB; None: as they are."""
+    """Largest piece of an array in the copy, in MiB; None: pieces as saved."""
 
     def __post_init__(self) -> None:
         if self.max_piece_mib is not None and self.max_piece_mib < 1:
@@ -103,7 +103,7 @@ Family = Literal[
     "gemma3_text",
     "gpt2",
 ]
-"""As `hugging_face.families` has them, which is imported when one is written."""
+"""The families of `hugging_face.families`, which is imported only for an export."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -113,22 +113,22 @@ class Export:
     path: Path
     """Work dir, folder of checkpoints, or one checkpoint."""
     out: Annotated[str, flags.Positional("OUT")]
-    """Folder that is made; it may exist if it is empty."""
+    """Folder to write; it must be absent or empty."""
     step: int | None = None
     """Step to write; None: the newest."""
     family: Family | None = None
     """Architecture; None: the first that can express the model."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """In which the tensors are stored."""
+    """Type of the stored tensors."""
     tokenizer: str | None = None
-    """Folder, tokenizer.json or hf://NAME@REVISION; None: that of the run."""
+    """Folder, tokenizer.json or hf://NAME@REVISION; None: the run's tokenizer."""
     without_tokenizer: bool = False
     """Write no tokenizer files."""
     eos_token_id: int | None = None
     """Token that ends a document; None: the tokenizer's."""
     positions: int | None = None
-    """Longest sequence of the folder (n_positions, max_position_embeddings), for which
-    GPT-J and GPT-2 have tables in transformers; None: the run's --data.seq-len."""
+    """Maximum sequence length (n_positions, max_position_embeddings), the size of the
+    tables of GPT-J and GPT-2 in transformers; None: the run's --data.seq-len."""
 
     def __post_init__(self) -> None:
         if self.positions is not None and self.positions < 1:
@@ -261,8 +261,8 @@ def _verify_remote(command: Verify) -> int:
 
 
 def _verified(place: places.Place, folder: epath.Path) -> tuple[str, int]:
-    """Read one step; say what was found, with the exit code for it."""
-    # Not above: it imports jax, which `ls` and `show` can do without.
+    """Read one step; return a line about it and the exit code."""
+    # Here because it imports jax, which `ls` and `show` do not need.
     import jax
 
     from mjax.ckpt.saved_step import SavedStep
@@ -299,7 +299,7 @@ def _show(command: Show) -> int:
 
 
 def _show_remote(command: Show) -> int:
-    """Print what a step of an object store says about itself."""
+    """Print the commit and the manifest of a step in an object store."""
     remote, only = listing.find(command.path)
     step = listing.choose(remote, only, command.step)[-1]
     commit, manifest = listing.described(remote, step)
@@ -329,7 +329,7 @@ def _show_remote(command: Show) -> int:
 
 
 def _show_hugging_face(command: Show) -> int:
-    """Print the flags of a model in the form of Hugging Face."""
+    """Print the flags of a model in the Hugging Face format."""
     from mjax.hugging_face.params import flags_of  # as in `_verified`
 
     if command.json or command.step is not None:
@@ -460,7 +460,7 @@ def _export(command: Export) -> int:
 
 
 def _checked_out(path: str) -> epath.Path:
-    """Refuse a folder that is not one of checkpoints; it may be absent or empty."""
+    """Refuse an output path that holds anything but a folder of checkpoints."""
     folder = epath.Path(path)
     if folder.exists() and any(folder.iterdir()):
         place = places.find(path)

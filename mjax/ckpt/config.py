@@ -1,4 +1,4 @@
-"""When the state is saved, where, and what is kept."""
+"""When and where checkpoints are saved, and which are kept."""
 
 import dataclasses
 import math
@@ -9,17 +9,17 @@ from mjax.stores import address
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Which steps stay; a step stays if any rule keeps it, the newest always."""
+    """Rules for the steps to keep: one rule is enough; the newest is always kept."""
 
     last: int = 3
-    """The newest k."""
+    """Keep the newest k steps."""
     every: int | None = None
-    """All that are a multiple of this."""
+    """Keep all multiples of this step."""
     best: int = 0
-    """The k with the lowest `eval_loss` among those that were evaluated."""
+    """Keep the k evaluated steps with the lowest `eval_loss`."""
 
     def stays(self, steps: Mapping[int, float | None]) -> set[int]:
-        """Choose from good steps, each with its `eval_loss` or None."""
+        """Return the good steps to keep, given the `eval_loss` of each or None."""
         newest = sorted(steps)[-max(1, self.last) :]
         multiples = [s for s in steps if self.every and s % self.every == 0]
         losses = sorted(
@@ -32,7 +32,7 @@ class Retention:
 
 _REMOTE = "--ckpt.remote"
 _PATIENCE = 10
-"""Saves that may fail one after the other where --ckpt.max-unsaved is absent."""
+"""Consecutive saves that may fail if --ckpt.max-unsaved is absent."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -42,24 +42,24 @@ class CkptConfig:
     every: int = 100
     """Steps between checkpoints; the last step is always saved."""
     dir: str | None = None
-    """Folder of the checkpoints, seen by all processes; None: in the work dir."""
+    """Folder of the checkpoints, shared by all processes; None: in the work dir."""
     keep: int = 3
-    """Newest checkpoints kept."""
+    """Number of newest checkpoints kept."""
     keep_every: int | None = None
-    """Checkpoints at multiples of this many steps are kept for good."""
+    """Keep every checkpoint whose step is a multiple of this."""
     keep_best: int = 0
-    """Checkpoints kept for their held-out loss; those that were evaluated count."""
+    """Number of evaluated checkpoints kept, those with the lowest held-out loss."""
     max_unsaved: int | None = None
-    """Steps that the run goes on while saves fail; None: ten times `every`."""
+    """Steps without a new checkpoint before the run stops; None: ten times `every`."""
     timeout_s: int = 600
-    """Seconds after which a save in which a process does not answer has failed."""
+    """Seconds that a save waits for a process to answer before it fails."""
     remote: str | None = None
-    """URL that each checkpoint is copied to, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX;
-    a work dir that is empty or older goes on from there."""
+    """URL to copy each checkpoint to, s3://BUCKET/PREFIX or gs://BUCKET/PREFIX; the run
+    resumes from it if the work dir is empty or older."""
     remote_keep: int | None = None
-    """Newest checkpoints kept there; None: as many as --ckpt.keep."""
+    """Number of newest checkpoints kept at --ckpt.remote; None: --ckpt.keep."""
     remote_wait_s: int = 300
-    """Seconds that a run waits at its end for the last checkpoint to be there."""
+    """Seconds that a run waits at its end for the upload of the last checkpoint."""
     local_dir: str | None = None
     """Folder on each host (RAM disk, SSD) for copies between checkpoints."""
     local_every: int = 10
@@ -97,7 +97,7 @@ class CkptConfig:
             )
         if "://" in (self.local_dir or ""):
             raise ValueError(
-                "--ckpt.local-dir must be a folder that each host has for itself, got "
+                "--ckpt.local-dir must be a folder of each host, got "
                 f"the URL {self.local_dir}; for example /dev/shm/mjax"
             )
 
@@ -110,17 +110,17 @@ class CkptConfig:
 
     @property
     def hung_s(self) -> int:
-        """Seconds in one attempt after which the last save of a run is given up."""
+        """Seconds after which one attempt at the last save of a run is abandoned."""
         return _PATIENCE * self.timeout_s
 
     @property
     def retention(self) -> Retention:
-        """Which steps stay in the store."""
+        """Rules for the steps to keep in the store."""
         return Retention(last=self.keep, every=self.keep_every, best=self.keep_best)
 
     @property
     def remote_retention(self) -> Retention:
-        """Which steps stay at `remote`."""
+        """Rules for the steps to keep at `remote`."""
         return dataclasses.replace(self.retention, last=self.remote_keep or self.keep)
 
 

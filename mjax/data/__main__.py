@@ -31,9 +31,9 @@ class Show:
     """Print the decoded batch of one training step."""
 
     step: int = 0
-    """Steps taken before: 0 is the first batch, whose loss is logged as step 1."""
+    """Steps before the batch: 0 is the first batch, whose loss is logged as step 1."""
     work_dir: str | None = None
-    """Folder of a run, which says all of the following but data.cache-dir."""
+    """Folder of a run; it sets all of the following except --data.cache-dir."""
     batch_size: int = 8
     """Sequences per step, as in --batch.size of the run."""
     seed: int = 0
@@ -47,10 +47,10 @@ class Show:
             raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
 
     def of_run(self) -> "Show":
-        """Return the same with what the config.json of work_dir says.
+        """Return the command with the settings of the config.json of work_dir.
 
         Raises:
-          ValueError: it cannot be read, or says what a flag also says.
+          ValueError: it cannot be read, or a flag sets the same.
         """
         if self.work_dir is None:
             return self
@@ -61,7 +61,7 @@ class Show:
         )
         if self != only:
             raise ValueError(
-                f"--work-dir {self.work_dir} says what the run reads; leave out "
+                f"--work-dir {self.work_dir} sets the data of the run; leave out "
                 "--batch-size, --seed and all --data flags but --data.cache-dir"
             )
         path = pathlib.Path(self.work_dir) / "config.json"
@@ -69,11 +69,11 @@ class Show:
             run = from_json(path.read_text("utf-8"))
         except OSError as error:
             raise ValueError(
-                f"--work-dir {self.work_dir} is no folder of a run: {path} cannot be "
-                f"read ({error.strerror})"
+                f"--work-dir {self.work_dir} is not the folder of a run: {path} "
+                f"cannot be read ({error.strerror})"
             ) from None
         except ValueError as error:
-            raise ValueError(f"{path} is no config of a run: {error}") from None
+            raise ValueError(f"{path} is not the config of a run: {error}") from None
         cache_dir = self.data.cache_dir or run.data.cache_dir
         return dataclasses.replace(
             self,
@@ -85,7 +85,7 @@ class Show:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Info:
-    """Print what is known about a corpus."""
+    """Print the size, the split and the tokenizer of a corpus."""
 
     seed: int = 0
     """Seed of the run; only the synthetic corpus depends on it."""
@@ -101,22 +101,22 @@ class Prepare:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mirror:
-    """Say what a folder of mirrored blocks holds (status), or empty it (purge)."""
+    """Count the blocks in a folder of mirrored blocks (status), or empty it (purge)."""
 
     action: Annotated[Literal["status", "purge"], flags.Positional("ACTION")]
     """status or purge."""
     folder: Annotated[str, flags.Positional("FOLDER")]
-    """Of one host, as --data.cache.mirror-dir of the run."""
+    """Folder of one host, the --data.cache.mirror-dir of the run."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unfinished:
-    """List preparations that did not end and that no process works on."""
+    """List unfinished preparations that no process is working on."""
 
     cache_dir: str | None = None
     """Folder of token files; None is the user's cache folder."""
     remove: bool = False
-    """Remove those of this host; the others are listed only."""
+    """Remove those of this host; only list the others."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -170,20 +170,20 @@ def check_same_data(dataset: Dataset, work_dir: str | None) -> None:
     """Refuse data that have changed since the run of a work dir saved a checkpoint.
 
     Raises:
-      ValueError: they are others; what they hold now is not what the run read.
+      ValueError: they differ from those that the run read.
     """
     if work_dir is None:
         return
     try:
         saved = places.choose(places.find(work_dir), None)
-    except ValueError:  # nothing is saved yet that could tell
+    except ValueError:  # no checkpoint yet to compare with
         return
     found = manifest_in(saved).run["data_fingerprint"]
     if found != dataset.fingerprint:
         raise ValueError(
             f"the data are not those that the run of {work_dir} has read: fingerprint "
             f"{found[:12]} in its checkpoint {saved.name}, {dataset.fingerprint[:12]} "
-            "now; put back the same files"
+            "now; restore the same files"
         )
 
 
@@ -201,10 +201,10 @@ def prepared_lines(prepared: list[TokenFiles]) -> Iterator[str]:
 
 
 def mirror_lines(command: Mirror) -> Iterator[str]:
-    """Do what is asked with a folder of blocks, in lines of `name value`.
+    """Run a command on a folder of blocks; yield lines of `name value`.
 
     Raises:
-      ValueError: it is none, or a live run holds what was to be removed.
+      ValueError: not a folder of blocks, or a live run holds the blocks to remove.
     """
     folder = pathlib.Path(command.folder)
     if command.action == "purge":
@@ -217,7 +217,7 @@ def mirror_lines(command: Mirror) -> Iterator[str]:
 
 
 def unfinished_lines(command: Unfinished) -> Iterator[str]:
-    """List preparations that did not end, and remove them if asked to.
+    """List unfinished preparations, and remove them with --remove.
 
     Raises:
       ValueError: the cache folder cannot be read or written.
@@ -231,8 +231,8 @@ def unfinished_lines(command: Unfinished) -> Iterator[str]:
         yield f"none in {cache_dir}"
     elif not command.remove:
         yield (
-            "the same `prepare` or `train` command continues one; --remove deletes "
-            "those of this host"
+            "to continue one, repeat its `prepare` or `train` command; --remove "
+            "deletes those of this host"
         )
 
 

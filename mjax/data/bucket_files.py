@@ -62,7 +62,7 @@ def list_files(path: str, folder: pathlib.Path) -> Listing:
             store = open_store(parse(base, FLAG), FLAG, patience_s=_PATIENCE_S)
     if problem is not None:
         _log.warning(
-            "%s %s: %s; reading the %d files that were there when all had arrived",
+            "%s %s: %s; reading the %d files of the list that this host keeps",
             *(FLAG, path, problem, len(objects)),
         )
     files = [name for name in objects if hub_cards.is_text(name)]
@@ -136,7 +136,7 @@ def _read_range(
 
     Raises:
       OSError: the store does not answer.
-      ValueError: it refuses, or the object is another one or gone.
+      ValueError: it refuses, or the object was replaced or removed.
     """
     try:
         return store.read(name, start, start + length, version=objects[name][1])

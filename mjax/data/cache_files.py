@@ -341,7 +341,7 @@ class MappedTokens:
         """
         start, stop, step = index.indices(len(self._tokens))
         if step != 1:
-            raise ValueError(f"tokens are read one after the other, got step {step}")
+            raise ValueError(f"a slice of tokens must have step 1, got {step}")
         itemsize = self._tokens.itemsize
         first, end = start * itemsize // BLOCK_BYTES, -(-stop * itemsize // BLOCK_BYTES)
         block = self._is_unread.find(1, first, end)
@@ -361,7 +361,7 @@ class MappedTokens:
         if zlib.crc32(data) != self._checksums[block]:
             raise DamagedFileError(
                 f"{self._path} is damaged: bytes {start} to {start + len(data) - 1} do "
-                f"not match their checksum; delete the folder {self._path.parent}, it "
-                "will be built again, and start the run again"
+                f"not match their checksum; delete the folder {self._path.parent} "
+                "and start the run again, which builds it again"
             )
         self._is_unread[block] = 0

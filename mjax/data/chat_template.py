@@ -226,7 +226,7 @@ class _Worker:
         if reply.endswith("\n"):
             return json.loads(reply)
         if is_late.is_set():
-            return {"error": f"it renders for more than {TIME_LIMIT_S:g} s"}
+            return {"error": f"rendering takes more than {TIME_LIMIT_S:g} s"}
         return {"error": "the process that renders it ended"}
 
     def close(self) -> None:

@@ -53,15 +53,14 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
     if not any(message["role"] == "assistant" for message in messages):
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
-            f"{where} has no turn of the assistant, only {roles}: nothing is learned "
-            'from it; leave it out, or name the role of the answers "assistant"'
+            f"{where} has no assistant turn, only {roles}, so it has no loss; leave it "
+            'out, or name the role of the answers "assistant"'
         )
     for number, message in enumerate(messages, start=1):
         if message["role"] == "assistant" and _is_empty(message):
             raise ValueError(
-                f"{where}: message {number}, of the assistant, is empty: only the end "
-                "of the turn would be learned from it; write the answer, or leave the "
-                "chat out"
+                f"{where}: message {number}, an assistant turn, is empty, so it would "
+                "teach only the end of a turn; write the answer, or leave the chat out"
             )
     try:
         return _rendered(template, messages)
@@ -171,7 +170,7 @@ def _render(
         return render_several(template, chats, now=TRAINING_DATE)
     except ValueError as error:
         raise ValueError(
-            f"{error}; mend the chat, or give another template as --data.chat-template"
+            f"{error}; fix the chat, or give another template as --data.chat-template"
         ) from None
 
 
@@ -181,10 +180,10 @@ def _check_prefix(first: Rendered, second: Rendered, once: str) -> None:
     pairs = zip(first.text, second.text, strict=False)
     same = next((i for i, (a, b) in enumerate(pairs) if a != b), len(second.text))
     raise ValueError(
-        f"the chat template writes what comes before otherwise once {once} (from "
+        f"the chat template changes earlier text once {once} (from "
         f"character {same}: {first.text[same : same + 30]!r} becomes "
-        f"{second.text[same : same + 30]!r}), so it cannot be said which part is the "
-        "answer; give a template with generation blocks as --data.chat-template"
+        f"{second.text[same : same + 30]!r}), so the answer cannot be "
+        "located; give a template with generation blocks as --data.chat-template"
     )
 
 

@@ -1,4 +1,4 @@
-"""What is read, and how it becomes samples."""
+"""Data of a run, and how it is cut into samples."""
 
 import dataclasses
 import fractions
@@ -18,13 +18,13 @@ class CacheConfig:
     """Blocks of remote files that the hosts of a run share."""
 
     mirror_dir: str | None = None
-    """Folder on a disk of each host; None shares nothing, each host downloads all."""
+    """Folder on a disk of each host; None: each host downloads all blocks."""
     replicas: int = 3
-    """Hosts that keep each block of 64 MiB; all of them if there are fewer."""
+    """Number of hosts that keep each block of 64 MiB; at most all hosts."""
     limit_gib: float | None = None
-    """Disk space per host in GiB; above it the least recently read blocks go."""
+    """Disk limit per host in GiB; the least recently read blocks are removed."""
     mib_per_s: float | None = None
-    """Limit in MiB per second on what all hosts together read of the remote."""
+    """Limit in MiB per second on the remote reads of all hosts together."""
 
     def __post_init__(self) -> None:
         """Check each field.
@@ -69,38 +69,38 @@ class CacheConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    """What is read, and how it becomes samples."""
+    """Data of a run, and how it is cut into samples."""
 
     path: tuple[str, ...] = (STDLIB,)
     """stdlib, synthetic, files, folders, hf://datasets/..., s3://... or gs://..."""
     mixture: tuple[str, ...] = ()
-    """Several corpora in place of path, as 0.7=stdlib 0.3=folder,file.txt."""
+    """Several corpora instead of path, such as 0.7=stdlib 0.3=folder,file.txt."""
     tokenizer: str = "bytes"
     """bytes, a tokenizer.json, train:N (BPE of N tokens), or hf://NAME@REVISION."""
     eos_token: str | None = None
-    """Token of a tokenizer.json that ends a document; None looks for a usual one."""
+    """Token that ends a document; None looks for a usual name in the tokenizer.json."""
     seq_len: int = 256
     """Tokens per sequence."""
     packing: Literal["windows", "documents"] = "windows"
-    """A sample: a window of all text in a row, or one document (a piece), padded."""
+    """Samples: windows of the joined text, or one padded document (or piece) each."""
     held_out_fraction: float = 0.05
     """Share of the documents kept for evaluation."""
     isolate_documents: bool = True
-    """No attention across documents of one sequence; positions restart."""
+    """Block attention between documents of a sequence; restart positions in each."""
     format: Literal["text", "chat"] = "text"
-    """What the files hold: text, or chats (JSONL), learned from their answers only."""
+    """Content of the files: text, or chats with loss on the answers only."""
     chat_template: str | None = None
-    """File with the Jinja template of chats; None takes the tokenizer's own."""
+    """Jinja file with the template of chats; None: the tokenizer's own."""
     long_chats: Literal["refuse", "skip"] = "refuse"
-    """What becomes of chats of more than seq_len tokens; none is ever cut."""
+    """Treatment of chats of more than seq_len tokens; chats are never cut."""
     text_field: str = "text"
-    """Field or column that holds the text; a.b is the field b of the object a."""
+    """Field or column with the text; a.b is the field b of the object a."""
     vocab: Literal["tokenizer", "model"] = "tokenizer"
-    """Whose vocabulary size counts: tokenizer, or model (--model.vocab-size)."""
+    """Source of the vocabulary size: tokenizer, or model (--model.vocab-size)."""
     one_batch: bool = False
-    """Take the batch of the first step in all steps, read once: to measure."""
+    """Use the batch of the first step in all steps, for measurements."""
     skip: tuple[str, ...] = ()
-    """Batches to leave out: 40:12 goes on behind the 12 that follow step 40."""
+    """Batches to leave out: 40:12 leaves out the 12 batches after step 40."""
     cache_dir: str | None = None
     """Folder of token files; None is the user's cache folder."""
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
@@ -151,7 +151,7 @@ class DataConfig:
         return skips.continues(skips.read(skip), skips.read(self.skip))
 
     def has_read(self, step: int, skip: Sequence[str]) -> bool:
-        """Return whether a state has read the batches that this config reads up to it.
+        """Return whether a state was trained on the batches that this config reads.
 
         Args:
           step: number of optimizer steps of the state.
@@ -193,9 +193,9 @@ class DataConfig:
             )
         if trained_vocab_size(self.tokenizer) is not None:
             raise ValueError(
-                f"--data.format chat needs a tokenizer that exists, got --data."
+                f"--data.format chat needs an existing tokenizer, got --data."
                 f"tokenizer {self.tokenizer}; give bytes or the tokenizer.json of the "
-                "model that is tuned"
+                "model to tune"
             )
 
     def _check_mixture(self) -> None:
@@ -204,7 +204,7 @@ class DataConfig:
         if self.path != (STDLIB,):
             raise ValueError(
                 f"--data.path {' '.join(self.path)} and --data.mixture "
-                f"{' '.join(self.mixture)} both say what is read; leave one out "
+                f"{' '.join(self.mixture)} both set the data; leave one out "
                 "(--data.path stdlib, the default, replaces a recipe's path)"
             )
         mixture.shares(self.weights)  # refuses bad weights
@@ -220,7 +220,7 @@ class DataConfig:
                 "corpora of --data.mixture share one tokenizer; train it on all with "
                 f"python -m mjax.data info --data.tokenizer {self.tokenizer} --data."
                 f"path {' '.join(path for paths in self.paths for path in paths)}, "
-                "and give the tokenizer.json that is named there"
+                "and give the tokenizer.json that it prints"
             )
 
 

@@ -228,7 +228,7 @@ def _find_under(path: str, remote: RemoteFiles | None) -> list[Source]:
         raise ValueError(
             f"--data.path {path!r} cannot be read: {error.strerror}"
         ) from None
-    except RuntimeError as error:  # ~user of a user who is not there
+    except RuntimeError as error:  # ~user, without such a user
         raise ValueError(f"--data.path {path!r} cannot be read: {error}") from None
     if not root.is_dir():
         if root.stat().st_size == 0:
@@ -350,7 +350,7 @@ def _suggest(missing: pathlib.Path) -> str:
     parent = missing.parent
     try:
         siblings = os.listdir(parent)
-    except OSError:  # missing too, no folder, or not for us
+    except OSError:  # also missing, not a folder, or not readable
         siblings = []
     near = difflib.get_close_matches(str(missing), [STDLIB, SYNTHETIC], n=1)
     near += [

@@ -278,7 +278,7 @@ def _read_template(config: DataConfig) -> ChatTemplate:
         chat_template.check(text)
     except ValueError as error:
         raise ValueError(
-            f"{origin}: {error}; mend it, or give another file as {flag}"
+            f"{origin}: {error}; fix it, or give another file as {flag}"
         ) from None
     return ChatTemplate(
         text=text,

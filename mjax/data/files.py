@@ -60,7 +60,7 @@ def size_of(file: File) -> int:
     """Return the bytes of a file.
 
     Raises:
-      OSError: the file on the disk cannot be looked at.
+      OSError: the file on the disk is not accessible.
     """
     return file.num_bytes if isinstance(file, RemotePath) else file.stat().st_size
 

@@ -192,8 +192,8 @@ def _lines(file: io.BufferedIOBase, path: File) -> Iterator[bytes]:
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
             raise ValueError(
-                f"{path}:{number} has over {MAX_LINE_BYTES} bytes; a document this "
-                "long is given as a text file, which is read in pieces"
+                f"{path}:{number} has over {MAX_LINE_BYTES} bytes; give a document "
+                "this long as a text file, which is read in pieces"
             )
         yield line
 
@@ -225,23 +225,23 @@ def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
         where = f"{path}:{number}"
         while True:
             between = _BETWEEN.match(text, at)
-            assert between is not None  # it matches nothing too
+            assert between is not None  # it also matches the empty string
             start, has_comma = between.end(), bool(between[1])
             if between[2] and not has_comma:
                 if text[start:].strip() or file.read().strip():
                     raise ValueError(
-                        f"{path} has text behind its array; give one array of objects, "
+                        f"{path} has text after its array; give one array of objects, "
                         "or one object a line"
                     )
                 return
             if start < len(text) and has_comma != (number > 1):
                 raise ValueError(
-                    f"{where} is not JSON (a comma is missing or too much before it)"
+                    f"{where} is not JSON (a comma before it is missing or extra)"
                 )
             with contextlib.suppress(json.JSONDecodeError):
                 with _json_limits(where):
                     value, end = decoder.raw_decode(text, start)
-                if end < len(text) or is_at_end:  # a number may go on behind the text
+                if end < len(text) or is_at_end:  # a number may continue after the text
                     break
             if is_at_end or len(text) - at > MAX_LINE_BYTES:
                 raise ValueError(
@@ -270,7 +270,7 @@ def _json_limits(where: str) -> Iterator[None]:
         # Too many brackets, or a number of thousands of digits.
         raise ValueError(
             f"{where} cannot be read as JSON ({error}); leave the line "
-            "out, or what is nested or long in it"
+            "out, or shorten what is nested or long in it"
         ) from None
 
 
@@ -302,7 +302,7 @@ def _read_csv(
                 if len(row) != len(columns):
                     raise ValueError(
                         f"{path}:{number} has {len(row)} cells, but its header names "
-                        f"{len(columns)} columns; mend the row, or quote the cell "
+                        f"{len(columns)} columns; fix the row, or quote the cell "
                         f"that holds {delimiter!r} or a line break"
                     )
                 if number >= first:

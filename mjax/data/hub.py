@@ -33,7 +33,7 @@ _SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"()]*")
 _NOUNS = {"dataset": "data set", "model": "model"}
 _TIMEOUT_S = 30
 _PARTIAL = 206  # HTTP: the answer has the range that was asked for
-_REFUSED = (401, 403)  # HTTP: who asks is unknown, or may not read this
+_REFUSED = (401, 403)  # HTTP: the client is unknown, or may not read this
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +55,7 @@ class Repository(NamedTuple):
 
     @property
     def noun(self) -> str:
-        """What it is, in words."""
+        """Kind of the repository, in words."""
         return f"{_NOUNS[self.kind]} {self.name}"
 
     def at(self, revision: str) -> str:
@@ -78,7 +78,7 @@ class Fetched(NamedTuple):
 
 
 class _Listing(NamedTuple):
-    """What the hub says about a commit."""
+    """Files of a commit, as the hub lists them."""
 
     commit: str
     files: dict[str, str]
@@ -141,7 +141,7 @@ class Snapshot:
         Args:
           files: some of `self.files`.
         Raises:
-          ValueError: the hub does not say their sizes, or the cache of the library,
+          ValueError: the hub does not give their sizes, or the cache of the library,
             where the list of files is kept, cannot be written.
         """
         files = sorted(files)
@@ -158,7 +158,7 @@ class Snapshot:
 
         Raises:
           OSError: the hub does not answer.
-          ValueError: it refuses.
+          ValueError: the hub refuses.
         """
         library, repository = self._library, self.repository
         url = library.hf_hub_url(
@@ -262,17 +262,17 @@ class Snapshot:
             remedy = "start again when the hub can be reached, or set HF_ENDPOINT"
         return ValueError(
             f"{self.repository}: the hub {_host(self._library)} does not answer as it "
-            f"should ({_first_line(error)}), and this machine has no whole copy of the "
-            f"{_NOUNS[self.repository.kind]}; {remedy}"
+            f"should ({_first_line(error)}), and this machine has no complete copy of "
+            f"the {_NOUNS[self.repository.kind]}; {remedy}"
         )
 
     def _is_gated(self) -> ValueError:
         repository = self.repository
         page = repository.at("").removeprefix(PREFIX).removesuffix("@")
         return ValueError(
-            f"{repository}: the {repository.noun} is for those who accepted its terms; "
-            f"accept them on {_host(self._library)}/{page}, and set HF_TOKEN to your "
-            "token"
+            f"{repository}: the {repository.noun} is only for users who accepted its "
+            f"terms; accept them on {_host(self._library)}/{page}, and set HF_TOKEN to "
+            "your token"
         )
 
     # ----------------------------------------------------------------------- the cache
@@ -280,7 +280,7 @@ class Snapshot:
     def _download_missing(
         self, files: Iterable[str], folder: pathlib.Path, arrived: dict[str, str]
     ) -> None:
-        """Download what is missing, compare it, and add it to what has arrived."""
+        """Download missing files, compare them, and add them to the list."""
         self._keep_listing()
         try:
             for file in files:
@@ -307,9 +307,8 @@ class Snapshot:
             if found[path] != expected:
                 raise ValueError(
                     f"{self.repository}: {path} is not what was downloaded (its "
-                    f"SHA-256 is {found[path]}, not {expected}), so something has "
-                    f"changed it; delete {path.resolve()} and start again, it is "
-                    "downloaded once more"
+                    f"SHA-256 is {found[path]}, not {expected}), so it was changed; "
+                    f"delete {path.resolve()} and start again to download it again"
                 )
 
     def _download(self, file: str) -> None:
@@ -327,7 +326,7 @@ class Snapshot:
         except (OSError, _http_error(library), ValueError) as error:
             raise ValueError(
                 f"{self.repository}: the download of {file} stopped "
-                f"({_first_line(error)}); start again, what has arrived is kept"
+                f"({_first_line(error)}); start again; the downloaded part is kept"
             ) from None
 
     def _checked(self, file: pathlib.Path, checksum: str) -> str:
@@ -355,7 +354,7 @@ class Snapshot:
         return self._home / "mjax" / f"{self.commit}.{what}.json"
 
     def _read_listing(self, commit: str) -> _Listing | None:
-        """Return what the hub once said about a commit; None if nothing is known."""
+        """Return the recorded list of files of a commit; None if there is none."""
         path = self._home / "mjax" / f"{commit}.files.json"
         try:
             found = checked_json.check(cache_files.read_json(path), dict[str, Any], "")
@@ -422,12 +421,12 @@ def kept_commit(repository: Repository, before: str) -> str:
     try:
         now = Snapshot(repository).commit
     except ValueError as error:
-        _log.warning("%s; the run goes on with commit %s", error, before)
+        _log.warning("%s; the run continues with commit %s", error, before)
         return before
     if now != before:
         _log.warning(
-            "%s is commit %s now, but the run began with commit %s and goes on with "
-            "that; for the new one give another --work-dir",
+            "%s is commit %s now, but the run began with commit %s and continues "
+            "with that one; to use the new commit, give another --work-dir",
             *(repository, now, before),
         )
     return before

@@ -97,8 +97,8 @@ def is_text(file: str) -> bool:
 def endings() -> str:
     """Say which files are read."""
     return (
-        f"files that are read end in {', '.join(sorted(SUFFIXES))}, all but .parquet "
-        "with .gz or .zst after that or without"
+        f"files that are read end in {', '.join(sorted(SUFFIXES))}, optionally "
+        "followed by .gz or .zst (not after .parquet)"
     )
 
 

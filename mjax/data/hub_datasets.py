@@ -124,7 +124,7 @@ def _parsed(path: str) -> re.Match[str]:
     if match is None:
         raise ValueError(
             f"{_FLAG} must be hf://datasets/NAME@REVISION (a branch, tag or commit), "
-            f"with :CONFIGURATION or :CONFIGURATION:SPLIT behind it or without, got "
+            f"optionally followed by :CONFIGURATION or :CONFIGURATION:SPLIT, got "
             f"{path!r}; for example hf://datasets/org/texts@main:en:train"
         )
     return match

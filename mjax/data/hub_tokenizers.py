@@ -37,7 +37,7 @@ def local(name: str, *, flag: str = FLAG) -> pathlib.Path:
     Raises:
       ValueError: the name is no hf://NAME@REVISION, the repository or the revision does
         not exist or holds no tokenizer.json, the hub cannot be reached and this machine
-        has no whole copy, or a file of the copy was changed.
+        has no complete copy, or a file of the copy was changed.
     """
     if is_on_hub(name):
         return hub.fetch(_repository(name, flag), _choose).folder / SPEC

@@ -252,7 +252,7 @@ def _read_header(idx: pathlib.Path, header: np.ndarray) -> tuple[np.dtype, int, 
         name = _FLOATS.get(code, f"code {code}")
         raise ValueError(
             f"{idx} holds values of type {name}, must be integers (codes "
-            f"{', '.join(map(str, _DTYPES))}); it is no dataset of tokens"
+            f"{', '.join(map(str, _DTYPES))}); it is not a dataset of tokens"
         )
     if num_bounds < 2:
         raise ValueError(f"{idx} has no documents; leave it out")

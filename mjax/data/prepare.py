@@ -290,8 +290,8 @@ def write_streams(
     num_kept = sum(count.num_token_bytes for count in counts.values())
     if abs(num_kept - num_bytes) > _MAX_LOST * num_bytes:
         raise ValueError(
-            f"the tokens of --data.tokenizer stand for {num_kept} bytes of a text of "
-            f"{num_bytes} bytes: it does not keep this text (unknown characters, or a "
+            f"the tokens of --data.tokenizer encode {num_kept} bytes of a text of "
+            f"{num_bytes} bytes: text would be lost (unknown characters, or a "
             "normalizer that removes some); use bytes or a byte-level BPE"
         )
     return {side: counts[side].total() for side in SIDES}

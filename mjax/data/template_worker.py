@@ -107,7 +107,7 @@ def _render(template: Any, variables: dict[str, Any]) -> tuple[str, list[list[in
         num_chars += len(part)
         if num_chars > _MAX_CHARS:
             raise jinja2.TemplateError(
-                f"it makes more than {_MAX_CHARS} characters of one chat"
+                f"one chat gives more than {_MAX_CHARS} characters"
             )
     text, spans = "", []
     for number, part in enumerate("".join(parts).split(_START)):

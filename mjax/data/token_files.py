@@ -239,7 +239,7 @@ def _tell_of_others(cache_dir: pathlib.Path, own: pathlib.Path) -> None:
     others = [left for left in left_over.find(cache_dir) if left.folder != own]
     if others:
         _log.info(
-            "%d preparations that did not end take %.2f GB in %s; python -m mjax.data "
+            "%d unfinished preparations take %.2f GB in %s; python -m mjax.data "
             "unfinished lists and removes them",
             *(len(others), sum(left.num_bytes for left in others) / 1e9, cache_dir),
         )

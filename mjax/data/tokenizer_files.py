@@ -160,7 +160,7 @@ def _find_eos(
     if wanted is not None:
         if not isinstance(wanted, str) or wanted not in vocab:
             raise ValueError(
-                f"the end of a document, {wanted!r}, is no token of {path}"
+                f"the end of a document, {wanted!r}, is not a token of {path}"
             )
         return wanted
     return next((name for name in EOS_NAMES if name in vocab), None)

@@ -344,7 +344,7 @@ def _find_eos(
         if eos_token in vocab:
             return eos_token
         raise ValueError(
-            f"--data.eos-token {eos_token!r} is no token of {origin}"
+            f"--data.eos-token {eos_token!r} is not a token of {origin}"
             + "".join(
                 f"; did you mean {near!r}?"
                 for near in difflib.get_close_matches(eos_token, vocab, n=1)

@@ -48,7 +48,7 @@ class Unfinished:
             return
         if found["versions"] != versions:
             _log.warning(
-                "%s was begun by %s, this is %s; it begins again",
+                "%s was begun by %s, this is %s; it starts over",
                 *(folder, " ".join(found["versions"]), " ".join(versions)),
             )
             return

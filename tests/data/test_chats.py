@@ -101,9 +101,12 @@ def test_other_forms_of_chats_mean_the_same():
         ({"messages": []}, "at least one message"),
         ({"messages": [{"role": "user"}]}, "message 1 must be an object"),
         ({"messages": ["x"]}, "message 1 must be an object"),
-        ({"messages": chat("only a question")}, "no turn of the assistant, only user"),
+        ({"messages": chat("only a question")}, "no assistant turn, only user"),
         ({"conversations": [{"value": "x"}]}, "list of objects"),
-        ({"messages": chat("a", "b", "c", " \n")}, "message 4, of the assistant, is e"),
+        (
+            {"messages": chat("a", "b", "c", " \n")},
+            "message 4, an assistant turn, is e",
+        ),
         ({"prompt": "a", "completion": ""}, "message 2, .*write the answer, or leave"),
     ],
 )
@@ -121,7 +124,7 @@ def test_a_template_that_changes_earlier_turns_is_refused_with_the_reason():
     )
     strict = "{{ raise_exception('no role ' + messages[0].role) }}"
     found = refused(strict, messages=chat("a", "b"))
-    assert "line 1: no role user; mend the chat, or give another template" in found
+    assert "line 1: no role user; fix the chat, or give another template" in found
 
 
 # ------------------------------------------------------------------------ the stream

@@ -295,7 +295,9 @@ def test_a_line_too_long_for_the_memory_is_refused_before_it_is_read(
     file = tmp_path / "a.jsonl"
     longest = '{"text": "' + "x" * 18 + '"}'
     file.write_text(f"{longest}\n")  # 30 bytes and the end of the line
-    with pytest.raises(ValueError, match=r"a\.jsonl:1 has over 30 bytes; a document"):
+    with pytest.raises(
+        ValueError, match=r"a\.jsonl:1 has over 30 bytes; give a document"
+    ):
         read(file)
     file.write_text('{"text": "short"}\n' + longest)
     assert read(file) == {"a.jsonl:1": "short", "a.jsonl:2": "x" * 18}

@@ -211,11 +211,11 @@ def test_documents_without_text_leave_no_trace_and_only_those_are_refused(tmp_pa
         ({"mixture": ("1=a", "123457=b")}, "which repeat after 123458 in the ratio"),
         (
             {"mixture": ("1=a", "2=b,c"), "tokenizer": "train:290"},
-            "--data.path a b c, and give the tokenizer.json that is named there",
+            "--data.path a b c, and give the tokenizer.json that it prints",
         ),
         (
             {"mixture": ("1=a",), "path": ("b",)},
-            "--data.path b and --data.mixture 1=a both say what is read",
+            "--data.path b and --data.mixture 1=a both set the data",
         ),
     ],
 )
@@ -245,7 +245,7 @@ def test_a_tokenizer_that_loses_text_is_refused(corpus, tmp_path):
     }  # fmt: skip
     path = tmp_path / "tokenizer.json"
     path.write_text(json.dumps(spec))
-    with pytest.raises(ValueError, match="it does not keep this text"):
+    with pytest.raises(ValueError, match="text would be lost"):
         open_dataset(config(tmp_path, corpus, tokenizer=str(path)), seed=0)
 
 

@@ -136,12 +136,14 @@ def test_what_needs_a_token_says_so(hub):
     hub.gated.add("tokenizer.json")
     with pytest.raises(
         ValueError,
-        match=r"the model org/model is for those who accepted its terms; accept them "
-        r"on http://127.0.0.1:\d+/org/model, and set HF_TOKEN",
+        match=r"the model org/model is only for users who accepted its terms; accept "
+        r"them on http://127.0.0.1:\d+/org/model, and set HF_TOKEN",
     ):
         load_tokenizer(NAME)
     hub.status = 403
-    with pytest.raises(ValueError, match=r"403 .* whole copy of the model; set HF_TO"):
+    with pytest.raises(
+        ValueError, match=r"403 .* complete copy of the model; set HF_TO"
+    ):
         load_tokenizer(NAME)
 
 

@@ -51,7 +51,7 @@ def test_what_arrived_by_its_commit_is_found_by_its_revision_without_the_hub(hub
     began = pinned(config, {})
     files = fetch(began.path[0])
     hub.status = 503
-    with pytest.raises(ValueError, match="no whole copy"):
+    with pytest.raises(ValueError, match="no complete copy"):
         fetch(MAIN)
     remember(config, began)
     assert fetch(MAIN) == files

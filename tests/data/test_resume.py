@@ -235,7 +235,7 @@ def test_damaged_and_foreign_beginnings_are_not_continued(
     with monkeypatch.context() as patch:
         patch.setattr(token_files, "_versions", lambda: ["mjax 9"])
         prepare_files(again)
-    assert "this is mjax 9; it begins again" in caplog.text
+    assert "this is mjax 9; it starts over" in caplog.text
     assert contents(tmp_path / "again") == contents(tmp_path / "own")
 
 
@@ -275,7 +275,7 @@ def test_what_nobody_continues_is_told_listed_and_removed(
 
     caplog.set_level("INFO")
     prepare_files(dataclasses.replace(config, path=(str(folder / "c.txt"),)))
-    assert "2 preparations that did not end take 0.00 GB in" in caplog.text
+    assert "2 unfinished preparations take 0.00 GB in" in caplog.text
     assert "python -m mjax.data unfinished lists and removes them" in caplog.text
 
     command = ["unfinished", "--cache-dir", str(cache)]

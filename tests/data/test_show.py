@@ -88,12 +88,12 @@ def test_the_folder_of_a_run_takes_no_flags_beside_it(tmp_path, capsys):
     assert "leave out --batch-size, --seed and all --data flags but" in err
     code, _, err = run(capsys, "show", "--work-dir", tmp_path)
     assert code == 2
-    assert "is no folder of a run" in err
+    assert "is not the folder of a run" in err
     for text in ("{", '{"sead": 1}'):
         (tmp_path / "config.json").write_text(text)
         code, _, err = run(capsys, "show", "--work-dir", tmp_path)
         assert code == 2
-        assert "config.json is no config of a run" in err
+        assert "config.json is not the config of a run" in err
 
 
 def test_segments_are_numbered_and_control_characters_escaped(tmp_path, capsys):

@@ -134,7 +134,9 @@ def test_without_an_end_there_is_no_digest_and_any_token_may_be_named(tmp_path):
     assert by_name.digest == load_tokenizer(str(path), eos_token="<stop>").digest
     with pytest.raises(ValueError, match="no token of id 262; its ids are below 262"):
         read_files(str(path), eos=262)
-    with pytest.raises(ValueError, match="the end of a document, 'stop', is no token"):
+    with pytest.raises(
+        ValueError, match="the end of a document, 'stop', is not a token"
+    ):
         read_files(str(path), eos="stop")
 
 

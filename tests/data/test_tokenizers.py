@@ -119,7 +119,8 @@ def test_the_end_token_is_found_named_or_asked_for(tmp_path):
         load_tokenizer(str(path))
     assert load_tokenizer(str(path), eos_token="<stop>").eos_id == BPE.eos_id
     with pytest.raises(
-        ValueError, match=r"eos-token '<stp>' is no token of .*; did you mean '<stop>'"
+        ValueError,
+        match=r"eos-token '<stp>' is not a token of .*; did you mean '<stop>'",
     ):
         load_tokenizer(str(path), eos_token="<stp>")
     config = {"eos_token": {"content": "<stop>"}}

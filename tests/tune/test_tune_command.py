@@ -178,14 +178,14 @@ def test_flags_that_cannot_be_are_refused_before_training(
     ("line", "named"),
     [
         ('{"messages": [', r"bad.jsonl:41 is not JSON .*, column 15\)"),
-        ([{"role": "user", "content": "x"}], "bad.jsonl:41 has no turn of the assist"),
+        ([{"role": "user", "content": "x"}], "bad.jsonl:41 has no assistant turn"),
         (
             [{"role": "user", "content": "x"}, {"role": "assistant", "content": ""}],
-            "bad.jsonl:41: message 2, of the assistant, is empty",
+            "bad.jsonl:41: message 2, an assistant turn, is empty",
         ),
         (
             [{"role": "wizard", "content": "x"}, {"role": "assistant", "content": "y"}],
-            "bad.jsonl:41: .*no role wizard; mend the chat, or give another template",
+            "bad.jsonl:41: .*no role wizard; fix the chat, or give another template",
         ),
         (
             [
@@ -207,7 +207,7 @@ def test_bad_chats_are_refused_with_file_and_line(folder, capsys, line, named):
 def test_a_broken_template_is_refused_with_line_and_remedy(folder, capsys):
     Path("broken.jinja").write_text("{% for m in messages %}\n{{ m.content }\n")
     found = refused(capsys, tuning("never", data__chat_template="broken.jinja"))
-    assert_matches("--data.chat-template broken.jinja: .*line 2: .*mend it, or", found)
+    assert_matches("--data.chat-template broken.jinja: .*line 2: .*fix it, or", found)
 
 
 @pytest.mark.parametrize(
