@@ -179,10 +179,10 @@ def add_up(runs: list[dict[str, float]]) -> Table:
         title="Where the time went",
         text=(
             f"{len(runs)} runs, {wall_s:.0f} s of wall time, from their events alone "
-            "(mjax/observe/launch_time.py). The states of the driver tile the time; "
-            "while ranks live it is that of rank 0 by its own clock. An order to start "
-            "and the news of an end are on their way between the two. `unexplained` "
-            "is what no event tells."
+            "(mjax/observe/launch_time.py). The states of the driver cover the whole "
+            "time; while ranks live, the phases of rank 0 divide it, by its own clock. "
+            "Between the two, an order to start or the news of an end is on its way. "
+            "`unexplained` is time that no event explains."
         ),
         header=["bucket", "s", "share"],
         rows=[

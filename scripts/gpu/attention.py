@@ -249,8 +249,8 @@ def _against_cudnn(
             f"Geometric mean of our time over cuDNN's: {mean}, over {len(ratios)} of "
             f"{len(every)} shapes (target: at most 1). TFLOP/s count visible pairs "
             f"only; the GEMM ceiling measured beside them is {fixed(gemm, 0)}. "
-            "difference: of an output from that of blocked attention, which XLA makes "
-            "of plain JAX; relative, forward only."
+            "difference: relative difference of the output from blocked attention in "
+            "plain JAX, compiled by XLA; forward only."
         ),
         header=(
             *("shape", "ours ms", "cuDNN ms", "ours / cuDNN", "ours TFLOP/s"),
@@ -286,7 +286,7 @@ def _others(rows: Mapping[str, Row], every: Sequence[Shape]) -> Table:
         text += f"tokamax / ours at T=32768 W=1024 D=128, both: {factor:.1f}. "
     return Table(
         title="The others",
-        text=text + "A dash: this contender is not asked at this shape.",
+        text=text + "A dash: this contender is not measured at this shape.",
         header=("shape", "direction", *names),
         rows=lines,
     )

@@ -162,9 +162,9 @@ def tables(found: Any, training: Any, model: Any) -> list[Table]:
             title="Two commits on one machine",
             text=(
                 f"Milliseconds of a step, `{commits[0]}` and `{commits[1]}`, medians "
-                "of 8 steps, on the machine of the line below the title of "
-                "gpu_training.md: the stacks of saved activations are no longer "
-                "filled with zeros. Everything else as the base of that page."
+                "of 8 steps, on the machine named below the title of gpu_training.md. "
+                "The second commit does not fill the stacks of saved activations with "
+                "zeros. Everything else is as in the base of that page."
             ),
             header=(
                 *("remat", "before", "after", "ratio", "MFU % before", "after"),
@@ -175,14 +175,14 @@ def tables(found: Any, training: Any, model: Any) -> list[Table]:
         Table(
             title="The planner's model against the GPU",
             text=(
-                "Modelled by replay of the step that is compiled for a described "
-                "H200, with the constants that mjax/plan/cost.py had before anything "
-                "was measured: nothing was fitted. ratio: modelled / measured. The "
-                "last column is a model that knows the FLOPs alone, with the MFU "
-                "measured in the first row. Both count the pairs of a whole row, "
-                "though all steps but one keep two documents apart: with a full "
-                "window that is nearly twice the work. The first four rows and "
-                "the others were measured on two machines of one kind."
+                "Modelled by replay of the step that is compiled for a described H200, "
+                "with the constants that mjax/plan/cost.py had before anything was "
+                "measured: nothing was fitted. ratio: modelled / measured. The last "
+                "column models the time from FLOPs alone, at the MFU measured in the "
+                "first row. Both count the pairs of a whole row, although all steps "
+                "but one isolate two documents: with a full window that is nearly "
+                "twice the work. The first four rows and the others were measured on "
+                "two machines of one kind."
             ),
             header=(
                 *("step", "commit", "modelled ms", "measured ms", "ratio"),

@@ -354,7 +354,7 @@ def tables(rows: Mapping[str, Row], small: bool) -> list[Table]:
             text=(
                 f"{right} of {len(lines)} cases are right: relative error of each "
                 f"array at most {limits}, no position far off, all finite on memory "
-                "filled with NaN before, and the same bits in a second run, but for dq "
+                "filled with NaN before, and the same bits in a second run, except dq "
                 "of a fused backward pass."
             ),
             header=("case", "verdict", *RESULTS, "worst position", "seed"),

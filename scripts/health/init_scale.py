@@ -45,17 +45,17 @@ def tables(phases: tuple[Phase, ...], size: Size, how: str) -> list[Table]:
         Table(
             title="The coordinator",
             text="CPU milliseconds of the coordinator in the phases in which it is "
-            "asked. Clients are light: many in one process, each with a connection of "
-            "its own and the requests of a process. At sizes with both, they should "
-            "cost the same.",
+            "asked. Clients are light: one process runs many, each with its own "
+            "connection and the requests of a process. At sizes with both, they "
+            "should cost the same.",
             header=coordinator[0],
             rows=coordinator[1:],
         ),
         Table(
             title="Growth",
-            text="Law of growth by AICc among constant, logarithmic, linear and "
-            "quadratic, each with a fixed part; named if it leads by 4. The "
-            "coordinator's is with the number of clients, if there are any.",
+            text="Law of growth, chosen by AICc among constant, logarithmic, linear "
+            "and quadratic, each with a fixed part; named if it leads by 4. For the "
+            "coordinator, growth with the number of clients, if there are any.",
             header=GROWTH_HEADER,
             rows=growth_rows(phases),
         ),

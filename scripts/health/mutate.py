@@ -222,9 +222,9 @@ def main() -> int:
         faulty, caught = (sum(int(row[k]) for row in rows) for k in (3, 4))
         text = (
             f"Commit {commit()}. {len(rows)} checks; {caught} of {faulty} planted "
-            "faults are caught. What is not caught makes no difference to any output "
-            "that the cases know: a fault in the text of a reason, or in a guard "
-            "against a format that another guard refuses too."
+            "faults are caught. Faults that are not caught change no output that the "
+            "cases check: they are in the text of a reason, or in a guard against a "
+            "format that another guard refuses too."
         )
         header = ["check", "fixtures", "cases", "faults", "caught"]
         page = Table(

@@ -252,10 +252,10 @@ def period_table(clean: Sequence[Series]) -> list[Table]:
             title="The period beside the true step",
             text=f"{len(clean)} clean series, the last block of each; "
             f"{counts['too few steps at the end']['series']} end with too few steps. "
-            "Rows: the step time of the trainer. Right is within "
-            f"{RIGHT_PART:.0%} of the median step of the block; it is searched within "
-            f"{TOLERANCE:.0%}, so this column is about accuracy. What the verdict is "
-            "worth is in the tables of noise and of steps of another run.",
+            f"Rows: the step time of the trainer. Right is within {RIGHT_PART:.0%} of "
+            f"the median step of the block; it is searched within {TOLERANCE:.0%}, so "
+            "this column is about accuracy. The tables of noise and of steps of "
+            "another run assess the verdict.",
             header=("step", "series", *verdicts, "right"),
             rows=told,
         ),

@@ -197,15 +197,15 @@ def fused_table(now: Mapping[str, Mapping[str, Kernel]], constants: Constants) -
             ]
         )
     text = (
-        "The backward pass with dq and dkv, grids as shipped, against one "
-        "kernel that does 5 products instead of 7 and adds dQ to float32 sums in "
-        "global memory by the copy engine, in an order that is not fixed. *by hand*: "
-        "phases put together, not compiled. Counted for it: the stores of gradients of "
-        "scores and of dQ to shared memory, their transposed operand, the copy "
-        "engine's reads there; the additions in the L2, read and written, at the rate "
-        "of plain copies; sums that leave the L2 and come back; whole steps for blocks "
-        "that one warpgroup alone sees; *clear, round*: the sums are cleared before (4 "
-        "bytes an entry) and read and rounded after (4 + 2), one launch more "
+        "The backward pass with dq and dkv, grids as shipped, against one kernel that "
+        "does 5 matmuls instead of 7 and adds dQ to float32 sums in global memory by "
+        "the copy engine, in an order that is not fixed. *by hand*: phases put "
+        "together, not compiled. Counted for it: the stores of gradients of scores and "
+        "of dQ to shared memory, their transposed operand, the copy engine's reads "
+        "there; the additions in the L2, read and written, at the rate of plain "
+        "copies; sums that leave the L2 and come back; whole steps for blocks that one "
+        "warpgroup alone sees; *clear, round*: the sums are cleared before (4 bytes an "
+        "entry) and read and rounded after (4 + 2), one launch more "
         f"({schedule.LAUNCH_US:.0f} us). A thread block walks all query heads of its "
         "key head: its grid is not divided as that of dkv is. Microseconds."
     )

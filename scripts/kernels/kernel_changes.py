@@ -88,8 +88,7 @@ def main(argv: Sequence[str]) -> int:
         "*exponentials under a product* run while a matrix product is under way; "
         "*generic loads* do not name their memory and wait for the L2 or beyond; "
         "*barriers* are those of a thread block and of memory. *none*: the older "
-        "commit does not have the case. "
-        f"Faults now: {'; '.join(faults) or 'none'}."
+        f"commit lacks the case. Faults now: {'; '.join(faults) or 'none'}."
     )
     table = Table(
         title="Loops before and now",

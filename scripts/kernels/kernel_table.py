@@ -306,8 +306,8 @@ def _write_page(reports: Sequence[CaseReport], gpu: str) -> Path:
     loops = Table(
         title="Loops that multiply matrices",
         text="In the order of the code. *Exponentials under a product*: those after "
-        "the first matrix product that no wait has finished yet, of all in the loop. "
-        "The other counts are of instructions; LD is a load that does not name its "
+        "the first matmul that no wait has finished yet, of all in the loop. The "
+        "other counts are of instructions; LD is a load that does not name its "
         "memory, SHFL an exchange inside a warp, BAR and MEMBAR barriers.",
         header=_LOOP_HEADER,
         rows=[

@@ -188,12 +188,12 @@ def tables() -> list[Table]:
     """Return the tables of the page."""
     shapes = Table(
         title="The shipped sizes, shape by shape",
-        text=f"{GPU.device_kind}, 8192 positions on a device, bfloat16; a model, "
-        f"**nothing was measured on a GPU**. Products at {SHARE:.0%} of the peak, "
+        text=f"{GPU.device_kind}, 8192 positions on a device, bfloat16; modelled, "
+        f"**nothing was measured on a GPU**. Matmuls at {SHARE:.0%} of the peak, "
         f"{GPU.memory_bytes_per_s / 1e12} TB/s, {LAUNCHES} launches a chunk of "
-        f"{LAUNCH_S * 1e6:.0f} us each, two all-reduces of {ALL_REDUCE_S * 1e6:.0f} us "
-        "each where tp > 1. *MiB*: of the logits and their gradient. *fastest*: of any "
-        "number of chunks, whatever its memory.",
+        f"{LAUNCH_S * 1e6:.0f} us each, two all-reduces of {ALL_REDUCE_S * 1e6:.0f} "
+        "us each where tp > 1. *MiB*: of the logits and their gradient. *fastest*: of "
+        "any number of chunks, whatever its memory.",
         header=(
             *("V", "D", "tp", "chunks", "MiB", "us", "products", "softmax"),
             *("launches, all-reduces, zeros", "fastest: chunks", "MiB", "slower by"),

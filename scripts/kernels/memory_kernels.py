@@ -397,11 +397,11 @@ def tables(kernels: Sequence[MemoryKernel]) -> list[Table]:
     all_kernels = Table(
         title="Loads, stores, occupancy",
         text=f"Compiled for {GPU.device_kind}, on a machine without one; **nothing was "
-        f"measured on a GPU**. {xla_bytes.POSITIONS} positions, bfloat16; kernels that "
-        f"move at least {LEAST_BYTES // MIB} MiB, matrix products left out. *loads*, "
-        "*stores*: instructions in the code, and the bits of each thread. *under way*: "
-        "what all threads of an SM have asked for before the first waits, or, with "
-        "bulk copies, all slots of the ring but the one in work. *needed*: "
+        f"measured on a GPU**. {xla_bytes.POSITIONS} positions, bfloat16; kernels "
+        f"that move at least {LEAST_BYTES // MIB} MiB, matmuls left out. *loads*, "
+        "*stores*: instructions in the code, and the bits of each thread. *under "
+        "way*: what all threads of an SM have asked for before the first waits, or, "
+        "with bulk copies, all slots of the ring but the one in work. *needed*: "
         f"{GPU.memory_bytes_per_s / 1e12} TB/s over {GPU.num_sms} SMs for "
         f"{latency_ns:.0f} ns, an assumed latency under load (600 to 800), times the "
         "share of the bytes that are read. Operands that fit in the L2 cache count as "

@@ -102,7 +102,7 @@ def tables(reports: Sequence[tuple[Case, dict[str, Any]]]) -> list[Table]:
         Table(
             title="Cause",
             text="Real runs of the demo recipe with --batch.size 4 on one simulated "
-            f"device, on commit {commit()}. Each was taken apart by `python -m "
+            f"device, on commit {commit()}. Each was analysed by `python -m "
             f"mjax.observe fake --rungs {_RUNGS} --steps {STEPS}`; other work ran on "
             "the machine.",
             header=["case", "fault", "must explain it", "explains it", "drift"],

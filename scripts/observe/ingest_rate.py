@@ -186,12 +186,12 @@ def _write(rows: list[list[str]], steps: int) -> None:
             f"{_RANKS:,} ranks of 128 hosts, {steps:,} steps, {len(_NAMES)} spans a "
             "step, sent by one collector over a socket to one ingester, 2 threads of "
             "DuckDB. A row is a span. Rows a second: from the start of the collector "
-            "to its end, after the last commit; and for a second of CPU time of the "
-            "ingester, which is not all: PostgreSQL works in processes of its own. "
-            "Seconds of queries: median of 11, results fetched, by a process that is "
-            "alone. The number and the sum of all spans are compared with what was "
-            "written. Bounds: 100,000 rows a second, 0.5 s for the heat map. "
-            f"duckdb {duckdb.__version__}, psycopg {psycopg.__version__}."
+            "to its end, after the last commit; and per CPU-second of the ingester, "
+            "which excludes the processes of PostgreSQL. Seconds of queries: median of "
+            "11, results fetched, by the only active process. The number and the sum "
+            "of all spans are compared with what was written. Bounds: 100,000 rows a "
+            f"second, 0.5 s for the heat map. duckdb {duckdb.__version__}, psycopg "
+            f"{psycopg.__version__}."
         ),
         header=[
             *("store", "rows", "rows/s", "rows/s of CPU", "heat map, host x phase (s)"),

@@ -135,29 +135,29 @@ def _outside(found: Ledger, watched: Watched, work_dir: Path) -> Table:
         ("starts of the ranks", starts, found.num_starts, "1, and those of each fault"),
         (
             *("lost steps", watched.num_lost, found.num_lost_steps),
-            "rows that vanished from metrics.jsonl. The ledger counts the steps that "
-            f"were dispatched; the spans, {seen_lost}, those that began on the host. "
-            "The row of a step is written when the next one runs",
+            "rows removed from metrics.jsonl. The ledger counts dispatched steps; the "
+            f"spans, {seen_lost}, those that began on the host. The row of a step is "
+            "written when the next one runs",
         ),
         (
             *("productive, s", row_s, found.buckets["productive"]),
-            "the sum of `step_s` of the rows that were kept. The ledger also has the "
-            "writing of the last rows of each start",
+            "the sum of `step_s` of the rows that were kept. The ledger also includes "
+            "the time to write the last rows of each start",
         ),
         (
             *("hung, s", hung_s, parts.get("hung", 0.0)),
-            "from each fault that hangs to its cause. The ledger begins at the last "
-            "mark of the rank, before the fault, and goes on until its end",
+            "from each hang until its cause is named. The ledger counts from the last "
+            "mark of the rank, before the fault, to its end",
         ),
         (
             *("no driver, s", watched.alone_s, parts.get("no driver", 0.0)),
-            "between the end of a driver that ended the run and the begin of the next. "
-            "The ledger has the exit of the first one, too, after its last event",
+            "from the end of a driver that ended the run to the start of the next. "
+            "The ledger also includes the exit of the first, after its last event",
         ),
     ]
     return Table(
-        title="Against what was seen from outside",
-        text="Another process watched, with its own clock and without these records.",
+        title="Compared with outside observations",
+        text="Measured by another process with its own clock, without these records.",
         header=["what", "outside", "ledger", "outside is"],
         rows=[[what, _number(a), _number(b), how] for what, a, b, how in rows],
     )
@@ -172,10 +172,9 @@ def _parts(found: Ledger) -> Table:
     return Table(
         title="Parts",
         text=(
-            "What the buckets are made of. `order on its way` is the time from the "
-            "driver's order to start until rank 0 was to be started, `news of an end "
-            "on its way` that from the end of rank 0 until the driver heard of it; "
-            "both are in `restart`."
+            "The parts of the buckets. `order on its way`: from the driver's order "
+            "until rank 0 was to start. `news of an end on its way`: from the end of "
+            "rank 0 until the driver heard of it. Both are in `restart`."
         ),
         header=["part", "s", "share"],
         rows=[
@@ -252,8 +251,8 @@ def _between(found: Ledger, work_dir: Path) -> Table:
         rows.values()
     )
     return Table(
-        title="What the spans alone call idle",
-        text="By the events; `wall` is the part of the wall time.",
+        title="Time that the spans alone count as idle",
+        text="Causes by the events; `wall` is the share of the wall time.",
         header=["what", "s", "wall"],
         rows=[
             [name, f"{of_s:.2f}", f"{of_s / found.wall_s:.2%}"]
@@ -279,8 +278,8 @@ def _null(found: Ledger, watched: Watched, work_dir: Path) -> Table:
     return Table(
         title="Simpler ledgers",
         text=(
-            "What other ways to count would call productive. None of them says where "
-            "the other time went."
+            "Productive time by other ways to count, none of which explains the other "
+            "time."
         ),
         header=["productive is", "s", "of the wall time", "against this ledger"],
         rows=[

@@ -73,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             text=f"Seeds {seeds[0]} to {seeds[-1]} of each kind; the target is 95% of "
             f"all. {1e3 * cpu_s / num:.1f} ms of CPU a case, with 8 to 256 ranks. The "
             "thresholds were fixed on seeds 0 to 299 and committed before these seeds "
-            "were run. In `slow` nothing is stuck and nobody may be named. "
+            "were run. In `slow` nothing is stuck, and no rank may be named. "
             f"{len(wrong)} are wrong. The two simple rules are told whether a run is "
             "stuck; the detector is not.",
             header=("kind", *WAYS),

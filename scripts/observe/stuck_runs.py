@@ -369,12 +369,12 @@ def write_report(lines: Sequence[dict[str, Any]], seed: int, num_runs: int) -> N
         ),
         Table(
             title="Moments at which nothing is wrong",
-            text=f"{len(clean)} questions with the same limits; nobody may be named. "
-            "`compile`: the first start, with an empty cache. `restart`: after SIGKILL "
-            "of all, before the first step. `all save`, `one saves`: all ranks, or "
-            "rank 0, save for 9 s. `all evaluate`: a batch takes 5.5 s. `slow step`: a "
-            "rank sleeps 3.5 s before its step. Counted are questions at which "
-            "somebody is named.",
+            text=f"{len(clean)} questions with the same limits; no rank may be named. "
+            "`compile`: the first start, with an empty cache. `restart`: after "
+            "SIGKILL of all, before the first step. `all save`, `one saves`: all "
+            "ranks, or rank 0, save for 9 s. `all evaluate`: a batch takes 5.5 s. "
+            "`slow step`: a rank sleeps 3.5 s before its step. The table counts "
+            "questions at which a rank is named.",
             header=("run", "moment", "times", "named", "named without /proc"),
             rows=alarms,
         ),
@@ -392,7 +392,7 @@ def write_report(lines: Sequence[dict[str, Any]], seed: int, num_runs: int) -> N
 _TEXT = (
     "{num} cases of seed {seed} on the commit {commits}: four processes, `{flags}`. "
     "One rank sleeps, or holds the interpreter lock in a system call, or takes part in "
-    "an agreement to which nobody else comes. Rank, phase (6 of 10 in a step, 2 in an "
+    "an agreement that no other rank joins. Rank, phase (6 of 10 in a step, 2 in an "
     "evaluation, 2 at a save) and place are drawn. When nothing has moved for longer "
     "than the limits, `python -m mjax.observe stuck --step-s 5 --eval-s 7 --save-s 10 "
     "--json` is asked; right is the injected rank and no other one. `launcher`: "

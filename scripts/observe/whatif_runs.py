@@ -213,7 +213,7 @@ def tables(found: Sequence[Case], tuned: Sequence[Case]) -> list[Table]:
             Table(
                 title="Runs that the analysis was fixed on",
                 text=f"Seeds {_numbers(c.seed for c in tuned)}. Of {len(nulls)} blocks "
-                f"in which nobody is slowed, {num_named} have a cause. These runs had "
+                f"in which no rank is slowed, {num_named} have a cause. These runs had "
                 "no steps to warm up: the first block has slow steps in it, and other "
                 "programs ran beside them.",
                 header=header,

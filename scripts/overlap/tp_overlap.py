@@ -184,15 +184,15 @@ def main() -> int:
         "block, chunks",
         "collectives over tp of a layer (and of its backward pass)",
         "MB a layer and device",
-        "of the layers' bytes hidden",
-        "of all bytes over tp hidden",
+        "of the layers' bytes overlapped",
+        "of all bytes over tp overlapped",
         "temporaries, GiB",
         "compiled in s",
         "modelled: compute, ms",
         "modelled: exposed over tp, ms",
     )
     text = (
-        "Hidden: the collective is asynchronous, and a matmul or a kernel runs "
+        "Overlapped: the collective is asynchronous, and a matmul or a kernel runs "
         "between its start and its end in the schedule of the executable. Bytes are "
         "those that one device sends. The last two columns are modelled "
         "(docs/overlap.md); all others are read from the executable."
@@ -210,8 +210,8 @@ def main() -> int:
         Table(
             title="Negative control",
             text="By default XLA merges the matmuls of chunks, which have the same "
-            "weights, into one that waits for several chunks. The bound of 95% must "
-            "fail.",
+            "weights, into one that waits for several chunks. This row must miss the "
+            "bound of 95%.",
             header=header,
             rows=[row(MERGED)],
         ),

@@ -108,7 +108,7 @@ def find_faults(case: Case, found: Analysis) -> Iterator[str]:
     """Return what two nodes should not send or do not overlap; empty is good."""
     hidden = found.overlapped_bytes_fraction("dp") or 0.0
     if hidden < LEAST_OVERLAP:
-        yield f"{hidden:.1%} of the bytes are hidden, less than {LEAST_OVERLAP:.0%}"
+        yield f"{hidden:.1%} of the bytes are overlapped, less than {LEAST_OVERLAP:.0%}"
     crossing = 0
     for c in found.collectives:
         large = c.wire_bytes > SMALL_BYTES
@@ -155,17 +155,17 @@ def _overlap_table(found: dict[Case, Analysis]) -> Table:
             f"{MODEL.layers} layers of width {MODEL.d_model}, vocabulary "
             f"{MODEL.vocab_size}, {ROWS} rows of {SEQ_LEN} tokens a GPU and "
             "microbatch, 2 x 8 H200s: `dp_shard` is a node, `dp_replicate` the two. A "
-            "byte counts as hidden if a matmul or a kernel runs between the start and "
-            "the end of its collective in the schedule. Gathers are bfloat16, "
+            "byte counts as overlapped if a matmul or a kernel runs between the start "
+            "and the end of its collective in the schedule. Gathers are bfloat16, "
             "reductions float32. The reduce-scatter stays in the node; the all-reduce "
-            "sends 1/8 of the bytes across nodes, once per step. Exposed are the "
-            "gathers of the embedding and of the first layer, which the first matmul "
-            "needs; the reductions of the first layer and of the embedding, after "
-            "which there is no matmul; and the reduction of the head, which is ready "
-            "before the backward pass of the layers but which XLA starts after it. "
-            "Compiled for H200s without a GPU; no times were measured."
+            "sends 1/8 of the bytes across nodes, once per step. The exposed bytes are "
+            "the gathers of the embedding and of the first layer, which the first "
+            "matmul needs; the reductions of the first layer and of the embedding, "
+            "after which there is no matmul; and the reduction of the head, which is "
+            "ready before the backward pass of the layers but which XLA starts after "
+            "it. Compiled for H200s without a GPU; no times were measured."
         ),
-        header=("case", "GB a GPU sends", "hidden", "of which", "exposed, MB"),
+        header=("case", "GB a GPU sends", "overlapped", "of which", "exposed, MB"),
         rows=[
             (
                 case.name,
@@ -208,13 +208,14 @@ def _traffic_table(found: dict[Case, Analysis]) -> Table:
             "7/8 of the parameters. ZeRO-3 gathers a layer in the forward pass and "
             "again in the backward pass (recomputation uses the same gathered "
             f"weights) and scatters its gradient: 3 x 7/8 of the {layers / 1e6:.0f} "
-            "million parameters of the layers: 1.5 times as much. The ends "
-            f"(embedding, norm, head: {ends / 1e6:.0f} million) are gathered once: 2 x "
-            "7/8, as in plain data parallelism. Counted in the compiled program, with "
-            "trip counts of loops; the share of the ends is computed by that formula."
+            "million parameters of the layers: 1.5 times as much. Embedding, norm and "
+            f"head ({ends / 1e6:.0f} million) are gathered once: 2 x 7/8, as in plain "
+            "data parallelism. Counted in the compiled program, with trip counts of "
+            "loops; the share of these three is computed by that formula."
         ),
         header=(
-            *("case", "--precision.reduce", "million elements sent", "layers", "ends"),
+            *("case", "--precision.reduce", "million elements sent", "layers"),
+            "embedding and head",
             *("layers against plain", "MB sent"),
         ),
         rows=[_traffic_row(case, analysis) for case, analysis in found.items()],

@@ -320,8 +320,8 @@ microbatches of one sequence. The arguments (parameters and moments) are \
 tokens in them grow with m. Bound: {OURS.name} grows by at most {MAX_GROWTH:.0%}.
 
 *By autodiff* is `jax.grad` through the forward ticks, with the same model functions. A
-tick is one `jax.checkpoint`, head and embedding included, that picks and casts its
-weights inside: only what crosses from tick to tick is saved. Loss and gradients equal
+tick is one `jax.checkpoint`, head and embedding included, that selects and casts its
+weights inside: only values carried between ticks are saved. Loss and gradients equal
 those of the executor.""",
         header=HEADER,
         rows=[row(case.name, by_microbatches(results, case)) for case in CASES],
@@ -332,11 +332,10 @@ those of the executor.""",
 dot_product. MaxText 0.2.5 was compiled separately (jax 0.11.2, `train_compile` with its
 mesh laid over the described devices, `ici_pipeline_parallelism=4`,
 `num_layers_per_pipeline_stage=1`, llama2 block); its arguments are 1107 MB, as ours. It
-takes the loss of the whole batch at once, so the rows with a vocabulary of 512 compare
-the pipelines alone. {ends / 1e6:.0f} MB of ours come with the larger vocabulary: \
-gradients and compute
-copy of embedding and head, kept from the first tick to the last, and the logits of a
-microbatch; hence the higher start.""",
+computes the loss of the whole batch at once, so the rows with a vocabulary of 512
+compare the pipelines alone. {ends / 1e6:.0f} MB of ours come with the larger
+vocabulary: gradients and bfloat16 copy of embedding and head, kept from the first tick
+to the last, and the logits of a microbatch; hence the higher start.""",
         header=HEADER,
         rows=[
             row("ours", by_microbatches(results, OURS)),
@@ -379,7 +378,7 @@ def parts_table(results: Results) -> Table:
     found = sizes[ENDS[1]] - sizes[ENDS[0]]
     return Table(
         title="What it consists of",
-        text=f"""{OURS.name}, m={ENDS[1]}. That slots have these sizes can be seen in
+        text=f"""{OURS.name}, m={ENDS[1]}. The sizes of buffer entries can be checked in
 GPipe, whose ring buffers grow with m: from m={ENDS[0]} to m={ENDS[1]} by \
 {expected / 1e6:.1f} MB as counted
 from the schedule, by {found / 1e6:.1f} MB as compiled.""",
@@ -393,8 +392,9 @@ def compile_table(times: dict[int, list[float]]) -> Table:
     ratio = min(times[ENDS[1]]) / min(times[ENDS[0]])
     return Table(
         title="Compile time",
-        text=f"""CPU-seconds of lowering and compiling {OURS.name}, each twice, the
-smaller one counts: {ratio:.2f} times as long with m={ENDS[1]} as with m={ENDS[0]}; \
+        text=f"""CPU-seconds of lowering and compiling {OURS.name}, each twice, of
+which the smaller time counts:
+{ratio:.2f} times as long with m={ENDS[1]} as with m={ENDS[0]}; \
 at most {MAX_COMPILE_RATIO}.""",
         header=("m", "first", "second"),
         rows=[(str(m), *(f"{t:.1f}" for t in times[m])) for m in ENDS],

@@ -159,8 +159,8 @@ def find_faults(module: Module, analysis: Analysis, program: Program) -> list[st
     hidden = sum(transfer.products for transfer in between.values())
     if hidden != analysis.work[steady].products:
         faults.append(
-            f"the transfers stand beside {hidden} of the "
-            f"{analysis.work[steady].products} matrix products of the steady loop"
+            f"the transfers overlap {hidden} of the "
+            f"{analysis.work[steady].products} matmuls of the steady loop"
         )
     faults += [
         f"in the steady loop: {collective}"
@@ -227,7 +227,7 @@ def main() -> int:
                 str(case.num_chunks),
                 str(analysis.work[steady].products),
                 *(
-                    f"{between[d].products} products, {between[d].kernels} kernels"
+                    f"{between[d].products} matmuls, {between[d].kernels} kernels"
                     for d in ("backward", "forward")
                 ),
                 str(in_steady),
@@ -252,9 +252,12 @@ def main() -> int:
         "copied. Compiled for H200s without a GPU; no transfer was timed."
     )
     header = (
-        *("model", "pp x dp x tp", "chunks", "products in the steady loop"),
-        *("beside the gradient's transfer", "beside the activation's transfer"),
-        *("dp collectives in it", "hidden in other loops", "hidden over tp"),
+        *("model", "pp x dp x tp", "chunks", "matmuls in the steady loop"),
+        *(
+            "overlapping the gradient's transfer",
+            "overlapping the activation's transfer",
+        ),
+        *("dp collectives in it", "overlapped in other loops", "overlapped over tp"),
     )
     table = Table(
         title="What overlaps the transfers", text=text, header=header, rows=rows

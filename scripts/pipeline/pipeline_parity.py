@@ -117,14 +117,14 @@ def compare_gradients() -> tuple[Table, bool]:
         title="Loss and gradients",
         text=(
             "One batch of random tokens, two documents a row that do not see each "
-            "other, d_model 32, 8 heads, 16 positions, on 8 simulated devices, "
-            "against the same model on one device, without microbatches. The error of "
-            "a leaf is max abs(a - b) / max abs(b); listed is the worst leaf. In "
+            "other, d_model 32, 8 heads, 16 positions, on 8 simulated devices, against "
+            "the same model on one device, without microbatches. The error of a leaf "
+            "is max abs(a - b) / max abs(b); the table lists the worst leaf. In "
             f"float32 at most {FLOAT32_BOUND:g}: found {worst:.1e}; of the loss "
             f"{LOSS_BOUND:g}: found {worst_loss:.1e}. In bfloat16 at most "
             f"{BFLOAT16_BOUND:g} (each layer rounds to 8 bits), against one device "
-            "with the same microbatches. Gradients in slots that hold no layer (uneven "
-            "chunks) are exactly zero."
+            "with the same microbatches. Gradients of stacked parameters that hold no "
+            "layer (uneven virtual stages) are exactly zero."
         ),
         header=(
             *("P", "v", "M", "dp_replicate x dp_shard x tp", "`--zero`", "layers"),
@@ -201,7 +201,8 @@ def refuse() -> Table:
             raise RuntimeError(f"P={p}, v={v}, M={m} was not refused")
     return Table(
         title="Refused",
-        text="The rest of the grid: several chunks, and M no multiple of P.",
+        text="The rest of the grid: several virtual stages per stage, with M not a "
+        "multiple of P.",
         header=("P", "v", "M", "message"),
         rows=rows,
     )
@@ -253,7 +254,7 @@ def plant() -> tuple[Table, int]:
         title="Planted bugs",
         text=(
             "Each is run by the executor on a small model, by "
-            "`test_a_planted_bug_changes_the_gradients`; listed is the largest "
+            "`test_a_planted_bug_changes_the_gradients`; the table lists the largest "
             f"relative error of a leaf, at least {BUG_BOUND:g}. Those in a table are "
             "also refused before anything runs, by the named test in "
             f"tests/pipeline/test_schedule.py. {len(rows) - num_missed} of "

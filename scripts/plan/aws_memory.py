@@ -123,8 +123,8 @@ WHOLE_LOSS = (
     ),
 )
 OTHERS = (
-    Cell(name="SMPv2, tp 2, recompute but products", flags=f"{TP2} {DOTS}"),
-    Cell(name="HSDP, recompute but products", flags=f"{HSDP} {DOTS}"),
+    Cell(name="SMPv2, tp 2, recompute but matmuls", flags=f"{TP2} {DOTS}"),
+    Cell(name="HSDP, recompute but matmuls", flags=f"{HSDP} {DOTS}"),
     Cell(
         name="HSDP, recompute, level 2", flags=f"{HSDP_4} --zero 2 --model.remat full"
     ),
@@ -243,21 +243,21 @@ training step, compiled for {NUM_GPUS} described H100s; nothing ran. Every step 
 `{COMMON}`.
 *At {USABLE}*: whether that part of the {memory / 1e9:.1f} GB of an H100 holds it
 (`XLA_CLIENT_MEM_FRACTION={USABLE}`; the rest, {rest / 1e9:.1f} GB, is assumed to
-be enough for CUDA's context, NCCL's buffers and programs); *at {DEFAULT_USABLE}*: what
-jax takes by default. The outcome is that at {USABLE}.
+be enough for CUDA's context, NCCL's buffers and programs); *at {DEFAULT_USABLE}*: the
+default of jax. *Outcome* is the one at {USABLE}.
 
-Known of the article: model, 8,192 tokens without padding, p5.48xlarge, the degree 2 of
-tensor parallelism, sequences, recompute or not, what fitted. Assumed: two nodes, the
-fewest on which HSDP and FSDP differ; state split over a node for HSDP (with tp 2, over
-the 4 GPUs that remain of it) and over all for FSDP. As AWS's published script for SMPv2
+The article states the model, 8,192 tokens without padding, p5.48xlarge, tensor
+parallelism of degree 2, the sequences, whether it recomputes, and what fitted. Assumed:
+two nodes, the fewest on which HSDP and FSDP differ; state sharded over a node for HSDP
+(with tp 2, over 4 GPUs) and over all GPUs for FSDP. As AWS's published script for SMPv2
 sets it (train_lib.py of model_parallel_v2 in aws/amazon-sagemaker-examples):
 float32 parameters and AdamW, bfloat16 compute and reduction, a batch counted by
-data-parallel rank. FP8, which that script can use, is not.
+data-parallel rank. FP8, which that script can use, is off.
 
 *Recompute* is `--model.remat full` with `--zero 3`, which is what FSDP does. Without
-recompute level 3 is refused here, since it would keep what it gathered: these rows are
-`--zero 2`, with a bfloat16 copy of all parameters. HSDP without recompute is out of
-memory either way: with that copy in shards it would take {level_3 / 1e9:.0f} GB
+recompute mjax refuses level 3, which would keep all gathered weights: these rows are
+`--zero 2`, with a bfloat16 copy of all parameters. HSDP without recompute runs out of
+memory either way: with that copy sharded it would take {level_3 / 1e9:.0f} GB
 (modelled: less 7/8 of 2 bytes a parameter).
 
 {len(results)} compilations, one after the other: {seconds / 60:.0f} minutes, at most
@@ -278,20 +278,21 @@ def loss_table(results: Results) -> Table:
     left = GPUS[GPU].memory_bytes / 1e9 - modelled[4]
     return Table(
         title="Why four sequences fit here",
-        text=f"""The largest difference is the loss. Ours takes the logits in chunks of
-at most 2^{chunk.bit_length() - 1} ({4 * chunk / 1e9:.1f} GB in float32) and makes their
-gradient with them. *In one piece* is the same step with one chunk: float32 logits of
-all positions, and their gradient in bfloat16.
+        text=f"""The largest difference is the loss. mjax computes logits in chunks of
+at most 2^{chunk.bit_length() - 1} ({4 * chunk / 1e9:.1f} GB in float32)
+together with their gradient. *In one piece* is the same step with one chunk:
+float32 logits of all positions, and their gradient in bfloat16.
 
 The modelling code that AWS's script wraps (Hugging Face transformers,
 models/llama/modeling_llama.py, of early 2024) casts all logits to float32, copies them
 without the last position, and PyTorch's cross-entropy makes their log-softmax of the
-same size: 12 bytes a logit at once. With the state in shards, the inputs of all layers,
-and embedding and head gathered, that is at least {modelled[2]:.0f} GB for two sequences
+same size: 12 bytes per logit at a time. With the sharded state, the inputs of all
+layers, and embedding and head gathered, that is at least
+{modelled[2]:.0f} GB for two sequences
 and {modelled[4]:.0f} GB for four (modelled, not measured; PyTorch's own reserve, NCCL's
-buffers and gathered layers come on top). Two fit; four leave {left:.0f} GB for all that
-is not counted. So the article's outcome is plausible for its stack, and does not follow
-from these numbers alone: what filled the memory is not known.""",
+buffers and gathered layers come on top). Two fit; four leave {left:.0f} GB for all
+memory that is not counted. So the article's outcome is plausible for its stack,
+and does not follow from these numbers alone: it is unknown what filled the memory.""",
         header=HEADER,
         rows=[row(cell, found) for cell, found in cells],
     )
@@ -311,8 +312,8 @@ def others_table(results: Results) -> Table:
     """Write the cells that the article does not have."""
     return Table(
         title="Other policies",
-        text="""As above. *Recompute but products* keeps the products with weights.
-*Level 2* keeps a bfloat16 copy of all parameters.""",
+        text="""As above. *Recompute but matmuls* keeps the results of matmuls with
+weights. *Level 2* keeps a bfloat16 copy of all parameters.""",
         header=HEADER,
         rows=[row(cell, results[cell]) for cell in OTHERS],
     )

@@ -211,10 +211,10 @@ def tables(found: Mapping[str, tuple[Read, Read]]) -> list[Table]:
     layout = "remat, microbatches"
     head = ("run", "", layout, "step, s", "MFU", "GiB", "tp", "dp", "pp", "other")
     overlapped = (
-        "Compiled for H200s that are described, then modelled by the replay of the "
-        "schedule: nothing ran on a GPU. MFU counts visible attention pairs, against "
-        "the peak in bfloat16. *tp*, *dp*, *pp*: bytes in flight while a matmul or a "
-        "kernel runs. *other*: share of the step that no rule places."
+        "Compiled for described H200s, then modelled by replay of the schedule: "
+        "nothing ran on a GPU. MFU counts visible attention pairs, against the peak in "
+        "bfloat16. *tp*, *dp*, *pp*: bytes in flight while a matmul or a kernel runs. "
+        "*other*: share of the step that no rule places."
     )
     of_sources = "Seconds are of one GPU and step; GB are read and written in its "
     of_sources += "memory. The floor is what the algorithm needs with what is assumed "

@@ -88,9 +88,9 @@ def parts(rows: Sequence[Row], fit: Fit) -> Table:
     header = [name.removesuffix("_s") for name in names]
     return Table(
         title="Where the simulated time goes",
-        text="Seconds of one step, which add up to it; tp, pp and dp are what is not "
-        "hidden. GiB is the estimate of `mjax.estimate.formulas.memory` for one GPU, "
-        "of 80.",
+        text="Seconds of one step, which add up to it; tp, pp and dp are "
+        "communication that is not overlapped. GiB is the estimate of "
+        "`mjax.estimate.formulas.memory` for one GPU, of 80.",
         header=("system", "GPUs", "microbatches", *header, "GiB"),
         rows=cells,
     )

@@ -84,10 +84,10 @@ def sensitivity(rows: Sequence[Row]) -> Table:
             )
         )
     text = (
-        "Each in turn, for both systems, a share up to 1 at most, and the two "
-        "constants fitted again on the same rows. MegaScale's errors hardly move: most "
-        "of its time is products and the fixed time, which are fitted. What is assumed "
-        "decides Megatron-LM's."
+        "Each constant is changed in turn for both systems (shares to at most 1), and "
+        "the two constants are fitted again on the same rows. MegaScale's errors "
+        "hardly change: most of its time is in matmuls and the fixed time, which are "
+        "fitted. Megatron-LM's errors depend on the assumptions."
     )
     header = (
         *("change", "product efficiency", "fixed, s"),
@@ -119,11 +119,11 @@ def choices(rows: Sequence[Row]) -> Table:
         )
     better = sum(e < found_errors[FITTED_GPUS] for e in found_errors.values())
     text = (
-        "The two constants are one rate and one sum, so the two rows must differ in "
+        "The two constants are a rate and a fixed time, so the two rows must differ in "
         "microbatches and in little else. With a batch of 768, 256 and 1024 GPUs have "
-        "192 and 48, and are the smallest clusters, where what the model lacks weighs "
-        "least; and all rows of batch 6144 remain to be predicted. The pair was chosen "
-        f"for that, not for its error: {better} of the other "
+        "192 and 48, and are the smallest clusters, where the limits of the model "
+        "matter least; and all rows of batch 6144 remain to be predicted. The pair was "
+        f"chosen for that, not for its error: {better} of the other "
         f"{len(found_errors) - 1} that can be fitted do better. 'none': no efficiency "
         "from 0.3 to 1 with a fixed time of at least 0 fits both."
     )
@@ -132,7 +132,7 @@ def choices(rows: Sequence[Row]) -> Table:
         *("largest error of the other 6", "of those of batch 6144"),
     )
     return Table(
-        title="What the choice of the two rows does to the simulated times",
+        title="Effect of the choice of the two rows on the simulated times",
         text=text,
         header=header,
         rows=cells,
@@ -155,17 +155,17 @@ def lacks(rows: Sequence[Row], fit: Fit) -> Table:
             )
         )
     text = (
-        "These rows have the same microbatches for each GPU and differ in the size of "
-        "the cluster only, for which the model has little more than the length of the "
+        "These rows have the same microbatches for each GPU and differ only in the "
+        "size of the cluster, which changes little in the model but the length of the "
         "rings over dp. So for any constants one of the two is off by at least the "
         "last column. What is missing: stragglers (the paper finds 0.5% of its "
-        "machines slow, and waits for them), congestion and traffic between pods, "
-        "late launches and garbage collection (section 6.3), jitter. Also missing: "
-        "products that get slower as they get smaller or are cut for overlap, "
-        "contention between transfers and products, unequal stages but for the head, "
-        "the latency of filling a pipeline, dropout, faults and checkpoints. That the "
-        "row of 12288 GPUs is met is no proof, then: the three before it, with the "
-        "same batch on fewer GPUs, are all simulated too fast."
+        "machines slow, and waits for them), congestion and traffic between pods, late "
+        "launches and garbage collection (section 6.3), jitter. Also missing: matmuls "
+        "that are slower when they are smaller or chunked for overlap, contention "
+        "between transfers and matmuls, unequal stages other than by the head, the "
+        "latency of filling a pipeline, dropout, faults and checkpoints. So the match "
+        "of the row of 12288 GPUs proves nothing: the three before it, with the same "
+        "batch on fewer GPUs, are all simulated too fast."
     )
     return Table(
         title="What the model lacks",

@@ -65,7 +65,7 @@ def add_dp_collective(analysis: Analysis) -> Analysis:
     [
         (lambda a: change_transfers(a, products=0), "transfer is exposed"),
         (lambda a: change_transfers(a, is_async=False), "transfer is exposed"),
-        (lambda a: change_transfers(a, products=1), "beside 2 of the"),
+        (lambda a: change_transfers(a, products=1), "overlap 2 of the"),
         (add_dp_collective, "in the steady loop: .*dp_shard"),
     ],
 )

@@ -57,7 +57,7 @@ def change(found: Analysis, kind: str, **changes) -> Analysis:
 @pytest.mark.parametrize(
     ("kind", "changes", "fault"),
     [
-        ("reduce-scatter", {"products": 0, "kernels": 0}, "are hidden, less than"),
+        ("reduce-scatter", {"products": 0, "kernels": 0}, "are overlapped, less than"),
         ("reduce-scatter", {"tier": "network"}, "leaves the node"),
         ("all-gather", {"dtype": "f32"}, "a gather of f32"),
         ("all-reduce", {"tier": "node"}, "whole gradients"),
