@@ -162,7 +162,7 @@ def entries(place: Place) -> list[Entry]:
 def why_foreign(place: Place, manifest: Manifest) -> str | None:
     """Say why a step does not belong to the run; None if the path is not a work dir.
 
-    A folder of checkpoints, or one, is taken for itself: there is no journal to ask.
+    In a folder of checkpoints, or one checkpoint, no journal records the run.
     """
     return _records(place).why_foreign(manifest.step, manifest.save_id)
 

@@ -100,8 +100,8 @@ def read(
     """Read this process' share; touches no device.
 
     Args:
-      read_boxes: returns boxes of a leaf; called by several threads. What it raises
-        passes through.
+      read_boxes: returns boxes of a leaf; called by several threads. Its errors
+        pass through.
       abstract: shapes, dtypes and shardings of the leaves.
     """
     wanted: dict[str, list[Box]] = {}

@@ -23,8 +23,8 @@ _STORE_TROUBLE = (
     *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"),
     *("ABORTED", "RESOURCE_EXHAUSTED"),
 )
-# An error of the system that TensorStore does not know, as of a disk or of a network:
-# it may pass, and if it does not, the step cannot be read.
+# An error of a disk or a network that TensorStore does not know: it may be temporary,
+# and if it is not, the step cannot be read.
 _UNKNOWN = "UNKNOWN"
 _PAUSES_S = (0.5, 1.0, 2.0)
 
@@ -112,14 +112,13 @@ class SavedStep:
           ValueError: it was saved without one.
         """
         if "config" not in self.manifest.run:
-            raise ValueError(f"{self.path} does not say of which config it is")
+            raise ValueError(f"{self.path} does not record its config")
         return json.dumps(self.manifest.run["config"])
 
     def verify(self) -> None:
         """Read everything and compare it with its checksums.
 
-        That Orbax alone would read the same arrays is checked too; it starts a backend
-        of jax.
+        Check too that Orbax alone reads the same arrays, which starts a backend of jax.
 
         Raises:
           DamagedError, RuntimeError: as `read_checked`, of the first that differs.
@@ -137,7 +136,7 @@ def read_checked(
 
     Raises:
       DamagedError: it is not there, or differs.
-      RuntimeError: the store does not answer; nothing is known of the piece.
+      RuntimeError: the store does not answer; the piece may be intact.
     """
     where = f"{where}: {name} {list(piece.box)}"
     data = _read_patiently(reader, name, leaf, piece, where)
@@ -149,7 +148,7 @@ def read_checked(
 def _read_patiently(
     reader: arrays.Reader, name: str, leaf: Leaf, piece: Piece, where: str
 ) -> Shaped[np.ndarray, "..."]:
-    """Read a piece, several times where what goes wrong may pass."""
+    """Read a piece; try again after errors that may be temporary."""
     for pause_s in (*_PAUSES_S, None):
         try:
             return reader.read(name, leaf, piece.box)

@@ -50,8 +50,8 @@ def read(
     """Read a config file.
 
     Args:
-      path: of the file. Its suffix (.toml, .json) or else its first character decides
-        the format.
+      path: of the file. Its suffix (.toml, .json) decides the format; without one of
+        these, its first character.
       known: flags that it may set.
       meanings: other names of flags, for messages.
     Returns:

@@ -91,7 +91,7 @@ class OptimConfig:
         for name in ("spike_warmup_steps", "max_consecutive_skips"):
             _check(self, name, getattr(self, name) >= 1, "be at least 1")
         ok = self.warmup_steps >= 0
-        _check(self, "warmup_steps", ok, "be at least 0", "0 is no warm-up")
+        _check(self, "warmup_steps", ok, "be at least 0", "0 means no warm-up")
 
 
 def _check(config: OptimConfig, name: str, ok: bool, rule: str, fix: str = "") -> None:

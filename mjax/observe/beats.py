@@ -115,7 +115,7 @@ def read(path: Path, sleep: Callable[[float], None] = time.sleep) -> Beat | None
             return beat
         sleep(_RETRY_S)
     if problem:
-        raise ValueError(f"{path} is no beat: {problem}")
+        raise ValueError(f"{path} is not a beat: {problem}")
     return None
 
 

@@ -97,7 +97,8 @@ def main(argv: Sequence[str]) -> int:
         )
         if not given.work_dir.is_dir():
             raise ValueError(
-                f"--work-dir {given.work_dir} is no folder; name the work dir of a run"
+                f"--work-dir {given.work_dir} is not a folder; name the work dir of a "
+                "run"
             )
         folder = given.work_dir / FOLDER
         to = given.to or f"unix:{folder.absolute() / 'ingest.sock'}"

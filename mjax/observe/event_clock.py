@@ -86,7 +86,7 @@ def _missing(before: Event, event: Event) -> list[str]:
     return [
         f"events.jsonl has no event {before.number + 1}"
         + (f" to {event.number - 1}" if num_missing > 1 else "")
-        + ": what they told is not counted"
+        + ": their content is not counted"
     ]
 
 

@@ -63,7 +63,7 @@ def compare(
             continue
         problems += read[name].problems
         if (read[name].summary or {}).get("exit") != 0:
-            why[name] = f"{out_dir / name} has not ended with 0"
+            why[name] = f"{out_dir / name} did not exit with 0"
             del read[name]
     ladder = rung_times.compare(found.ladder, read, why, least=least)
     return ladder, [*problems, *_unlike(found.record, read[FIRST])]
@@ -172,7 +172,7 @@ def _line(one: Compared, ladder: Ladder) -> str:
     if one.gain is None:
         if one.name == FIRST:
             return "to compare with"
-        return f"to compare with; {ladder.drift or 0.0:+.1%} beside the first"
+        return f"to compare with; {ladder.drift or 0.0:+.1%} against the first"
     said = f"without {one.less}, a step takes {_change(one)}"
     if one.name in _PAUSING:
         said += ", with the pauses between steps"

@@ -30,13 +30,13 @@ _STYLE = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Heat:
-    """Input of the picture. H rows, P columns."""
+    """Data of the heat map: H rows, P columns."""
 
     title: str
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     percent: Float[np.ndarray, "H P"]
-    """NaN is missing."""
+    """NaN marks a missing value."""
     told: tuple[str, ...]
     """Problem of each row; "" if there is none."""
     marked: tuple[frozenset[int], ...]

@@ -115,7 +115,7 @@ def read_series(
 
 
 def _column(rows: Rows, name: str) -> Array:
-    """Return a field of all rows; NaN where it is no number."""
+    """Return a field of all rows; NaN where it is not a number."""
     return np.array([_number(row.get(name)) for row in rows])
 
 
@@ -290,5 +290,5 @@ def _read_plan(work_dir: Path, plan_path: Path | None) -> float | None:
         return mfu
     except ValueError as error:
         raise ValueError(
-            f"{path} is no plan: {error}; write it with python -m mjax.plan --json"
+            f"{path} is not a plan: {error}; write it with python -m mjax.plan --json"
         ) from error

@@ -35,7 +35,7 @@ def check_folder(path: Path, flag: str = "--work-dir") -> None:
       ValueError: it is not a folder.
     """
     if not path.is_dir():
-        raise ValueError(f"{flag} {path} is no folder; give the work dir of a run")
+        raise ValueError(f"{flag} {path} is not a folder; give the work dir of a run")
 
 
 def write(path: Path, text: str) -> None:

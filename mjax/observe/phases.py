@@ -104,7 +104,7 @@ def phases(
     """
     if not work_dir.is_dir():
         raise ValueError(
-            f"--work-dir {work_dir} is no folder; give the work dir of a run"
+            f"--work-dir {work_dir} is not a folder; give the work dir of a run"
         )
     complete, partial = folders.find(work_dir)
     if not complete and not partial:

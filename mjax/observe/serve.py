@@ -50,7 +50,7 @@ class ServeFlags:
             raise ValueError("--run needs --store; a work dir has one run")
         if self.spans_dir is not None and self.store is not None:
             raise ValueError(
-                "--spans-dir and --store both say where the spans are; give one"
+                "--spans-dir and --store are two sources of spans; give one"
             )
 
 

@@ -22,8 +22,8 @@ Edges across devices:
   neighbours too.
 - dp: where devices do not overlap communication with compute, as on CPUs, weights are
   gathered and gradients reduced within passes. The times show whether a pass waits for
-  its dp group: of the graphs with and without these edges, the one is used whose
-  operations differ less between devices.
+  its dp group: of the graphs with and without these edges, the one with the smaller
+  differences of operations between devices is used.
 - sync: all devices wait for each other.
 
 Host clocks differ, so they are shifted until the sync ends at the same time for all.

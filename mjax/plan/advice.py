@@ -32,10 +32,10 @@ MAX_ADVICE = 3
 _MAX_TRACED = 8
 """Number of smaller runs to try if a run does not fit, beside the smallest one."""
 _MIN_SHARE = 0.02
-"""A part with less than this fraction of the step is no reason for a change."""
+"""Smallest fraction of the step for which a part is a reason for a change."""
 _MIN_GAIN = 0.005
 _BOUND = 0.08
-"""A loss above this fraction of the step is called the bottleneck."""
+"""A lost time above this fraction of the step is called the bottleneck."""
 
 Traced = Callable[[TrainConfig], int]
 

@@ -6,10 +6,10 @@ iterations of its loop in which the heavy branch runs.
 The analysis assumes the heaviest branch of every conditional in every tick. In a
 pipeline this is too often:
 
-- embedding, loss, and the backward pass of the embedding: one stage runs each of them
+- Embedding, loss, and the backward pass of the embedding: one stage runs each of them
   once per microbatch, and the others wait for it. So it counts in each tick in which
   the first stage, or the last, runs it.
-- the exchange of a virtual stage (`pipeline.held`): the stages do it in different
+- The exchange of a virtual stage (`pipeline.held`): the stages do it in different
   ticks, all equally often. It counts as often as one stage does it. This assumes that
   the other stages do not wait, because transfers overlap the other half-tick with time
   to spare.

@@ -321,7 +321,7 @@ def _read(look: Callable[[], bytes], where: str) -> Word | None:
         if words[_SEQUENCE] % 2 or before != after:
             continue
         if words[0] != _MAGIC:
-            raise ValueError(f"{where} is no progress word of this version of mjax")
+            raise ValueError(f"{where} is not a progress word of this version of mjax")
         return Word(
             generation=words[_GENERATION],
             phase=Phase(words[_PHASE]),

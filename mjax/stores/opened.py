@@ -53,7 +53,7 @@ _CREDENTIALS = (
     *("<Code>ExpiredToken<", "<Code>InvalidToken<"),  # status 400 of S3
 )
 _INVALID_NAME = "Encountered object with invalid path"
-"""Of a listed object: empty parts, '.', '..', control characters."""
+"""Error for a listed object with empty parts, '.', '..' or control characters."""
 _REMEDIES = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the instance a "
     'role; ~/.aws is not read: eval "$(aws configure export-credentials --format env)"',

@@ -408,7 +408,7 @@ def test_a_step_that_was_saved_without_its_config_is_not_exported(
 ):
     two_steps(tmp_path, states)
     assert main(["export", str(tmp_path), str(tmp_path / "out")]) == 2
-    assert "does not say of which config it is" in capsys.readouterr().err
+    assert "does not record its config" in capsys.readouterr().err
     assert not Path(tmp_path / "out").exists()
 
 

@@ -75,7 +75,7 @@ def test_a_file_that_is_no_beat_is_reported_and_left_out(tmp_path, data, says):
     found, (problem,) = read_run(tmp_path)
     assert [*found] == [1]
     assert str(path) in problem
-    assert "is no beat" in problem
+    assert "is not a beat" in problem
 
 
 def test_a_beat_of_another_version_is_refused(tmp_path):

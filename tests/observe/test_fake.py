@@ -351,7 +351,7 @@ def test_short_runs_on_another_device_are_said_to_differ(tmp_path):
         (("--limit-s", "nan"), "--limit-s must be positive"),
         (("--out-dir", "{run}/x"), "is in the work dir"),
         (("--out-dir", "{run}/../full"), "is not empty"),
-        (("--compare-only",), "is no folder"),
+        (("--compare-only",), "is not a folder"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path, capsys, words, said):

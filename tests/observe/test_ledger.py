@@ -340,7 +340,7 @@ def only_headers(tmp_path):
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (no_folder, "none is no folder; give the work dir of a run"),
+        (no_folder, "none is not a folder; give the work dir of a run"),
         (nothing, "has no spans; name the work dir of a run"),
         (
             not_ended,

@@ -26,7 +26,7 @@ def refused(capsys, *argv: str) -> str:
 
 def test_a_folder_that_is_none_is_refused(tmp_path, capsys):
     line = refused(capsys, "--work-dir", str(tmp_path / "no"))
-    assert "is no folder" in line
+    assert "is not a folder" in line
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):

@@ -618,4 +618,4 @@ def test_a_folder_without_spans_and_one_of_two_runs_are_refused(tmp_path, capsys
     assert timeline.main(["--work-dir", str(tmp_path), *words]) == 2
     assert "spans of 2 runs" in capsys.readouterr()[1]
     assert timeline.main(["--work-dir", str(tmp_path / "no"), *words]) == 2
-    assert "is no folder" in capsys.readouterr()[1]
+    assert "is not a folder" in capsys.readouterr()[1]

@@ -66,7 +66,9 @@ def test_a_file_that_nobody_has_written_says_nothing(tmp_path):
 @pytest.mark.parametrize("content", [b"x" * 168, b"short"])
 def test_another_file_is_no_word(tmp_path, content):
     (tmp_path / "other").write_bytes(content)
-    with pytest.raises(ValueError, match=r"other (is no progress word|holds 5 bytes)"):
+    with pytest.raises(
+        ValueError, match=r"other (is not a progress word|holds 5 bytes)"
+    ):
         read(tmp_path / "other")
 
 

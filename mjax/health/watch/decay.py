@@ -1,4 +1,4 @@
-"""Detect slow decay: bursts become permanently slower, or symbol errors frequent.
+"""Detect slow decay: bursts become slower for good, or errors more frequent.
 
 Input: bursts of windows, increments of counters. Output: a detection when a lasting
 drop explains the rates better than no fault and better than a neighbour, or when symbol

@@ -97,7 +97,7 @@ class StepTraffic:
         self._windows.append(Traffic(start_s=edges[:-1], end_s=edges[1:], rate=rate))
 
     def feed(self, increment: Increment) -> Detection | None:
-        """Add an increment; return the loss of the period that it completes."""
+        """Add an increment; return a detection if the period is lost."""
         limits, now_s = self._limits, increment.end_s
         if increment.data_bytes is not None:
             rate = increment.data_bytes / increment.duration_s

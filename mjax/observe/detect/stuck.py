@@ -345,7 +345,7 @@ def _odd(graph: _Graph, axis: int, names: Mapping[int, str]) -> list[int]:
 
     The operation of the majority is right. On a tie, the members that are further ahead
     on other axes have skipped one. If that is also a tie and two collectives alternate,
-    as before and after the weights of a layer, the one whose turn it is is right.
+    as before and after the weights of a layer, the one that is next is right.
     """
     by_name: dict[str, list[int]] = {}
     for rank, name in names.items():

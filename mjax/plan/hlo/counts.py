@@ -69,9 +69,9 @@ class Kernel:
     """gemm, call, collective, or elementwise (including reductions and copies)."""
     runs: int
     read_bytes: int
-    """Of one launch."""
+    """Bytes that one launch reads."""
     written_bytes: int
-    """Of one launch."""
+    """Bytes that one launch writes."""
     flops: int
     """FLOPs of the matmuls in one launch."""
     product_dtype: str | None

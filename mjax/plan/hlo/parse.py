@@ -281,7 +281,7 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
         if header is None:
             header = _HEADER.match(line)
             if header is None and not _TABLE.match(line):
-                raise _unread("is no header of a computation", line)
+                raise _unread("is not the header of a computation", line)
         elif _END.match(line):
             computation = Computation(name=header["name"], instructions=tuple(inside))
             yield header["entry"] is not None, computation
@@ -295,7 +295,7 @@ def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
 def _instruction(line: str) -> Instruction:
     start = _INSTRUCTION.match(line)
     if start is None:
-        raise _unread("is no instruction", line)
+        raise _unread("is not an instruction", line)
     shape_end = _close(line, start.end()) if line[start.end()] == "(" else start.end()
     opcode = _OPCODE.search(line, shape_end)
     if opcode is None:

@@ -146,8 +146,8 @@ def moved_bytes(
 
     Args:
       x: not a loop, a conditional or a collective.
-      computation: that it stands in.
-      module: that this stands in.
+      computation: the one that contains it.
+      module: the one that contains the computation.
     Returns:
       Bytes read, bytes written.
     """
@@ -171,8 +171,8 @@ def host_copy_bytes(x: Instruction, computation: Computation, module: Module) ->
 
     Args:
       x: not a loop, a conditional or a collective.
-      computation: that it stands in.
-      module: that this stands in.
+      computation: the one that contains it.
+      module: the one that contains the computation.
     """
     shapes = (x.result, *(y.shape for y in computation.operands(x)))
     if not any(a.is_on_host for shape in shapes for a in arrays(shape)):
