@@ -24,7 +24,7 @@ from mjax.layers import linear
 from mjax.layers.config import AdapterConfig
 
 ADAPTERS = "adapters"
-"""Part of the path of every parameter of an adapter, and of no other."""
+"""Path component that every adapter parameter has, and no other parameter."""
 
 
 class Adapted(NamedTuple):
@@ -37,17 +37,18 @@ class Adapted(NamedTuple):
 
 
 Weight = Float[Array, "..."] | Adapted
-"""A local weight: `linear.InWeight` or `linear.OutWeight`, or one with its adapter."""
+"""A local weight (`linear.InWeight`, `linear.OutWeight`), with or without adapter."""
 
 
 class Adapter(nnx.Module):
     """A [inputs..., r] and B [r, outputs...] of one linear layer."""
 
     def __init__(self, weight: nnx.Param, rank: int, *, rngs: nnx.Rngs):
-        """Draw A; make B zeros. Weight decay applies to both and pulls towards W.
+        """Draw A and set B to zeros. Weight decay applies to both and pulls towards W.
 
         Args:
-          weight: its last dim is the only output dim if it is the model's width.
+          weight: the weight to adapt. If its last dim is the model's width, that is its
+            only output dim; otherwise its first dim is its only input dim.
           rank: r.
           rngs: the stream to draw from.
         """
@@ -65,17 +66,17 @@ class Adapter(nnx.Module):
 
 
 class Adapters(nnx.Module):
-    """The adapters of one part of a block, by the names of the weights."""
+    """The adapters of one part of a block; attribute names are weight names."""
 
     def __init__(
         self, config: AdapterConfig, part: str, module: nnx.Module, *, rngs: nnx.Rngs
     ):
-        """Create the adapters of those weights of `module` that the config names.
+        """Create the adapters of the weights of `module` that the config names.
 
         Args:
-          config: which weights, and the rank.
+          config: names of the weights, and the rank.
           part: name of the module in its block.
-          module: has the weights.
+          module: the module that has the weights.
           rngs: the stream to draw from.
         """
         self.scale = config.scale
@@ -86,7 +87,7 @@ class Adapters(nnx.Module):
     def beside(
         self, name: str, weight: Any, local: Callable[[jax.Array], jax.Array]
     ) -> Weight:
-        """Return a weight with its adapter, or alone if it has none."""
+        """Return a weight with its adapter, or the weight alone if it has none."""
         adapter: Adapter | None = getattr(self, name, None)
         if adapter is None:
             return weight
@@ -96,17 +97,17 @@ class Adapters(nnx.Module):
 def make_adapters(
     config: AdapterConfig | None, part: str, module: nnx.Module, rngs: nnx.Rngs
 ) -> Adapters | None:
-    """Create the adapters of a part of a block; None if none of its weights has one."""
+    """Create the adapters of a part of a block; return None if the config has none."""
     if config is None or not _names(config, part):
         return None
-    # Adapters use a separate stream, so other weights are the same as without them.
+    # Adapters use a separate stream, so they do not change the values of other weights.
     key = jax.random.fold_in(rngs.params.key[...], zlib.crc32(part.encode()))
     own = nnx.Rngs(params=key)
     return Adapters(config, part, module, rngs=own)
 
 
 def _names(config: AdapterConfig, part: str) -> list[str]:
-    """Return the weights of a part of a block that have an adapter."""
+    """Return the names of the weights that have an adapter in a part of a block."""
     prefix = f"{part}."
     return [t.removeprefix(prefix) for t in config.targets if t.startswith(prefix)]
 
@@ -122,8 +123,8 @@ def adapted(
     Args:
       adapters: adapters of the module, or None.
       name: name of the weight.
-      weight: its value.
-      local: selects this device's outputs if the weight holds more.
+      weight: value of the weight.
+      local: function that selects this device's outputs if the weight has more.
     """
     weight = local(weight)
     return weight if adapters is None else adapters.beside(name, weight, local)

@@ -16,10 +16,10 @@ from mjax.layers.norm import Norm
 from mjax.mesh import collectives
 
 Core = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
-"""(q [B, T, N, H], k, v [B, T, K, H]), rotated -> attended values, like q."""
+"""(rotated q [B, T, N, H], rotated k, v [B, T, K, H]) -> attended values, like q."""
 
 CachedCore = Callable[[Core, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""(training core, q, k, v) -> attended values, and the cache. Replaces the core."""
+"""(training core, q, k, v) -> (attended values, updated cache); replaces the core."""
 
 
 class Attention(nnx.Module):
@@ -84,10 +84,10 @@ class Attention(nnx.Module):
         return adapted(self.adapters, "wo", self.wo[...])
 
     def in_matrices(self, weights: dict[str, Array]) -> list[Float[Array, "*lead D F"]]:
-        """Return the matrices of given weights that multiply this device's input.
+        """Return the matrices that multiply this device's input, made from `weights`.
 
         Args:
-          weights: by name, this device's part of them, [..., D, heads, H] each; D may
+          weights: this device's part of wq, wk and wv, [..., D, heads, H] each; D may
             be a part of the model's width.
         Returns:
           the local wq, wk and wv as matrices: linear functions of the weights.
@@ -96,7 +96,7 @@ class Attention(nnx.Module):
         return [w.reshape(*w.shape[:-2], -1) for w in local]
 
     def in_widths(self) -> list[int]:
-        """Return the columns of `in_matrices`."""
+        """Return the number of columns of each matrix that `in_matrices` returns."""
         c = self.config
         q = collectives.local_size(c.num_heads)
         kv = collectives.num_local_kv_heads(c.num_kv_heads)
@@ -122,7 +122,7 @@ class Attention(nnx.Module):
         segments: Int[Array, "B T"] | None,
         cached: CachedCore | None = None,
     ) -> tuple[Float[Array, "B T NH"], Any]:
-        """Attend: this device's heads over the whole sequence.
+        """Apply attention of this device's heads over the whole sequence.
 
         Args:
           q: projected queries of the local heads.
@@ -130,10 +130,12 @@ class Attention(nnx.Module):
           v: projected values, as k.
           window: keys that a query sees, itself included; None means all.
           cos_sin: rotary angles; None rotates nothing.
-          segments: documents of the row; attention stays inside each. None means one.
-          cached: called instead of the core if keys and values are cached.
+          segments: document of each position; attention stays inside each document.
+            None means one document per sequence.
+          cached: function to call instead of the core, if keys and values are cached.
         Returns:
-          the attended values, and the cache that `cached` returns; None without it.
+          the attended values, and the cache that `cached` returns (None without
+          `cached`).
         """
 
         def heads(x: jax.Array, bias: nnx.Param | None, local: bool) -> jax.Array:

@@ -32,14 +32,14 @@ class Context(NamedTuple):
     cos_sin: rope.Angles
     """Rotary angles of each position."""
     segments: Int[Array, "B T"] | None
-    """Document of each position; None means one document per row."""
+    """Document of each position; None: one document per sequence."""
     cached: CachedCore | None = None
-    """Replaces the attention core in generation; None in training."""
+    """Function that replaces the attention core in generation; None in training."""
     windowed_cos_sin: rope.Angles | None = None
-    """Angles in layers with a window; None if they are the same as in the others."""
+    """Rotary angles in layers with a window; None: the same as in other layers."""
 
     def angles(self, kind: LayerKind) -> rope.Angles | None:
-        """Return the angles of a kind of layer; None if it does not rotate."""
+        """Return the angles for a kind of layer; None if the kind has no rotation."""
         if not kind.rotate:
             return None
         other = self.windowed_cos_sin
@@ -50,30 +50,30 @@ Params = dict[str, Any]
 """Nested dict of arrays: the parameters of a block."""
 
 Group = tuple[str, tuple[str, ...]]
-"""The name of a projection, and the parts of the block that it joins."""
+"""Name of a projection, and the parts of the block whose weights it joins."""
 
 
 class JoinedParams(NamedTuple):
     """The parameters of a block whose weights are joined."""
 
     projections: Mapping[str, Joined]
-    """Joined weights, by the names of `Block.INPUTS` and `Block.OUTPUTS`."""
+    """Joined weights; keys are the projection names in `INPUTS` and `OUTPUTS`."""
     others: Params
     """The parameters that `Block.others` returns."""
 
 
 class Block(nnx.Module):
-    """Base of both blocks: their parts, and the joining of their weights.
+    """Base of both blocks: attention, feed-forward layer, and joined weights.
 
     Training joins the weights of all layers once per step (`join`) and runs each layer
     on `JoinedParams`. At the end it splits the gradients of the joined matrices into
-    those of the weights (`separate`).
+    gradients of the weights (`separate`).
     """
 
     INPUTS: ClassVar[tuple[Group, ...]]
-    """Projections [D, F] that read the residual stream."""
+    """Input projections, each [D, m], m the sum of the widths of its parts."""
     OUTPUTS: ClassVar[tuple[Group, ...]]
-    """Projections [F, D] that add to the residual stream."""
+    """Output projections, each [m, D], m the sum of the widths of its parts."""
 
     def __init__(
         self,
@@ -84,14 +84,14 @@ class Block(nnx.Module):
         in_fp8: bool = False,
         adapters: AdapterConfig | None = None,
     ):
-        """Create attention and feed-forward layer.
+        """Create the attention and feed-forward layers.
 
         Args:
           config: sizes and options.
           rngs: streams to draw parameters from.
           tp_chunks: chunks of the sequence in tensor-parallel communication. Each is
             overlapped with the matmul of another chunk; 1 sends all at once.
-          in_fp8: multiply by the weights in FP8, see `layers.fp8`.
+          in_fp8: run the matmuls with weights in FP8; see `layers.fp8`.
           adapters: low-rank adapters of the weights; None adds none.
         """
         self.dropout = config.dropout
@@ -134,14 +134,17 @@ class Block(nnx.Module):
         key: DropoutKey | None,
         projections: Mapping[str, Joined] | None = None,
     ) -> tuple[Float[Array, "B t D"], Any]:
-        """Apply the block; return also the cache of `context.cached`, or None.
+        """Apply the block to this device's part of the residual stream.
 
         Args:
           x: this device's part of the residual stream.
           kind: kind of the layer.
-          context: context of these rows.
+          context: context of these sequences.
           key: key of the dropout masks; None disables dropout.
-          projections: the joined weights; None joins the block's own.
+          projections: the joined weights; None joins the weights of this module.
+        Returns:
+          the new residual stream, and the updated cache of `context.cached` (None in
+          training).
         """
 
     def join(self, params: Params) -> dict[str, Float[Array, "*lead m n"]]:
@@ -154,7 +157,8 @@ class Block(nnx.Module):
           params: this device's parts of the parameters of one block, or of a stack of
             blocks, all of one dtype; D may be a part of the model's width.
         Returns:
-          by name, [..., D, F] of `INPUTS` and [..., F, D] of `OUTPUTS`.
+          a matrix for each projection name: [..., D, m] in `INPUTS`, [..., m, D] in
+          `OUTPUTS`.
         """
         joined = {}
         for name, parts in self.INPUTS:
@@ -168,22 +172,22 @@ class Block(nnx.Module):
     def separate(
         self, joined: Mapping[str, Float[Array, "*lead m n"]], like: Params
     ) -> Params:
-        """Return the gradients of weights, given those of the joined matrices.
+        """Return the gradients of the weights, given those of the joined matrices.
 
-        The transpose of `join`. The caller must still sum over tp the gradients of
-        weights that tp does not split.
+        This is the transpose of `join`. If tp does not split a weight, the caller must
+        still sum its gradient over tp.
 
         Args:
-          joined: by name, all of one dtype.
-          like: the parameters that were joined; only their shapes are read.
+          joined: gradient of each matrix that `join` returns, all of one dtype.
+          like: the parameters passed to `join`; only their shapes are read.
         Returns:
-          the tree of the joined part of `like`, in the dtype of `joined`.
+          gradients in the tree of `weights(like)`, in the dtype of `joined`.
         """
         sample = jax.tree.leaves(joined)[0]
         weights = self.weights(like)
 
         def typed(w: Array) -> Any:
-            # The shape is that of a weight; the rest of the type is that of `joined`.
+            # The shape comes from the weight, the rest of the type from `joined`.
             return jax.typeof(sample).update(shape=w.shape)
 
         types = jax.tree.map(typed, weights)
@@ -192,12 +196,12 @@ class Block(nnx.Module):
 
     @property
     def joined_dims(self) -> dict[str, tuple[str, str]]:
-        """Logical names of the dims that `join` returns, without the leading ones."""
+        """Logical names of the last two dims of each matrix that `join` returns."""
         inputs = {name: ("embed", "mlp") for name, _ in self.INPUTS}
         return inputs | {name: ("mlp", "embed") for name, _ in self.OUTPUTS}
 
     def weights(self, params: Params) -> Params:
-        """Return the part of a tree of parameters that `join` reads."""
+        """Return the subtree of the parameters that `join` reads."""
         return _picked(params, self._is_joined)
 
     def multiplied(
@@ -212,11 +216,11 @@ class Block(nnx.Module):
         return {name: quantise_weight(w) for name, w in joined.items()}
 
     def others(self, params: Params) -> Params:
-        """Return the rest of a tree of parameters: biases and norms."""
+        """Return the parameters that `join` does not read: biases and norms."""
         return _picked(params, lambda path: not self._is_joined(path))
 
     def without_weights(self) -> "Block":
-        """Return the block without the weights that are in `JoinedParams`."""
+        """Return a copy of the block without the weights that `join` reads."""
         block = nnx.merge(*nnx.split(self))
         for part in (block.attention, block.mlp):
             for name in part.WEIGHTS:
@@ -237,7 +241,7 @@ class Block(nnx.Module):
         context: Context,
         projections: Mapping[str, Joined] | None,
     ) -> list[Float[Array, "n B s _"]]:
-        """Apply an input projection."""
+        """Apply an input projection; return the output of each weight."""
         name, parts = group
         if projections is None:
             weights = [w for p in parts for w in self._part(p).in_weights()]
@@ -282,7 +286,10 @@ class Block(nnx.Module):
         kind: LayerKind,
         context: Context,
     ) -> tuple[Float[Array, "n B s NH"], Any]:
-        """Attend over the whole sequence; inputs and outputs are shards."""
+        """Attend over the whole sequence; return the output and the updated cache.
+
+        Inputs and output are in the shard order of the projections.
+        """
         mixed, kept = self.attention.mix(
             *map(collectives.to_natural, (q, k, v)),
             window=kind.window,
@@ -298,7 +305,7 @@ def _norm(config: BlockConfig) -> Norm:
 
 
 def _picked(params: Params, is_picked: Any, path: tuple[str, ...] = ()) -> Params:
-    """Return the part of a tree whose leaf paths are selected, without empty dicts."""
+    """Return the subtree of the leaves whose path is picked, without empty dicts."""
     found = {}
     for name, child in params.items():
         at = (*path, name)

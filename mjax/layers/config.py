@@ -19,15 +19,15 @@ class RopeConfig:
     fraction: float
     """Fraction of the head that is rotated, from its start."""
     interleaved: bool
-    """Pairs are neighbours (2i, 2i+1) instead of (i, i + half)."""
+    """Rotate neighbouring pairs (2i, 2i+1) instead of (i, i + half)."""
     type: RopeType = "linear"
-    """Which frequencies are scaled; see `rope.frequencies`."""
+    """Scaling method; see `rope.frequencies`."""
     original_len: int = 1
     """Sequence length before the scaling (llama3, yarn)."""
     slow_turns: float = 1.0
-    """A pair with fewer turns in `original_len` is scaled (llama3, yarn)."""
+    """A pair that makes fewer turns in `original_len` is scaled (llama3, yarn)."""
     fast_turns: float = 1.0
-    """A pair with more turns in `original_len` is not scaled (llama3, yarn)."""
+    """A pair that makes more turns in `original_len` is not scaled (llama3, yarn)."""
     truncate: bool = True
     """Round the limits between scaled and unscaled pairs to whole numbers (yarn)."""
     magnitude: float = 1.0
@@ -42,7 +42,7 @@ class RopeConfig:
 Activation = Literal["gelu", "gelu_tanh", "swiglu", "geglu_tanh"]
 
 GATED: tuple[Activation, ...] = ("swiglu", "geglu_tanh")
-"""Activations with a gate, so the layer has three matrices, not two."""
+"""Activations with a gate: the feed-forward layer has three matrices, not two."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,14 @@ class AttentionConfig:
     rope: RopeConfig
     backend: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"]
     backward: Literal["deterministic", "fused"]
-    """Whether gradients of queries are summed in a fixed order."""
+    """Sum gradients of queries in a fixed order."""
     recompute: bool
-    """Recompute the attention core in the backward pass (remat policy attention),
-    except the output and log-sum-exp of a backend that keeps them."""
+    """Recompute the attention core in the backward pass (remat policy attention). A
+    backend may still keep its output and log-sum-exp."""
     scale: float | None = None
-    """Factor on the scores; None is 1 / sqrt(H)."""
+    """Factor on the scores; None means 1 / sqrt(H)."""
     soft_cap: float | None = None
-    """Bound on the magnitude of the scores; None is no bound."""
+    """Soft bound on the magnitude of the scores; None means no bound."""
     qk_norm: NormConfig | None = None
     """Normalise each query and key head before the rotation."""
 
@@ -91,12 +91,12 @@ class AdapterConfig:
     scale: float
     """Factor on (x A) B."""
     targets: tuple[str, ...]
-    """Weights, as "attention.wq"."""
+    """Names of the weights, such as "attention.wq"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerKind:
-    """Options that may differ between layers, as constants of the kernels."""
+    """Options that may differ between layers; constants in the kernels."""
 
     window: int | None
     """Keys that a query sees, itself included; None means all."""

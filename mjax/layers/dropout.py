@@ -15,9 +15,9 @@ class DropoutKey(NamedTuple):
     # Not a dataclass: jax.vjp rebuilds the arguments of a virtual stage with
     # placeholders for arrays, which a type-checked constructor (as in tests) refuses.
     key: Key[Array, ""]
-    """Folded with the seed, the step, the layer and the site, in this order."""
+    """The seed, step, layer and site are folded into the key in this order."""
     rows: Int[Array, " B"]
-    """Global row in the batch of each local row."""
+    """Index in the global batch of each local sequence."""
 
     def at(self, site: int | Int[Array, ""]) -> "DropoutKey":
         """Return the key of one layer, or of one site within a layer."""
@@ -29,8 +29,8 @@ def dropout(
 ) -> Float[Array, "B t D"]:
     """Zero entries with probability `rate` and scale the rest by 1/(1 - rate).
 
-    The mask is a function of (seed, step, layer, site, global row, global position).
-    So it is the same on one device, on any mesh and with any microbatches.
+    The mask is a function of (seed, step, layer, site, index of the sequence in the
+    global batch, global position). So it does not depend on mesh or microbatches.
 
     Args:
       x: the device's part of the sequence.

@@ -11,11 +11,11 @@ from mjax.mesh import collectives
 
 
 class Embedding(nnx.Module):
-    """A table with one vector per token, its rows split over tp, and one of positions.
+    """A table of token vectors, split over tp by token, and a table of positions.
 
     A device looks up the tokens that it owns and uses zeros for the rest. The sum over
-    tp is a reduce-scatter, which also splits the sequence. Every device holds the
-    vectors of all positions and adds those of its own part of the sequence.
+    tp is a reduce-scatter, which also splits the sequence. Every device holds all
+    position vectors and adds the vectors of its own part of the sequence.
 
     Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3 (vocabulary-parallel).
     """
@@ -30,15 +30,15 @@ class Embedding(nnx.Module):
         scale: float = 1.0,
         num_positions: int | None = None,
     ):
-        """Create the table [V, D], and a table of positions if they are learned.
+        """Create the token table [V, D], and a position table if positions are learned.
 
         Args:
           vocab: V, padded.
           d_model: D.
           std: standard deviation of both tables.
           rngs: streams to draw from.
-          scale: factor on the vectors of tokens.
-          num_positions: rows of the table of positions; None creates no table.
+          scale: factor on the token vectors.
+          num_positions: number of position vectors; None creates no position table.
         """
         self.scale = scale
         self.table = normal((vocab, d_model), ("vocab", "embed"), std, rngs)
@@ -122,7 +122,7 @@ class Head(nnx.Module):
 
         Args:
           x: this device's t = T/tp positions.
-          embedding: its table is used if tied.
+          embedding: the embedding whose table is used if tied.
           targets: targets of the whole sequence; `loss.NO_TARGET` adds 0.
           vocab_size: V, without padding.
         """

@@ -42,8 +42,8 @@ class Quantised(NamedTuple):
 
     values: Float[Array, "*dims"]
     scale: Float[Array, ""]
-    """float32, a power of two. An infinite entry makes it NaN. A NaN makes it or the
-    values NaN, because a maximum over tp may drop a NaN."""
+    """float32, a power of two. An infinite entry makes the scale NaN. A NaN entry makes
+    the scale or the values NaN, because a maximum over tp may drop a NaN."""
 
     def dequantised(self) -> Float[Array, "*dims"]:
         """Return the tensor in bfloat16, which holds each value exactly."""
@@ -65,12 +65,12 @@ class QuantisedWeight(NamedTuple):
 
     @property
     def rows(self) -> Quantised:
-        """The weight, [m, n]; not for a stack."""
+        """The weight [m, n]; undefined for a stack."""
         return Quantised(self.values, self.scale)
 
     @property
     def columns(self) -> Quantised:
-        """Its transpose, [n, m]; not for a stack."""
+        """The transposed weight [n, m]; undefined for a stack."""
         return Quantised(self.transposed, self.scale)
 
 
@@ -82,17 +82,17 @@ def quantise(
     Args:
       x: bfloat16 or float32. Zeros have scale 1.
       dtype: `FORWARD` or `BACKWARD`.
-      over_tp: x is a part of the sequence, and all devices of tp use the same scale.
+      over_tp: all tp devices use the same scale, each for its part of the sequence.
         The gradient of a weight contracts the whole sequence in one matmul, so all
         parts need the same scale; one scale per part would need one matmul per part.
-        Transformer Engine reduces the magnitude of the same tensors. Tensors whose
-        features are split over tp never share a matmul, so each device has its own
-        scale.
+        Transformer Engine also reduces the magnitude of these tensors over tp. Tensors
+        whose features are split over tp never share a matmul, so each device has its
+        own scale.
     Returns:
       the values and their scale. The largest scaled value is between half the largest
       number of the format and that number. If an entry of x is infinite or NaN, the
-      scale is NaN, and so is the result of every matmul. So the guard of the optimizer
-      detects it; a saturating conversion would mask it.
+      result of every matmul is NaN, which the guard of the optimizer detects; a
+      saturating conversion would mask it.
     """
     largest = jnp.max(jnp.abs(x)).astype(jnp.float32)
     if over_tp:
@@ -120,8 +120,8 @@ def multiply(
 
     Args:
       spec: for `jnp.einsum`, one matmul: each dim is contracted or in the result.
-      a: left operand, with the contracted dims last; in another order, Hopper has to
-        copy it.
+      a: left operand. Its contracted dims should be last: Hopper copies an operand in
+        another order.
       b: right operand, likewise.
       dtype: dtype of the result. Sums are in float32.
     """

@@ -1,7 +1,7 @@
-"""Projections into and out of a tensor-parallel region, fused.
+"""Fused projections into and out of a tensor-parallel region.
 
-Weights that read the same input are joined along their outputs and multiplied at once.
-Weights that add to the same output are joined along their inputs. Weights are stored
+Weights that read the same input are joined along their outputs, for one matmul. Weights
+that add to the same output are joined along their inputs. Weights are stored
 separately, one leaf per logical matrix, so the layout of a checkpoint does not depend
 on tp. Each device joins its own shards: once per step in training
 (`layers.block.Block.join`), otherwise at each use (`join_columns`, `join_rows`).
@@ -31,10 +31,10 @@ from mjax.layers.fp8 import Quantised, QuantisedWeight
 from mjax.mesh import collectives
 
 InWeight = Float[Array, "D ..."]
-"""Part of a weight on this device that reads the residual stream."""
+"""This device's part of a weight that reads the residual stream."""
 
 OutWeight = Float[Array, "... D"]
-"""Part of a weight on this device that adds to the residual stream."""
+"""This device's part of a weight that adds to the residual stream."""
 
 
 PROJECTION = "projection"
@@ -45,13 +45,13 @@ class Joined(NamedTuple):
     """The weights of one projection, joined into one matrix on this device."""
 
     weight: Float[Array, "m n"] | QuantisedWeight
-    """[D, F] of an input projection, [F, D] of an output projection. A quantised
-    weight has no gradient, so it needs a total."""
+    """[D, F] in an input projection, [F, D] in an output projection. A quantised
+    weight has no gradient, so it needs `total`."""
     total: Float[Array, "m n"] | None = None
     """Sum of the gradients so far, in the dtype of the sum. The backward pass adds its
-    own gradient to the sum and returns it as the gradient of `total`; for `weight` it
+    own gradient and returns the new sum as the gradient of `total`. For `weight` it
     returns zeros, which callers must not use. So a differentiated function must pass
-    `total` to exactly one call, and that call must run. With None, `weight` has its
+    `total` to exactly one call, and that call must run. If None, `weight` has its
     ordinary gradient."""
 
 
@@ -70,10 +70,10 @@ def column_parallel(
       x: the device's part of the sequence, t = T/tp positions.
       joined: w_1 | w_2 | ..., [D, F].
       widths: columns F_i of each w_i; their sum is F.
-      num_chunks: number of chunks of the sequence, with a matmul for each as it
+      num_chunks: number of chunks of the sequence; each chunk is multiplied as it
         arrives.
-      num_frozen: number of leading columns whose gradient is not computed but zeros.
-        Only without a total.
+      num_frozen: number of leading columns whose gradient is zeros and not computed.
+        Must be 0 with a total.
       in_fp8: multiply in FP8 (`layers.fp8`), forward and backward. Activations that are
         sent over tp before a matmul are in FP8. A quantised weight implies it.
     Returns:
@@ -104,10 +104,10 @@ def row_parallel(
     Args:
       parts: inputs [n, B, s, F_i], the features that this device owns, in the order of
         `column_parallel`.
-      joined: w_1 above w_2 above ..., [F, D], F the sum of the F_i.
+      joined: w_1, w_2, ... stacked along their inputs, [F, D], F the sum of the F_i.
       num_chunks: as in `column_parallel`.
       num_frozen: likewise, for the leading rows.
-      in_fp8: as in `column_parallel`; partial sums are sent in the dtype of parts.
+      in_fp8: as in `column_parallel`; partial sums are sent in the dtype of `parts`.
     Returns:
       the sum over i and over tp of part_i @ w_i, on t = T/tp positions.
     """
@@ -170,11 +170,11 @@ def join_rows(weights: Sequence[OutWeight]) -> Joined:
 def keep_totals(x: Array, joined: Mapping[str, Joined]) -> Array:
     """Return x as the output of a skipped layer.
 
-    The backward pass returns the totals unchanged as their own gradients.
+    The backward pass returns each total unchanged as its gradient.
 
     Args:
       x: input of the layer.
-      joined: its weights, with totals.
+      joined: weights of the layer, with totals.
     """
     del joined
     return x
@@ -192,9 +192,9 @@ keep_totals.defvjp(
 )
 
 
-# The backward passes are explicit for three reasons: chunks are multiplied one by one
-# as they arrive, but all at once for the gradient of the weights; that matmul adds to
-# the total; quantised operands are kept in FP8.
+# The backward passes are explicit for three reasons. Chunks are multiplied as they
+# arrive, except in the gradient of the weights, which is one matmul. That matmul adds
+# to the total. Quantised operands are kept in FP8.
 
 _Matrix = Array | QuantisedWeight
 
@@ -210,14 +210,14 @@ class _Options(NamedTuple):
 
 
 class _Operand(NamedTuple):
-    """The other operand of a matmul with a weight, in FP8 if the weight is."""
+    """Activation operand of a matmul with a weight; FP8 if the weight is in FP8."""
 
     values: Float[Array, "n B s _"]
     scale: Float[Array, ""] | None
     """As in `fp8.Quantised`; None if not in FP8."""
 
     def cut(self, cut: Callable[[Array], list[Array]]) -> list["_Operand"]:
-        """Apply a function that returns chunks, which share the scale."""
+        """Split the values with the given function; all chunks keep the scale."""
         return [_Operand(chunk, self.scale) for chunk in cut(self.values)]
 
     def gather(self, num_chunks: int) -> list["_Operand"]:
@@ -226,12 +226,12 @@ class _Operand(NamedTuple):
 
     @property
     def rows(self) -> "_Operand":
-        """Return all positions as one dim: [rows, _].
+        """Return all positions as one dim: [n B s, _].
 
-        Rows are one dim in every matmul and in every chunk that is sent. With more
+        Positions are one dim in every matmul and in every chunk that is sent. With more
         dims, XLA may use different layouts in the forward and the backward pass, and
-        then copies whole stacks of kept activations between them. Or it sends rows in
-        another order than the matmul needs, and the matmul waits for a copy of each
+        then copies whole stacks of kept activations between them. Or it sends positions
+        in another order than the matmul needs, and the matmul waits for a copy of each
         chunk (jax 0.11.2).
         """
         return _Operand(self.values.reshape(-1, self.values.shape[-1]), self.scale)
@@ -241,7 +241,7 @@ class _Operand(NamedTuple):
 def _gather_and_multiply(
     options: _Options, x: Array, joined: Joined
 ) -> Float[Array, "n B s F"]:
-    """Return gathered x @ w, by chunks."""
+    """Gather x over tp and return x @ w, computed chunk by chunk."""
     return _gather_and_multiply_fwd(options, x, joined)[0]
 
 
@@ -250,8 +250,8 @@ def _gather_and_multiply_fwd(options: _Options, x: Array, joined: Joined) -> Any
     operand = _operand(x, w, fp8.FORWARD, over_tp=True)
     chunks = operand.gather(options.num_chunks)
     y = jnp.concatenate([_multiply(chunk, w) for chunk in chunks])
-    # The backward pass gathers chunks again, overlapped with its matmuls. The gather of
-    # a whole sequence would not be overlapped.
+    # With several chunks the backward pass gathers them again, overlapped with its
+    # matmuls. One chunk is kept, because gathering it again would not be overlapped.
     return y, (operand if options.num_chunks > 1 else chunks[0], joined)
 
 
@@ -281,7 +281,7 @@ def _multiply_and_scatter_fwd(
     w = _matrix(options, joined)
     operand = _operand(jnp.concatenate(parts, 3), w, fp8.FORWARD)
     y = _multiply_chunks_and_scatter(options, operand, w)
-    # In 16 bits other operations keep the parts too, so this shares their copy.
+    # In 16 bits other operations keep the parts anyway, so keeping them costs nothing.
     return y, (parts if operand.scale is None else operand, joined)
 
 
@@ -292,8 +292,8 @@ def _multiply_and_scatter_bwd(options: _Options, kept: Any, dy: Array) -> Any:
     w = _matrix(options, joined)
     chunks = _operand(dy, w, fp8.BACKWARD, over_tp=True).gather(options.num_chunks)
     dxs = [_multiply(chunk, w, transpose=True) for chunk in chunks]
-    # The matmul that needs all chunks comes after those that need one each, because
-    # these overlap the remaining transfers. Without the barrier XLA may run it first.
+    # The matmuls of single chunks overlap the remaining transfers, so they come before
+    # the matmul that needs all chunks. Without the barrier XLA may run that one first.
     dxs, chunks = jax.lax.optimization_barrier((dxs, chunks))
     d_parts = jnp.split(jnp.concatenate(dxs), _ends(options.widths), axis=3)
     gradient = _gradient_of(options, joined, x, _concatenate(chunks), axis=0)
@@ -329,7 +329,7 @@ def _gradient_of(
 
 
 def _matrix(options: _Options, joined: Joined) -> _Matrix:
-    """Return the weight in the form that matmuls use, quantised if they are in FP8."""
+    """Return the weight in the form that matmuls use: quantised for FP8."""
     w = joined.weight
     if options.in_fp8 and not isinstance(w, QuantisedWeight):
         return fp8.quantise_weight(w)
@@ -344,7 +344,7 @@ def _operand(x: Array, w: _Matrix, dtype: Any, *, over_tp: bool = False) -> _Ope
 
 
 def _concatenate(chunks: list[_Operand]) -> _Operand:
-    """Return the chunks of one operand, concatenated."""
+    """Concatenate the chunks of one operand."""
     return _Operand(jnp.concatenate([c.values for c in chunks]), chunks[0].scale)
 
 
@@ -372,11 +372,11 @@ def _multiply_transposed(x: _Operand, y: _Operand, dtype: Any) -> Float[Array, "
 def _multiply_chunks_and_scatter(
     options: _Options, x: _Operand, w: _Matrix, *, transpose: bool = False
 ) -> Float[Array, "B t D"]:
-    """Multiply chunk by chunk, this device's own last; sends overlap the matmuls."""
+    """Multiply chunk by chunk, this device's own chunk last; sends overlap matmuls."""
     chunks = x.cut(lambda values: collectives.cut_chunks(values, options.num_chunks))
     if x.scale is not None:
-        # Without the barrier XLA dequantises all chunks at once and slices afterwards.
-        # It makes no FP8 matmul if an operand has other readers (jax 0.11.2).
+        # Without the barrier XLA dequantises all chunks at once and slices the result,
+        # which then has several readers, so XLA makes no FP8 matmul (jax 0.11.2).
         chunks = jax.lax.optimization_barrier(chunks)
     own, *others = chunks
     products = [_multiply(chunk, w, transpose=transpose) for chunk in [*others, own]]
@@ -384,5 +384,5 @@ def _multiply_chunks_and_scatter(
 
 
 def _ends(widths: Sequence[int]) -> list[int]:
-    """Return the end of each joined array except the last."""
+    """Return the column where each joined array ends, except the last."""
     return np.cumsum(widths[:-1]).tolist()

@@ -13,7 +13,7 @@ from mjax.mesh import collectives
 
 
 class Mlp(nnx.Module):
-    """Two projections around a non-linearity, three with a gate.
+    """Two projections (three with a gate) around a non-linearity.
 
     gelu: out(gelu(in(x))); swiglu: out(silu(gate(x)) * in(x)); geglu: gelu for silu.
 
@@ -33,7 +33,7 @@ class Mlp(nnx.Module):
         rngs: nnx.Rngs,
         adapters: AdapterConfig | None = None,
     ):
-        """Create w_in, if gated w_gate [D, F], and w_out [F, D]; biases, adapters."""
+        """Create w_in and, if gated, w_gate [D, F]; w_out [F, D]; biases; adapters."""
         self.activation, self.width = activation, d_ff
         dims = ("embed", "mlp")
         self.w_in = normal((d_model, d_ff), dims, std, rngs)
@@ -58,16 +58,16 @@ class Mlp(nnx.Module):
         return adapted(self.adapters, "w_out", self.w_out[...])
 
     def in_matrices(self, weights: dict[str, Array]) -> list[Float[Array, "*lead D F"]]:
-        """Return w_in, and w_gate if there is one, of given weights [..., D, F]."""
+        """Return w_in, and w_gate if there is one, from `weights`: [..., D, F] each."""
         return [weights[name] for name in ("w_in", "w_gate") if name in weights]
 
     def in_widths(self) -> list[int]:
-        """Return the columns of `in_matrices`."""
+        """Return the number of columns of each matrix that `in_matrices` returns."""
         num = 2 if self.activation in GATED else 1
         return [collectives.local_size(self.width)] * num
 
     def out_matrix(self, weights: dict[str, Array]) -> Float[Array, "*lead F D"]:
-        """Return w_out of given weights, [..., F, D]."""
+        """Return w_out from `weights`, [..., F, D]."""
         return weights["w_out"]
 
     def out_bias(self) -> Float[Array, " D"] | None:

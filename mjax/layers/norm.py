@@ -12,7 +12,7 @@ from mjax.layers.initialise import zeros
 
 
 class Norm(nnx.Module):
-    """Normalise every position by its own statistics, then scale.
+    """Normalise each position by its own statistics, then scale.
 
     layernorm: y = (x - mean) * scale / sqrt(var + eps) + bias; rmsnorm: y = x * scale /
     sqrt(mean(x^2) + eps). Statistics in float32. A zero-centred norm stores scale - 1,
@@ -36,19 +36,19 @@ class Norm(nnx.Module):
         self.bias = zeros((width,), (logical,)) if config.use_bias else None
 
     def __call__(self, x: Float[Array, "*dims D"]) -> Float[Array, "*dims D"]:
-        """Normalise x over D; returns the dtype of x."""
+        """Normalise x over D; return the dtype of x."""
         return norm(x, *self._params(), **self._options())
 
     def branch(
         self, x: Float[Array, "B t D"]
     ) -> tuple[Float[Array, "B t D"], Float[Array, "B t D"]]:
-        """Return x for the residual stream, and its norm for the branch."""
+        """Return x for the residual stream, and the normalised x for the branch."""
         return skip_and_norm(x, *self._params(), **self._options())
 
     def _params(self) -> tuple[Any, Any]:
         scale = self.scale[...]
         if self.config.zero_centred:
-            # In float32: added to 1 in bfloat16, small stored values would be lost.
+            # In float32: in bfloat16, adding 1 would round small stored values away.
             scale = 1.0 + scale.astype(jnp.float32)
         return scale, None if self.bias is None else self.bias[...]
 

@@ -3,8 +3,8 @@
 Source: Su et al. 2021, arXiv:2104.09864, eq. 34; linear scaling: Chen et al. 2023,
 arXiv:2306.15595, eq. 4; partial and interleaved forms as in GPT-J; llama3: Llama 3.1,
 `apply_scaling` of its reference code; yarn: Peng et al. 2023, arXiv:2309.00071, section
-3.2 (frequencies) and 3.4 (magnitude). The last two as in `modeling_rope_utils.py` of
-transformers 5.23.
+3.2 (frequencies) and 3.4 (magnitude). llama3 and yarn are computed as in
+`modeling_rope_utils.py` of transformers 5.23.
 """
 
 import math
@@ -50,7 +50,7 @@ def frequencies(config: RopeConfig) -> Float[Array, " R"]:
 
 
 def _ramp(config: RopeConfig) -> Float[Array, " R"]:
-    """Return 0 at the pair of `fast_turns`, 1 at that of `slow_turns`, unclipped."""
+    """Interpolate by pair index: 0 at `fast_turns`, 1 at `slow_turns`; not clipped."""
     width = config.rotated_width
 
     def pair(turns: float) -> float:

@@ -20,8 +20,8 @@ from mjax.layers.linear import PROJECTION, keep_totals
 
 Layer = Callable[[jax.Array], jax.Array]
 Guard = Callable[[jax.Array, Layer, Layer, jax.Array], jax.Array]
-"""Decides whether a layer is applied: (index, layer, function that replaces a skipped
-layer, input) -> output."""
+"""Function that applies or skips a layer: (index, layer, function to call instead of a
+skipped layer, input) -> output."""
 
 
 BLOCK_INPUT = "block_input"
@@ -30,7 +30,7 @@ BLOCK_INPUT = "block_input"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerPattern:
-    """Layers as a repeating pattern of kinds: applied one by one, or by a scan.
+    """A repeating pattern of layer kinds, applied one by one or by a scan.
 
     Kinds are static within the pattern. So windows are constants of the kernels, and
     compile time grows with the pattern, not with the number of layers.
@@ -39,7 +39,7 @@ class LayerPattern:
     layer: Callable[..., jax.Array]
     """(kind, input, parameters, index in the model, context) -> output."""
     kinds: Sequence[LayerKind]
-    """The pattern that repeats, from the first layer on."""
+    """One period of the pattern; the first layer has the first kind."""
     remat: Remat
     context: PyTree
     """Arrays that all layers read besides their input."""
@@ -47,7 +47,7 @@ class LayerPattern:
     guard: Guard | None
 
     def run(self, x: jax.Array, stacked: PyTree) -> jax.Array:
-        """Apply layers [n, ...]: whole patterns in a scan, then the rest."""
+        """Apply stacked layers [n, ...]: whole patterns in a scan, then the rest."""
         period = len(self.kinds)
         num_layers = jax.tree.leaves(stacked)[0].shape[0]
         num_patterns = num_layers // period if num_layers > period else 0
@@ -60,7 +60,7 @@ class LayerPattern:
         return x
 
     def scan(self, x: jax.Array, stacked: PyTree) -> jax.Array:
-        """Apply layers that fill whole patterns."""
+        """Apply layers in a scan; their number is a multiple of the pattern length."""
         period = len(self.kinds)
         folded = jax.tree.map(lambda a: a.reshape(-1, period, *a.shape[1:]), stacked)
 
@@ -81,8 +81,8 @@ class LayerPattern:
     ) -> jax.Array:
         """Apply one layer of a pattern whose parameters are [period, ...].
 
-        The layer selects its parameters inside the rematerialised function. Selected
-        outside, they would be residuals, which copies all weights.
+        Parameters are selected inside the rematerialised function. If they were
+        selected outside, they would be residuals: a copy of all weights.
         """
         local = first + place
 
@@ -101,8 +101,8 @@ class LayerPattern:
     def unrolled(self, x: jax.Array, layers: Sequence[JoinedParams]) -> jax.Array:
         """Apply layers one by one; the first has the first kind of the pattern.
 
-        Each matmul adds the gradient of its weight to a sum in place. A scan over the
-        layers would copy the sums between stacks.
+        Each matmul adds the gradient of its weight in place to the sum over
+        microbatches. A scan over the layers would copy these sums between stacks.
         """
 
         def apply(x: jax.Array, local: int, params: JoinedParams) -> jax.Array:
@@ -122,9 +122,9 @@ class LayerPattern:
         """Return (input, parameters, index, context) -> output of one kind of layer.
 
         Args:
-          place: in the pattern.
-          in_loop: whether forward and backward pass are in two loops, which XLA does
-            not merge.
+          place: index in the pattern.
+          in_loop: whether the forward and the backward pass are in separate loops, so
+            that XLA cannot merge a recomputed operation with the original.
         """
 
         def layer(x: jax.Array, *args: PyTree) -> jax.Array:
@@ -136,19 +136,19 @@ class LayerPattern:
 def checkpointed(
     layer: Callable[..., Any], policy: Remat, *, prevent_cse: bool = True
 ) -> Callable[..., Any]:
-    """Wrap a layer so that the backward pass recomputes what the policy says.
+    """Wrap a layer so that the backward pass recomputes it as the policy says.
 
-    none: nothing; attention: only the attention core (in `layers.attention`); core: all
-    but the outputs of projections and of the attention core; dots: all but the outputs
-    of projections; full: the whole layer; offload: the whole layer, with its input in
-    host memory.
+    Recomputed: none: nothing; attention: only the attention core (in
+    `layers.attention`); core: all but the outputs of projections and of the attention
+    core; dots: all but the outputs of projections; full: the whole layer; offload: the
+    whole layer, with its input in host memory.
 
-    core repeats no matmul with a weight and no attention, only the operations between
-    them: norms, rotation, activation, dropout and sums. The output of a projection into
-    the residual stream is kept only if the backward pass reads it. In the serial block
-    this is the projection of attention, because the second norm reads the sum; with
-    norms after the branches it is both; in the parallel block it is neither. The
-    low-rank matmuls of adapters are repeated.
+    core recomputes no attention core and no matmul with a weight, only the operations
+    between them (norms, rotation, activation, dropout, sums) and the low-rank matmuls
+    of adapters. The output of a projection into the residual stream is kept only if the
+    backward pass reads it. In the parallel block it reads neither output. In the serial
+    block it reads that of attention, because the second norm reads the sum; with norms
+    after the branches it reads both.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):
