@@ -31,13 +31,13 @@ from mjax.step.trained import ALL_TRAINED, Trained
 Batch = dict[str, Int[Array, "B T"]]
 
 First = Any
-"""The gathered weights that a step uses first. Arrays are [devices, ...], split over
-all mesh axes, one entry per device."""
+"""Gathered weights that a step uses first: arrays [devices, ...], one entry per device,
+split over all mesh axes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Forward(abc.ABC):
-    """The functions on a batch, and the settings they share."""
+    """The functions that take a batch, and the settings they share."""
 
     graph: Any
     """GraphDef of a Transformer."""
@@ -67,7 +67,7 @@ class Forward(abc.ABC):
         return self.gradients_and_log(params, rng, step, batch)[:3]
 
     def gather_first(self, params: Params) -> First:
-        """Gather the weights that a step uses first, which does not need the batch."""
+        """Gather the weights that a step uses first; this does not need the batch."""
 
         def per_device(params: Params) -> Any:
             first = self._gather_first(jax.tree.map(collectives.vary, params))
@@ -88,10 +88,11 @@ class Forward(abc.ABC):
         batch: Batch,
         first: First | None = None,
     ) -> tuple[Float[Array, ""], Int[Array, ""], Params, Log]:
-        """Return the result of `gradients`, and the stamps of all devices if on.
+        """Return the result of `gradients`, and the log of stamps (None if off).
 
-        The log is sharded as `LOG_SPEC` and has space for one more row. `first` is the
-        result of `gather_first` for the same parameters; None gathers them here.
+        The log holds the stamps of all devices, is sharded as `LOG_SPEC`, and has space
+        for one more row. `first` is the result of `gather_first` for the same
+        parameters; None gathers these weights here.
         """
 
         def per_device(
@@ -122,7 +123,7 @@ class Forward(abc.ABC):
             ),
             out_specs=(everywhere, everywhere, self.trained.of(self.specs), LOG_SPEC),
         )
-        # The loss and the backward pass have scopes of their own inside this one.
+        # The loss and the backward pass have their own scopes inside this one.
         with jax.named_scope(scopes.phase("forward")):
             return mapped(params, rng, step, batch, first)
 
@@ -164,7 +165,7 @@ class Forward(abc.ABC):
     @property
     @abc.abstractmethod
     def _num_stamps(self) -> int:
-        """Number of rows that `gradients_and_log` appends."""
+        """Number of rows that `gradients_and_log` appends to the log of stamps."""
 
     @abc.abstractmethod
     def _gather_first(self, params: Params) -> Any:
@@ -180,20 +181,23 @@ class Forward(abc.ABC):
         log: Log,
         first: Any | None,
     ) -> tuple[Float[Array, ""], Params, Log]:
-        """Per device: this device's part of scale x summed loss; reduced gradients.
+        """Per device: return this device's part of scale x summed loss, the reduced
+        gradients, and the log.
 
         `first` is the result of `_gather_first`, or None.
         """
 
     @abc.abstractmethod
     def _nll(self, params: Params, batch: Batch) -> Float[Array, ""]:
-        """Per device: this device's part of the summed loss."""
+        """Per device: return this device's part of the summed loss."""
 
     @abc.abstractmethod
     def _last_logits(
         self, params: Params, tokens: Int[Array, "B T"], length: Int[Array, ""]
     ) -> Float[Array, "B v"]:
-        """Per device: the logits after `length` tokens; zeros on all stages but one."""
+        """Per device: return the logits after `length` tokens; zeros except on one
+        stage.
+        """
 
     def _in_order[R](self, per_device: Callable[..., R]) -> Callable[..., R]:
         """Order the collectives on simulated devices."""
@@ -202,9 +206,9 @@ class Forward(abc.ABC):
         return in_order(per_device) if is_simulated else per_device
 
     def split(self, batch: Batch) -> dict[str, Int[Array, "M b T"]]:
-        """Cut this device's rows into microbatches; drop segments if not used.
+        """Split this device's sequences into microbatches; drop unused segments.
 
-        Adds the field "rows" [M, b, 1]: the numbers of the rows in the batch.
+        Adds the field "rows" [M, b, 1]: the index of each sequence in the global batch.
         """
         local_rows = batch["tokens"].shape[0]
         rows = collectives.batch_offset(local_rows) + jnp.arange(local_rows)
@@ -216,11 +220,11 @@ class Forward(abc.ABC):
 
     @property
     def _end_specs(self) -> Params:
-        """Specs of all parameters outside the blocks: embedding, final norm, head."""
+        """Return the specs of all parameters outside the blocks."""
         return {name: spec for name, spec in self.specs.items() if name != "blocks"}
 
     def _bind(self, ends: Params, layers: Params) -> Transformer:
-        """Make the model, of which only the definition of the blocks is used."""
+        """Make a model; callers use the definition of its blocks, not their weights."""
         return nnx.merge(self.graph, ends | {"blocks": layers})
 
 

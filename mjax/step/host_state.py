@@ -4,11 +4,11 @@ Input: gradients, parameters, and an optimizer state whose moments are in pinned
 memory. Output: the updated parameters and state, each in its original memory.
 
 A piece is one layer of every stage, or one leaf outside the blocks. LAMB and AdamW
-treat each layer independently once the global norm is known, so the update of a piece
-is the optimizer of `step.optim` on a smaller tree. The moments of a layer are copied to
-the device while the previous layer is updated. Each leaf is copied back as soon as the
-same leaf of the next layer has arrived. The device holds the moments of at most three
-layers: the current one, the next one, and the one being copied back.
+treat each layer independently once the global norm is known, so `step.optim` updates a
+piece like a smaller tree. The moments of a layer are copied to the device while the
+previous layer is updated. Each leaf is copied back as soon as the same leaf of the next
+layer has arrived. The device holds the moments of at most three layers: the current
+one, the next one, and the one being copied back.
 
 Rejected: one `device_put` of the whole state around the update (MaxText,
 `optimizer_memory_host_offload`), because nothing bounds the moments on the device; and
@@ -37,12 +37,12 @@ Leaves = list[Array]
 
 
 class Moments(NamedTuple):
-    """Moments of some leaves, with the names of Optax."""
+    """Moments of some leaves, named as in Optax."""
 
     mu: Leaves
-    """Means of the gradients."""
+    """Running means of the gradients."""
     nu: Leaves
-    """Means of their squares."""
+    """Running means of the squared gradients."""
 
 
 Update = Callable[[Leaves, Leaves, Moments], tuple[Leaves, Moments]]
@@ -58,11 +58,11 @@ class HostUpdate:
     num_steps: int
     """Optimizer steps of the whole run."""
     stacked: PyTree[bool]
-    """Tree of the trained parameters: True where a leaf is [slots, ...]."""
+    """Booleans in the tree of the trained parameters: True for leaves [slots, ...]."""
     decayed: PyTree[bool]
-    """Likewise: True where weight decay applies."""
+    """Booleans in the same tree: True for leaves with weight decay."""
     num_stages: int
-    """P: a stage holds slots / P neighbouring slots."""
+    """P. Each stage holds slots / P consecutive slots."""
 
     def __call__(
         self,
@@ -76,9 +76,9 @@ class HostUpdate:
 
         Args:
           accept: [], whether to keep the update.
-          norm: [], as `optim.norm_to_clip` gives it.
-          grads: like `params`.
-          opt_state: from `optim.build_optimizer`, with its moments in host memory.
+          norm: [], result of `optim.norm_to_clip`.
+          grads: gradients, like `params`.
+          opt_state: state of `optim.build_optimizer`, with its moments in host memory.
           params: the trained parameters, in device memory.
         """
         adam = opt_state["adam"]
@@ -91,7 +91,7 @@ class HostUpdate:
         for places in [layers] * bool(layers) + others:
             gradients, values = ([x[n] for n in places] for x in (of_grads, leaves))
             waiting = Moments([mu[n] for n in places], [nu[n] for n in places])
-            # The copy starts when the last piece but one is done.
+            # The copy starts when the piece before the previous one is done.
             waiting, _ = lax.optimization_barrier((waiting, done[-2]))
             update = self._update(accept, norm, opt_state, places)
             run = self._layer_by_layer if places is layers else self._at_once
@@ -152,7 +152,7 @@ class HostUpdate:
     def _counted(
         self, accept: Bool[Array, ""], norm: Float[Array, ""], opt_state: Any
     ) -> Any:
-        """Return the state with its counts advanced, which belong to no piece."""
+        """Return the state with its counts of steps advanced; no piece has them."""
         tx = optim.build_optimizer(
             self.config, num_steps=self.num_steps, stacked=[], decayed=[]
         )
@@ -197,7 +197,7 @@ def _moments_of(opt_state: Any) -> Moments:
 
 
 def _with_moments(opt_state: Any, moments: Moments) -> Any:
-    """Return the state with its moments replaced; they may be any trees."""
+    """Return the state with its moments replaced by `moments`, whatever their trees."""
     adam = opt_state["adam"]._replace(mu=moments.mu, nu=moments.nu)
     return type(opt_state)(opt_state | {"adam": adam})
 
@@ -205,8 +205,8 @@ def _with_moments(opt_state: Any, moments: Moments) -> Any:
 def _read_before_written(following: Moments, back: Moments) -> tuple[Moments, Moments]:
     """Copy each leaf back after the same leaf of the following layer has arrived.
 
-    The copy to the device reads the array that the copy back writes. Without this order
-    XLA would keep a second copy of that array on the host.
+    Both copies use the same array in host memory: one reads it, the other writes it.
+    Without this order XLA would keep a second copy of that array on the host.
     """
     ahead, structure = jax.tree.flatten(following)
     pairs = zip(ahead, jax.tree.leaves(back), strict=True)

@@ -1,12 +1,11 @@
 """Offload the residuals of layers to host memory, and load them ahead of their use.
 
 Input: the residual of each layer, which is its input. Output: the same array in pinned
-host memory, and in the backward pass on the device again. While the backward pass of
-layer l runs, the input of layer l - K is copied to the device, where K is the loading
-horizon. So each copy has the time of K layers. The device holds K inputs, plus the one
-in use and the one that is arriving. The last K layers of a model keep their inputs on
-the device if they are outside the loop over layers, because their backward pass runs
-first.
+host memory, and on the device again in the backward pass. While the backward pass of
+layer l runs, the input of layer l - h is copied to the device; h is the loading
+horizon. So each copy can take as long as h layers. The device holds h inputs, plus the
+one in use and the one that is arriving. Layers outside the loop over layers keep their
+inputs on the device if they are among the last h, whose backward pass runs first.
 
 Rejected: the offload policy of `jax.checkpoint`. It loads an input in the iteration
 that reads it, so no compute overlaps the copy.
@@ -24,43 +23,43 @@ from jaxtyping import Array, Int, PyTree
 from mjax.mesh.host_memory import to_device, to_host
 
 Ahead = tuple[PyTree, ...]
-"""Residuals on the device of the next K layers of the backward pass, in its order."""
+"""Residuals of the next h layers of the backward pass, on the device, in its order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offload:
-    """Offloads the inputs of layers to host memory until their backward pass."""
+    """Offload the inputs of layers to host memory until their backward pass."""
 
     num_layers: int
     """L."""
     num_scanned: int
-    """Layers in the loop: the first ones, in whole patterns."""
+    """Number of leading layers that run in the loop, a multiple of `period`."""
     period: int
-    """Layers of a pattern."""
+    """Number of layers in a pattern."""
     horizon: int
-    """K, from 1 to L - 1."""
+    """h, from 1 to L - 1."""
 
     def store(self, kept: PyTree, index: Int[Array, ""] | int) -> PyTree:
         """Copy the residuals of a layer to the host.
 
         Args:
-          kept: arrays on the device.
-          index: index of the layer; a Python int after the loop.
+          kept: residuals of the layer, on the device.
+          index: index of the layer; a Python int for a layer after the loop.
         Returns:
-          the same in host memory; unchanged if it is one of the last K layers and after
-          the loop.
+          the residuals in host memory; unchanged if the layer is after the loop and one
+          of the last h.
         """
         if isinstance(index, int) and index >= self.num_layers - self.horizon:
             return kept
         return jax.tree.map(to_host, kept)
 
     def start(self, scanned: tuple[PyTree, ...], rest: tuple[PyTree, ...]) -> Ahead:
-        """Load the residuals of the last K layers, except those after the loop.
+        """Load the residuals of the last h layers, except those after the loop.
 
         Args:
-          scanned: for each place in the pattern, the results of `store`, stacked by the
+          scanned: for each layer of the pattern, the results of `store`, stacked by the
             loop.
-          rest: what `store` returned for each layer after the loop.
+          rest: the results of `store` for each layer after the loop.
         """
         last = range(self.num_layers - self.horizon, self.num_layers)
         return tuple(self._load(scanned, rest, index) for index in reversed(last))
@@ -74,16 +73,18 @@ class Offload:
         index: int,
         dy: Array,
     ) -> tuple[PyTree, Ahead]:
-        """Return the residuals of a layer after the loop; load those of layer - K.
+        """Load the residuals of layer index - h, for a layer after the loop.
 
         Args:
-          ahead: from the layer above.
+          ahead: residuals loaded so far, from `start` or the layer above.
           scanned: as for `start`.
-          rest: likewise.
+          rest: as for `start`.
           index: index of the layer.
-          dy: gradient of its output; the load starts when this is ready.
+          dy: gradient of the output of the layer; the load starts when this is ready.
+        Returns:
+          the residuals of layer `index`, and `ahead` for the layer below.
         """
-        # Below the first layer there is none: the first input is loaded again, unused.
+        # If there is no layer index - h, layer 0 is loaded again and not used.
         below = max(index - self.horizon, 0)
         loaded = self._load(scanned, rest, below, after=dy)
         return ahead[0], (*ahead[1:], loaded)
@@ -99,10 +100,12 @@ class Offload:
         """Do the same for a layer in the loop, where the iterations order the loads.
 
         Args:
-          ahead: from the layer above.
+          ahead: residuals loaded so far, from the layer above.
           scanned: as for `start`.
-          place: in the pattern.
-          first: index of the pattern's first layer.
+          place: index of the layer in the pattern.
+          first: index of the first layer of this iteration's pattern.
+        Returns:
+          as `advance`.
         """
         patterns, below = divmod(place - self.horizon, self.period)
         number = jnp.maximum(first // self.period + patterns, 0)

@@ -26,7 +26,7 @@ def check_schedule(config: OptimConfig, num_steps: int) -> None:
     """Check that the learning rate schedule fits into the run.
 
     Args:
-      config: its warm-up and decay are checked.
+      config: the optimizer config whose warm-up and decay are checked.
       num_steps: optimizer steps of the whole run.
 
     Raises:
@@ -56,10 +56,10 @@ def _decay_steps(config: OptimConfig, num_steps: int) -> int:
 def learning_rate(config: OptimConfig, num_steps: int) -> optax.Schedule:
     """Return the learning rate as a function of the number of accepted steps so far.
 
-    With t = count + 1, the number of this step counted from 1: linear from 0 at t = 0
-    to the peak at t = warmup_steps, then by `config.schedule` to final_lr_fraction of
-    the peak at t = num_steps, and constant from there on. No step has a rate of 0
-    unless final_lr_fraction is 0.
+    Let t = count + 1 be the number of the next step, counted from 1. The rate is linear
+    from 0 at t = 0 to the peak at t = warmup_steps, then follows `config.schedule` to
+    final_lr_fraction of the peak at t = num_steps, and is constant afterwards. No step
+    has a rate of 0 unless final_lr_fraction is 0.
 
     Args:
       config: peak, shape, warm-up and decay.
@@ -105,8 +105,8 @@ def current_learning_rate(
 
     Args:
       opt_state: state of the transformation of `build_optimizer`, before the update.
-      config: what the optimizer was built with.
-      num_steps: what the optimizer was built with.
+      config: the config from which the optimizer was built.
+      num_steps: the number of steps for which it was built.
     """
     return jnp.asarray(learning_rate(config, num_steps)(opt_state["schedule"].count))
 
@@ -129,9 +129,11 @@ def build_optimizer(
     Args:
       config: optimizer, clipping and schedule.
       num_steps: optimizer steps of the whole run.
-      stacked: tree of the parameters; True for a leaf [L, ...] with one entry per
-        layer. LAMB then computes one trust ratio per layer, otherwise one for the leaf.
-      decayed: tree of the parameters; True for leaves with weight decay.
+      stacked: booleans in the tree of the parameters; True for a leaf [L, ...] with one
+        entry per layer, for which LAMB computes one trust ratio per layer instead of
+        one for the leaf.
+      decayed: booleans in the tree of the parameters; True for leaves with weight
+        decay.
 
     Raises:
       ValueError: the schedule does not fit into num_steps.
@@ -158,9 +160,9 @@ def norm_to_clip(
     """Return the global norm that decides how gradients are clipped.
 
     Args:
-      config: what the optimizer was built with.
+      config: the config from which the optimizer was built.
       grads: gradients of all parameters.
-      norm: their L2 norm, in float32. It is returned unless values are clipped first.
+      norm: L2 norm of `grads`, in float32; the result, unless values are clipped first.
     """
     if config.clip_value is None:
         return norm
@@ -171,9 +173,9 @@ def norm_to_clip(
 
 
 def _clip_to_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Clip like Optax's clip_by_global_norm, but with a norm that the caller passes.
+    """Clip like Optax's clip_by_global_norm, but by a norm that the caller passes.
 
-    An update in pieces has only a part of the gradients at a time.
+    A piecewise update sees only a part of the gradients at a time.
     """
 
     def update(updates, state, params=None, *, norm=None, **extra):
@@ -199,7 +201,7 @@ def _widen(x: Array) -> Array:
 def _compute_in_float32(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Cast the inputs of an update to float32, and its state back to its own dtypes.
+    """Run an update in float32; cast its state back to the dtypes that it had.
 
     Float32 needs no change. With bfloat16 parameters Optax would round the norms and
     the decay, and the moments would change to the dtype of the gradients.
@@ -216,9 +218,9 @@ def _compute_in_float32(
 def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation:
     """Map Optax's scale_by_trust_ratio over the layers of each stacked leaf.
 
-    The trust ratio depends only on the L2 norms of update and parameter. So this calls
-    Optax on these norms, not on the tensors. Optax computes each norm twice, the second
-    time of a masked tensor to be differentiable. On sharded tensors that takes two
+    The trust ratio depends only on the L2 norms of update and parameter, so this calls
+    Optax on these norms, not on the tensors. Optax computes each norm twice: the second
+    time from a masked tensor, to be differentiable. On sharded tensors that takes two
     dependent all-reduces per leaf. Here one combined all-reduce computes all norms.
     """
     trust_ratio = optax.scale_by_trust_ratio()
@@ -248,7 +250,7 @@ class GuardState(NamedTuple):
     or abstract values, which the checked annotations of a dataclass would refuse.
 
     Attributes:
-      mean_norm: [], float32, running mean of the accepted steps' gradient norms.
+      mean_norm: [], float32, running mean of the gradient norms of accepted steps.
       num_accepted: [], int32, accepted steps.
       num_skipped: [], int32, skipped steps.
       num_consecutive_skips: [], int32, skipped steps since the last accepted one.
@@ -311,11 +313,11 @@ def guard_check(
 
 
 def select(accept: Bool[Array, ""], new: PyTree, old: PyTree) -> PyTree:
-    """Return the new tree if the step is accepted, else the old one, bit for bit.
+    """Return the new tree if the step is accepted, otherwise the old one, bit for bit.
 
     Args:
       accept: [], from `guard_check`.
       new: parameters, optimizer state, or a tuple of both, after the update.
-      old: the same before it; shapes and dtypes are those of new.
+      old: the same tree before the update, with the same shapes and dtypes.
     """
     return jax.tree.map(lambda n, o: jnp.where(accept, n, o), new, old)

@@ -1,8 +1,8 @@
 """Loss, gradients and logits of a batch, computed by a pipeline of stages.
 
-`Pipelined` has the signature of `mjax.step.plain.Plain`, and its results. It describes
-a Transformer to the executor (`mjax.pipeline.run`): the embedding, a virtual stage, and
-the head with the loss.
+`Pipelined` has the methods of `mjax.step.plain.Plain` and computes the same results. It
+describes a Transformer to the executor (`mjax.pipeline.run`) as three functions:
+embedding, virtual stage, and head with the loss.
 
 In training the weights of the blocks are cast and joined once per step, before they are
 gathered over dp_shard. So the pipeline gathers the joined matrices, and reduces their
@@ -36,7 +36,7 @@ from mjax.step.stamps import Log, Place, mark
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pipelined(Forward):
-    """Each stage runs its virtual stages; microbatches go through all stages."""
+    """Run microbatches through all stages; each stage runs its virtual stages."""
 
     pipeline: Pipeline
 
@@ -49,7 +49,7 @@ class Pipelined(Forward):
         model = self._bind({**stored.embedding, **stored.head}, stored.chunks)
         joins_parts = self._joins_parts(model)
         assert joins_parts  # config.sizes refuses other values
-        # The first layer of the first virtual stage is in the first slot.
+        # Slot 0 holds the first layer of the first virtual stage.
         first_slot = jax.tree.map(lambda w: w[:1].astype(self.compute), stored.chunks)
         joined = jax.tree.map(lambda w: w[None], model.blocks.join(first_slot))
         others = self._by_chunk(model.blocks.others(stored.chunks))
@@ -148,7 +148,7 @@ class Pipelined(Forward):
     def _model(
         self, ends: Params, blocks: Params, key: Array | None, head: Any
     ) -> run.Model:
-        """Return the Transformer as a pipeline model; no dropout without a key."""
+        """Describe the Transformer as a pipeline model; a key turns dropout on."""
         first_layer = jnp.asarray(self.pipeline.partition.first_layer)
         num_layers = jnp.asarray(self.pipeline.partition.layers_per_chunk)
         is_even = len(set(self.pipeline.partition.layers_per_chunk)) == 1
@@ -195,7 +195,7 @@ class Pipelined(Forward):
         )
 
     def _joins_parts(self, model: Transformer) -> bool:
-        """Return whether `SHARDS` split the model width, so parts can be joined."""
+        """Return whether `SHARDS` split the model width: then parts can be joined."""
         num_shards = math.prod(self.mesh.shape[axis] for axis in SHARDS)
         return self.level == 0 or model.config.d_model % num_shards == 0
 
@@ -229,7 +229,7 @@ class Pipelined(Forward):
 
 
 def _by_use(params: Any) -> run.Weights:
-    """Divide parameters, or a tree like them, into blocks, embedding and head."""
+    """Split parameters, or a tree like them, into blocks, embedding and head."""
     head = {n: p for n, p in params.items() if n not in ("blocks", "embed")}
     embedding = {"embed": params["embed"]}
     return run.Weights(chunks=params["blocks"], embedding=embedding, head=head)
@@ -249,7 +249,7 @@ def _layers(held: run.Held) -> list[JoinedParams]:
 
 
 def _merge(a: Params, b: Params) -> Params:
-    """Merge nested dicts that have no leaf in common."""
+    """Merge nested dicts that share no leaf."""
     both = a | b
     for name in a.keys() & b.keys():
         both[name] = _merge(a[name], b[name])

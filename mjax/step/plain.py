@@ -1,6 +1,6 @@
 """Loss, gradients and logits of a batch, with all layers on every device.
 
-Enters and leaves: as in `mjax.step.forward`, per device. The ZeRO level decides when
+Input and output: as in `mjax.step.forward`, per device. The ZeRO level decides when
 parameters are gathered. Every microbatch adds to the gradients. Levels 0 to 2 reduce
 them once per step; level 3 also reduces them within dp_shard in every microbatch.
 `mjax.step.prefetch` runs the layers.
@@ -23,15 +23,15 @@ from mjax.step.stamps import Log, Place, mark_smallest
 
 
 class _First(NamedTuple):
-    """Weights gathered before the step, as `zero.gather_split` makes them."""
+    """Weights gathered before the step, as `zero.gather_split` returns them."""
 
     embed: Params
     layer: Params
-    """Weights of the first layer, leaves [1, ...]."""
+    """Gathered weights of the first layer, leaves [1, ...]."""
 
 
 class _Sum(NamedTuple):
-    """Gradients of the microbatches so far, as `zero.summand` returns them."""
+    """Sum of the gradients of the microbatches so far, as `zero.summand` returns it."""
 
     ends: Params
     blocks: Params
@@ -39,7 +39,7 @@ class _Sum(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plain(Forward):
-    """Every device runs all layers, on its part of the batch.
+    """Run all layers on every device, each on its part of the batch.
 
     Weights are gathered layer by layer in the first microbatch, and gradients are
     reduced layer by layer in the last one (level 3: see `mesh.zero`). The embedding and
@@ -77,7 +77,7 @@ class Plain(Forward):
             first: _First | None = None,
         ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
             rows = jax.tree.map(lambda x: x[index], micro)
-            # Microbatches run one after the other, without overlap.
+            # Microbatches run one after another, without overlap.
             rows, so_far = jax.lax.optimization_barrier((rows, so_far))
             return self._microbatch(
                 weights, ends, so_far, rows, key, scale, finish=last, first=first
@@ -120,7 +120,7 @@ class Plain(Forward):
         finish: bool,
         first: _First | None,
     ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
-        """Add the gradients of a microbatch; `finish`: reduce the sum over dp."""
+        """Add the gradients of a microbatch; with `finish`, reduce the sum over dp."""
         total, log = so_far
         at = dropout_key(key, micro)
         whole = self._whole(ends, first) if self.level == 3 else ends
@@ -194,11 +194,11 @@ class Plain(Forward):
     def _weights(
         self, params: Params, *, at_once: bool = False, first: _First | None = None
     ) -> tuple[Weights, Params]:
-        """Return the weights of the blocks, and those of the embedding and head.
+        """Return the weights of the blocks, and the weights of embedding and head.
 
-        At levels 0 to 2 the embedding and head are gathered. The blocks are gathered
-        too if the caller asks for it, or if they are not sharded. At level 3 all are
-        this device's parts.
+        At levels 0 to 2 embedding and head are gathered; the blocks too, if the caller
+        asks for it or if they are not sharded. At level 3 this device's parts of all
+        weights are returned.
         """
         params = jax.tree.map(collectives.vary, params)
         ends = {name: p for name, p in params.items() if name != "blocks"}

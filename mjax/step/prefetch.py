@@ -42,34 +42,36 @@ from mjax.vjp import SplitVJP, row_major, zeros_of
 
 Index = stacks.Index
 Hop = Callable[[PyTree, PyTree, Index], PyTree]
-"""(gradients of a layer, sum over the earlier microbatches or None, its index)."""
+"""(gradients of a layer, sum over earlier microbatches or None, index of the layer) ->
+gradients after one step of their reduction."""
 Places = Callable[[int, Index], SplitVJP]
-"""(place in the pattern, index) -> that kind of layer, in the loop or after it."""
+"""(index in the pattern, index of a layer) -> the layer with its backward pass."""
 
 
 class Weights(NamedTuple):
     """Parameters of all layers, leaves [L, ...]."""
 
     stacked: PyTree
-    """This device's parts, as stored, or the gathered weights."""
+    """This device's parts of the stored weights (`is_stored`), or gathered weights."""
     is_stored: bool
 
 
 class Kept(NamedTuple):
-    """Residuals of the forward pass, which the backward pass of the layers reads."""
+    """Arrays that the forward pass keeps for the backward pass of the layers."""
 
     scanned: PyTree
-    """Residuals of the layers in the loop: a tuple over the pattern, leaves
-    [patterns, ...]; in host memory with an offload."""
+    """Residuals of the layers in the loop: a tuple with an entry per layer of the
+    pattern, leaves [patterns, ...]; in host memory if they are offloaded."""
     rest: tuple[PyTree, ...]
     """Residuals of each layer after the loop."""
     last: PyTree
-    """Weights of the last layer if the others are gathered again, otherwise None."""
+    """Weights of the last layer if the backward pass gathers all others again,
+    otherwise None."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class OverlappedLayers:
-    """Forward and backward pass over all layers, communication overlapped with compute.
+    """Forward and backward pass over all layers, with overlapped communication.
 
     Weights are gathered one layer ahead, gradients reduced one layer behind.
     """
@@ -92,11 +94,11 @@ class OverlappedLayers:
 
     @property
     def num_scanned(self) -> int:
-        """Layers in the loop: whole patterns.
+        """Number of layers that run in the loop, in whole patterns.
 
-        With data parallelism the last layers run after the loop, because the last one
-        gathers nothing. Then every hop has gradients when the backward pass enters the
-        loop.
+        With data parallelism the last layers run after the loop: the last one gathers
+        nothing, and when the backward pass enters the loop, every hop must have
+        gradients to reduce.
         """
         num_left = len(self._hops(finish=True))
         num_layers = max(self.num_layers - num_left, 0)
@@ -105,8 +107,8 @@ class OverlappedLayers:
     def places(self, x: Array, weights: Weights) -> Places:
         """Return each kind of layer with its backward pass.
 
-        A kind is traced at its first use. This takes about as long as tracing either
-        pass, so both passes share the result.
+        A kind is traced once, at its first use, and both passes share the result.
+        Tracing a kind takes about as long as tracing one pass.
 
         Args:
           x: [B, t, D], input of a layer; only its type counts.
@@ -114,7 +116,7 @@ class OverlappedLayers:
         """
         params = jax.eval_shape(lambda: self._at(weights, 0))
         pattern = self.pattern
-        if self.horizon is not None:  # residuals move here, not in the layer
+        if self.horizon is not None:  # this class, not the layer, offloads residuals
             pattern = dataclasses.replace(pattern, remat="full")
 
         @functools.cache
@@ -135,14 +137,14 @@ class OverlappedLayers:
         """Run all layers.
 
         Args:
-          x: [B, t, D], input of the first.
-          weights: stored weights are gathered here, one layer ahead.
-          places: places of the layers, for a backward pass; None keeps no residuals.
-          first: the weights of the first layer, if `gather_first_layer` has gathered
-            them; None gathers them here.
+          x: [B, t, D], input of the first layer.
+          weights: weights of all layers. Stored weights are gathered one layer ahead.
+          places: result of `places`, if a backward pass follows; None keeps no
+            residuals.
+          first: result of `gather_first_layer`; None gathers the first layer here.
         Returns:
-          the output of the last layer; the weights for the next pass (at levels 1 and 2
-          gathered); the residuals.
+          the output of the last layer; the weights for the next pass (gathered at
+          levels 1 and 2); the residuals.
         """
         offload = self._offload
         makes_copy = places is not None and weights.is_stored and self.level < 3
@@ -208,29 +210,30 @@ class OverlappedLayers:
 
         Args:
           dy: gradient of the last layer's output.
-          weights: as `forward` returned them.
-          kept: as `forward` returned it.
-          total: sum of the gradients of the microbatches so far, leaves [L, ...] as
-            `zero.summand` makes them; None before the first microbatch.
-          places: the argument of `forward`.
-          finish: this is the last microbatch: reduce the sum over data parallelism.
+          weights: the weights that `forward` returned.
+          kept: the residuals that `forward` returned.
+          total: sum of the gradients of the earlier microbatches, leaves [L, ...] as
+            `zero.summand` returns them; None for the first microbatch.
+          places: as for `forward`.
+          finish: whether this is the last microbatch: then the sum is reduced over
+            data parallelism.
         Returns:
-          gradient of the first layer's input; the sum including this microbatch,
+          the gradient of the first layer's input; the sum including this microbatch,
           reduced if `finish`.
         """
         offload = self._offload
         hops = self._hops(finish=finish)
 
         def so_far(out: PyTree) -> PyTree:
-            # Read the sum from the array that is written. A loop that read `total` and
-            # wrote to another array would keep both arrays.
+            # Read the old sum from the array to which the new sum is written. A loop
+            # that read `total` and wrote to another array would keep both arrays.
             return out if total is not None and not finish else total
 
         def layer(carry: Any, place: int, kept: PyTree, index: Index) -> Any:
             dy, ahead, moving, out = carry
             params = self._at(weights, index) if ahead is None else ahead
             if ahead is not None:
-                # No layer precedes the first one, which is gathered again and unused.
+                # No layer precedes layer 0, which is gathered again and not used.
                 ahead = self._at(weights, jnp.maximum(index - 1, 0))
             moving, out = _move(hops, moving, so_far(out), out, index)
             one = places(place, index)
@@ -295,11 +298,11 @@ class OverlappedLayers:
         return jax.tree.map(lambda p: row_major(p[0]), one)
 
     def _hops(self, *, finish: bool) -> list[Hop]:
-        """Return the reduction hops of a layer's gradients, one per loop iteration.
+        """Return the steps in which a layer's gradients are reduced.
 
-        The two hops of HSDP are in different iterations, because the second needs the
-        result of the first. The same holds for the two steps of a hierarchical
-        reduce-scatter, inside nodes and between them.
+        Each step runs in another iteration of the loop, overlapped with another layer.
+        HSDP has two, because the second needs the result of the first. So has a
+        hierarchical reduce-scatter: inside nodes, then between them.
         """
         level = self.level
         two_steps = level > 1 and lax.axis_size(DP_NODE) > 1 < lax.axis_size(DP_SHARD)
@@ -350,7 +353,7 @@ class OverlappedLayers:
         return [scatter, reduce]
 
     def _summand(self, grads: PyTree, axes: Sequence[str] = SHARDS) -> PyTree:
-        """Return a layer's local gradients, leaves [1, ...]."""
+        """Return a layer's gradients as `zero.summand` does, leaves [1, ...]."""
         grads = jax.tree.map(lambda g: g[None], grads)
         return zero.summand(
             *(grads, self._gradient_specs),
@@ -366,7 +369,7 @@ class OverlappedLayers:
         index: Index,
         axes: Sequence[str] = SHARDS,
     ) -> PyTree:
-        """Return a layer's gradients, added to the sum so far, leaves [1, ...]."""
+        """Add a layer's gradients to its entry of the sum; return leaves [1, ...]."""
         grads = self._summand(grads, axes)
         if total is None:
             return grads
@@ -374,12 +377,12 @@ class OverlappedLayers:
         return jax.tree.map(row_major, added)
 
     def _reduced(self, part: PyTree) -> PyTree:
-        """Sum over data parallelism."""
+        """Reduce the sum of a layer's gradients over data parallelism."""
         part = zero.scatter(part, self._gradient_specs, level=self.level)
         return zero.reduce_over(DP, part, self._gradient_specs)
 
     def _empty_sum(self, weights: Weights, *, finish: bool) -> PyTree:
-        """Make zeros [L, ...] with the type of the sum, or of the reduced sum."""
+        """Make zeros [L, ...] for the sum, or for the reduced sum with `finish`."""
 
         def one() -> PyTree:
             part = self._added(self.trained.of(self._at(weights, 0)), None, 0)
@@ -416,7 +419,7 @@ class OverlappedLayers:
 
     def _context(self, index: Index) -> tuple[Array, PyTree]:
         """Return the arguments of a layer besides its input and its weights."""
-        # Python numbers become arrays too, since jax would make them constants.
+        # A Python index becomes an array too: jax would make a number a constant.
         number = jnp.zeros((), jnp.int32) + self.pattern.first_layer + index
         return number, self.pattern.context
 
@@ -430,10 +433,10 @@ def gather_first_layer(stacked: PyTree, specs: PyTree, dtype: DTypeLike) -> PyTr
 
     Args:
       stacked: stored parameters of all layers, leaves [L, ...].
-      specs: their PartitionSpecs.
+      specs: PartitionSpecs of the stored parameters.
       dtype: dtype of the gathered weights.
     Returns:
-      as `zero.gather_split`, leaves [1, ...].
+      the result of `zero.gather_split` for the first layer, leaves [1, ...].
     """
     return zero.gather_split(stacks.get(stacked, 0), specs, dtype)
 
@@ -450,11 +453,12 @@ def _move(
     Args:
       hops: hops of the reduction, in order.
       moving: entry k has the gradients of layer index + 1 + k before hop k, or None.
-      total: sum of the earlier microbatches, or None.
-      out: receives the gradients after all hops.
+      total: sum of the gradients of the earlier microbatches, or None.
+      out: the stack to which gradients are written after all hops.
       index: index of the layer whose backward pass overlaps the hops.
     Returns:
-      `moving` for the next layer, its first entry None and still to be set; and `out`.
+      `moving` for the next layer, in which the caller sets entry 0 (None here); and
+      `out`.
     """
     after: list[PyTree] = [None]
     for number, (hop, grads) in enumerate(zip(hops, moving, strict=True)):

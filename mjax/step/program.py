@@ -65,14 +65,14 @@ BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
 
 @runtime_checkable
 class Jitted[**P, R](Protocol):
-    """A jitted function with its signature."""
+    """A jitted function with parameters P and result R."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
-        """Run it."""
+        """Run the function, compiled at its first call."""
         ...
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
-        """Lower it for arguments or for their types."""
+        """Lower the function for arguments or for their types."""
         ...
 
 
@@ -82,7 +82,7 @@ class Program:
 
     mesh: Mesh | AbstractMesh
     xla_options: Chosen
-    """Compiler options of the functions on a batch."""
+    """Compiler options of the functions that take a batch."""
     pipeline: Pipeline | None
     """The pipeline of the step; None if every device has all layers."""
     abstract_state: TrainState
@@ -90,15 +90,16 @@ class Program:
     on_host: TrainState
     """True for each leaf of the state that is in pinned host memory between steps."""
     host_update: HostUpdate | None
-    """The update, if the moments are in host memory, otherwise None."""
+    """The update if the moments are in host memory, otherwise None."""
     trained: Trained
     """The parameters that have gradients and optimizer state."""
     abstract_saved: TrainState
-    """The same for the canonical form, in checkpoints; see `state.saved_form`."""
+    """Shapes, dtypes and shardings of the state in the canonical form of checkpoints;
+    see `state.saved_form`."""
     abstract_batch: dict[str, jax.ShapeDtypeStruct]
     """Shapes, dtypes and shardings of a batch."""
     batch_sharding: NamedSharding
-    """Sharding of `[B, T]` arrays: rows over dp, the sequence not split."""
+    """Sharding of `[B, T]` arrays: B over dp, T not split."""
     init: Callable[[], TrainState]
     """Make the sharded state of step 0. No device ever holds a full copy."""
     to_saved: Callable[[TrainState], TrainState]
@@ -111,12 +112,12 @@ class Program:
     is_finite: Jitted[[TrainState], Bool[Array, ""]]
     """Return whether all floats of a state are finite."""
     find_corruption: Callable[[TrainState], Corruption | None] | None
-    """Compares the replicas of a state; None if there is only one."""
+    """Compare the replicas of a state; None if there is only one replica."""
     gather_first: Callable[[Params], First] | None
-    """Gathers the parameters of a state that a step uses first; jitted or compiled.
-    None if the step gathers all its weights."""
+    """Gather the weights that a step uses first; jitted or compiled. None if the step
+    itself gathers all its weights."""
     abstract_first: First | None
-    """Shapes, dtypes and shardings of its result."""
+    """Shapes, dtypes and shardings of the result of `gather_first`."""
     train_step: Callable[..., tuple[TrainState, Metrics]]
     """(state, batch) -> (state, metrics); jitted or compiled; donates the state. With
     `gather_first`, the arguments are (state, batch, first)."""
@@ -170,15 +171,15 @@ def build_program(
       num_steps: steps of the whole run, for the schedule.
       seed: seed of initialisation and dropout.
       zero_level: 0 to 3, see `mesh.zero`.
-      isolate_documents: restrict attention to the segments of a row. False ignores the
-        segments of a batch, which more backends support.
-      mesh: with all axes of `mesh.axes.AXES`.
+      isolate_documents: restrict attention to each document of a packed sequence. False
+        ignores the segments of a batch; more backends support that.
+      mesh: mesh with all axes of `mesh.axes.AXES`.
       pipeline: settings of the pipeline; None uses the defaults.
       tp_chunks: chunks of the sequence in tensor-parallel communication, as
         `mesh.axes.tp_chunks` returns.
-      stamps: add to the metrics of a step `stamps`, int32 [devices, rows, 2]: the times
+      stamps: add `stamps` to the metrics of a step, int32 [devices, rows, 2]: the times
         at which each device reached the places of `step.stamps`.
-      adapters: adapters of the blocks, which alone are trained; None trains all
+      adapters: adapters of the blocks; only these are trained. None trains all
         parameters.
       frozen_dtype: dtype of stored parameters that are not trained.
       gather_first: gather the weights that a step uses first in a separate call, which
@@ -330,10 +331,10 @@ def _thresholds(
     is_pipeline: bool,
     combine: CombineConfig,
 ) -> Thresholds:
-    """Choose what XLA combines: as the user sets it, or by the weights of one layer."""
+    """Choose what XLA combines: by the user's limits, or one layer's weights."""
 
     def weight(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> Weight:
-        size = math.prod(leaf.shape[1:])  # the first dim is the layers
+        size = math.prod(leaf.shape[1:])  # dim 0 is the layers
         split = 1 if dim_of(spec, TP) is None else sizes.tp
         return Weight(size=size // split, is_matrix=leaf.ndim > 2)
 
@@ -367,14 +368,14 @@ def _metric_shardings(
 def _make_is_finite(
     shardings: TrainState, mesh: Mesh | AbstractMesh
 ) -> Callable[[TrainState], Bool[Array, ""]]:
-    """Check every float on its device; one all-reduce of one number."""
+    """Check that all floats are finite, on their devices; all-reduce one number."""
 
     def num_bad(state: TrainState) -> Array:  # per device
         leaves = jax.tree.leaves(state)
         leaves = [x for x in leaves if jnp.issubdtype(x.dtype, jnp.floating)]
         num = jnp.zeros((), jnp.int32)
         for x in leaves:
-            if is_on_host(x):  # one leaf at a time is on the device
+            if is_on_host(x):  # copy leaves to the device one at a time
                 x, num = jax.lax.optimization_barrier((x, num))
             num += jnp.any(~jnp.isfinite(to_device(x))).astype(jnp.int32)
         return sum_over_mesh(num)
@@ -408,7 +409,7 @@ def _make_train_step(
     def train_step(
         state: TrainState, batch: Batch, first: First | None = None
     ) -> tuple[TrainState, Metrics]:
-        # jax drops the memory kind of described devices, so it is repeated here.
+        # jax drops the memory kind of described devices, so it is set again here.
         state = jax.tree.map(lambda x, is_: to_host(x) if is_ else x, state, on_host)
         loss, tokens, grads, log = forward.gradients_and_log(
             state.params, state.rng, state.step, batch, first
@@ -419,7 +420,7 @@ def _make_train_step(
             )
         with jax.named_scope(scopes.phase("optimizer")):
             accept, guard = optim.guard_check(config, state.guard, loss, grad_norm)
-            # Mark all outputs of one kernel: marking only some would split the kernel.
+            # One fused kernel makes these outputs. Marking only some would split it.
             scalars = grad_norm, accept, guard
             log, scalars = mark_global(log, scalars, Place.NORM, forward.mesh)
             grad_norm, accept, guard = scalars

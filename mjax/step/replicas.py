@@ -1,9 +1,9 @@
 """Detect silent data corruption: replicas of a state whose bits differ.
 
-Input: a state. Output: the processes with devices whose bits differ from those of the
-same shard in the other replicas. Each device hashes its own shards; only hashes are
-sent. Source: ByteRobust, arXiv:2509.16293, which finds machines with silent corruption
-by replaying steps. Differs: the replicas of the run itself are compared.
+Input: a state. Output: the processes with a device whose shards differ from the same
+shards in other replicas. Each device hashes its own shards; only hashes are sent.
+Source: ByteRobust, arXiv:2509.16293, which finds machines with silent corruption by
+replaying steps. Differs: the replicas of the run itself are compared.
 """
 
 import dataclasses
@@ -28,12 +28,13 @@ _PLACE, _MIX, _LEAF = 0x9E3779B9, 0x85EBCA6B, 0x01000193
 
 @dataclasses.dataclass(frozen=True)
 class Corruption:
-    """Devices whose bits differ between replicas."""
+    """Result of a comparison of replicas that differ."""
 
     processes: tuple[int, ...]
-    """Processes of the wrong devices; without a majority, of all that disagree."""
+    """Processes whose devices differ from the majority of the replicas; all processes
+    that disagree, if there is no majority."""
     is_sure: bool
-    """Whether most replicas agree, so the others are wrong."""
+    """Whether a majority of the replicas agrees, so that the others are wrong."""
 
 
 def make_find_corruption(
@@ -41,11 +42,11 @@ def make_find_corruption(
 ) -> Callable[[Any], Corruption | None] | None:
     """Return a function that compares the replicas of a state; None with one replica.
 
-    Every process gets the same result. It costs one all-gather of a number per device.
+    Every process gets the same result. A comparison all-gathers one number per device.
 
     Args:
       shardings: shardings of the state; no leaf is sharded over `dp_replicate`.
-      mesh: with all axes.
+      mesh: mesh with all axes.
     """
     if mesh.shape[DP_REPLICATE] < 2:
         return None
@@ -72,8 +73,8 @@ def judge(
     """Return the processes whose devices differ; None if all agree.
 
     Args:
-      hashes: hashes of each device, laid out as the mesh.
-      processes: processes of the devices.
+      hashes: hash of each device, in the layout of the mesh.
+      processes: index of each device's process, in the same layout.
     """
     num_replicas = hashes.shape[_REPLICA]
     by_place = np.moveaxis(hashes, _REPLICA, -1).reshape(-1, num_replicas)
@@ -95,7 +96,7 @@ def _gathered_hash(state: Any) -> UInt32[Array, "pp r n s tp"]:
     """Hash this device's shards, and return the hashes of all devices."""
     total = jnp.uint32(0)
     for leaf in jax.tree.leaves(state):
-        if is_on_host(leaf):  # one leaf at a time on the device
+        if is_on_host(leaf):  # copy leaves to the device one at a time
             leaf, total = lax.optimization_barrier((leaf, total))
         total = total * jnp.uint32(_LEAF) + _hash(to_device(leaf))
     found = vary(total)
@@ -105,7 +106,7 @@ def _gathered_hash(state: Any) -> UInt32[Array, "pp r n s tp"]:
 
 
 def _hash(leaf: Array) -> UInt32[Array, ""]:
-    """Sum the bits of an array, each element mixed with its position."""
+    """Sum the bits of an array, after mixing each element with its position."""
     width = leaf.dtype.itemsize * 8
     bits = lax.bitcast_convert_type(leaf, jnp.dtype(f"uint{width}")).astype(jnp.uint32)
     places = jnp.arange(leaf.size, dtype=jnp.uint32).reshape(leaf.shape)

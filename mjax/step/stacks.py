@@ -1,6 +1,6 @@
 """Create, read and write the stacks of a loop over layers.
 
-Enters and leaves: trees with leaves [n, ...], one entry per layer or iteration.
+Input and output: trees with leaves [n, ...], one entry per layer or iteration.
 Everything runs per device inside shard_map.
 """
 
@@ -17,7 +17,7 @@ Index = int | Int[Array, ""]
 
 
 def scan(body: Any, carry: PyTree, xs: Array) -> tuple[PyTree, PyTree]:
-    """Scan like lax.scan, with stacks that are not initialised.
+    """Scan like lax.scan, without initialising the stacks of results.
 
     lax.scan fills each stack with zeros before the loop overwrites it. XLA fills one
     array and copies it for each stack of the same shape, which takes 2 to 5% of a step
@@ -41,24 +41,24 @@ def scan(body: Any, carry: PyTree, xs: Array) -> tuple[PyTree, PyTree]:
 
 
 def _empty(like: Any, num: int) -> Array:
-    """Return [num, ...], not initialised on a GPU, varying over the axes of `like`."""
+    """Allocate [num, ...] for entries of the type of `like`; uninitialised on a GPU."""
     stack = lax.empty((num, *like.shape), like.dtype)
     axes = tuple(sorted(like.manual_axis_type.varying))
     return lax.pcast(stack, axes, to="varying") if axes else stack
 
 
 def stack_of(one: PyTree, num: int) -> PyTree:
-    """Make zeros [num, ...], for `num` entries like `one`."""
+    """Make zeros [num, ...] for `num` entries of the type of `one`."""
     return jax.tree.map(lambda t: zeros_of(jax.typeof(t), num), one)
 
 
 def get(stacked: PyTree, index: Index) -> PyTree:
-    """Take an entry out of a stack, leaves [1, ...]."""
+    """Return one entry of a stack, leaves [1, ...]."""
     return jax.tree.map(lambda s: lax.dynamic_slice_in_dim(s, index, 1), stacked)
 
 
 def put(stacked: PyTree, one: PyTree, index: Index) -> PyTree:
-    """Put a layer's leaves, [...] or [1, ...], into a stack."""
+    """Return the stack with a layer's leaves, [...] or [1, ...], put into it."""
     return jax.tree.map(
         lambda s, v: lax.dynamic_update_slice_in_dim(
             s, v.reshape(1, *s.shape[1:]), index, 0

@@ -1,7 +1,7 @@
-"""Places of a step at which a device records the time, and the log of these times.
+"""The log of a device: the times at which it reached certain places in a step.
 
-The step carries the log like the gradients; it is None if stamps are off. The log has
-space for all rows of a step, in the order of the places.
+The step passes the log along with the gradients. It is None if stamps are off. It has
+space for all rows of a step, in the order in which they are written.
 """
 
 import enum
@@ -18,29 +18,30 @@ from mjax.mesh.axes import AXES
 type Log = Int32[Array, "rows 2"] | None
 
 LOG_SPEC = PartitionSpec(AXES)
-"""Spec of the logs of all devices, concatenated in the order of the mesh."""
+"""PartitionSpec of the logs of all devices, concatenated in the order of the mesh."""
 
 
 class Place(enum.IntEnum):
-    """The work that is complete when a row is written, as the tag of the row."""
+    """Tag of a row: the work that is complete when the row is written."""
 
     BEGIN = 0
-    """No work: the batch has arrived."""
+    """None: the batch has arrived."""
     FORWARD = 1
     """The forward pass of a microbatch, its loss, and the gradient of the loss."""
     BACKWARD = 2
-    """The backward pass of the layers for one microbatch; in a pipeline, for all."""
+    """The backward pass of the layers for one microbatch; in a pipeline, for all
+    microbatches."""
     TICK = 3
-    """All earlier ticks of a pipeline: a tick begins."""
+    """All earlier ticks of a pipeline; the next tick begins."""
     NORM = 4
-    """The global gradient norm."""
+    """The reduction of the gradients, and their global norm."""
 
 
 def writes_stamps(wanted: bool | None, mesh: Mesh | AbstractMesh) -> bool:
     """Return whether the devices of a mesh write stamps.
 
     Args:
-      wanted: the user's setting; None writes them on GPUs that can.
+      wanted: the user's setting; None means: if these devices are GPUs that can.
       mesh: mesh of the devices.
     Raises:
       NotImplementedError: `wanted` is true, and these devices cannot write stamps.
@@ -55,12 +56,12 @@ def writes_stamps(wanted: bool | None, mesh: Mesh | AbstractMesh) -> bool:
 
 
 def begin(num_rows: int, values: PyTree) -> tuple[Log, PyTree]:
-    """Create a log whose first row is BEGIN."""
+    """Create a log with a row BEGIN, written when `values` are ready; return both."""
     return stamp.begin(num_rows, values, Place.BEGIN)
 
 
 def mark(log: Log, values: PyTree, place: Place) -> tuple[Log, PyTree]:
-    """Append a row when the values are ready; see `kernels.stamp.api.append`."""
+    """Append a row when the values are ready; return both (`kernels.stamp.api`)."""
     if log is None:
         return log, values
     return stamp.append(log, values, place)
@@ -69,7 +70,7 @@ def mark(log: Log, values: PyTree, place: Place) -> tuple[Log, PyTree]:
 def mark_smallest(log: Log, place: Place, *trees: PyTree) -> tuple[Any, ...]:
     """Append a row when the smallest array of each tree is ready.
 
-    Use it for trees whose arrays become ready together, from a loop or a backward pass.
+    Use it for the trees of a loop or a backward pass: their arrays are ready together.
     Do not pass the result of a transfer: waiting for it leaves less work to overlap.
 
     Returns:
@@ -87,7 +88,7 @@ def mark_smallest(log: Log, place: Place, *trees: PyTree) -> tuple[Any, ...]:
 
 
 def _smallest(leaves: list[Array]) -> int:
-    """Return the position of the smallest array in the memory of the device."""
+    """Return the index of the smallest array that is in device memory."""
     device = jax.memory.Space.Device
     here = [i for i, x in enumerate(leaves) if jax.typeof(x).memory_space == device]
     return min(here, key=lambda i: leaves[i].size)
@@ -100,7 +101,7 @@ def mark_global(
 
     Args:
       log: log of all devices.
-      values: the same on all devices.
+      values: arrays with equal values on all devices.
       place: the completed work.
       mesh: mesh of the devices.
     """

@@ -106,13 +106,12 @@ def new_state(
 def moments_on_host(
     abstract: TrainState, optimizer: optax.GradientTransformation, is_on_host: bool
 ) -> TrainState:
-    """Return for each leaf of the state whether it is in host memory.
+    """Return a tree of booleans: whether each leaf of the state is in host memory.
 
     Args:
       abstract: the state's shapes.
-      optimizer: that made the state.
-      is_on_host: whether its moments are in host memory; other leaves are on the
-        devices.
+      optimizer: the optimizer that made `opt_state`.
+      is_on_host: whether the moments are in host memory; other leaves never are.
     """
     nothing = jax.tree.map(lambda _: False, abstract)
     moments = optax.tree.map_params(
@@ -132,15 +131,15 @@ def state_shardings(
     trained: Trained = ALL_TRAINED,
     in_host_memory: TrainState | None = None,
 ) -> TrainState:
-    """Return a state's shardings: moments like their parameters, the rest replicated.
+    """Return a state's shardings: moments as their parameters, the rest replicated.
 
     Args:
       abstract: the state's shapes, as `jax.eval_shape` of `new_state` gives them.
       specs: PartitionSpecs of the parameters.
-      optimizer: that made the state.
+      optimizer: the optimizer that made `opt_state`.
       mesh: mesh of the run.
       trained: the parameters that have an optimizer state.
-      in_host_memory: as `moments_on_host` returns it; None: no leaf is on the host.
+      in_host_memory: result of `moments_on_host`; None: no leaf is in host memory.
     """
     everywhere = NamedSharding(mesh, PartitionSpec())
     placed = jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs)
@@ -250,7 +249,7 @@ def _one_by_one(
 
 
 def _on_blocks(f: Callable[[list[Any]], list[Any]], tree: Any) -> Any:
-    """Replace the leaves of the blocks by f(list of these leaves)."""
+    """Replace the leaves of the blocks by the results of f, which takes their list."""
     leaves, structure = jax.tree.flatten(tree)
     places = _places_of_blocks(tree)
     replaced = f([leaves[place] for place in places])
@@ -287,7 +286,7 @@ def _slots_of(
 def _dim_for_stages(leaf: jax.ShapeDtypeStruct, num_stages: int) -> int | None:
     """Choose the dim that pp splits in canonical form; None if pp divides no dim.
 
-    It is the largest dim on a device, for the longest rows to send and write.
+    The largest dim on a device gives the longest contiguous pieces to send and write.
     """
     local = leaf.sharding.shard_shape(leaf.shape)
     fits = [dim for dim in range(1, len(local)) if local[dim] % num_stages == 0]
@@ -313,7 +312,7 @@ def _saved_leaf(
 
 
 def _all_slots(x: Array, dim: int | None) -> Array:
-    """Per device: from its own slots to all slots of a part of `dim`, or of all."""
+    """Per device: gather all slots, each with a part of `dim` (whole if it is None)."""
     if dim is None:
         return lax.all_gather(x, PP, axis=0, tiled=True, to="invarying")
     return lax.all_to_all(x, PP, split_axis=dim, concat_axis=0, tiled=True)

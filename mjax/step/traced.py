@@ -21,13 +21,13 @@ def ingredients_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> dict[str, 
     """Return everything that determines the program of a run, except its mesh.
 
     Two starts with equal ingredients, mesh, code and versions have the same step.
-    `run.executables` uses them as the key of a stored step.
+    `run.executables` uses all four as the key of a stored step.
 
     Args:
-      config: the run, its vocabulary settled.
-      mesh: with all axes.
+      config: config of the run, with its final vocabulary size.
+      mesh: mesh with all axes.
     Returns:
-      The arguments of `build_program`, by name.
+      The arguments of `build_program`; keys are their names.
     """
     return {
         "model": config.model,
@@ -53,8 +53,8 @@ def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
     """Build the program of a run; trace and compile nothing.
 
     Args:
-      config: the run, its vocabulary settled.
-      mesh: with all axes; a step traced for an abstract mesh cannot be compiled.
+      config: config of the run, with its final vocabulary size.
+      mesh: mesh with all axes. A step traced for an abstract mesh cannot be compiled.
     """
     return build_program(mesh=mesh, **ingredients_of(config, mesh))
 
@@ -66,7 +66,7 @@ def trace_step(
 
     Args:
       config: as for `program_of`.
-      mesh: likewise.
+      mesh: as for `program_of`.
     Returns:
       The program, its traced step, and the memory that the step needs on a device.
     """

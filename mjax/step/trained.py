@@ -12,25 +12,25 @@ from mjax.layers.adapters import ADAPTERS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Trained:
-    """The trained part of trees with the structure of the parameters."""
+    """Select the trained part of a tree that has the structure of the parameters."""
 
     adapters_only: bool
     """Train only the parameters below a key `ADAPTERS`; freeze the rest."""
 
     def of(self, tree: Any) -> Any:
-        """Return the trained part of a tree, or of the part of it under a key.
+        """Return the trained part of a tree of parameters, or of one of its subtrees.
 
-        Everything that is not a dict is a leaf. A dict without a trained leaf is left
-        out. The result is an empty dict if no leaf is trained.
+        Everything that is not a dict is a leaf. Dicts without a trained leaf are left
+        out, so the result is an empty dict if no leaf is trained.
         """
         return _below(tree, ADAPTERS) if self.adapters_only else tree
 
     def put(self, part: Any, whole: Any) -> Any:
-        """Return the whole tree with the trained part replaced."""
+        """Return `whole` with its trained part replaced by `part`."""
         return _replaced(part, whole) if self.adapters_only else part
 
     def has(self, path: str) -> bool:
-        """Return whether a parameter is trained, by its dotted path."""
+        """Return whether the parameter with this dotted path is trained."""
         return not self.adapters_only or ADAPTERS in path.split(".")
 
 
