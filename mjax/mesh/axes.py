@@ -20,8 +20,8 @@ DP = (DP_REPLICATE, DP_NODE, DP_SHARD)
 """The axes over which the batch is split."""
 
 SHARDS = (DP_SHARD, DP_NODE)
-"""The axes over which state is sharded, as `--zero` says; the first is the major one.
-So a gather over dp_node and then over dp_shard joins neighbouring shards."""
+"""The axes over which state is sharded, as `--zero` says; the major axis is first. So a
+gather over dp_node and then over dp_shard joins neighbouring shards."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,9 +93,9 @@ class AxisSizes:
     pp: int
     dp_replicate: int
     dp_node: int = 1
-    """Nodes that share a sharded state, if gathers have two steps; otherwise 1."""
+    """Nodes over which a state is sharded, if gathers have two steps; otherwise 1."""
     dp_shard: int
-    """Shards on each of these nodes; if dp_node is 1, all shards."""
+    """Shards on each of these nodes; all shards if dp_node is 1."""
     tp: int
 
     @property
@@ -164,11 +164,11 @@ def resolve(config: MeshConfig, num_devices: int) -> AxisSizes:
 
 
 def tp_chunks(config: MeshConfig, tp: int) -> int:
-    """Return the number of chunks of tensor-parallel communication; 1: no chunks.
+    """Return the number of chunks of tensor-parallel communication; 1: all at once.
 
     Args:
       config: the requested sizes.
-      tp: size of the axis.
+      tp: size of the axis tp.
     Raises:
       ValueError: there are more chunks than tp.
     """

@@ -3,8 +3,8 @@
 Input: axis sizes and devices, real ones or those of a described topology. Output: a
 `jax.sharding.Mesh` with all axes, and its description as text.
 
-Only this module decides the order: by host, then by process, then by device. The axes
-are laid over that list outermost first. So the devices of a tensor-parallel group are
+Only this module decides the order of devices: by host, then by process, then by device.
+The axes divide that list outermost first. So the devices of a tensor-parallel group are
 neighbours on one host, and a data-parallel group spans the nearest hosts. Pipeline
 neighbours, which exchange least, are furthest apart (Jiang et al. 2024, section 2,
 arXiv:2402.15627).
@@ -25,7 +25,7 @@ MAX_ROWS = 64
 """Number of devices up to which `describe` shows every device."""
 
 FIRST_ROWS = 16
-"""Devices shown of a larger mesh."""
+"""Number of devices that `describe` shows of a larger mesh."""
 
 
 def build_mesh(
@@ -38,16 +38,15 @@ def build_mesh(
 
     Args:
       sizes: size of every axis.
-      devices: devices to use, in any order: of jax, or of a topology without hardware;
-        None uses all devices of the run.
+      devices: devices to use, in any order, real or described; None uses all devices of
+        the run.
       tp_across_hosts: accept tensor-parallel groups that span hosts.
     Returns:
       A mesh of axes `AXES`, each of type Auto.
     Raises:
       ValueError: the number of devices is not the product of the sizes, a
-        tensor-parallel group spans hosts, or dp_node and dp_shard do not divide the
-        shards by host. Simulated devices share one host, so for them any division
-        into nodes is accepted.
+        tensor-parallel group spans hosts, or dp_shard is not the shards of one host.
+        Simulated devices share one host; for them any dp_node is accepted.
     """
     devices = jax.devices() if devices is None else devices
     if len(devices) != sizes.num_devices:
@@ -76,7 +75,7 @@ def describe(mesh: Mesh) -> str:
     Args:
       mesh: a mesh made by `build_mesh`.
     Returns:
-      Lines: sizes and totals, then for each device its host, process, number,
+      Lines of text: sizes and totals, then for each device its host, process, number,
         coordinates, and the number of its tensor-parallel group.
     """
     grid: np.ndarray = mesh.devices
@@ -101,7 +100,7 @@ def describe(mesh: Mesh) -> str:
 
 
 def devices_per_host(devices: Iterable[Any]) -> int:
-    """Count the devices of a host; if hosts differ, the greatest common divisor.
+    """Count the devices per host; if hosts differ, return the greatest common divisor.
 
     Tensor-parallel groups stay inside hosts if and only if tp divides this number.
 
@@ -114,10 +113,10 @@ def devices_per_host(devices: Iterable[Any]) -> int:
 def host_of(device: Any) -> int:
     """Return the number of the host of a device.
 
-    In a run of several processes `partition_index` numbers the machines, regardless of
-    the processes on each (jax compares boot ids). A run of one process on CPU has no
-    `partition_index`, and one host. A topology without hardware has one process per
-    host, all with partition 0 (jax 0.11 and 0.12).
+    In a run of several processes `partition_index` numbers the machines, however many
+    processes each has (jax compares boot ids). A run of one process on CPU has one host
+    and no `partition_index`. A described topology has one process per host, and all
+    devices have partition 0 (jax 0.11 and 0.12).
     """
     if device.client.local_device_count() == 0:
         return device.process_index

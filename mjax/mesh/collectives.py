@@ -1,6 +1,6 @@
 """Collectives by role, for code that runs per device inside the step's shard_map.
 
-Layers call a collective by its role (the whole sequence, the sum over the vocabulary
+Layers call a collective by its role (gather the sequence, sum over the vocabulary
 shards); this module maps the role to a mesh axis. Every value here is *varying* over
 all mesh axes unless a function says otherwise; see `vary`. On an axis of size 1 a
 collective returns its input; this is decided when the step is traced.
@@ -24,7 +24,7 @@ from mjax.mesh.axes import AXES, DP, PP, TP
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
-    """Return the mesh axes over which x may differ, by its type."""
+    """Return the mesh axes over which the type of x says that x may differ."""
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
@@ -58,16 +58,16 @@ def gather_chunks(
     """All-gather the sequence over tp as `num` chunks, so that each can be used alone.
 
     A chunk is a range of shards. The first chunk is this device's own shard, which
-    needs no transfer. The others hold the shards of the following devices on the axis
-    (relative order). Each owner sends its shard directly, so no transfer waits for
-    another one.
+    needs no transfer. The others hold the shards of the next devices on the axis, in
+    order from this device on (*relative order*). Each owner sends its shard directly,
+    so no transfer waits for another one.
 
     Args:
       x: this device's positions, t = T/tp.
-      num: 2 to tp; 1 means one all-gather, in natural order.
+      num: 2 to tp; 1 means one all-gather, in the order of the sequence.
     Returns:
-      `num` arrays [g, B, s, D]: g is 1 in the first, and about (tp - 1)/(num - 1) in
-      the others; if `num` is 1, one array [1, B, T, D].
+      `num` arrays [g, B, s, D], g the number of shards: 1 in the first array, about
+      (tp - 1)/(num - 1) in the others; if `num` is 1, one array [1, B, T, D].
     """
     if num == 1:
         return [gather_sequence(x)[None]]
@@ -77,7 +77,7 @@ def gather_chunks(
 
 
 def cut_chunks(x: Shaped[Array, "n B s D"], num: int) -> list[Shaped[Array, "_ B s D"]]:
-    """Cut shards in relative order into chunks as `gather_chunks` returns them."""
+    """Split shards in relative order into chunks like those of `gather_chunks`."""
     return [x] if num == 1 else jnp.split(x, _chunk_ends(num))
 
 
@@ -91,11 +91,11 @@ def scatter_chunks(
 ) -> Shaped[Array, "B t D"]:
     """Sum partial results over tp and keep this device's t = T/tp positions.
 
-    The transpose of `gather_chunks`. A partial sum is sent once, in the dtype of the
-    chunks, and added in float32 by its receiver. A ring would round at every hop.
+    This is the transpose of `gather_chunks`. A partial sum is sent once, in the dtype
+    of the chunks, and its receiver adds it in float32. A ring would round at every hop.
 
     Args:
-      chunks: in the order of `gather_chunks`.
+      chunks: partial sums, in the order of `gather_chunks`.
     """
     if len(chunks) == 1:
         return scatter_sequence(chunks[0][0])
@@ -107,14 +107,14 @@ def scatter_chunks(
 
 
 def _send_by(x: jax.Array, distance: int) -> jax.Array:
-    """Send x to the device `distance` places further on tp; return what arrives."""
+    """Send x to the device `distance` further on tp; return the received array."""
     size = lax.axis_size(TP)
     return lax.ppermute(x, TP, [(j, (j + distance) % size) for j in range(size)])
 
 
 @jax.custom_vjp
 def to_natural(x: Shaped[Array, "n B s F"]) -> Shaped[Array, "B T F"]:
-    """Put shards in relative order, or a whole sequence (n = 1) in its own order."""
+    """Join shards in relative order to a sequence; n = 1 is a sequence already."""
     num_shards, batch, length, width = x.shape
     if num_shards > 1:
         x = _roll(x, -lax.axis_index(TP))
@@ -122,7 +122,7 @@ def to_natural(x: Shaped[Array, "n B s F"]) -> Shaped[Array, "B T F"]:
 
 
 def to_relative(x: Shaped[Array, "B T F"], *, whole: bool) -> Shaped[Array, "n B s F"]:
-    """Cut a sequence into shards in relative order, n = tp; if `whole`, n = 1."""
+    """Split a sequence into shards in relative order, n = tp; if `whole`, n = 1."""
     return _to_relative(1 if whole else lax.axis_size(TP), x)
 
 
@@ -149,12 +149,12 @@ _to_relative.defvjp(
 
 
 def max_over_sequence(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Maximum over the parts of the sequence; not differentiable."""
+    """Return the maximum over the parts of the sequence; not differentiable."""
     return x if lax.axis_size(TP) == 1 else lax.pmax(x, TP)
 
 
 def sequence_offset(local_len: int) -> Shaped[Array, ""]:
-    """Return the global position of this device's first sequence-split entry."""
+    """Return the global position of the first entry of this device's sequence part."""
     return lax.axis_index(TP) * local_len
 
 
@@ -164,7 +164,7 @@ def sum_over_vocab(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
 
 
 def max_over_vocab(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Maximum over the vocabulary shards; not differentiable."""
+    """Return the maximum over the vocabulary shards; not differentiable."""
     return x if lax.axis_size(TP) == 1 else lax.pmax(x, TP)
 
 
@@ -174,7 +174,7 @@ def vocab_offset(local_vocab: int) -> Shaped[Array, ""]:
 
 
 def local_size(size: int) -> int:
-    """Return the size on this device of a dim that tp splits."""
+    """Return the size on this device of a dim that tp splits, given its global size."""
     return size // lax.axis_size(TP)
 
 
@@ -188,12 +188,12 @@ def local_kv_heads(
 ) -> Shaped[Array, "*lead k H"]:
     """Return the key/value heads that this device's query heads use.
 
-    If tp divides K, the parameter is already split and returned unchanged. If K < tp,
-    every device holds all K heads and selects one. Devices that share a head each get a
-    partial gradient, and the sum over tp (see `mesh.zero`) adds them.
+    If tp divides K, the parameter is already split and is returned unchanged. If
+    K < tp, every device holds all K heads and selects one. Devices that share a head
+    each get a partial gradient; the sum over tp (see `mesh.zero`) adds them.
 
     Args:
-      w: a parameter with the key/value heads second to last.
+      w: a parameter whose dim before the last is the key/value heads.
       num_kv_heads: K, the total number of key/value heads.
     """
     tp = lax.axis_size(TP)
@@ -204,18 +204,18 @@ def local_kv_heads(
 
 
 def batch_offset(local_rows: int) -> Shaped[Array, ""]:
-    """Return the global row of this device's first row of the batch."""
+    """Return the index in the global batch of this device's first sequence."""
     return lax.axis_index(DP) * local_rows
 
 
 def sum_over_mesh(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Sum over all axes over which x varies; the result is equal on all devices."""
+    """Sum x over all axes over which it varies; the result is equal on all devices."""
     axes = tuple(axis for axis in AXES if axis in varying_axes(x))
     return lax.psum(x, axes) if axes else x
 
 
 def sum_over_stages(x: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
-    """Sum over pipeline stages: the value of the one stage that holds it."""
+    """Return on all stages the value that one stage holds; x is zero on the others."""
     return lax.psum(x, PP)
 
 
@@ -225,17 +225,17 @@ def stage_index() -> Int[Array, ""]:
 
 
 def send_to_next_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Send x to the next stage (last to first); return the received array."""
+    """Send x to the next stage (the last to the first); return the received array."""
     return _send_around(x, 1)
 
 
 def send_to_previous_stage(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Send x to the previous stage (first to last); return the received array."""
+    """Send x to the stage before (the first to the last); return the received array."""
     return _send_around(x, -1)
 
 
 def _send_around(x: jax.Array, step: int) -> jax.Array:
-    # Always the whole ring: idle stages send data that nobody reads.
+    # All stages always send: idle ones send data that nobody reads.
     num_stages = lax.axis_size(PP)
     if num_stages == 1:
         return x
@@ -244,17 +244,18 @@ def _send_around(x: jax.Array, step: int) -> jax.Array:
 
 
 def gather_vocab(x: Shaped[Array, "*dims v"]) -> Shaped[Array, "*dims V"]:
-    """All-gather the vocabulary, the last dim, over tp."""
+    """All-gather the last dim, the vocabulary, over tp."""
     if lax.axis_size(TP) == 1:
         return x
     return lax.all_gather(x, TP, axis=x.ndim - 1, tiled=True)
 
 
 def settle[Tree](tree: Tree, *, over_dp: bool = True) -> Tree:
-    """Make the types of values that are equal on several devices invariant.
+    """Remove mesh axes over which values are equal from their types.
 
     The values are equal over tp and pp, and also over dp if `over_dp`, but their types
-    vary over these axes. Use it for small arrays: it takes a maximum over these axes.
+    vary over these axes. Use this for small arrays: it computes a maximum over the
+    axes.
     """
     axes = (PP, TP, *(DP if over_dp else ()))
     return jax.tree.map(lambda x: lax.pmax(x, axes), tree)

@@ -22,11 +22,11 @@ def simulate_devices(num_devices: int) -> None:
 
 
 def load_plugin_without_gpu() -> None:
-    """Let jax load its CUDA plugin without a GPU and without the libraries of one.
+    """Let jax load its CUDA plugin on a machine without a GPU or its libraries.
 
-    Such a plugin can only compile (the `[plan]` extra). Without this call, jax prints
-    an error about the missing cuDNN and does not load the plugin. With a GPU, or after
-    jax has initialised its devices, nothing changes.
+    There the plugin can only compile (the `[plan]` extra). Without this call, jax
+    prints an error about the missing cuDNN and does not load the plugin. With a GPU, or
+    after jax has initialised its devices, nothing changes.
     """
     # jax itself looks for a GPU by these files (jax/_src/hardware_utils.py).
     drivers = ("/dev/nvidia0", "/dev/nvidiactl", "/dev/dxg")
@@ -38,5 +38,5 @@ def keep_compiled_programs() -> None:
     """Store compiled programs in the user's cache folder, for the next start."""
     cache_dir = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
     jax.config.update("jax_compilation_cache_dir", str(cache_dir / "mjax" / "jax"))
-    # Also small programs: a restart compiles a dozen of them.
+    # Store small programs too: a restart compiles a dozen of them.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -1,8 +1,9 @@
 """Drawings of a mesh: a column per pipeline stage, a row per data-parallel position.
 
-Input: a mesh. Output: lines for a terminal, or an SVG image. A box is a
-tensor-parallel group, whose devices communicate most and are neighbours. For a large
-mesh, only the first rows and columns are drawn, and the others are counted.
+Input: a mesh. Output: lines for a terminal, or an SVG image. Each row and column has a
+box with the devices of one tensor-parallel group, which communicate most and are
+neighbours. Of a large mesh only the first rows and columns are drawn; the number of the
+others is given.
 """
 
 import html
@@ -22,7 +23,7 @@ tensor-parallel group that are drawn."""
 _DEVICE, _GAP, _ROW, _LEFT, _TOP = 34, 16, 40, 190, 64
 _HUES = ("#2f6db5", "#c0671b", "#2a8a66", "#7a55a3", "#a8403f", "#5d6b1f")
 _HUES += ("#2b8091", "#8a4a6e")
-"""Colours of hosts, in turn."""
+"""Colours of hosts, used cyclically."""
 
 _STYLE = """
 svg { background: #ffffff; --ink: #1a1a1a; --faint: #6b6b6b; --line: #9aa5b1; }
@@ -109,7 +110,7 @@ def svg(mesh: Mesh) -> str:
 
 
 def _group(x: int, y: int, devices: Any, hosts: list[int]) -> Iterator[str]:
-    """Yield the box of a tensor-parallel group, with its devices."""
+    """Yield the SVG elements of a tensor-parallel group: its box and its devices."""
     width = len(devices) * _DEVICE
     yield f"<rect class='group' x='{x - 3}' y='{y}' width='{width + 4}' height='32' "
     yield "rx='5'/>"
@@ -132,7 +133,7 @@ def _grid(mesh: Mesh) -> np.ndarray:
 
 
 def _row_names(mesh: Mesh) -> list[str]:
-    """Name the data-parallel positions by the axes longer than 1."""
+    """Return the name of each data-parallel position, by the axes longer than 1."""
     sizes = mesh.devices.shape[1:-1]
     names = []
     for place in np.ndindex(*sizes):
@@ -158,7 +159,10 @@ def _legend(mesh: Mesh) -> Iterator[str]:
 
 
 def _left_out(grid: np.ndarray, num_stages: int) -> Iterator[str]:
-    """Count the omitted parts; the first num_stages stages are drawn."""
+    """Yield a line for each kind of part that is not drawn, with the number omitted.
+
+    The first num_stages stages are drawn.
+    """
     for size, most, what in zip(
         grid.shape,
         (num_stages, MAX_ROWS, MAX_TP),

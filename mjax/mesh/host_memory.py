@@ -1,8 +1,8 @@
 """Arrays in pinned host memory, which a device can access directly.
 
-Input: arrays, meshes. Output: the same arrays in the other memory. Under jit this is a
-copy, which the compiler can overlap with other work. Computation needs arrays in device
-memory. Source: jax documentation, "JAX memories and host offloading".
+Input: an array in one memory. Output: the array in the other memory. Under jit this is
+a copy, which the compiler can overlap with other work. Computation needs arrays in
+device memory. Source: jax documentation, "JAX memories and host offloading".
 """
 
 import jax
@@ -10,7 +10,7 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding
 from jaxtyping import Array, Shaped
 
 HOST_KIND = "pinned_host"
-"""Memory kind of a sharding."""
+"""Memory kind of a sharding in pinned host memory."""
 
 
 def is_on_host(x: Array) -> bool:
@@ -29,7 +29,7 @@ def to_host(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
 
 
 def on_host(sharding: NamedSharding) -> NamedSharding:
-    """Return the sharding in host memory.
+    """Return the same sharding with host memory as its memory kind.
 
     Described devices have no memories, so jax drops the memory kind. For them
     `hardware.described.put_in_host_memory` passes it to the compiler.

@@ -3,15 +3,17 @@
 Input: a function of one device, to be mapped by `jax.shard_map`. Output: a function
 that returns the same bits, in which each collective depends on the one before it.
 
-XLA's CPU client (jaxlib 0.11.2 and 0.12.0.1) gives all collectives of jax one channel.
-So it matches two devices that are in different collectives of the same group as if they
-were in the same one: the program aborts, blocks, or computes wrong numbers. Each device
-runs its collectives in the order of the schedule. But if two of them share no data, the
-second may begin as soon as the first has *started*. A loop with collectives counts as
-started while a part of it waits in another thread. The collective after the loop is
-then matched with devices that are still in the loop. XLA always respects a data
-dependence. So if no path connects two collectives, or loops with collectives, the later
-one in the order of the trace gets an operand that depends on the earlier one.
+XLA's CPU client (jaxlib 0.11.2 and 0.12.0.1) uses one channel for all collectives of
+jax. If two devices of a group are in different collectives, it treats both as the same
+collective: the program aborts, blocks, or computes wrong numbers. This can happen,
+although each device runs its collectives in the order of the schedule. If two
+collectives share no data, the second may begin as soon as the first has *started*, and
+a loop with collectives has started even while a part of it waits in another thread. So
+a device can reach the collective after the loop while others are still in the loop.
+
+XLA always respects a data dependence. So if no path connects two collectives (or loops
+with collectives), the later one in the trace gets an operand that depends on the
+earlier one.
 """
 
 import contextlib
@@ -41,14 +43,14 @@ _INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
 }
-"""Primitives that XLA inlines, and the parameter that holds their jaxpr."""
+"""Primitives that XLA inlines, and the name of the parameter that holds their jaxpr."""
 
 _tie = core.Primitive("tie")
 """Return the first operand, unchanged, once the others are ready."""
 _tie.def_abstract_eval(lambda x, *after: x)
 
 _reduced_alone = core.Primitive("reduced_alone")
-"""Return the operand with the type of its reduction over axes of size 1."""
+"""Return the operand with the type that a reduction over axes of size 1 gives it."""
 _reduced_alone.def_abstract_eval(lambda x, *, aval: aval)
 
 
@@ -56,7 +58,7 @@ def in_order[R](per_device: Callable[..., R]) -> Callable[..., R]:
     """Add data dependences that put the collectives of a function in order.
 
     Args:
-      per_device: function of one device; runs inside shard_map, already differentiated.
+      per_device: function of one device, already differentiated; runs inside shard_map.
     Returns:
       A function with bit-identical results.
     """
@@ -76,7 +78,7 @@ def _run(jaxpr: core.Jaxpr, args: Sequence[Any]) -> list[Any]:
 
 
 class _Order:
-    """Evaluates one level of a jaxpr; the body of a loop is a level of its own.
+    """Evaluate one level of a jaxpr; the body of a loop is a separate level.
 
     An event is a collective, or a loop or conditional that contains one. A set of
     events is an int with one bit per event.
@@ -122,13 +124,13 @@ class _Order:
         if eqn.primitive.name in _INLINED:
             return self._inline(eqn, ins, masks)
         if eqn.primitive.name == "scan" and eqn.params["length"] == 1:
-            # XLA inlines a single-iteration loop, too.
+            # XLA also inlines a single-iteration loop.
             return self._once(eqn, ins, masks)
         if eqn.primitive is lax.optimization_barrier_p:
-            # XLA's CPU compiler drops it: each result is its operand.
+            # XLA's CPU compiler drops the operation: each result is its operand.
             return _bind(eqn, eqn.params, ins), masks
         if _is_alone(eqn):
-            # XLA's CPU compiler would compile it to a copy and an all-reduce.
+            # XLA's CPU compiler would make a copy and an all-reduce of the operation.
             alone = zip(ins, eqn.outvars, strict=True)
             return [_reduced_alone.bind(x, aval=v.aval) for x, v in alone], masks
         # XLA removes operations without results.
@@ -218,7 +220,7 @@ def _with_ordered_bodies(eqn: core.JaxprEqn) -> dict[str, Any]:
 
 
 def _operand_of(eqn: core.JaxprEqn) -> int:
-    """Choose an operand that the event needs before it can begin."""
+    """Return the index of an operand that the event needs before it can begin."""
     places = range(len(eqn.invars))
     if eqn.primitive.name == "cond":
         return 0  # which branch
@@ -230,7 +232,7 @@ def _operand_of(eqn: core.JaxprEqn) -> int:
 
 
 def _result_of(eqn: core.JaxprEqn) -> int:
-    """Choose a result that the event computes."""
+    """Return the index of a result that the event computes."""
     passed = _passed_on(eqn)
     everything = range(len(eqn.outvars))
     # A loop that returns its carry unchanged computes nothing: XLA removes it.
@@ -239,7 +241,7 @@ def _result_of(eqn: core.JaxprEqn) -> int:
 
 
 def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
-    """Map results of a loop to the operands that it returns unchanged."""
+    """Map the index of each result that a loop returns unchanged to its operand."""
     body = _body(eqn)
     if body is None:
         return {}
@@ -253,7 +255,7 @@ def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
 
 
 def _carry_of(eqn: core.JaxprEqn) -> tuple[range, range]:
-    """Return the positions of a loop's carry and of its slices among its operands.
+    """Return the indices of a loop's carry, and of its slices, among its operands.
 
     The operands are constants, carry, slices; the results are carry, stacked arrays. A
     sliced or stacked array has one dim fewer in the body.
@@ -278,7 +280,10 @@ def _body(eqn: core.JaxprEqn) -> core.Jaxpr | None:
 
 
 def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
-    """Prefer floats, which XLA never computes at compile time, then few entries."""
+    """Return the place of the smallest float, or without floats of the smallest array.
+
+    Floats come first because XLA never computes them at compile time.
+    """
 
     def weight(place: int) -> tuple[bool, bool, int]:
         dtype, shape = atoms[place].aval.dtype, atoms[place].aval.shape
@@ -290,10 +295,10 @@ def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
 
 
 def _lower_tie(x: jax.Array, *after: jax.Array) -> jax.Array:
-    """Choose between x and zeros by a comparison that is never true.
+    """Return x, through a comparison that makes it depend on another array.
 
-    XLA must not simplify the comparison, or it would remove the dependence: x is chosen
-    unless the last bit of an entry is more than 1.
+    XLA cannot simplify the comparison, so it keeps the dependence: the result is x
+    unless the last bit of an entry is more than 1, which is never true.
     """
     never = jnp.zeros((), jnp.bool_)
     for y in after:

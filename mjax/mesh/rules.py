@@ -1,9 +1,9 @@
-"""Map logical names of dims to mesh axes: the only table of placement.
+"""The only table that maps logical names of dims to mesh axes.
 
-Input: for each parameter its shape and the logical names of its dims. Output: a
-PartitionSpec. The same spec places the stored array, is the `in_spec` of the step's
-shard_map, and determines over which axes a gradient must still be summed (`mesh.zero`):
-all axes that it does not name.
+Input: the shape of a parameter and the logical names of its dims. Output: a
+PartitionSpec. The same spec places the stored array and is the `in_spec` of the step's
+shard_map. A gradient must still be summed over all axes that the spec does not name
+(`mesh.zero`).
 """
 
 from collections.abc import Sequence
@@ -24,10 +24,10 @@ LOGICAL_TO_AXIS: dict[str | None, str | None] = {
     "positions": None,
     None: None,
 }
-"""Compute placement: which mesh axis splits a dim with this logical name."""
+"""The mesh axis that splits a dim with this logical name; None: no axis."""
 
 BATCH_SPEC = PartitionSpec(DP, None)
-"""Placement of `[B, T]` arrays: rows over data parallelism, the sequence not split."""
+"""Placement of `[B, T]` arrays: B split over data parallelism, T not split."""
 
 
 def param_spec(
@@ -39,19 +39,19 @@ def param_spec(
 ) -> PartitionSpec:
     """Place one parameter.
 
-    Its dims are split over the axes of `LOGICAL_TO_AXIS`. With `shard_over_dp` (ZeRO >=
-    1) one more dim is split over `SHARDS`: the model width if they divide it, otherwise
-    the largest dim that they divide. A parameter without such a dim stays whole. If
-    there are fewer key/value heads than tp, they are not split: every device holds all
-    and uses its own.
+    `LOGICAL_TO_AXIS` gives the axis that splits each dim. With `shard_over_dp`
+    (ZeRO >= 1) one more dim is split over `SHARDS`: the model width if they divide it,
+    otherwise the largest dim that they divide. A parameter without such a dim stays
+    whole. Key/value heads are not split if there are fewer than tp: every device holds
+    all of them and uses its own.
 
     Args:
       shape: global shape.
       logical: one logical name per dim.
       sizes: sizes of the mesh axes.
-      shard_over_dp: also split over `SHARDS`.
+      shard_over_dp: whether to split the parameter over `SHARDS` too.
     Raises:
-      ValueError: a dim is not a multiple of its axis.
+      ValueError: the size of a dim is not a multiple of the size of its axis.
     """
     axis_size = {PP: sizes.pp, TP: sizes.tp}
     entries: list[str | tuple[str, ...] | None] = []
@@ -94,7 +94,7 @@ def joined_spec(logical: Sequence[str], *, embed_over_dp: bool) -> PartitionSpec
 def _dp_dim(
     local: Sequence[int], logical: Sequence[str | None], shards: int
 ) -> int | None:
-    """Choose the dim that `SHARDS` split; None if they divide none."""
+    """Choose the dim that `SHARDS` split; None if they divide no dim."""
     fits = [
         dim
         for dim, name in enumerate(logical)

@@ -11,31 +11,31 @@ From level 1 on, stored (master) parameters and moments are split over the axes
 
 The gather sends the compute dtype (bfloat16), never the float32 masters; gradients are
 reduced in `precision.reduce`. With dp_replicate > 1 (HSDP) the reduction has two hops:
-inside `SHARDS`, then over dp_replicate on a shard's part of the bytes (MiCS, Zhang et
-al. 2022, arXiv:2205.00119, section 3.4). Each microbatch adds its local gradient
+over `SHARDS`, then over dp_replicate, where a device sends only its shard (MiCS, Zhang
+et al. 2022, arXiv:2205.00119, section 3.4). Each microbatch adds its local gradient
 (`summand`) to the sum on the device. This sends nothing at levels 0 to 2, and stays
 inside `SHARDS` at level 3. The last microbatch ends with `scatter` and `reduce_over`.
 So communication over dp_replicate happens once per step.
 
-If the shards span nodes, dp_node above 1 splits each gather in two. The first is
-between nodes: each device receives the shards of the devices with its own position on
-the other nodes. The second is inside the node. A reduce-scatter takes the same steps in
-reverse order. So a byte crosses to another node once, and the hops between nodes grow
-with the number of nodes, not of shards (MiCS, section 3.3). The shards are ordered with
-dp_shard major, so each step joins neighbours and the result is in order; MiCS needs a
-second pass over the bytes. Gathers equal those in one step bit for bit. Sums differ by
-rounding in `precision.reduce`. The all-reduce of level 1 is one collective over both
-axes.
+If the shards span nodes, dp_node above 1 splits each gather into two steps. The first
+is between nodes: each device receives the shards of the devices with its own position
+on the other nodes. The second is inside the node. A reduce-scatter has the same steps
+in reverse order. So a byte crosses to each other node once, and the hops between nodes
+grow with the number of nodes, not of shards (MiCS, section 3.3). The shards are ordered
+with dp_shard major, so each step joins neighbours and the result is in order; MiCS
+needs a second pass over the bytes. A gather in two steps equals one in a single step
+bit for bit; a sum differs by rounding in `precision.reduce`. The all-reduce of level 1
+is one collective over both axes.
 
 `mjax.step.prefetch` decides when each layer is gathered and reduced, `mjax.step.plain`
-decides this for embedding and head, and `mjax.pipeline.pieces` for the stages of a
-pipeline.
+when embedding and head are, and `mjax.pipeline.pieces` when the stages of a pipeline
+are.
 
 Source: Rajbhandari et al. 2020, arXiv:1910.02054. Differs: their level 1
 reduce-scatters too. Here it all-reduces, so the gradients of levels 1 and 2 differ.
 
-Functions here run per device inside shard_map. Their arguments vary over all axes; a
-value that is reduced over an axis no longer varies over it.
+Functions here run per device inside shard_map. Their arguments vary over all axes; the
+result of a reduction no longer varies over the reduced axis.
 """
 
 from collections.abc import Sequence
@@ -59,8 +59,8 @@ def gather(
       params: tree of this device's parts, varying over all axes.
       specs: tree of PartitionSpecs of `params`.
       dtype: dtype of the gathered weights, and of the bytes that are sent.
-      gathered: result of `gather_split` for the same parameters, which are then not
-        gathered again; None if nothing is gathered yet.
+      gathered: result of `gather_split` for the same parameters, to be used instead of
+        gathering them; None gathers them here.
     Returns:
       the tree with every leaf gathered over `SHARDS`.
     """
@@ -86,11 +86,11 @@ def gather_split(params: Any, specs: Any, dtype: DTypeLike) -> Any:
 
     Args:
       params: as for `gather`.
-      specs: likewise.
-      dtype: likewise.
+      specs: as for `gather`.
+      dtype: as for `gather`.
     Returns:
-      the tree with a tuple in place of each leaf: it holds the whole leaf, or is empty
-      if `SHARDS` do not split the leaf.
+      the tree with a tuple for each leaf: the gathered leaf alone, or empty if `SHARDS`
+      do not split the leaf.
     """
 
     def leaf(x: jax.Array, spec: PartitionSpec) -> tuple[jax.Array, ...]:
@@ -108,17 +108,17 @@ def summand(
     dtype: DTypeLike,
     axes: Sequence[str] = SHARDS,
 ) -> Any:
-    """Return the local gradients of a microbatch, summed until the last microbatch.
+    """Return what a microbatch adds to the sum of the gradients.
 
     Args:
-      grads: tree, of parameters that are whole over `SHARDS`.
+      grads: tree of gradients of gathered parameters.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
-      dtype: in which gradients are accumulated and reduced.
+      dtype: dtype in which gradients are accumulated and reduced.
       axes: axes of `SHARDS` to sum over. For two steps call this twice: first with
         dp_shard, then with dp_node on the result.
     Returns:
-      the same values at levels 0 to 2; at level 3 this device's parts of their sums
+      `grads` in `dtype` at levels 0 to 2; at level 3 this device's parts of their sums
       over `SHARDS`.
     """
 
@@ -133,9 +133,9 @@ def scatter(grads: Any, specs: Any, *, level: int, axes: Sequence[str] = SHARDS)
     """Reduce the sum of the microbatches over `SHARDS`: the first hop.
 
     Args:
-      grads: tree, sums of `summand`.
+      grads: tree of sums of the results of `summand`.
       specs: PartitionSpecs of the stored parameters.
-      level: the ZeRO level; at level 3 `summand` has done it.
+      level: the ZeRO level; at level 3 `summand` has already reduced the gradients.
       axes: as for `summand`; level 1 always sums over all of `SHARDS`.
     Returns:
       the tree of this device's parts; leaves not split over `SHARDS` are unchanged.
@@ -153,10 +153,10 @@ def scatter(grads: Any, specs: Any, *, level: int, axes: Sequence[str] = SHARDS)
 
 
 def reduce_over(axes: Sequence[str], grads: Any, specs: Any) -> Any:
-    """Sum over those mesh axes that do not split a parameter: the second hop.
+    """Sum each gradient over the axes that do not split its parameter: the second hop.
 
     Args:
-      axes: mesh axes.
+      axes: mesh axes to sum over.
       grads: tree of this device's parts.
       specs: PartitionSpecs of the stored parameters.
     """
@@ -172,12 +172,12 @@ def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) ->
     """Sum gradients over every axis that their parameter is not split over.
 
     Args:
-      grads: tree, of parameters that are whole over `SHARDS`.
+      grads: tree of gradients of gathered parameters.
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
       dtype: dtype of the reduction and of the result.
     Returns:
-      the tree of this device's parts, invariant over the axes that the spec leaves out.
+      the tree of this device's parts, invariant over the axes that their specs omit.
     """
     grads = summand(grads, specs, level=level, dtype=dtype)
     return reduce_over(AXES, scatter(grads, specs, level=level), specs)
