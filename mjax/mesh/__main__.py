@@ -32,7 +32,7 @@ class Flags:
 
 def main(wanted: Flags) -> None:
     """Build the mesh that the flags describe and print it from process 0."""
-    import jax  # imported only after the flags are read, like the others
+    import jax  # after the flags are read, like the imports below
 
     from mjax.mesh import drawing
     from mjax.mesh.build import build_mesh, describe

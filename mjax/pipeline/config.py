@@ -19,7 +19,7 @@ class Options:
     layers' remat policy allows, or only the input of the virtual stage, which the
     backward half-tick then runs forward again."""
     idle: Idle = "compute"
-    """What a stage does in an idle half-tick."""
+    """What a stage does in an idle half-tick: compute on arbitrary data, or skip."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class PipelineConfig:
 
     @property
     def schedule_name(self) -> ScheduleName:
-        """The schedule, with the default resolved."""
+        """The schedule, or the default if none is set."""
         if self.schedule is not None:
             return self.schedule
         return "interleaved-1f1b" if self.chunks > 1 else "1f1b"

@@ -1,8 +1,8 @@
 """Build the pipeline of a configuration on a mesh.
 
-Input: `PipelineConfig`, the layers of a model, P stages, M microbatches. Output:
-`Pipeline`, which is the schedule and the partition of the layers for the executor, or
-an error with the rule and the numbers. Touches no array and no device.
+Input: `PipelineConfig`, the layers of a model, P stages, M microbatches. Output: a
+`Pipeline` for the executor (the schedule, and the partition of the layers), or an error
+with the rule and the numbers. Touches no array and no device.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ def check_pipeline(
     num_microbatches: int,
     permutes: bool,
 ) -> Partition:
-    """Check that a pipeline fits; return the partition of the layers.
+    """Check that a pipeline fits model, batch and mesh; return the layer partition.
 
     Args:
       config: the settings.
@@ -41,7 +41,7 @@ def check_pipeline(
       permutes: a layer sends around the ring of another axis (--mesh.tp-overlap
         chunks), in which all devices of the mesh must take part.
     Raises:
-      ValueError: it does not fit. The message states the rule without advice.
+      ValueError: the pipeline does not fit. The message states the rule without advice.
     """
     if num_stages * config.chunks > 1:
         if config.idle == "skip" and permutes:
@@ -77,7 +77,7 @@ def make_pipeline(
     """Build the schedule and the partition of the layers.
 
     Args:
-      config: the choices.
+      config: the settings.
       num_layers: L.
       period: layers after which the pattern of layer kinds repeats.
       num_stages: P.

@@ -12,15 +12,15 @@ from jaxtyping import Array, Float, Int, PyTree
 Microbatch = dict[str, Int[Array, "b T"]]
 Microbatches = dict[str, Int[Array, "M b T"]]
 Row = dict[str, Int[Array, ""]]
-"""One row of the schedule's tables, in this stage's column."""
+"""This stage's entries of the schedule's tables in one tick."""
 
 
 STASH = "pipeline_stash"
-"""Name in the traced step of what is stored from forward to backward half-ticks."""
+"""Name, in the traced step, of the arrays kept from forward to backward half-ticks."""
 
 
 class Chunks(NamedTuple):
-    """Weights of a stage's virtual stages in training, or their gradients,
+    """Weights of a stage's virtual stages in training, or their gradients: leaves
     [v, n, ...]."""
 
     joined: PyTree
@@ -37,28 +37,29 @@ class Weights(NamedTuple):
     """Leaves [v, n, ...]: the n layers of each of this stage's v virtual stages; in
     training `Chunks`."""
     embedding: PyTree
-    """Weights that compute the input of the first virtual stage, the same on every
-    stage. A tied head reads them too."""
+    """Weights of the embedding, which makes the input of the first virtual stage; the
+    same on every stage. A tied head reads them too."""
     head: PyTree
-    """Weights that only the head reads (norm and matrix), the same on every stage."""
+    """Weights that only the head reads (norm, matrix); the same on every stage."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Model:
-    """A model for the executor: functions that run per device."""
+    """A model as functions for the executor; they run per device."""
 
     embed: Callable[[PyTree, Microbatch], Float[Array, "b t D"]]
     """(embedding, microbatch) -> input of the first virtual stage."""
     context: Callable[[Microbatch], PyTree]
-    """Arrays that all layers read besides their input; never stored, no gradient."""
+    """(microbatch) -> arrays that all layers read besides their input; these are not
+    stored and have no gradient."""
     chunk: Callable[[Array, PyTree, PyTree, Array], Float[Array, "b t D"]]
-    """(input, weights, context, number of the virtual stage in the model) -> output.
-    The weights are [n, ...], in training `pipeline.held.Held`. An idle half-tick may
-    run it on zeros or on the output of another virtual stage; the results must be
-    finite there too."""
+    """(input, weights, context, index of the virtual stage in the model) -> output.
+    The weights are [n, ...]; in training `pipeline.held.Held`. An idle half-tick may
+    run the function on zeros or on the output of another virtual stage; the results
+    must be finite in that case too."""
     head: Callable[[PyTree, PyTree, Array, Microbatch], Float[Array, "*dims"]]
-    """(embedding, head, output of the last virtual stage, microbatch) -> the loss, or
-    any result."""
+    """(embedding, head, output of the last virtual stage, microbatch) -> the loss in
+    training; any result in `run.forward`."""
     hold: Callable[[PyTree], PyTree] = lambda joined: joined
     """(joined weights of a layer) -> the weights that `chunk` uses in training, for
     example in FP8; called when a stage selects the weights of a virtual stage."""

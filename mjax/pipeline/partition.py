@@ -1,8 +1,8 @@
 """Assign the layers to virtual stages and to storage slots. NumPy only.
 
 Input: L layers, P stages, v virtual stages per stage (`chunk` in names). Output: the
-number of layers of each of the K = v P virtual stages, and the order in which a run
-stores the layers.
+number of layers of each of the v P virtual stages (in annotations, K is this number),
+and the order in which a run stores the layers.
 
 Stage s holds the virtual stages s, s + P, s + 2P, ..., its local ones 0 to v - 1
 (`pipeline.schedule`). The parameters of all layers are stacked along a dim of P v n
@@ -25,7 +25,7 @@ import numpy as np
 from jaxtyping import Int
 
 EMPTY = -1
-"""Entry of `Partition.layer_of_slot` for a slot without a layer."""
+"""Entry of `Partition.layer_of_slot` if the slot has no layer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Partition:
     num_chunks: int
     """v, virtual stages per stage."""
     layers_per_chunk: tuple[int, ...]
-    """Layers of each of the K = v P virtual stages, in the order of the model."""
+    """Number of layers of each of the v P virtual stages, in the order of the model."""
 
     def __post_init__(self) -> None:
         """Refuse a wrong number of counts, and virtual stages without layers."""
@@ -60,7 +60,7 @@ class Partition:
 
     @property
     def chunk_size(self) -> int:
-        """n, layers of the largest virtual stage, and slots of every virtual stage."""
+        """n, slots of every virtual stage: the layers of the largest one."""
         return max(self.layers_per_chunk)
 
     @property
@@ -153,6 +153,6 @@ def split(
 
 
 def _shortest_first(num_parts: int) -> Int[np.ndarray, " K"]:
-    """Order the virtual stages from both ends inward: K - 1, 0, K - 2, 1, ..."""
+    """Order v P virtual stages from both ends inward: v P - 1, 0, v P - 2, 1, ..."""
     inward = np.arange(num_parts) // 2
     return np.where(np.arange(num_parts) % 2, inward, num_parts - 1 - inward)

@@ -1,12 +1,13 @@
 """Gather weights and reduce gradients in pieces, one piece per tick.
 
-A stage needs its second virtual stage (`chunk` in names) only P ticks after its first,
-and completes the gradients of its last one (v - 1) P ticks before the end. So only the
-first virtual stage is gathered in the first tick, and only its gradients are reduced in
-the last tick. Both happen layer by layer: while one layer computes, the weights of the
-next one are gathered, or the gradients of the previous one are reduced. The other
-virtual stages are sent in pieces, at most P per virtual stage, while the stage
-computes. Embedding and head are sent whole; `pipeline.run` says when.
+A stage needs the weights of its second virtual stage (`chunk` in names) only P ticks
+after those of its first, and completes the gradients of its last one (v - 1) P ticks
+before the end. So only the first virtual stage is gathered in the first tick, and only
+its gradients are reduced in the last tick. Both happen layer by layer: while one layer
+computes, the weights of the next layer are gathered, or the gradients of the previous
+one are reduced. The other virtual stages are sent in pieces, at most P per virtual
+stage, while the stage computes. Embedding and head are sent whole; `pipeline.run` says
+when.
 
 Pieces are equal slices of each weight along a dim that is not sharded. A weight without
 such a dim (a norm's scale) is gathered before the first tick and reduced after the
@@ -38,22 +39,22 @@ class First(NamedTuple):
 
     embedding: PyTree
     others: PyTree
-    """The weights of `Chunks` that `Pieces.start` gathers."""
+    """The weights of `Chunks` that `Pieces.start` has gathered."""
     layer: PyTree
-    """Joined weights of the first layer."""
+    """Gathered joined weights of the first layer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pieces:
-    """Communication of weights and gradients over data parallelism, in pieces."""
+    """Data-parallel communication of weights and gradients, in pieces."""
 
     num_stages: int
     """P, and the number of ticks in which the pieces of a virtual stage are sent."""
     num_chunks: int
     """v, virtual stages per stage."""
     split: bool
-    """If False, everything is gathered before the first tick and reduced after the last
-    one. Splitting gains nothing if dp has size 1."""
+    """Whether to communicate in pieces. If False, everything is gathered before the
+    first tick and reduced after the last one; use it if dp has size 1."""
     specs: Weights
     """PartitionSpec of each stored leaf; leaves of the blocks are [slots, ...]."""
     level: int
@@ -65,7 +66,7 @@ class Pieces:
 
     @property
     def num_ticks(self) -> int:
-        """Number of ticks with pieces: the first ones gather, the last ones reduce."""
+        """Number of first ticks that gather pieces, and of last ticks that reduce."""
         return (self.num_chunks - 1) * self.num_stages if self.split else 0
 
     def gather_whole(
@@ -74,8 +75,8 @@ class Pieces:
         """Gather weights at once.
 
         Args:
-          stored: this device's parts.
-          specs: their PartitionSpecs.
+          stored: this device's parts of the weights.
+          specs: PartitionSpecs of the weights.
           gathered: as for `zero.gather`.
         Returns:
           the gathered weights.
@@ -83,10 +84,10 @@ class Pieces:
         return zero.gather(stored, specs, self.compute_dtype, gathered)
 
     def reduce_whole(self, grads: PyTree, specs: PyTree) -> PyTree:
-        """Reduce gradients at once, over all axes that do not shard their weight.
+        """Reduce gradients at once, each over the axes that do not split its weight.
 
         Args:
-          grads: this device's gradients of weights that are whole over all shards.
+          grads: this device's gradients of gathered weights.
           specs: PartitionSpecs of the stored weights.
         Returns:
           this device's parts of the reduced gradients.
@@ -99,10 +100,10 @@ class Pieces:
         """Gather the weights that a step uses first: embedding and first layer.
 
         Args:
-          stored: this device's parts; leaves of the blocks [v, n, ...], of their joined
-            weights at least the first layer, [1, 1, ...].
+          stored: this device's parts of the weights; leaves of the blocks are
+            [v, n, ...]. Of joined weights the first layer, [1, 1, ...], is enough.
         Returns:
-          the gathered weights, which `start` and the embedding do not gather again.
+          the gathered weights, which need not be gathered again later.
         """
         specs: Chunks = self.specs.chunks
         others = jax.tree.map(self._started, stored.chunks.others, specs.others)
@@ -124,9 +125,10 @@ class Pieces:
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
-          first: result of `gather_first`, if that ran before the step.
+          first: result of `gather_first`, if it ran before the step.
         Returns:
-          the gathered weights, with zeros for the pieces that are not gathered yet;
+          the gathered weights, with zeros for the pieces that are not gathered yet; the
+          gathered joined weights of the first virtual stage, by layer.
         """
 
         def whole(x: Array, spec: PartitionSpec) -> Array:
@@ -158,12 +160,12 @@ class Pieces:
         return Chunks(joined, rest), tuple(layers)
 
     def gather(self, stored: PyTree, copy: PyTree, tick: Int[Array, ""]) -> PyTree:
-        """Gather this tick's piece, of virtual stage c in the P ticks before tick c P.
+        """Gather this tick's piece; virtual stage c has the P ticks before tick c P.
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
           copy: the gathered weights so far.
-          tick: below `num_ticks`.
+          tick: index of the tick, below `num_ticks`.
         Returns:
           the gathered weights with this piece filled in.
         """
@@ -184,9 +186,9 @@ class Pieces:
 
         Args:
           grads: this device's gradients, leaves [v, n, ...].
-          tick: 0 at the first of the last `num_ticks` ticks.
+          tick: index within the last `num_ticks` ticks.
         Returns:
-          the piece of each leaf that has pieces, as this device will store it.
+          this device's part of the piece, for each leaf that has pieces.
         """
         chunk = self.num_chunks - 1 - tick // self.num_stages
         parts = []
@@ -202,10 +204,10 @@ class Pieces:
         """Reduce the first virtual stage and weights without pieces; join all parts.
 
         Args:
-          grads: this device's gradients, leaves [v, n, ...]. For the joined weights,
-            those of the first virtual stage are in `totals`; None if v = 1.
+          grads: this device's gradients, leaves [v, n, ...]. `totals` has the gradients
+            of the first virtual stage's joined weights instead; None if v = 1.
           totals: gradients of the joined weights of the first virtual stage, by layer;
-            each layer is reduced by itself if `split`.
+            with `split` each layer is reduced separately.
           parts: results of `reduce`, stacked over the ticks.
         Returns:
           this device's parts of the reduced gradients, leaves [v, n, ...].
@@ -266,13 +268,13 @@ class Pieces:
     def _leaves(
         self, tree: PyTree
     ) -> Iterator[tuple[Array, PartitionSpec, "_Cut | None"]]:
-        """Yield each leaf, its spec, and how it is cut into pieces, or None."""
+        """Yield each leaf, its spec, and its `_Cut` (None if it has no pieces)."""
         leaves, specs = jax.tree.leaves(tree), jax.tree.leaves(self.specs.chunks)
         for x, spec in zip(leaves, specs, strict=True):
             yield x, spec, self._cut(x, spec)
 
     def _cut(self, x: Array, spec: PartitionSpec) -> "_Cut | None":
-        """Choose the dim that is not sharded and has the most pieces, up to P."""
+        """Split along the unsharded dim with the most pieces, up to P; None if none."""
         if self.num_ticks == 0:
             return None
         sizes = x.shape[1:]
@@ -285,20 +287,20 @@ class Pieces:
 
 
 def after(gathered: PyTree, stored: PyTree) -> PyTree:
-    """Return stored weights whose gather starts after that of other weights has ended.
+    """Return `stored` such that its gather starts after other gathers have ended.
 
-    XLA starts independent gathers in any order, so the weights needed last could delay
-    those needed first.
+    XLA starts independent gathers in any order. So a gather of weights needed later
+    could delay the weights needed first.
     """
     return lax.optimization_barrier((gathered, stored))[1]
 
 
 class _Cut(NamedTuple):
-    """How a weight [n, ...] is cut into pieces."""
+    """How a weight [n, ...] is split into pieces."""
 
     dim: int
     num: int
-    """Number of pieces. In the remaining ticks the last piece is sent again."""
+    """Number of pieces. If there are more ticks, these send the last piece again."""
 
 
 def _largest_divisor(size: int, most: int) -> int:
@@ -308,7 +310,7 @@ def _largest_divisor(size: int, most: int) -> int:
 def _slice(
     x: Array, cut: _Cut, chunk: Int[Array, ""], piece: Int[Array, ""]
 ) -> tuple[Array, list[Any]]:
-    """Take a piece of a leaf [v, n, ...]; return it and its start index."""
+    """Return a piece of a leaf [v, n, ...], and its start index."""
     sizes = [1, *x.shape[1:]]
     sizes[1 + cut.dim] //= cut.num
     at: list[Any] = [0] * x.ndim
@@ -318,6 +320,6 @@ def _slice(
 
 
 def _over_stack(x: Array, spec: PartitionSpec, f: Callable[..., Array]) -> Array:
-    """Apply f, which takes [slots, ...], to [v, n, ...]."""
+    """Apply f, which takes leaves [slots, ...], to leaves [v, n, ...]."""
     flat = f(x.reshape(-1, *x.shape[2:]), spec)
     return flat.reshape(*x.shape[:2], *flat.shape[1:])

@@ -25,17 +25,17 @@ move the transfer to the start of the next iteration, where nothing overlaps it
 never stored: the backward half-tick reads the weights.
 
 Weights are gathered in the order of their first use: the embedding, then the layers of
-the first virtual stage. The other virtual stages, in pieces, and the head, which is
-first used after the warm-up, are gathered during the warm-up. The head's gradients are
-complete after the last loss and are reduced during the cool-down. Those of the
-embedding are reduced after the last tick.
+the first virtual stage. During the warm-up the other virtual stages are gathered, in
+pieces, and so is the head, which is first used after the warm-up. The head's gradients
+are complete after the last loss and are reduced during the cool-down. The embedding's
+gradients are reduced after the last tick.
 
 In an idle half-tick a stage computes on arbitrary data and discards the result
 (`idle="compute"`; a backward half-tick then adds zeros), or skips the work by a
 condition (`idle="skip"`). Both take the same time, because the stage waits for the
-others anyway. But a condition makes a GPU wait for the host, and code inside it may not
-send around the ring of another axis. The embedding and the loss, which only one of the
-P stages needs, are always skipped on the other stages.
+others anyway. But a condition makes a GPU wait for the host, and code inside it must
+not send around the ring of another axis. Only one of the P stages needs the embedding,
+and one the loss; the other stages always skip them.
 
 Source: Narayanan et al. 2021, arXiv:2104.04473, section 2.2; Jiang et al. 2024,
 arXiv:2402.15627, section 3.2 (decoupled sends and receives). Activations are sent
@@ -84,21 +84,21 @@ def gradients(
     Args:
       schedule: a training schedule of as many stages as the mesh has.
       model: its head returns a scalar; the losses of the microbatches are summed.
-      weights: as stored, varying over all mesh axes; `chunks` is a `Chunks`, as
+      weights: stored weights, varying over all mesh axes; `chunks` is a `Chunks`, as
         `pieces` expects.
-      microbatches: this device's rows, the same on every stage.
+      microbatches: this device's sequences, the same on every stage.
       options: see `Options`.
       dtype: dtype of the accumulated gradients.
-      pieces: gathers the weights and reduces the gradients.
+      pieces: the object that gathers the weights and reduces the gradients.
       first: result of `pieces.gather_first` for these weights, if it ran before the
         step; None gathers them here.
-      log: carried from tick to tick.
-      mark: called at the start of each tick with the log and the input of the tick, or
-        with the gradient that the tick sends if it has no forward half-tick.
+      log: the log of stamps, passed from tick to tick.
+      mark: function called at the start of each tick with the log and the input of the
+        tick, or the gradient that the tick sends if it has no forward half-tick.
     Returns:
-      the loss of these rows on the last stage, zero on all others;
-      gradients: reduced, laid out like `weights`; those of `chunks` are this stage's;
-      the log.
+      loss: of these sequences on the last stage, zero on all others;
+      gradients: reduced, laid out like `weights`; in `chunks`, this stage's gradients;
+      log: with the stamps of this step.
     """
     embedding = pieces.gather_whole(
         *(weights.embedding, pieces.specs.embedding), first and first.embedding
@@ -172,10 +172,10 @@ def forward(
     """Run all virtual stages forward and sum the results of the head.
 
     Args:
-      schedule: from `schedule.build_forward`.
+      schedule: result of `schedule.build_forward`.
       model: as for `gradients`; the head's result may have any shape.
-      weights: whole, varying over all mesh axes.
-      microbatches: this device's rows, the same on every stage.
+      weights: gathered weights, varying over all mesh axes.
+      microbatches: this device's sequences, the same on every stage.
       idle: see `Options`.
     Returns:
       the sum over the microbatches on the last stage, zero on all others.
@@ -207,8 +207,8 @@ def forward(
 def _phases(schedule: Schedule, pieces: Pieces) -> list[Body]:
     """Split the schedule's phases where the ticks with pieces end or begin.
 
-    The first tick gathers the layers of the first virtual stage, and the last tick
-    reduces their gradients. Each is a phase of its own, because a collective that
+    The first tick, which gathers the layers of the first virtual stage, and the last
+    tick, which reduces their gradients, are separate phases, because a collective that
     starts outside a loop cannot end inside it.
     """
     num_ticks, num_piece_ticks = schedule.num_ticks, pieces.num_ticks

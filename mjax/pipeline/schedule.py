@@ -4,12 +4,12 @@ Input: the name of a schedule, P stages, v virtual stages per stage (`chunk` in 
 M microbatches. Output: tables [ticks, P], which `pipeline.run` executes and
 `pipeline.show` draws.
 
-The layers are divided into K = v P virtual stages. Stage s holds the virtual stages s,
+The layers are divided into v P virtual stages. Stage s holds the virtual stages s,
 s + P, s + 2P, ..., its local ones 0 to v - 1. A *tick* has a forward half-tick and a
 backward half-tick. In each, a stage runs one microbatch through one virtual stage or is
 idle. It sends the result at the end of the half-tick, and its neighbour uses it in the
-next tick. The last virtual stage is the exception: its backward half-tick may follow
-its forward half-tick within a tick, because nothing is sent between them.
+next tick. The last virtual stage is an exception: it may run a microbatch forward and
+backward in the same tick, because it sends nothing between the two.
 
 Forward half-ticks go through the microbatches in groups of P, one virtual stage after
 the other within a group. With g = k div (v P) and r = k mod (v P), the k-th forward
@@ -22,8 +22,8 @@ backward half-tick. *GPipe* runs all forward half-ticks first.
 Source: Narayanan et al. 2021, arXiv:2104.04473, sections 2.2.1 (1F1B) and 2.2.2
 (interleaved); Huang et al. 2019, arXiv:1811.06965 (GPipe). Differs: all stages move in
 lockstep, as in the steady state of the paper's interleaved schedule. So a stage has up
-to 2 (P - 1 - s) + (v - 1) P + 1 inputs of virtual stages in flight, against P - s in
-the paper's plain 1F1B. The bubble is the same, (P - 1) / (v M).
+to 2 (P - 1 - s) + (v - 1) P + 1 inputs of virtual stages in flight; in the paper's
+plain 1F1B it has P - s. The bubble is the same, (P - 1) / (v M).
 """
 
 import dataclasses
@@ -37,25 +37,25 @@ from jaxtyping import Bool, Int
 from mjax.pipeline.config import ScheduleName
 
 IDLE = -1
-"""Entry of a table for an idle half-tick."""
+"""Table entry of an idle half-tick."""
 
 Table = Int[np.ndarray, "ticks P"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Consecutive ticks that have the same half-ticks, forward, backward or both."""
+    """Consecutive ticks with the same half-ticks: forward, backward or both."""
 
     start: int
     stop: int
-    """First tick after it."""
+    """First tick after the phase."""
     has_forward: bool
     has_backward: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Schedule:
-    """What each stage runs in each tick, and the buffer entries that it uses.
+    """The work of each stage in each tick, and the buffer entries that it uses.
 
     Tables have a row per tick and a column per stage. Virtual stages are numbered
     within their stage, from 0 to v - 1.
@@ -70,13 +70,13 @@ class Schedule:
     backward_chunk: Table
     backward_microbatch: Table
     stash_write: Table
-    """Buffer entry in which the forward half-tick stores the residuals for its backward
-    half-tick; an unused entry if it is idle."""
+    """Buffer entry in which the forward half-tick stores residuals for the backward
+    half-tick; an entry not in use if the forward half-tick is idle."""
     stash_read: Table
     """Buffer entry that the backward half-tick reads."""
     gradient_write: Table
     """Buffer entry for the gradient that arrives in this tick, from the next stage or,
-    for the last virtual stage, from the loss; an unused entry if none arrives."""
+    for the last virtual stage, from the loss; an entry not in use if none arrives."""
     gradient_read: Table
     """Buffer entry that the backward half-tick reads."""
 
@@ -92,17 +92,17 @@ class Schedule:
 
     @property
     def num_stash_slots(self) -> int:
-        """Entries of the ring buffer of residuals."""
+        """Number of entries of the ring buffer of residuals."""
         return int(self.stash_write.max()) + 1
 
     @property
     def num_gradient_slots(self) -> int:
-        """Entries of the ring buffer of gradients that have arrived."""
+        """Number of entries of the ring buffer of gradients that have arrived."""
         return int(self.gradient_write.max()) + 1
 
     @property
     def phases(self) -> tuple[Phase, ...]:
-        """The phases: warm-up, steady, cool-down."""
+        """The phases in order: warm-up, steady, cool-down."""
         used = np.stack(
             [_is_used(self.forward_chunk), _is_used(self.backward_chunk)], 1
         )
@@ -120,7 +120,7 @@ class Schedule:
 
     @property
     def bubble_ticks(self) -> int:
-        """Idle forward half-ticks per stage; as many backward half-ticks are idle.
+        """Idle forward half-ticks per stage, and as many backward ones.
 
         All stages move in lockstep, so a half-tick takes its full time if at least one
         stage works in it.
@@ -130,7 +130,7 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """Idle time over ideal time, from the tables, with backward = 2 x forward."""
+        """Idle time over ideal time; a backward half-tick takes two forward ones."""
         if not _is_used(self.backward_chunk).any():
             raise ValueError(
                 f"{self.name} has no backward half-ticks, so it has no training bubble"
@@ -142,7 +142,7 @@ class Schedule:
 
     @property
     def in_flight(self) -> tuple[int, ...]:
-        """For each stage, the most virtual-stage inputs in flight at once."""
+        """Maximum number of virtual-stage inputs in flight at once, by stage."""
         begun = np.cumsum(self.forward_chunk != IDLE, axis=0)
         done = np.cumsum(self.backward_chunk != IDLE, axis=0)
         done_before = np.vstack([np.zeros_like(done[:1]), done[:-1]])
@@ -150,14 +150,14 @@ class Schedule:
 
     @property
     def forward_sends(self) -> tuple[int, ...]:
-        """Activations that each stage sends to the next one."""
+        """Number of activations that each stage sends to the next one, by stage."""
         is_last = self.forward_chunk == self.num_chunks - 1
         is_last[:, :-1] = False
         return tuple(((self.forward_chunk != IDLE) & ~is_last).sum(axis=0).tolist())
 
     @property
     def backward_sends(self) -> tuple[int, ...]:
-        """Gradients that each stage sends to the one before it."""
+        """Number of gradients that each stage sends to the one before it, by stage."""
         is_first = self.backward_chunk == 0
         is_first[:, 1:] = False
         return tuple(((self.backward_chunk != IDLE) & ~is_first).sum(axis=0).tolist())
@@ -289,12 +289,12 @@ def _place(
 
 
 def _is_used(table: Table) -> Bool[np.ndarray, " ticks"]:
-    """Return for each tick whether at least one stage has work in it."""
+    """Return, for each tick, whether at least one stage has work in it."""
     return (table != IDLE).any(axis=1)
 
 
 def _with_slots(**fields) -> Schedule:
-    """Complete a schedule: assign an entry of its ring buffer to each stored value."""
+    """Make a schedule from its tables: assign a buffer entry to each stored value."""
     forward, backward = fields["forward_chunk"], fields["backward_chunk"]
     nothing = np.full_like(forward, IDLE)
     schedule = Schedule(
@@ -339,8 +339,8 @@ def _allocate(
 ) -> None:
     """Assign a buffer entry to each lifetime (tick written -> tick read, None: never).
 
-    First fit in order of time, which needs as many entries as values are alive in one
-    tick at most. An entry is free again in the tick after it was read.
+    First fit in order of time needs no more entries than the maximum number of values
+    alive in one tick. An entry is free again in the tick after it was read.
     """
     free: list[int] = []
     held: list[tuple[int, int]] = []

@@ -1,11 +1,11 @@
 """Draw schedules as text, as SVG, and as a page with the counts.
 
-Input: a `Schedule`. Output: strings. In each picture a stage has two lines, its
-forward half-ticks above its backward half-ticks, and each tick is a column. A filled
-half-tick shows microbatch and virtual stage: `3b` is microbatch 3 in the stage's second
-virtual stage, `3` if a stage has only one. In an idle half-tick (grey, a dot in text)
-the stage waits while other stages work: the idle half-ticks are the bubble. A half-tick
-in which no stage works is left out, and the tick is shorter.
+Input: a `Schedule`. Output: strings. In each picture each tick is a column, and each
+stage has two lines: forward half-ticks above backward half-ticks. A filled half-tick
+shows the microbatch and the virtual stage: `3b` is microbatch 3 in the stage's second
+virtual stage, `3` if a stage has only one. In an idle half-tick (grey, or a dot in
+text) the stage waits while other stages work: the idle half-ticks are the bubble. If no
+stage works in a half-tick, it is left out and the tick is shorter.
 """
 
 import colorsys
@@ -83,7 +83,7 @@ def counts(schedule: Schedule) -> dict[str, Any]:
 def text(schedule: Schedule, *, num_columns: int = 100) -> str:
     """Draw a schedule in lines of at most num_columns characters.
 
-    Longer lines continue below. Capitals name virtual stages in backward half-ticks.
+    Longer lines are wrapped. Capitals name virtual stages in backward half-ticks.
     """
     width = max(1 + _longest_label(schedule), len(str(schedule.num_ticks)))
     margin = len(_margin(schedule.num_stages - 1, "F"))
@@ -103,7 +103,7 @@ def text(schedule: Schedule, *, num_columns: int = 100) -> str:
 
 
 def count_lines(schedule: Schedule) -> list[str]:
-    """Format the counts of a training schedule in lines of `name value`."""
+    """Format the counts of a training schedule, one line per count: name and value."""
     rows = list(_count_rows(schedule))
     width = 2 + max(len(name) for name, _ in rows)
     return [f"{name:<{width}}{value}" for name, value in rows]
@@ -139,9 +139,9 @@ def svg(schedule: Schedule) -> str:
 
 
 def page(schedule: Schedule) -> str:
-    """Write an HTML page: the picture, a legend of its colours, the counts.
+    """Return an HTML page with the picture, a legend of its colours, and the counts.
 
-    It is self-contained, has no script, and prints in landscape.
+    The page is self-contained, has no script, and prints in landscape.
     """
     title = _title(schedule)
     legend = "\n".join(f"<li>{item}</li>" for item in _legend(schedule))
@@ -187,7 +187,7 @@ def _bubble_formula(schedule: Schedule) -> float:
 
 
 def _count_rows(schedule: Schedule) -> Iterator[tuple[str, str]]:
-    """Yield name and value of each count, for people."""
+    """Yield the name and value of each count, formatted for readers."""
     names = {
         (True, False): "forward",
         (True, True): "forward and backward",

@@ -42,33 +42,35 @@ class Carry(NamedTuple):
     x: Array
     """Input of the forward half-tick."""
     dx: Array
-    """Result of the last backward half-tick, to be sent."""
+    """Result of the previous backward half-tick, which this tick sends."""
     gradients: Array
     """Ring buffer of gradients that have arrived, [entries, b, t, D]."""
     stash: tuple[Array, ...]
     """Ring buffers of residuals kept for their backward half-tick, [entries, ...]."""
     chunks: Chunks
-    """The gathered weights, leaves [v, n, ...]. They are in the carry because pieces of
-    them may still arrive."""
+    """The gathered weights, leaves [v, n, ...]. They are in the carry because more
+    pieces of them may arrive."""
     total: Array
     """Sum of the losses."""
     d_chunks: Chunks
-    """Sums of the gradients. If v = 1, those of joined weights are None. If v > 1,
-    those of the current virtual stage are in `totals`."""
+    """Sums of the gradients. The sums of joined weights are None if v = 1; if v > 1,
+    the sums of the current virtual stage are in `totals` instead."""
     d_embedding: PyTree
     d_head: PyTree | None
-    """None before the first loss and after the last one, when its reduction starts."""
+    """Sums of the head's gradients. None before the first loss and after the last one,
+    when their reduction starts."""
     forward_layers: tuple[PyTree, ...]
     """Joined weights of the virtual stage that the forward half-tick runs."""
     backward_layers: tuple[PyTree, ...] | None
-    """The same for the backward half-tick; None before the first one, and if v = 1."""
+    """Joined weights of the virtual stage that the backward half-tick runs; None before
+    the first backward half-tick, and if v = 1."""
     totals: tuple[PyTree, ...]
     """Sums of the gradients of the virtual stage that the backward half-tick runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Body(Phase):
-    """Consecutive ticks that run the same loop body."""
+    """Consecutive ticks that run the same loop body; the flags say what it contains."""
 
     has_loss: bool
     """Some tick runs the last virtual stage forward."""
@@ -96,14 +98,14 @@ class Execution:
         self.schedule, self.model, self.embedding = schedule, model, embedding
         self.microbatches, self.options = microbatches, options
         self.stage = collectives.stage_index()
-        # Selected by the stage, as in a tick, so that its type varies over stages.
+        # Select by the stage, as in a tick, so that the type varies over stages.
         self.any_microbatch = {
             name: _get(x, self.stage) for name, x in microbatches.items()
         }
         self.x_type = jax.eval_shape(model.embed, embedding, self.any_microbatch)
 
     def total_type(self, head: PyTree) -> Any:
-        """Return the type of the head's result, given its weights or their types."""
+        """Return the type of the head's result, given the head's weights or types."""
         return jax.eval_shape(
             self.model.head, self.embedding, head, self.x_type, self.any_microbatch
         )
@@ -129,7 +131,7 @@ class Execution:
         return dict(zip(tables, mine, strict=True)) | {"tick": jnp.arange(start, stop)}
 
     def number(self, chunk: Int[Array, ""]) -> Int[Array, ""]:
-        """Return the number in the model of a local virtual stage."""
+        """Return the index in the model of a local virtual stage."""
         return chunk * self.schedule.num_stages + self.stage
 
     def begins_at(self, chunk: Int[Array, ""]) -> Bool[Array, ""]:
@@ -142,15 +144,17 @@ class Execution:
         return (chunk == self.schedule.num_chunks - 1) & (self.stage == last_stage)
 
     def microbatch(self, index: Int[Array, ""]) -> Microbatch:
-        """Return a microbatch; an arbitrary one for an idle half-tick."""
+        """Return the microbatch of this index; an arbitrary one if idle."""
         return {name: _get(x, index) for name, x in self.microbatches.items()}
 
     def pick(self, chunks: PyTree, chunk: Int[Array, ""]) -> PyTree:
-        """Return the weights of a local virtual stage; arbitrary ones if idle."""
+        """Return the weights of a local virtual stage; of an arbitrary one if idle."""
         return jax.tree.map(lambda w: _get(w, chunk), chunks)
 
     def if_used(self, chunk: Int[Array, ""], compute: Callable[[], Any]) -> Any:
-        """Compute a half-tick; if idle, return arbitrary values, or skip to zeros."""
+        """Compute a half-tick. If idle, return arbitrary values (compute) or zeros
+        (skip).
+        """
         if self.options.idle == "compute":
             return compute()
         types = jax.eval_shape(compute)
@@ -168,7 +172,7 @@ class Execution:
         total_type: Any,
         dtype: DTypeLike,
     ) -> Carry:
-        """Make the carry of the first tick from the first virtual stage's layers."""
+        """Make the carry of the first tick; `layers` are the first virtual stage's."""
         totals = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), layers)
         layers = tuple(map(self.model.hold, layers))
         d_chunks = jax.tree.map(lambda w: jnp.zeros_like(w, dtype), chunks)
@@ -210,7 +214,7 @@ class Execution:
         return carry._replace(backward_layers=layers)
 
     def _held_at(self, row: Int[np.ndarray, " P"]) -> Int[Array, ""]:
-        """Return this stage's entry of a table row."""
+        """Return this stage's entry of one tick's row in a table."""
         return jnp.asarray(row)[self.stage]
 
     def tick(self, phase: Body, carry: Carry, row: Row, head: PyTree | None) -> Carry:
@@ -218,9 +222,9 @@ class Execution:
 
         Args:
           phase: the phase of the tick.
-          carry: from the tick before.
+          carry: the carry of the tick before.
           row: the entries of the schedule's tables for this tick and stage.
-          head: the head's weights, if the phase has a loss.
+          head: the head's weights if the phase has a loss.
         """
         gradient, received = carry.dx, None
         if phase.has_backward:
@@ -268,7 +272,7 @@ class Execution:
         )
 
     def _forward_slot(self, carry: Carry, row: Row) -> tuple[Array, Carry]:
-        """Run a virtual stage forward; store the residuals."""
+        """Run a virtual stage forward and store its residuals."""
         chunk = row["forward_chunk"]
         context = self.model.context(self.microbatch(row["forward_microbatch"]))
         others = self.pick(carry.chunks.others, chunk)
@@ -276,8 +280,8 @@ class Execution:
         y, kept = self.if_used(
             chunk, lambda: self._keep(carry.x, held, context, self.number(chunk))
         )
-        # Without this constraint XLA gives a buffer the layout that one half-tick uses,
-        # and copies all of it for the other half-tick.
+        # Without this constraint XLA chooses the layout of a buffer for one of the two
+        # half-ticks, and copies the whole buffer for the other.
         stash = tuple(
             row_major(_put(row_major(buffer), row["stash_write"], row_major(leaf)))
             for buffer, leaf in zip(carry.stash, kept, strict=True)
@@ -314,7 +318,7 @@ class Execution:
         )
 
     def _backward_slot(self, carry: Carry, row: Row) -> Carry:
-        """Run a virtual stage backward on the gradient that has arrived."""
+        """Run a virtual stage backward, from the gradient that has arrived."""
         chunk = row["backward_chunk"]
         micro = self.microbatch(row["backward_microbatch"])
         context = self.model.context(micro)
@@ -357,7 +361,7 @@ class Execution:
     # ------------------------------------- change of the current virtual stage
 
     def _take_held(self, chunks: Chunks, chunk: Int[Array, ""]) -> tuple[PyTree, ...]:
-        """Select the joined weights of a virtual stage, after `Model.hold`."""
+        """Select the joined weights of a virtual stage, in the form of `Model.hold`."""
         return tuple(map(self.model.hold, take_layers(chunks.joined, chunk)))
 
     def _exchange_forward(self, carry: Carry, row: Row) -> Carry:
@@ -369,13 +373,13 @@ class Execution:
             lambda layers: layers,
             carry.forward_layers,
         )
-        # Without the barrier XLA overlaps the transfers of x over tp with the exchange.
-        # The first matmul then waits for one of them instead of overlapping it.
+        # Without the barrier XLA overlaps the transfers of x over tp with this
+        # selection. The first matmul then waits for one of them and overlaps none.
         x, layers = lax.optimization_barrier((carry.x, layers))
         return carry._replace(x=x, forward_layers=layers)
 
     def _exchange_backward(self, carry: Carry, row: Row) -> Carry:
-        """Write the sums back; select those of the next backward half-tick."""
+        """Write the gradient sums back; select those of the next backward half-tick."""
         before, after = row["backward_held"], row["backward_held_after"]
 
         def exchange(sums: PyTree, totals: Any, layers: Any) -> tuple[Any, Any, Any]:
@@ -415,7 +419,7 @@ class Execution:
 
 
 def _get(buffer: Array, slot: Int[Array, ""]) -> Array:
-    # An idle half-tick reads entry 0; jax would read the last entry for its index -1.
+    # An idle half-tick (index -1) reads entry 0; jax would read the last entry.
     if buffer.shape[0] == 1:
         return buffer[0]
     return lax.dynamic_index_in_dim(buffer, jnp.maximum(slot, 0), 0, keepdims=False)
@@ -432,14 +436,14 @@ def _add(total: PyTree, more: PyTree) -> PyTree:
 
 
 def _unless_idle(chunk: Int[Array, ""], gradient: Array) -> Array:
-    """Replace the gradient of an idle half-tick by zeros, which change no sum."""
+    """Return the gradient, or zeros if the half-tick is idle."""
     return jnp.where(chunk == IDLE, 0, gradient)
 
 
 def _add_to_chunk(total: PyTree, more: PyTree, chunk: Int[Array, ""]) -> PyTree:
     """Add to the gradients of one virtual stage; add zeros if idle."""
-    # Without the barrier XLA repeats the table lookup of the index in each kernel. It
-    # then cannot tell that slice and update have the same index, and copies the slice.
+    # Without the barrier each kernel looks the index up in the table. Then XLA
+    # cannot tell that slice and update have the same index, and copies the slice.
     slot = lax.optimization_barrier(jnp.maximum(chunk, 0))
 
     def leaf(total: Array, more: Array) -> Array:
