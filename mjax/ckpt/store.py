@@ -263,16 +263,22 @@ def pieces_in(step_dir: epath.Path, manifest: Manifest) -> Pieces:
       ValueError: a newer version of mjax wrote them.
     """
     found: Pieces = {name: [] for name in manifest.leaves}
-    for part, expected in enumerate(manifest.part_sums):
-        where = f"{step_dir.name}/{part_name(part)}"
-        text = read_file(step_dir / part_name(part))
-        if text_crc32c(text) != expected:
-            raise DamagedError(f"{where} differs from what was written (CRC32C)")
-        for leaf, pieces in read_pieces(text, where).items():
-            if leaf not in found:
-                raise DamagedError(f"{where} has {leaf}, which the step has not")
+    for part in range(len(manifest.part_sums)):
+        for leaf, pieces in pieces_of(step_dir, manifest, part).items():
             found[leaf] += pieces
     check_complete(manifest.leaves, found, step_dir.name)
+    return found
+
+
+def pieces_of(step_dir: epath.Path, manifest: Manifest, part: int) -> Pieces:
+    """Read the list of the pieces of one process; raises as `pieces_in`."""
+    where = f"{step_dir.name}/{part_name(part)}"
+    text = read_file(step_dir / part_name(part))
+    if text_crc32c(text) != manifest.part_sums[part]:
+        raise DamagedError(f"{where} differs from what was written (CRC32C)")
+    found = read_pieces(text, where)
+    if unknown := sorted({*found} - {*manifest.leaves}):
+        raise DamagedError(f"{where} has {unknown[0]}, which the step has not")
     return found
 
 

@@ -60,22 +60,33 @@ def hashed(path: Path) -> File:
         return File(num_bytes=file.tell(), sha256=digest.hexdigest())
 
 
+def hashed_files(folder: Path, names: Iterable[str]) -> dict[str, File]:
+    """Return size and SHA-256 of files of a local step, by name; raises as `hashed`."""
+    return {name: hashed(folder / name) for name in names}
+
+
 def upload(
-    remote: RemoteSteps, step: int, save_id: str, folder: Path, names: Iterable[str]
-) -> dict[str, File]:
+    remote: RemoteSteps,
+    step: int,
+    save_id: str,
+    folder: Path,
+    files: Mapping[str, File],
+) -> None:
     """Copy files of a local step into the store; those that are there already stay.
 
     An object carries the SHA-256 that was taken before the upload, and appears whole.
     So an interrupted upload continues with the first missing file.
 
-    Returns:
-      the files, by name.
+    Args:
+      remote: the steps.
+      step: number of the step.
+      save_id: id of its save.
+      folder: folder of the local step.
+      files: files to copy, see `hashed_files`.
     Raises:
       OSError: a file cannot be read, or the store does not answer.
     """
-    done = {}
-    for name in names:
-        file = done[name] = hashed(folder / name)
+    for name, file in files.items():
         commit = Commit(step=step, save_id=save_id, files={}, eval_loss=None)
         target = remote.object_name(commit, name)
         with contextlib.suppress(MissingError):
@@ -86,7 +97,6 @@ def upload(
             ):
                 continue
         remote.store.upload(target, folder / name, facts={_SHA256: file.sha256})
-    return done
 
 
 def download(

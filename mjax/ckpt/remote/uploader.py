@@ -1,14 +1,15 @@
 """The background thread of each process that copies saved steps into the store.
 
 Input: steps that were committed in the work dir. Output: the same steps in the store.
-Process 0 chooses a step, the newest that is not there first; each process uploads the
-files that it has written; process 0 compares what is there with what was sent, and
-writes the commit. The training thread only wakes the thread of process 0.
+Process 0 chooses a step, the newest that is not there first; each process compares the
+pieces that it has written with their checksums and uploads its files; process 0
+compares what is there with what was sent, and writes the commit. The training thread
+only wakes the thread of process 0.
 
 If anything fails, the step stays in the work dir, the reason is told once, and the
 newest step is tried again after 1, 2, 4, ... 60 seconds. What is there already is not
 sent again. While a step is being uploaded it is not deleted in the work dir; steps that
-retention deletes there before their turn came are left out.
+retention deletes there before their turn came are left out, and so are damaged steps.
 """
 
 import contextlib
@@ -17,15 +18,14 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from pathlib import Path
-from typing import Any
 
 from mjax.ckpt.config import Retention
 from mjax.ckpt.fence import TakenOverError
-from mjax.ckpt.manifest import DamagedError
+from mjax.ckpt.manifest import MAIN_FILE, DamagedError
 from mjax.ckpt.phases import EXPECTED, in_words
-from mjax.ckpt.remote import transfer
+from mjax.ckpt.remote import local_check, transfer
 from mjax.ckpt.remote.fence import RemoteFence
 from mjax.ckpt.remote.steps import Commit, File, RemoteSteps
 from mjax.ckpt.store import Store
@@ -53,6 +53,8 @@ class Upload:
     """Number of tries since the last step that was uploaded."""
     waited_s: float = 0.0
     """Seconds since the first of them."""
+    is_tried_again: bool = True
+    """After an error: False if the step is damaged, so another try is useless."""
     removed: tuple[int, ...] = ()
     """Older steps that were deleted in the store."""
 
@@ -65,6 +67,11 @@ class Upload:
 
     def describe(self) -> str:
         """Describe the outcome for people."""
+        if self.error is not None and not self.is_tried_again:
+            return (
+                f"warning: checkpoint {self.step} is not uploaded to {self.url}: "
+                f"{self.error}; training goes on, the steps there stay"
+            )
         if self.error is not None:
             return (
                 f"warning: checkpoint {self.step} is not in {self.url} yet: "
@@ -114,6 +121,8 @@ class Uploader:
         self._refused, self._claim = refused, claim
         self._done: dict[int, Commit] | None = None
         """The steps that are in the store; None: it was not asked yet."""
+        self._damaged: dict[tuple[int, str], str] = {}
+        """(step, save id) of damaged local steps, and why; "": an unreadable id."""
         self._held: int | None = None
         self._tries, self._since_s = 0, 0.0
         self.problem = ""
@@ -200,9 +209,11 @@ class Uploader:
                     continue
                 self._num_current = -1
                 self._upload(step)
+            except TakenOverError:
+                break  # the fence tells; nothing may be written any more
+            except _LocalDamageError as error:
+                self._leave_out(error.step, error.save_id, str(error))
             except EXPECTED as error:
-                if isinstance(error, TakenOverError):
-                    break  # the fence tells; nothing may be written any more
                 pause_s = self._failed(step, error)
                 continue
             finally:
@@ -224,6 +235,22 @@ class Uploader:
         self._num_current = -1
         return min(_FIRST_PAUSE_S * 2 ** min(self._tries - 1, 9), _LONGEST_PAUSE_S)
 
+    def _leave_out(self, step: int, save_id: str, reason: str) -> None:
+        """Tell once that a local step is damaged; it is not uploaded by this start."""
+        is_known = (step, save_id) in self._damaged
+        if is_known or step not in self._local.steps():  # retention has deleted it
+            return
+        self._damaged[step, save_id] = reason
+        self._tries, self.problem = 0, ""
+        self.uploads.put(
+            Upload(
+                step=step,
+                url=self._remote.url,
+                error=f"{self._local.path(step)} is damaged: {reason}",
+                is_tried_again=False,
+            )
+        )
+
     def _next(self) -> int | None:
         """Choose the step to upload: the newest first, then those that are kept."""
         if self._done is None:
@@ -240,12 +267,21 @@ class Uploader:
         return max(wanted & self._retention.stays(losses), default=None)
 
     def _good(self) -> dict[int, tuple[str, float | None]]:
-        """Return save id and loss of the steps of the work dir that may be restored."""
+        """Return save id and loss of the steps of the work dir that may be restored.
+
+        Steps that are known to be damaged are left out, so they replace no good step.
+        """
         refused, found = self._refused(), {}
         for step in self._local.steps():
-            with contextlib.suppress(DamagedError, ValueError):
-                manifest = self._local.manifest(step)
-                if (step, manifest.save_id) not in refused:
+            with contextlib.suppress(ValueError):
+                try:
+                    manifest = self._local.manifest(step)
+                except DamagedError as error:
+                    if (step, "") not in refused:
+                        self._leave_out(step, "", str(error))
+                    continue
+                saved = (step, manifest.save_id)
+                if saved not in refused and saved not in self._damaged:
                     loss = manifest.run.get("eval_loss")
                     found[step] = (manifest.save_id, loss)
         return found
@@ -255,10 +291,14 @@ class Uploader:
         started_s = time.monotonic()
         assert self._done is not None
         self._fence.check()
-        manifest = self._local.manifest(step)
+        try:
+            manifest = self._local.manifest(step)
+        except DamagedError as error:
+            raise _LocalDamageError(step, "", str(error)) from error
         expected = transfer.files_of(Path(self._local.path(step)))
         self._order(json.dumps([step, manifest.save_id]))
-        files = self._merged(self._send(step, manifest.save_id))
+        own = self._send(step, manifest.save_id)
+        files = self._merged(step, manifest.save_id, own)
         if lacking := sorted({*expected} - {*files}):
             raise OSError(f"{lacking[0]} of step {step} is not seen by its process")
         commit = Commit(
@@ -299,15 +339,20 @@ class Uploader:
     def _order(self, text: str) -> None:
         self._agreement.from_rank(0, text)
 
-    def _merged(self, own: str) -> dict[str, File]:
+    def _merged(self, step: int, save_id: str, own: str) -> dict[str, File]:
         """Merge what all processes have sent.
 
         Raises:
+          _LocalDamageError: one has found the step damaged.
           OSError: one could not send its files.
         """
         files: dict[str, File] = {}
-        for rank, text in enumerate(self._agreement.all_of(own)):
-            answer: Mapping[str, Any] = json.loads(text)
+        answers = [json.loads(text) for text in self._agreement.all_of(own)]
+        for rank, answer in enumerate(answers):
+            if answer["damage"]:
+                reason = f"process {rank}: {answer['damage']}"
+                raise _LocalDamageError(step, save_id, reason)
+        for rank, answer in enumerate(answers):
             if answer["error"]:
                 raise OSError(f"process {rank}: {answer['error']}")
             files |= {name: File(**file) for name, file in answer["files"].items()}
@@ -321,16 +366,35 @@ class Uploader:
             self._agreement.all_of(self._send(step, save_id))
 
     def _send(self, step: int, save_id: str) -> str:
-        """Upload the files of this process; return them, or what went wrong."""
+        """Upload the files of this process; return them, or what went wrong.
+
+        Nothing is sent before the pieces of this process were compared.
+        """
         rank, num = self._agreement.rank, self._agreement.num
-        folder, files, problem = Path(self._local.path(step)), {}, ""
+        path, files, damage, problem = self._local.path(step), {}, "", ""
+        folder = Path(path)
         try:
+            if not (folder / MAIN_FILE).exists():  # a network file system may be late
+                raise OSError(f"{folder} is not seen on its host")
             names = transfer.share(transfer.files_of(folder), rank, num)
-            files = transfer.upload(self._remote, step, save_id, folder, names)
+            hashed = transfer.hashed_files(folder, names)
+            local_check.check(path, save_id, rank, num)
+            transfer.upload(self._remote, step, save_id, folder, hashed)
+            files = hashed
+        except DamagedError as error:
+            damage = in_words(error)
         except EXPECTED as error:
             problem = in_words(error)
         sent = {name: dataclasses.asdict(file) for name, file in files.items()}
-        return json.dumps({"error": problem, "files": sent})
+        return json.dumps({"damage": damage, "error": problem, "files": sent})
+
+
+class _LocalDamageError(RuntimeError):
+    """A step of the work dir is not what was saved."""
+
+    def __init__(self, step: int, save_id: str, reason: str) -> None:
+        super().__init__(reason)
+        self.step, self.save_id = step, save_id
 
 
 def open_agreement() -> Agreement:

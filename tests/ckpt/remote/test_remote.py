@@ -12,6 +12,7 @@ import pytest
 from mjax.ckpt.fence import TakenOverError
 from mjax.ckpt.manager import Answer, Checkpoints
 from mjax.ckpt.manifest import DamagedError, seal
+from mjax.ckpt.remote import local_check
 from mjax.ckpt.remote.steps import RemoteSteps
 from mjax.ckpt.remote.uploader import Upload
 from mjax.stores.objects import RefusedError, UnavailableError
@@ -264,9 +265,11 @@ def test_a_damaged_object_is_named_and_the_step_before_is_taken(
     assert_same(again.state, state(2))
 
 
-def test_a_step_that_was_damaged_before_its_upload_is_fetched_once(
-    run: Open, objects: MemoryStore, tmp_path: Path
+def test_a_step_that_was_uploaded_damaged_is_fetched_once(
+    run: Open, objects: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    """As after damage between the check of a step and its upload."""
+    monkeypatch.setattr(local_check, "check", lambda *args: None)
     manager = run()
     save(manager, 1)
     objects.before = away

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from mjax.ckpt.config import Retention
-from mjax.ckpt.remote import uploader
+from mjax.ckpt.manifest import DamagedError
+from mjax.ckpt.remote import local_check, uploader
 from mjax.ckpt.remote.fence import RemoteFence
 from mjax.ckpt.remote.steps import RemoteSteps
 from mjax.ckpt.remote.uploader import Uploader
@@ -85,6 +86,30 @@ def test_each_process_uploads_its_own_files(start, stores, tmp_path):
     files = {p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file()}
     assert {*commit.files} == files == own | uploaded(stores[0])
     assert second.uploads.empty()
+
+
+def test_a_step_whose_part_one_process_finds_damaged_is_not_committed(
+    start, stores, tmp_path, monkeypatch
+):
+    checked: list[int] = []
+    check = local_check.check
+
+    def find_damage(path, save_id, rank, num) -> None:
+        checked.append(rank)
+        check(path, save_id, rank, num)
+        if rank == 1:
+            raise DamagedError("7/state differs")
+
+    monkeypatch.setattr(local_check, "check", find_damage)
+    first, _ = start()
+    assert first.finish(60)
+    assert sorted(checked) == [0, 1]
+    told = first.uploads.get_nowait()
+    assert told.error == f"{tmp_path}/7 is damaged: process 1: 7/state differs"
+    assert not told.is_tried_again
+    assert first.uploads.empty()
+    assert uploaded(stores[1]) == set()
+    assert RemoteSteps(stores[0]).steps() == []
 
 
 def test_a_process_that_cannot_upload_is_named_and_waited_for(start, stores):
