@@ -274,12 +274,13 @@ def _take_steps(
     ):
         exit_code = ending.PREEMPTED
     watch.end(Phase.SAVE, "ckpt")
-    missing = run.checkpoints.finish_uploads()
+    missing = run.checkpoints.finish_uploads(stop.stopped_s)
     run.checkpoints.close()
     steps.report_saves()
     if missing:
         recorder.say(f"warning: {missing}")
-        exit_code = ending.FAILED if exit_code == ending.DONE else exit_code
+        if exit_code == ending.DONE:
+            exit_code = ending.PREEMPTED if stop.reached() else ending.FAILED
     return exit_code
 
 

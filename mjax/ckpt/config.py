@@ -60,6 +60,9 @@ class CkptConfig:
     """Number of newest checkpoints kept at --ckpt.remote; None: --ckpt.keep."""
     remote_wait_s: int = 300
     """Seconds that a run waits at its end for the upload of the last checkpoint."""
+    remote_stop_wait_s: int = 20
+    """The same wait after SIGTERM or Ctrl-C, counted from the signal, because the
+    machine may end the run about 30 s after it."""
     local_dir: str | None = None
     """Folder on each host (RAM disk, SSD) for copies between checkpoints."""
     local_every: int = 10
@@ -68,7 +71,7 @@ class CkptConfig:
     def __post_init__(self) -> None:
         for name in (
             *("every", "keep", "keep_every", "timeout_s", "local_every"),
-            *("remote_keep", "remote_wait_s"),
+            *("remote_keep", "remote_wait_s", "remote_stop_wait_s"),
         ):
             number = getattr(self, name)
             if number is not None and number < 1:

@@ -230,14 +230,19 @@ class Checkpoints:
         """
         return [] if self._link is None else self._link.uploads()
 
-    def finish_uploads(self) -> str:
+    def finish_uploads(
+        self, stopped_s: Callable[[], float | None] = lambda: None
+    ) -> str:
         """Wait until the steps of the work dir are in the object store.
 
+        Args:
+          stopped_s: returns the seconds since a stop by a signal; None: there was none.
+            It is called about once a second, the same number of times on every process.
         Returns:
-          what is missing after --ckpt.remote-wait-s, for people; "" if nothing is.
+          what is missing after --ckpt.remote-wait-s, or --ckpt.remote-stop-wait-s after
+          a stop, for people; "" if nothing is.
         """
-        link = self._link
-        return "" if link is None else self._agreement.decide(link.finish)
+        return "" if self._link is None else self._link.finish(stopped_s)
 
     @property
     def _fence_problem(self) -> str | None:

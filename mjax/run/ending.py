@@ -143,6 +143,7 @@ class StopRequest:
 
     def __init__(self) -> None:
         self._received: int | None = None
+        self._received_s = 0.0
         self._interrupts = 0
         self._previous: dict[int, Any] = {}
         self._num_safe_points = 0
@@ -183,8 +184,20 @@ class StopRequest:
                 self._is_reached = self._received is not None
         return self._is_reached
 
+    def stopped_s(self) -> float | None:
+        """Return the seconds since the stop; None: the run goes on.
+
+        This is a safe point, see `reached`. With several processes the time counts from
+        the agreement on it, because jax does not tell when the signal came.
+        """
+        if not self.reached():
+            return None
+        self._received_s = self._received_s or time.monotonic()
+        return time.monotonic() - self._received_s
+
     def _handle(self, number: int, frame: object) -> None:
         del frame
+        self._received_s = self._received_s or time.monotonic()
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:

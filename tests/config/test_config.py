@@ -582,6 +582,7 @@ def test_a_field_that_the_program_forgot_is_a_difference():
         ({"remote": "s3://bucket/"}, "add a prefix.*s3://bucket/RUN"),
         ({"remote": "s3://bucket/a", "dir": "gs://b/a"}, "--ckpt.dir must be a folder"),
         ({"remote": "s3://bucket/a", "remote_keep": 0}, "--ckpt.remote-keep must be"),
+        ({"remote_stop_wait_s": 0}, "--ckpt.remote-stop-wait-s must be at least 1"),
     ],
 )
 def test_a_wrong_place_for_copies_of_checkpoints_is_refused(flags, reason):

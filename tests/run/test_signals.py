@@ -231,3 +231,14 @@ def test_a_learning_rate_that_destroys_the_model_is_no_success(tmp_path, environ
     assert Store(tmp_path / "run" / "checkpoints").steps() == []
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["exit"] == ending.GAVE_UP
+
+
+def test_a_stop_tells_how_long_ago_the_signal_came():
+    with ending.StopRequest() as stop:
+        assert stop.stopped_s() is None
+        os.kill(os.getpid(), signal.SIGTERM)
+        first_s = stop.stopped_s()
+        second_s = stop.stopped_s()
+    assert first_s is not None
+    assert second_s is not None
+    assert 0 <= first_s <= second_s

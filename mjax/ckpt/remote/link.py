@@ -6,7 +6,7 @@ in the store (`uploader`), or a newer one of it in the work dir (`source`).
 
 import dataclasses
 import queue
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from mjax.ckpt import manifest
 from mjax.ckpt.config import CkptConfig
@@ -17,6 +17,7 @@ from mjax.ckpt.remote.fence import RemoteFence
 from mjax.ckpt.remote.source import Source
 from mjax.ckpt.remote.steps import RemoteSteps
 from mjax.ckpt.remote.uploader import Upload, Uploader, open_agreement
+from mjax.ckpt.remote.waiting import wait_for_uploads
 from mjax.ckpt.store import Store
 from mjax.processes.agreement import Agreement
 from mjax.stores import address
@@ -190,20 +191,42 @@ class Link:
                     break
         return found
 
-    def finish(self) -> str:
-        """Wait for the uploads, on process 0; say what is missing, or ""."""
-        if self._uploader is None:
+    def finish(self, stopped_s: Callable[[], float | None]) -> str:
+        """Wait for the uploads; say what is missing, or "".
+
+        Args:
+          stopped_s: as for `wait_for_uploads`.
+        """
+        uploader = self._uploader
+        if uploader is None:
             return ""
-        if self._uploader.finish(self._config.remote_wait_s):
-            return ""
-        newest = max(self._local.steps(), default=0)
-        why = self.fence.problem or (
-            f"after {self._config.remote_wait_s} s (--ckpt.remote-wait-s)"
-            + f": {self._uploader.problem}" * bool(self._uploader.problem)
+        return wait_for_uploads(
+            uploader,
+            self._agreement,
+            wait_s=self._config.remote_wait_s,
+            stop_wait_s=self._config.remote_stop_wait_s,
+            stopped_s=stopped_s,
+            missing=lambda why: self._missing(uploader, why),
         )
+
+    def _missing(self, uploader: Uploader, why: str) -> str:
+        """Say which steps are not in the store; "": none, as `why` is empty."""
+        folder, damage = self._local.directory, uploader.damage
+        if damage is not None and not why:
+            return (
+                f"checkpoint {damage[0]} is not in {self._remote.url}, it is damaged: "
+                f"{damage[1]}. It is in {folder}; the same command restores the newest "
+                "intact step"
+            )
+        if not why:
+            return ""
+        steps = uploader.left() or [max(self._local.steps(), default=0)]
+        names, is_one = ", ".join(map(str, steps)), len(steps) == 1
         return (
-            f"checkpoint {newest} is not in {self._remote.url}, {why}. It is in "
-            f"{self._local.directory}; the same command uploads it"
+            f"{'checkpoint' if is_one else 'checkpoints'} {names} "
+            f"{'is' if is_one else 'are'} not in {self._remote.url}, "
+            f"{self.fence.problem or why}. {'It is' if is_one else 'They are'} in "
+            f"{folder}; the same command uploads {'it' if is_one else 'them'}"
         )
 
     def close(self) -> None:

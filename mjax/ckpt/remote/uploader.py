@@ -18,7 +18,7 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping
 from pathlib import Path
 
 from mjax.ckpt.config import Retention
@@ -146,19 +146,39 @@ class Uploader:
         self._num_notified += 1
         self._wake.set()
 
-    def finish(self, timeout_s: int | float) -> bool:
-        """Wait, on process 0, until all is uploaded; say whether it is.
-
-        Args:
-          timeout_s: after which the rest stays in the work dir.
-        """
+    def hurry(self) -> None:
+        """Let process 0 try again now, and not after its pause."""
         self._wake.set()
+
+    def wait(self, timeout_s: int | float) -> bool:
+        """Wait, on process 0, until nothing is left to upload; say whether it is so."""
         until_s = time.monotonic() + timeout_s
         while not self._is_current and self._thread.is_alive():
             if time.monotonic() >= until_s:
                 break
             time.sleep(_POLL_S)
         return self._is_current
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs; it ends too if another start has taken over."""
+        return self._thread.is_alive()
+
+    @property
+    def failure(self) -> str:
+        """What has ended the thread of this process; "": nothing has."""
+        return "" if self._failure is None else repr(self._failure)
+
+    def left(self) -> list[int]:
+        """Return the local steps that are still to be uploaded, on process 0."""
+        return sorted(self._wanted(dict(self._done or {})))
+
+    @property
+    def damage(self) -> tuple[int, str] | None:
+        """The newest local step and its damage, if it is known to be damaged."""
+        newest = max(self._local.steps(), default=0)
+        found = [why for (step, _), why in [*self._damaged.items()] if step == newest]
+        return (newest, found[-1]) if found else None
 
     @property
     def _is_current(self) -> bool:
@@ -256,15 +276,19 @@ class Uploader:
         if self._done is None:
             self._claim()
             self._done = dict(self._remote.commits())
-        here, there = self._good(), self._done
+        return max(self._wanted(self._done), default=None)
+
+    def _wanted(self, there: Mapping[int, Commit]) -> set[int]:
+        """Return the local steps that are to be uploaded.
+
+        They are the newest, and those that the rules of the store keep.
+        """
+        here = self._good()
         done = {(step, commit.save_id) for step, commit in there.items()}
-        wanted = {s for s, (save_id, _) in here.items() if (s, save_id) not in done}
-        newest = max(here, default=None)
-        if newest in wanted:
-            return newest
         losses = {step: commit.eval_loss for step, commit in there.items()}
         losses |= {step: loss for step, (_, loss) in here.items()}
-        return max(wanted & self._retention.stays(losses), default=None)
+        stays = self._retention.stays(losses) | {max(here, default=0)}
+        return {s for s in stays & here.keys() if (s, here[s][0]) not in done}
 
     def _good(self) -> dict[int, tuple[str, float | None]]:
         """Return save id and loss of the steps of the work dir that may be restored.

@@ -74,7 +74,7 @@ def uploaded(store: MemoryStore) -> set[str]:
 
 def test_each_process_uploads_its_own_files(start, stores, tmp_path):
     first, second = start()
-    assert first.finish(60)
+    assert first.wait(60)
     own = uploaded(stores[1])
     assert "pieces.1.json" in own
     assert all("process_1/" in name for name in own - {"pieces.1.json"})
@@ -102,7 +102,7 @@ def test_a_step_whose_part_one_process_finds_damaged_is_not_committed(
 
     monkeypatch.setattr(local_check, "check", find_damage)
     first, _ = start()
-    assert first.finish(60)
+    assert first.wait(60)
     assert sorted(checked) == [0, 1]
     told = first.uploads.get_nowait()
     assert told.error == f"{tmp_path}/7 is damaged: process 1: 7/state differs"
@@ -124,7 +124,7 @@ def test_a_process_that_cannot_upload_is_named_and_waited_for(start, stores):
     assert first.uploads.get_nowait().error == "process 1: no route to host"
     assert RemoteSteps(stores[0]).steps() == []
     stores[1].before = lambda method, name: None
-    assert first.finish(60)
+    assert first.wait(60)
     done = first.uploads.get_nowait()
     assert (done.error, done.tries > 1) == (None, True)
     assert RemoteSteps(stores[0]).steps() == [7]
