@@ -142,15 +142,32 @@ class Records:
         return saved in self.quarantined or self.why_foreign(*saved) is not None
 
 
-def new_save_id(origin: str) -> str:
-    """Make a random id of a save.
+def new_save_id(origin: str, start: int) -> str:
+    """Make an id of a save: the run, the start of the run, and a random part.
 
     Args:
       origin: the id of the run; for a copy of a step, the origin of its save id.
+      start: number of the start of the run, above those of all earlier starts that it
+        knows; for a copy of a step, that of its save id.
     """
-    return f"{origin}-{secrets.token_hex(8)}"
+    return f"{origin}-{start}-{secrets.token_hex(8)}"
 
 
 def origin_of(save_id: str) -> str:
     """Return the run id with which a save id begins; an old save id is returned."""
     return save_id.partition("-")[0]
+
+
+def start_of(save_id: str) -> int:
+    """Return the number of the start that saved a step; 0 for an old save id."""
+    parts = save_id.split("-")
+    return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else 0
+
+
+def age_of(step: int, save_id: str) -> tuple[int, int]:
+    """Return a sort key of steps: the newest step of the newest branch is the largest.
+
+    A start that goes back to an older step begins a branch. Its steps may have lower
+    numbers than those of the branch that it left.
+    """
+    return start_of(save_id), step

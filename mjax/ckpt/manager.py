@@ -27,7 +27,7 @@ from jaxtyping import PyTree
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.host_copy import HostCopy, HostMemory
 from mjax.ckpt.job import Job
-from mjax.ckpt.journal import SAVED, Journal, new_save_id, origin_of
+from mjax.ckpt.journal import SAVED, Journal, new_save_id, origin_of, start_of
 from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.phases import open_agreement
@@ -83,6 +83,7 @@ class Checkpoints:
         self._wanted_step: int | None = None
         self._error: str | None = None
         self._run_id: str | None = None
+        self._last_start: int | None = None
         self._link: Link | None = None
         if config.remote is not None:
             self._link = Link(config, self.store, self._journal, self._agreement, unfit)
@@ -172,7 +173,10 @@ class Checkpoints:
         self._run_id = self._run_id or self._find_run_id()
         with contextlib.suppress(OSError):  # tried again at the next save
             self._journal.run_id(self._run_id)
-        return new_save_id(self._run_id)
+        if self._last_start is None:
+            self._last_start = self._find_last_start()
+        seen = 0 if self._link is None else self._link.last_start
+        return new_save_id(self._run_id, 1 + max(self._last_start, seen))
 
     def copy_is_due(self, step: int) -> bool:
         """Say whether `copy` is to be called after this step."""
@@ -328,6 +332,8 @@ class Checkpoints:
             self._copies = LocalCopies(
                 self._config.local_dir, run, self._agreement.rank
             )
+            if self._link is not None and self._link.branch_step is not None:
+                self._copies.discard_after(self._link.branch_step)
         restored = self._restored(abstract_state)
         if restored is not None:
             self._last_good_step = restored.store_step
@@ -401,6 +407,15 @@ class Checkpoints:
                 if save_id != origin_of(save_id):
                     return origin_of(save_id)
         return secrets.token_hex(8)
+
+    def _find_last_start(self) -> int:
+        """Return the largest number of a start in the journal and in saved steps."""
+        records = self._journal.records().records
+        ids = [record.save_id for record in records if record.event == SAVED]
+        for step in self.store.steps():
+            with contextlib.suppress(DamagedError, ValueError):
+                ids.append(self.store.manifest(step).save_id)
+        return max(map(start_of, ids), default=0)
 
     def _recovery(self, copies: LocalCopies | None) -> Recovery:
         return Recovery(self.store, self._journal, self._agreement, copies, self._unfit)

@@ -15,7 +15,7 @@ from etils import epath
 
 from mjax.ckpt import arrays, manifest
 from mjax.ckpt.boxes import Box, shape_of, within
-from mjax.ckpt.journal import new_save_id, origin_of
+from mjax.ckpt.journal import new_save_id, origin_of, start_of
 from mjax.ckpt.manifest import Manifest, Piece, Pieces
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store, write_file
@@ -112,7 +112,9 @@ def _write(source: SavedStep, folder: epath.Path, max_bytes: int | None) -> Mani
     write_file(folder / manifest.part_name(0), text)
     copied = dataclasses.replace(
         source.manifest,
-        save_id=new_save_id(origin_of(source.manifest.save_id)),
+        save_id=new_save_id(
+            origin_of(source.manifest.save_id), start_of(source.manifest.save_id)
+        ),
         part_sums=[manifest.text_crc32c(text)],
     )
     write_file(folder / manifest.MAIN_FILE, manifest.write_manifest(copied))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from mjax.ckpt import manifest
 from mjax.ckpt.config import CkptConfig
-from mjax.ckpt.journal import Journal
+from mjax.ckpt.journal import Journal, start_of
 from mjax.ckpt.manifest import Manifest
 from mjax.ckpt.recovery import Restored, Unfit
 from mjax.ckpt.remote.fence import RemoteFence
@@ -67,6 +67,9 @@ class Link:
         self._uploader: Uploader | None = None
         self.fence = RemoteFence(self._remote.store)
         """Of this start; its problem is told by the next save that is due."""
+        self.last_start = 0
+        """The largest number of a start in the store when it was claimed."""
+        self._restored_step: int | None = None
 
     # ----------------------------------------------------------------------- restoring
 
@@ -100,6 +103,11 @@ class Link:
         text = self._agreement.decide(find)
         return manifest.read_manifest(text, self._remote.url) if text else None
 
+    @property
+    def branch_step(self) -> int | None:
+        """The step that was fetched, if its branch is newer than the work dir's."""
+        return self._source.branch_step
+
     def fetch(self) -> bool:
         """Bring that step into the work dir; see `Source.fetch`."""
         return self._source.fetch()
@@ -121,13 +129,14 @@ class Link:
         Raises:
           LostError: nothing was restored, and all steps there were passed over.
         """
+        self._restored_step = 0 if restored is None else restored.step
         if restored is None:
             self.check_lost()
             return None
         source = restored.source
         if restored.step in self._source.fetched:
             source = f"{source}, which was copied from {self._remote.url}"
-        told = (*put_aside, *self._source.refused())
+        told = (*put_aside, *self._source.left_branch, *self._source.refused())
         return dataclasses.replace(restored, source=source, put_aside=told)
 
     # ----------------------------------------------------------------------- uploading
@@ -135,7 +144,8 @@ class Link:
     def start(self, launch: str, generation: int) -> None:
         """Claim the store, and begin to upload; arguments as for `Fence.claim`.
 
-        A store that does not answer is claimed when it does.
+        A store that does not answer is claimed when it does. Its steps above the one
+        that was restored are then put aside: the run has left their branch.
 
         Raises:
           RuntimeError: a later start has claimed it.
@@ -145,10 +155,14 @@ class Link:
         def claim() -> None:
             if not self.fence.is_claimed:
                 self._source.check_own()  # `look` saw nothing if the store was away
+                ids = [commit.save_id for _, commit in self._remote.commits()]
+                self.last_start = max(map(start_of, ids), default=0)
                 self.fence.claim(launch, generation)
-            self._source.put_aside()
+            self._source.put_aside(self._restored_step)
 
         def act() -> str:
+            if self._source.is_away:
+                return ""  # the thread tries, and tells; training does not wait for it
             try:
                 claim()
             except UnavailableError:

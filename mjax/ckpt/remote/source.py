@@ -4,6 +4,10 @@ Input: the steps there, and those of the work dir. Output: the step as a folder 
 work dir, in the files that were saved, each compared with its SHA-256; it is then
 restored like any other. A step with a missing or changed object is skipped with a
 message, and the previous one is used. All processes download, each about as many bytes.
+
+The newest step is that of the newest branch (`journal.age_of`), not the one with the
+highest number: a run that fell back while the store did not answer, or on another
+machine, has left the higher steps of the earlier branch. They are put aside.
 """
 
 import contextlib
@@ -18,7 +22,7 @@ from typing import Any
 from etils import epath
 
 from mjax import checked_json
-from mjax.ckpt.journal import Journal
+from mjax.ckpt.journal import Journal, age_of, start_of
 from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.phases import in_words
 from mjax.ckpt.recovery import LostError, Unfit
@@ -37,6 +41,8 @@ class _Order:
 
     commit: Commit
     folder: str
+    is_newer_branch: bool
+    """Whether a later start than those of all local steps saved it."""
 
 
 class Source:
@@ -56,8 +62,13 @@ class Source:
         self.is_away = False
         """Whether the store did not answer at the start, on process 0."""
         self._refused: dict[int, tuple[Commit | None, str]] = {}
+        self._listed: dict[int, Commit | str] = {}
         self.fetched: dict[int, Commit] = {}
         """Steps that were downloaded into the work dir."""
+        self.branch_step: int | None = None
+        """The last of them that is of a newer branch than the work dir."""
+        self.left_branch: list[str] = []
+        """Steps of the work dir whose branch was left, and why; on process 0."""
 
     def look(self) -> None:
         """See that the store may be used by this run; on process 0.
@@ -110,10 +121,12 @@ class Source:
         """
         if self.is_away:
             return None
-        above = max(self._local_steps(), default=0)
+        local = self._local_steps()
+        ages = [age_of(step, manifest.save_id) for step, manifest in local.items()]
         try:
-            for step in reversed(self._remote.steps()):
-                if step <= above:
+            for commit in self._newest_first(above=max(local, default=0)):
+                step = commit.step
+                if age_of(step, commit.save_id) <= max(ages, default=(0, 0)):
                     return None
                 if step in self._refused:
                     continue
@@ -121,7 +134,7 @@ class Source:
                     why = "it has the bytes that were uploaded, but is damaged"
                     self._refused[step] = (self.fetched[step], why)
                     continue
-                if found := self._usable(step):
+                if found := self._usable(commit):
                     return found
         except UnavailableError as error:
             raise RuntimeError(
@@ -129,17 +142,29 @@ class Source:
             ) from error
         return None
 
-    def _usable(self, step: int) -> tuple[Commit, Manifest] | None:
-        commit = None
+    def _newest_first(self, *, above: int) -> list[Commit]:
+        """Return the commits there, those of the newest branch first.
+
+        They are read once. Commits that cannot be read are refused if their step is
+        higher than all local ones.
+        """
+        if not self._listed:
+            self._listed = dict(self._remote.commits_and_damage())
+        for step, damage in self._listed.items():
+            if isinstance(damage, str) and step > above:
+                self._refused[step] = (None, damage)
+        found = [c for c in self._listed.values() if isinstance(c, Commit)]
+        return sorted(found, key=lambda c: age_of(c.step, c.save_id), reverse=True)
+
+    def _usable(self, commit: Commit) -> tuple[Commit, Manifest] | None:
         try:
-            commit = self._remote.commit(step)
             self._check_own(commit)
             manifest = self._remote.manifest(commit)
         except DamagedError as error:
-            self._refused[step] = (commit, str(error))
+            self._refused[commit.step] = (commit, str(error))
             return None
-        if why := self._unfit(step, manifest.run):
-            self._refused[step] = (commit, why)
+        if why := self._unfit(commit.step, manifest.run):
+            self._refused[commit.step] = (commit, why)
             return None
         return commit, manifest
 
@@ -155,6 +180,8 @@ class Source:
             end = self._agreement.decide(lambda o=order, a=answers: self._end(o, a))
             if end == _FETCHED:
                 self.fetched[order.commit.step] = order.commit
+                if order.is_newer_branch:
+                    self.branch_step = order.commit.step
                 return True
         return False
 
@@ -163,8 +190,13 @@ class Source:
         if found is None:
             return ""
         commit, _ = found
+        starts = [start_of(found.save_id) for found in self._local_steps().values()]
         folder = self._local.begin(commit.step, commit.num_bytes)
-        order = _Order(commit=commit, folder=str(folder))
+        order = _Order(
+            commit=commit,
+            folder=str(folder),
+            is_newer_branch=bool(starts) and start_of(commit.save_id) > max(starts),
+        )
         return json.dumps(dataclasses.asdict(order))
 
     def _download(self, order: _Order) -> tuple[str, str]:
@@ -188,6 +220,7 @@ class Source:
         try:
             if not (trouble or damage):
                 pieces_in(folder, manifest_in(folder))
+                self._leave_branch(commit.step)  # first: a kill would let them win
                 self._local.commit(folder, commit.step)
                 return _FETCHED
         except DamagedError as error:
@@ -199,6 +232,14 @@ class Source:
             )
         self._refused[commit.step] = (commit, damage)
         return _DAMAGED
+
+    def _leave_branch(self, step: int) -> None:
+        """Move the local steps above a newer one of the store out of its way."""
+        for old in [*self._local_steps()]:
+            if old > step:
+                why = f"a later start went on from an older step, to step {step}"
+                where = self._local.quarantine(old, why, is_damaged=False)
+                self.left_branch.append(f"{where}: {why}")
 
     def check_lost(self) -> None:
         """Check that the run may begin at step 0, since no step is of use.
@@ -220,15 +261,28 @@ class Source:
             for step, (_, why) in sorted(self._refused.items())
         ]
 
-    def put_aside(self) -> None:
+    def put_aside(self, restored_step: int | None) -> None:
         """Note the steps that were passed over in the store; on process 0.
 
         The fence must be claimed. They would take the place of good ones otherwise.
+
+        Args:
+          restored_step: step from which this start goes on, 0 for a new run; steps
+            above it are of a branch that was left. None: nothing was restored yet.
         """
+        told = {*self._refused}
+        commits = dict(self._remote.commits())
         if self.is_away:  # nothing was passed over yet
-            for step in self._remote.steps():
-                self._usable(step)
+            for commit in commits.values():
+                self._usable(commit)
             self.is_away = False
+        for step in sorted(commits.keys() - self._refused.keys()):
+            if restored_step is not None and step > restored_step:
+                why = f"the run went on from step {restored_step}, on a newer branch"
+                self._refused[step] = (commits[step], why)
+        for step in sorted(self._refused.keys() - told):
+            why = self._refused[step][1]
+            _warn(f"step {step} of {self._remote.url} is put aside there: {why}")
         for step, (commit, why) in [*self._refused.items()]:
             if commit is not None:
                 self._remote.put_aside(commit, why)

@@ -235,10 +235,22 @@ class RemoteSteps:
                     self._delete_folder(self._folder(number, save_id))
 
     def commits(self) -> Iterator[tuple[int, Commit]]:
-        """Yield the commits that can be read, by step, oldest first."""
+        """Yield the commits that can be read, by step, lowest first."""
         for step in self.steps():
             with contextlib.suppress(DamagedError, ValueError):
                 yield step, self.commit(step)
+
+    def commits_and_damage(self) -> Iterator[tuple[int, Commit | str]]:
+        """Yield each commit by step, lowest first, or how it is damaged.
+
+        Raises:
+          ValueError: a newer version of mjax wrote one.
+        """
+        for step in self.steps():
+            try:
+                yield step, self.commit(step)
+            except DamagedError as error:
+                yield step, str(error)
 
     def _delete_folder(self, folder: str) -> None:
         self.store.delete([found.name for found in self.store.objects(folder)])
