@@ -19,7 +19,7 @@ from mjax.stores.objects import (
     Version,
 )
 
-_FILE = "owner.json"
+OWNER_FILE = "owner.json"
 _TRIES = 5
 
 
@@ -54,14 +54,14 @@ class RemoteFence:
             if found is not None and found.is_later(launch, generation):
                 self._refuse(found)
             try:
-                self._store.write(_FILE, text, expected=version)
+                self._store.write(OWNER_FILE, text, expected=version)
             except ConflictError:  # another start claims it, or an answer was lost
                 if self._read()[0] != ours:
                     continue
             self._owner = ours.owner
             return
         raise RuntimeError(
-            f"{self._store.url}/{_FILE} was replaced {_TRIES} times while it was "
+            f"{self._store.url}/{OWNER_FILE} was replaced {_TRIES} times while it was "
             "claimed; several runs begin at once: give each its own --ckpt.remote"
         )
 
@@ -87,7 +87,7 @@ class RemoteFence:
 
     def _read(self) -> tuple[Owner | None, Version | Absent]:
         try:
-            text, version = self._store.read_versioned(_FILE)
+            text, version = self._store.read_versioned(OWNER_FILE)
         except MissingError:
             return None, ABSENT
         try:

@@ -14,7 +14,7 @@ from mjax.ckpt.journal import Journal, start_of
 from mjax.ckpt.manifest import Manifest
 from mjax.ckpt.recovery import Restored, Unfit
 from mjax.ckpt.remote.fence import RemoteFence
-from mjax.ckpt.remote.source import Source
+from mjax.ckpt.remote.source import Source, outer_urls
 from mjax.ckpt.remote.steps import RemoteSteps
 from mjax.ckpt.remote.uploader import Upload, Uploader, open_agreement
 from mjax.ckpt.remote.waiting import wait_for_uploads
@@ -63,7 +63,8 @@ class Link:
         self._config, self._local, self._journal = config, local, journal
         self._agreement, self._of_uploads = agreement, open_agreement()
         self._remote = RemoteSteps(opened(config.remote))
-        self._source = Source(self._remote, local, journal, agreement, unfit)
+        outer = [opened(url) for url in outer_urls(config.remote, FLAG)]
+        self._source = Source(self._remote, local, journal, agreement, unfit, outer)
         self._uploader: Uploader | None = None
         self.fence = RemoteFence(self._remote.store)
         """Of this start; its problem is told by the next save that is due."""

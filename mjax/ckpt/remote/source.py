@@ -15,7 +15,7 @@ import dataclasses
 import json
 import secrets
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,17 @@ from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.phases import in_words
 from mjax.ckpt.recovery import LostError, Unfit
 from mjax.ckpt.remote import transfer
-from mjax.ckpt.remote.steps import Commit, RemoteSteps
+from mjax.ckpt.remote.fence import OWNER_FILE
+from mjax.ckpt.remote.steps import FOLDERS, Commit, RemoteSteps
 from mjax.ckpt.store import Store, delete, manifest_in, pieces_in
 from mjax.processes.agreement import Agreement
-from mjax.stores.objects import UnavailableError
+from mjax.stores import address
+from mjax.stores.objects import (
+    MissingError,
+    ObjectStore,
+    RefusedError,
+    UnavailableError,
+)
 
 _DAMAGED, _FETCHED = "damaged", "fetched"
 
@@ -55,8 +62,19 @@ class Source:
         journal: Journal,
         agreement: Agreement,
         unfit: Unfit,
+        outer: Sequence[ObjectStore],
     ) -> None:
-        """Look nowhere yet; arguments as for `Recovery`."""
+        """Look nowhere yet; other arguments as for `Recovery`.
+
+        Args:
+          remote: steps of the run.
+          local: steps of the work dir.
+          journal: journal of the run.
+          agreement: agreement of the training threads.
+          unfit: decides which steps the run must not use.
+          outer: see `outer_urls`.
+        """
+        self._outer = outer
         self._remote, self._local, self._journal = remote, local, journal
         self._agreement, self._unfit = agreement, unfit
         self.is_away = False
@@ -77,11 +95,13 @@ class Source:
         store that does not answer is an error only if the work dir has no step.
 
         Raises:
-          ValueError: it refuses, or holds the steps of another run.
+          ValueError: it refuses, holds the steps of another run, or is inside another
+            run's URL.
           RuntimeError: it does not answer.
         """
         probe = f"probe-{secrets.token_hex(4)}"
         try:
+            self._check_outside()
             self._remote.store.write(probe, b"")
             self._remote.store.delete([probe])
             self.check_own()
@@ -101,13 +121,27 @@ class Source:
         """Check that the newest step there, if any, may be of this run; on process 0.
 
         Raises:
-          ValueError: another run saved it, or a newer version of mjax.
+          ValueError: another run saved it, or a newer version of mjax; or the URL is
+            inside that of another run.
           UnavailableError: the store does not answer.
         """
+        self._check_outside()
         for step in reversed(self._remote.steps()):
             with contextlib.suppress(DamagedError):
                 self._check_own(self._remote.commit(step))
                 return
+
+    def _check_outside(self) -> None:
+        """Refuse a URL among the objects of another run, which may delete them."""
+        for outer in self._outer:
+            # Who may only use this URL may be refused above it.
+            with contextlib.suppress(MissingError, RefusedError):
+                outer.find(OWNER_FILE)
+                raise ValueError(
+                    f"--ckpt.remote {self._remote.url} is inside {outer.url}, which "
+                    f"has the checkpoints of a run. Give {outer.url} to go on with "
+                    "that run, or a URL outside of it for another run"
+                )
 
     def newest(self) -> tuple[Commit, Manifest] | None:
         """Return the newest step there, if it is newer than all of the work dir.
@@ -305,6 +339,20 @@ class Source:
                 if (step, manifest.save_id) not in refused:
                     found[step] = manifest
         return found
+
+
+def outer_urls(url: str, flag: str) -> list[str]:
+    """Return the URLs of runs whose objects would contain a URL, if they are runs.
+
+    `URL/steps/7` and `URL/7` are inside `URL`.
+    """
+    place = address.parse(url, flag)
+    parts = place.prefix.split("/")
+    inside = [i for i, part in enumerate(parts) if part in FOLDERS]
+    inside += [len(parts) - 1] * parts[-1].isdecimal()
+    return [
+        dataclasses.replace(place, prefix="/".join(parts[:i])).url for i in inside if i
+    ]
 
 
 def _warn(text: str) -> None:

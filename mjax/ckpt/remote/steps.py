@@ -40,7 +40,7 @@ from mjax.stores.objects import (
     Version,
 )
 
-_COMMITS, _STEPS, _ASIDE = "commits", "steps", "aside"
+FOLDERS = _COMMITS, _STEPS, _ASIDE = "commits", "steps", "aside"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
