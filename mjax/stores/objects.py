@@ -183,6 +183,7 @@ class ObjectStore(abc.ABC):
         Raises:
           MissingError: there is no such object.
           ConflictError: it was replaced during the read.
+          UnavailableError: the store sends too few or too many bytes.
           ValueError: `start` is behind its end.
         """
         found = self.find(name)
@@ -192,7 +193,13 @@ class ObjectStore(abc.ABC):
             )
         for first in range(start, found.num_bytes, chunk_bytes):
             last = min(first + chunk_bytes, found.num_bytes)
-            yield self.read(name, first, last, version=found.version)
+            chunk = self.read(name, first, last, version=found.version)
+            if len(chunk) != last - first:  # the version is the same: not damage
+                raise UnavailableError(
+                    f"cannot read {self.url}/{name}: the store sent {len(chunk)} bytes "
+                    f"for bytes {first} to {last} of {found.num_bytes}"
+                )
+            yield chunk
 
 
 def part_bytes(num_bytes: int) -> int:

@@ -259,6 +259,8 @@ class Source:
                 return _FETCHED
         except DamagedError as error:
             damage = f"{self._remote.url}: {error}"
+        except OSError as error:  # the disk is full, or fails
+            trouble = in_words(error)
         delete(folder)
         if trouble:
             raise RuntimeError(

@@ -110,8 +110,16 @@ def download(
     """
     for name in names:
         target = folder / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        check(remote, commit, name, target)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            check(remote, commit, name, target)
+        except OSError as error:
+            if error.errno is None:  # of the store, whose message is complete
+                raise
+            raise OSError(
+                f"cannot write {target}: {error.strerror}; make room in "
+                f"{folder.parent}, or give another --ckpt.dir"
+            ) from error
 
 
 def check(
