@@ -23,20 +23,21 @@ class S3Server:
         module: Any = importlib.import_module("moto.server")
         self._make = module.ThreadedMotoServer
         self._server: Any = None
-        self._port = 0
+        self.port = 0
         self.start()
 
     def start(self) -> None:
-        self._server = self._make(ip_address="127.0.0.1", port=self._port)
+        self._server = self._make(ip_address="127.0.0.1", port=self.port)
         self._server.start()
-        _, self._port = self._server.get_host_and_port()
+        _, self.port = self._server.get_host_and_port()
 
     def stop(self) -> None:
         self._server.stop()
+        self._server._server.server_close()  # moto leaves the socket open
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self._port}"
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def variables(self) -> dict[str, str]:
