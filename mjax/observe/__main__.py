@@ -5,9 +5,9 @@ collect   send the files of a run to an ingester
 diff      what differs between two runs: records, losses, times
 fake      repeat a run in short runs, each without one part, to explain its time
 heatmap   which hosts are slow, and in what; a picture of hosts and phases
-ingest    own a database, and write to it what collectors send
+ingest    own the database, and store the data that collectors send
 ledger    how much of its time a run spent on training
-mfu       what the shape of the MFU series says, and what to do
+mfu       diagnose a run from the shape of its MFU series
 phases    time of recorded steps by phase and role, overlapped or exposed
 serve     a live page of a run for a browser
 stuck     which ranks block the others, and who waits for whom

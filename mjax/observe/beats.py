@@ -41,9 +41,9 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     wall_ns: int
     """Time of the write, since 1970."""
     monotonic_ns: int
-    """The monotonic clock at the same time."""
+    """Reading of the host's monotonic clock at the same time."""
     since_ns: int
-    """When its current activity began, by the same clock."""
+    """Start of its current activity, by the monotonic clock."""
     phase: int
     """A `Phase` of `mjax.processes.progress`."""
     step: int
@@ -51,7 +51,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     microstep: int
     """Progress within the phase, such as batches of an evaluation."""
     has_stepped: bool
-    """Its first step has ended."""
+    """Whether its first step has ended."""
     entered: int
     """Number of operations begun. All processes of a run begin the same operations in
     the same order, so the process with the lowest count is behind; the lowest

@@ -36,11 +36,11 @@ class Stage:
 
     stage: int
     used: float
-    """Slots in which it worked."""
+    """Number of slots in which the stage worked."""
     idle: float
-    """Slots in which another stage worked, but this one did not."""
+    """Number of slots in which another stage worked, but this one did not."""
     idle_by_schedule: int | None
-    """Idle slots by the schedule; None: the run has no record of its schedule."""
+    """Number of idle slots in the schedule; None: the run recorded no schedule."""
     used_s: float
     idle_s: float
     transfer_s: float
@@ -78,10 +78,11 @@ def count(
 
     Args:
       recorded: slots of all devices in each recorded step.
-      known: schedule that the run recorded; None: there is no record.
+      known: schedule that the run recorded; None: it recorded none.
       generation: number of the start.
     Raises:
-      ValueError: idle slots are computed, so operations do not distinguish them.
+      ValueError: the run computes idle slots, so their operations look like those of
+        used slots.
     """
     if any(one.is_computed for one in recorded):
         raise ValueError(
@@ -175,7 +176,7 @@ def find(work_dir: Path, text: str, generation: int | None = None) -> Bubble:
     Args:
       work_dir: work dir of the run.
       text: A:B, steps A to B - 1.
-      generation: number of a start; None takes the newest that ran one of the steps.
+      generation: start of the run; None takes the newest that ran one of the steps.
     Raises:
       ValueError: a step was recorded by no process or only by some, or a file cannot be
         read.
@@ -211,7 +212,7 @@ def _check_whole(recorded: Sequence[Recorded], found: Merged) -> None:
 
 
 def text_of(found: Bubble) -> list[str]:
-    """Return the lines for people."""
+    """Return the report as lines of text."""
     known = found.schedule
     steps = ", ".join(map(str, found.steps))
     lines = [f"generation {found.generation}, step {steps}: means of devices and steps"]
@@ -265,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
     add = parser.add_argument
     add("--work-dir", type=Path, required=True, help="work dir of the run")
     add("--steps", required=True, metavar="A:B", help="recorded steps A to B - 1")
-    add("--generation", type=int, help="number of a start; default: the newest")
+    add("--generation", type=int, help="start of the run; default: the newest")
     add("--json", action="store_true", help="print one JSON object")
     add("--out", type=Path, help="write the output to this file")
     args = parser.parse_args(argv)

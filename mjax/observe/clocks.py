@@ -68,8 +68,8 @@ def clocks(
     """Return the clock of each rank.
 
     Args:
-      barriers: by rank and number of the barrier: when the rank entered and left it, in
-        ns.
+      barriers: for each rank, a mapping from the number of a barrier to the times in ns
+        at which the rank entered and left it.
     """
     of_0 = barriers.get(0, {})
     found = {}

@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
         )
         if not given.work_dir.is_dir():
             raise ValueError(
-                f"--work-dir {given.work_dir} is not a folder; name the work dir of a "
+                f"--work-dir {given.work_dir} is not a folder; give the work dir of a "
                 "run"
             )
         folder = given.work_dir / FOLDER
@@ -161,9 +161,9 @@ def _limit(given: CollectFlags, collector: Collector) -> None:
         _carry_out(actions)
         if excess:
             _say(
-                f"the spans have {excess} bytes more than --quota-gb {given.quota_gb}, "
-                "and nothing more may be deleted: the rest is not stored, or still "
-                "written"
+                f"the spans exceed --quota-gb {given.quota_gb} by {excess} bytes, and "
+                "nothing more may be deleted: the remaining files are not stored yet, "
+                "or still being written"
             )
     if given.log_quota_gb is not None:
         actions, excess = quota.plan(
@@ -175,8 +175,8 @@ def _limit(given: CollectFlags, collector: Collector) -> None:
         _carry_out([one for one in actions if not logs.is_among(one.path, written)])
         if excess:
             _say(
-                f"the logs have {excess} bytes more than --log-quota-gb "
-                f"{given.log_quota_gb}, and the rest is still written"
+                f"the logs exceed --log-quota-gb {given.log_quota_gb} by {excess} "
+                "bytes, and the rest is still being written"
                 + ("" if given.delete_logs else ", or needs --delete-logs")
             )
 
@@ -184,7 +184,7 @@ def _limit(given: CollectFlags, collector: Collector) -> None:
 def _carry_out(actions: Sequence[quota.Action]) -> None:
     for action in actions:
         if action.kind == "drop":
-            _say(f"{action.path} is deleted, no store has all of it")
+            _say(f"{action.path} is deleted before all of it was stored")
         try:
             quota.carry_out(action)
         except OSError as error:

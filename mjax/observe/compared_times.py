@@ -4,12 +4,12 @@ Input: the records of the steps of two runs. Output: for each phase the median a
 percentile of both runs, and whether they differ.
 
 Steps are autocorrelated: one slow minute makes many slow steps. A test that treats each
-step as an independent sample would report false differences. So the steps are cut into
-blocks of several autocorrelation times. Two rank tests (Mann and Whitney) compare the
-runs: one uses the median of each block, the other its share of slow steps; permutations
-of the blocks give p. Holm's correction covers all phases together. The test cannot
-separate the effect of flags from effects that vary between runs but not within one,
-such as the choice of hosts. To see those, run the same flags twice.
+step as an independent sample would report false differences. So the steps are divided
+into blocks of several autocorrelation times. Two rank tests (Mann and Whitney) compare
+the runs: one uses the median of each block, the other its share of slow steps;
+permutations of the blocks give p. Holm's correction covers all phases together. The
+test cannot separate the effect of flags from effects that vary between runs but not
+within one, such as the choice of hosts. To see those, run the same flags twice.
 
 Means are tested in the same way, by the means of blocks. If an event repeats, such as a
 save every ten steps, blocks are whole periods, so that each has equally many events.
@@ -78,7 +78,7 @@ def phases(record: Record) -> dict[str, Steps]:
     """Return the seconds of each phase by step, as means over ranks and devices.
 
     Phases that fewer than half of the steps have are left out, and so are the first
-    steps of each start. Of a step that ran twice, the kept run counts.
+    steps of each start. If a step ran twice, the run whose result was kept counts.
     """
     by_step: dict[int, dict[str, list[float]]] = {}
     starts: dict[int, list[SpanFile]] = collections.defaultdict(list)
@@ -191,7 +191,7 @@ def means_differ(a: Steps, b: Steps, block: int) -> float | None:
 
     Args:
       a: seconds of the steps of one run.
-      b: likewise.
+      b: seconds of the steps of the other run.
       block: steps, see `block_length`.
     Returns:
       p: probability that two equal runs differ as much; None: too few blocks.

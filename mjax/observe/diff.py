@@ -80,9 +80,9 @@ def questions(found: Diff) -> list[tuple[str, str]]:
         ("Are the hosts healthy?", _healthy),
         ("Is everything else the same?", _same),
         ("Can it be reproduced?", _reproduced),
-        ("What does it go with?", _goes_with),
-        ("Is it measured rightly?", _measured),
-        ("Is it still there with less: data, saves, model?", _with_less),
+        ("What does it correlate with?", _goes_with),
+        ("Is it measured correctly?", _measured),
+        ("Does it remain with less: data, saves, model?", _with_less),
     ]
     return [(question, answer(found)) for question, answer in answers]
 
@@ -198,7 +198,7 @@ def _goes_with(found: Diff) -> str:
     }
     ordered = sorted(strength, key=lambda name: -abs(strength[name]))[:3]
     said = ", ".join(f"{name} {strength[name]:+.2f}" for name in ordered)
-    return f"in B the time of a step goes with (rank correlation): {said}"
+    return f"in B the step time correlates with (rank correlation): {said}"
 
 
 def _measured(found: Diff) -> str:

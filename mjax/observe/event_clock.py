@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from mjax.observe.events import Event
 
 BEGAN = "launch"
-"""Kind of a driver's first event, which holds the age and the boot of the process."""
+"""Kind of a driver's first event, which gives the age of the process and the boot id of
+its host."""
 _JUMP_S = 1.0
 """Smallest reported difference between the two clocks. Chosen: NTP slews smaller
 errors."""
@@ -50,7 +51,7 @@ def timed(events: Sequence[Event]) -> tuple[list[Timed], list[str]]:
     first = events[0].number
     if first is not None and first > 1:
         problems.append(
-            f"events.jsonl begins with event {first}: what was before is not counted"
+            f"events.jsonl begins with event {first}: earlier time is not counted"
         )
     boot = None
     for event in events:
@@ -86,7 +87,7 @@ def _missing(before: Event, event: Event) -> list[str]:
     return [
         f"events.jsonl has no event {before.number + 1}"
         + (f" to {event.number - 1}" if num_missing > 1 else "")
-        + ": their content is not counted"
+        + ": what they recorded is not counted"
     ]
 
 
@@ -103,13 +104,13 @@ def _between_s(
             if abs(wall_s - seconds) > _JUMP_S:
                 problems.append(
                     f"the wall clock of the driver jumped by {wall_s - seconds:+.1f} s "
-                    f"before event {event.number}: its monotonic clock counts"
+                    f"before event {event.number}: its monotonic clock is used"
                 )
             return seconds
     if wall_s < 0:
         problems.append(
             f"the wall clock of the driver went back by {-wall_s:.1f} s before the "
-            f"event {event.kind} of generation {event.generation}: the time between "
-            "is not known and counts as none"
+            f"event {event.kind} of generation {event.generation}: the time between is "
+            "unknown and counts as 0"
         )
     return max(0.0, wall_s)

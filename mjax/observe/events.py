@@ -56,9 +56,9 @@ def read(work_dir: Path) -> tuple[list[Event], list[str]]:
         return [], []
     except OSError as error:
         raise ValueError(
-            f"{path} cannot be read: {error.strerror}; give yourself access"
+            f"{path} cannot be read: {error.strerror}; check its permissions"
         ) from error
-    *whole, _ = data.split(b"\n")  # the last line is cut off, or empty
+    *whole, _ = data.split(b"\n")  # the last line is truncated, or empty
     found, problems = [], []
     for number, line in enumerate(whole, start=1):
         try:

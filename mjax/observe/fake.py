@@ -63,7 +63,7 @@ def compare(
             continue
         problems += read[name].problems
         if (read[name].summary or {}).get("exit") != 0:
-            why[name] = f"{out_dir / name} did not exit with 0"
+            why[name] = f"{out_dir / name} did not exit with code 0"
             del read[name]
     ladder = rung_times.compare(found.ladder, read, why, least=least)
     return ladder, [*problems, *_unlike(found.record, read[FIRST])]
@@ -171,11 +171,11 @@ def _line(one: Compared, ladder: Ladder) -> str:
         return f"not run: {one.reason}"
     if one.gain is None:
         if one.name == FIRST:
-            return "to compare with"
-        return f"to compare with; {ladder.drift or 0.0:+.1%} against the first"
+            return "baseline"
+        return f"baseline; {ladder.drift or 0.0:+.1%} compared with the first"
     said = f"without {one.less}, a step takes {_change(one)}"
     if one.name in _PAUSING:
-        said += ", with the pauses between steps"
+        said += ", including the pauses between steps"
     if one.outside_layers is not None:
         return f"{said}; {one.outside_layers:.0%} of it does not depend on the layers"
     return f"{said}; {one.verdict}"
@@ -200,15 +200,20 @@ def _parser() -> argparse.ArgumentParser:
         "--out-dir", type=Path, help="folder for the short runs; default: WORK_DIR-fake"
     )
     add("--steps", type=int, default=STEPS, help=f"steps of each short run ({STEPS})")
-    add("--rungs", default=",".join(NAMES), help=f"of {','.join(NAMES)}; all if absent")
+    add("--rungs", default=",".join(NAMES), help=f"some of {','.join(NAMES)}")
     add(
         "--least",
         type=float,
         default=rung_times.LEAST,
-        help="part of a step that a rung must gain to explain it "
+        help="fraction of a step that a rung must save to explain its time "
         f"({rung_times.LEAST:g})",
     )
-    add("--limit-s", type=float, default=LIMIT_S, help=f"of a run ({LIMIT_S:g})")
+    add(
+        "--limit-s",
+        type=float,
+        default=LIMIT_S,
+        help=f"limit of each run ({LIMIT_S:g})",
+    )
     add("--dry-run", action="store_true", help="only print the commands")
     add("--compare-only", action="store_true", help="compare the runs in --out-dir")
     add("--json", action="store_true", help="print one JSON object")
@@ -225,7 +230,7 @@ def _checked(args: argparse.Namespace) -> tuple[str, ...]:
     names = tuple(name for name in args.rungs.split(",") if name)
     for name in names:
         if name not in NAMES:
-            raise ValueError(f"--rungs must be of {', '.join(NAMES)}, got {name}")
+            raise ValueError(f"--rungs must be some of {', '.join(NAMES)}, got {name}")
     fewest = compared_times.WARM_UP + 2
     if args.steps < fewest:
         raise ValueError(

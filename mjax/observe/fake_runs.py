@@ -105,7 +105,7 @@ def _elsewhere(record: Record, origin: Origin) -> str:
         return ""
     return (
         f"the run had {origin.processes} processes on {len({*_hosts(record)})} "
-        "machines, which are not started from here"
+        "machines, and cannot be started from this one"
     )
 
 

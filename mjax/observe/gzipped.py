@@ -22,8 +22,8 @@ SUFFIX = ".gz"
 _MAX_BYTES = 2**32
 """A gzip file holds its uncompressed size modulo this (RFC 1952)."""
 _PIECE_BYTES = 2**16
-"""Bytes read at once. Chosen: of a damaged file at most this much before the damage is
-lost.
+"""Bytes to read at once. Chosen: if a file is damaged, at most this many bytes before
+the damage are lost.
 """
 
 
@@ -56,7 +56,7 @@ def read(path: Path) -> tuple[bytes, str]:
     """Read a whole file, even if another process compresses it meanwhile.
 
     Returns:
-      its contents, and its problem or "". If a compressed file is cut off or damaged,
+      its contents, and its problem or "". If a compressed file is truncated or damaged,
       only the contents before the damage are returned.
     Raises:
       OSError: it cannot be read.
@@ -80,7 +80,7 @@ def read(path: Path) -> tuple[bytes, str]:
         except zlib.error as error:
             problem = f"is damaged: {error}"
         else:
-            problem = "" if member.eof else "is cut off"
+            problem = "" if member.eof else "is truncated"
     return b"".join(pieces), problem
 
 
@@ -89,13 +89,13 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """Open a file to read bytes as they were before compression.
 
     Raises:
-      OSError: it cannot be read, or turns out to be cut off or damaged while open.
+      OSError: it cannot be read, or turns out to be truncated or damaged while open.
     """
     try:
         with gzip.open(path, "rb") if is_compressed(path) else path.open("rb") as file:
             yield file
     except (EOFError, zlib.error) as error:
-        raise OSError(f"it is cut off or damaged: {error}") from error
+        raise OSError(f"it is truncated or damaged: {error}") from error
 
 
 def size_of(path: Path) -> int:

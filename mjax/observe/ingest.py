@@ -91,7 +91,7 @@ def _start(given: IngestFlags) -> IngestService:
     folder = given.work_dir / FOLDER
     if not given.work_dir.is_dir():
         raise ValueError(
-            f"--work-dir {given.work_dir} is not a folder; name the work dir of a run"
+            f"--work-dir {given.work_dir} is not a folder; give the work dir of a run"
         )
     listen = given.listen or f"unix:{folder.absolute() / 'ingest.sock'}"
     token = ""

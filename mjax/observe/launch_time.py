@@ -45,8 +45,8 @@ _SILENT = "host silent"
 _KEPT, _LOST = "productive steps", "lost steps"
 _START = ("import", "init", "build", "compile", "restore")
 _HUNG_S = 1.0
-"""A rank that is silent for longer has hung. Chosen: a rank reports several times a
-second, except during a long step; its last step is rarely long."""
+"""Seconds of silence after which a rank counts as hung. Chosen: a rank reports several
+times a second, except during a long step; its last step is rarely long."""
 _STARTING = "driver: starting"
 _MESSAGE_S = 1.0
 """Longest delay of a start order or of the report of an end. Chosen: twice the pause
@@ -161,7 +161,7 @@ def kept_steps(begins: Mapping[int, int]) -> dict[int, int]:
     That is the smallest initial step of all later starts that ran steps.
 
     Args:
-      begins: by start: the step of its initial state; -1 if it ran no steps.
+      begins: for each start, the step of its initial state; -1 if it ran no steps.
     """
     kept, following = {}, sys.maxsize
     for number in sorted(begins, reverse=True):

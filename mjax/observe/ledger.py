@@ -129,7 +129,7 @@ def ledger(work_dir: Path, files: Sequence[spans.SpanFile] | None = None) -> Led
     if why:
         assert by_spans is not None
         if found or any(of.header.launch is not None for of in files):
-            problems.append(f"{why}: the spans count")
+            problems.append(f"{why}: the spans are used")
         problems += by_spans.problems
         return dataclasses.replace(by_spans, problems=tuple(problems))
     seen = start_time.by_generation(files)
@@ -145,7 +145,7 @@ def _why_not_events(
 ) -> str:
     """Return why the events do not cover the whole run; "" if they do."""
     if not any(event.kind == "state" for event in found):
-        return f"{events.NAME} has no state of a launch"
+        return f"{events.NAME} has no events of a launch"
     if not launch_time.has_ended(found):
         return "its launch has not ended"
     apart = {of.header.generation for of in files if of.header.launch is None}

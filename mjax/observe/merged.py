@@ -98,7 +98,7 @@ def merge(
       events: events of the same run.
       first: first step.
       last: last step, included.
-      generation: number of a start; None takes the newest that ran one of the steps.
+      generation: start of the run; None takes the newest that ran one of the steps.
       view: axis along which ranks are sorted: ranks that differ only in it are
         neighbours.
       ranks: ranks to show; None shows all. The files of other ranks need only barriers,

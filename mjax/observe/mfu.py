@@ -170,8 +170,9 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
             )
         if not series.has_mfu:
             raise ValueError(
-                "--expected-mfu needs rows with an MFU, this run knows no peak of its "
-                "device; leave it out, or set the peak when training (--peak-tflops)"
+                "--expected-mfu needs rows with an MFU, but the peak of this run's "
+                "device is unknown; leave it out, or set the peak when training "
+                "(--peak-tflops)"
             )
     elif series.has_mfu and series.expected_mfu is not None:
         expected_mfu, deviation = series.expected_mfu, MODELLED_DEVIATION
@@ -328,7 +329,7 @@ def _cautions(
                 f"{kind} ({low:.0%} to {high:.0%}) is the nearest"
             )
     if "slow_decay" in kinds and not LOST[0] * 0.9 <= level.lost <= LOST[1] * 1.2:
-        yield f"a decay of {level.lost:.0%} is outside of {LOST[0]:.0%}-{LOST[1]:.0%}"
+        yield f"a decay of {level.lost:.0%} is not within {LOST[0]:.0%}-{LOST[1]:.0%}"
     if "ragged" in kinds and found.wander.deviation > _DEEP:
         yield (
             f"a wander of {found.wander.deviation:.1%} is deeper than the field "
@@ -345,7 +346,7 @@ def _cautions(
             f"and throttling need at least {_LONG_S / 60:.0f} min to show"
         )
     if not series.marks:
-        yield "no save, evaluation or restart is marked; dips may be theirs"
+        yield "no save, evaluation or restart is marked; they may have caused the dips"
 
 
 def _duration(seconds: float) -> str:

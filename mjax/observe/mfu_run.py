@@ -143,7 +143,7 @@ def _read_rows(path: Path, problems: list[str]) -> Rows:
             f"{path} does not exist; name the work dir of a run with --work-dir"
         )
     found: dict[int, dict[str, Any]] = {}
-    *lines, _ = _read_text(path).split("\n")  # the last line is cut off, or empty
+    *lines, _ = _read_text(path).split("\n")  # the last line is truncated, or empty
     for number, line in enumerate(lines, start=1):
         try:
             row = checked_json.read(line, dict[str, Any])

@@ -24,7 +24,7 @@ from mjax.observe.windows.read import Reading, read
 from mjax.observe.windows.seconds import DeviceSeconds, Seconds, merged
 from mjax.scopes import PHASES
 
-_RECORD = "record some: python -m mjax.train ... --profile.steps 100:103"
+_RECORD = "record steps with python -m mjax.train ... --profile.steps 100:103"
 Parts = Mapping[tuple[str, str], Seconds]
 
 
@@ -33,32 +33,33 @@ class DevicePhases:
     """Times of one device: means over its windows."""
 
     device: int
-    """Number in the mesh."""
+    """Index in the flat order of the mesh."""
     rank: int
     host: str
     stage: int
     windows: int
     span_s: float
-    """From the start of the first event of a step to the end of the last."""
+    """Seconds from the start of the first event of a step to the end of the last."""
     idle_s: float
     parts: Parts
     unknown: Mapping[str, float]
-    """Seconds of instructions without a place, summed over all windows."""
+    """Seconds of each instruction whose phase and role are unknown, summed over all
+    windows."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Phases:
-    """Result of the command."""
+    """Times of the chosen steps, as the command reports them."""
 
     generation: int
     steps: tuple[int, ...]
     devices: tuple[DevicePhases, ...]
     problems: tuple[str, ...]
-    """Windows that could not be read and are left out."""
+    """One message for each window that could not be read."""
 
     @property
     def mean(self) -> Parts:
-        """Seconds of a step: mean over the devices."""
+        """Seconds of a step by (phase, role), as the mean over the devices."""
         parts = merged(device.parts for device in self.devices)
         return {key: _part_of(s, len(self.devices)) for key, s in parts.items()}
 
@@ -67,11 +68,16 @@ def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
         prog="python -m mjax.observe phases",
-        description="Show the time of recorded steps by phase and role.",
+        description="Show the time of recorded steps by phase and role (computation, "
+        "or the mesh axes of a collective).",
     )
     add = parser.add_argument
     add("--work-dir", type=Path, required=True, help="work dir of the run")
-    add("--generation", type=int, help="number of a start; default: the newest")
+    add(
+        "--generation",
+        type=int,
+        help="start of the run to read; default: the newest with recorded steps",
+    )
     add("--step", type=int, help="one recorded step; default: all of the generation")
     add("--each", action="store_true", help="also show the phases of each device")
     add("--json", action="store_true", help="print one JSON object")
@@ -93,14 +99,14 @@ def main(argv: Sequence[str]) -> int:
 def phases(
     work_dir: Path, *, generation: int | None = None, step: int | None = None
 ) -> Phases:
-    """Read the windows of a run.
+    """Read the recorded steps of a run and average their times per device.
 
     Args:
       work_dir: work dir of the run.
-      generation: number of a start; None takes the newest that has windows.
-      step: one step; None takes all.
+      generation: start of the run; None takes the newest that has windows.
+      step: one recorded step; None takes all of the generation.
     Raises:
-      ValueError: there are no such windows, or none can be read.
+      ValueError: the generation or the step was not recorded, or no window can be read.
     """
     if not work_dir.is_dir():
         raise ValueError(
@@ -113,8 +119,8 @@ def phases(
     chosen = numbers[-1] if generation is None else generation
     if chosen not in numbers:
         raise ValueError(
-            f"--generation {chosen} has no recorded steps in {work_dir}; those that "
-            f"have: {', '.join(map(str, numbers))}"
+            f"--generation {chosen} has no recorded steps in {work_dir}; generations "
+            f"with recorded steps: {', '.join(map(str, numbers))}"
         )
     of_chosen = [f for f in complete if _generation(f) == chosen]
     steps = sorted({_step(folder) for folder in of_chosen})
@@ -124,7 +130,7 @@ def phases(
             f"recorded: {', '.join(map(str, steps)) or 'none'}"
         )
     problems = [
-        f"{folder} has no {folders.WINDOW}: its step did not end"
+        f"{folder} has no {folders.WINDOW}, because its step did not end"
         for folder in partial
         if _generation(folder) == chosen and step in (None, _step(folder))
     ]
@@ -233,10 +239,10 @@ def _in_order(parts: Parts) -> list[tuple[str, str]]:
 
 
 def page(found: Phases, *, each: bool = False) -> str:
-    """Return the tables for people; times in milliseconds a step."""
+    """Return the tables as text; times are in milliseconds per step."""
     steps = ", ".join(map(str, found.steps))
     lines = [
-        f"generation {found.generation}, step {steps}: milliseconds a step, mean of "
+        f"generation {found.generation}, step {steps}: milliseconds per step, mean of "
         f"{len(found.devices)} devices",
         "",
         *_phase_table(found.mean),
@@ -255,7 +261,7 @@ def page(found: Phases, *, each: bool = False) -> str:
         unknown.update(device.unknown)
     if unknown:
         named = ", ".join(name for name, _ in unknown.most_common(5))
-        lines += ["", f"Instructions without a place in the step: {named}"]
+        lines += ["", f"Instructions whose phase is unknown: {named}"]
     return "\n".join(lines) + "\n"
 
 

@@ -76,7 +76,7 @@ def changes_within(record: Record) -> list[str]:
 
 
 def _facts(record: Record) -> dict[str, Facts]:
-    """Return the facts of a run, by group."""
+    """Return the values of a run to compare, by group."""
     found: dict[str, Facts] = _of_start(record.starts[-1]) if record.starts else {}
     config = record.config
     if config is not None:
@@ -93,7 +93,7 @@ def _facts(record: Record) -> dict[str, Facts]:
 
 
 def _of_start(start: Facts) -> dict[str, Facts]:
-    """Return the facts in the record of a start, by group."""
+    """Return the values in the record of a start, by group."""
     facts = _object(start.get("facts"))
     versions = {
         name: value

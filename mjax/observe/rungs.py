@@ -153,7 +153,9 @@ def _whole(origin: Origin, folder: Path, name: str, steps: int) -> Rung:
 def _fake_data(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
     del origin
     if config.data.one_batch:
-        raise _NothingError("the run takes one batch in all steps (--data.one-batch)")
+        raise _NothingError(
+            "the run uses the same batch in all steps (--data.one-batch)"
+        )
     data = dataclasses.replace(config.data, one_batch=True)
     return dataclasses.replace(rung, config=dataclasses.replace(config, data=data))
 
@@ -210,7 +212,7 @@ def _smaller_model(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
 
 
 def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
-    """Keep the batch rows of each device, so a step takes as long unless hosts wait."""
+    """Keep the sequences per device, so a step takes as long unless hosts wait."""
     hosts, batch = origin.hosts, config.batch
     if hosts == 1:
         raise _NothingError("the run has one host")
@@ -231,7 +233,7 @@ def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
     smaller = dataclasses.replace(batch, size=batch.size // hosts)
     return dataclasses.replace(
         rung,
-        less=f"{hosts - 1} of {hosts} hosts, each device with as many rows",
+        less=f"{hosts - 1} of {hosts} hosts, each device with as many sequences",
         config=dataclasses.replace(config, mesh=mesh, batch=smaller),
         processes=origin.processes // hosts,
         hosts=1,

@@ -159,7 +159,7 @@ def read(work_dir: Path, generation: int) -> Schedule | None:
 
 
 def _check(found: Schedule) -> None:
-    """Refuse an invalid schedule: each stage does each work once, forward first."""
+    """Refuse an invalid schedule: a stage must run each work once, forward first."""
     if (found.format, found.version) != (FORMAT, VERSION):
         raise ValueError(
             f"format {found.format!r} version {found.version} instead of {FORMAT!r} "
@@ -183,9 +183,11 @@ def _check(found: Schedule) -> None:
     for stage in range(found.num_stages):
         ticks = [_ticks(table, stage) for table in tables]
         if any(len(one) != len(every) or set(one) != every for one in ticks):
-            raise ValueError(f"stage {stage} does not do each microbatch once")
+            raise ValueError(f"stage {stage} does not run each microbatch once")
         if any(ticks[0][work] > ticks[1][work] for work in every):
-            raise ValueError(f"stage {stage} has a backward slot before its forward")
+            raise ValueError(
+                f"stage {stage} has a backward slot before its forward slot"
+            )
 
 
 def _ticks(

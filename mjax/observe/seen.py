@@ -38,7 +38,8 @@ class Seen:
     code: int | None = None
     """Exit code, if it ended by itself."""
     state: str = "?"
-    """Letter of /proc/PID/stat, "gone" if there is no such process, "?" elsewhere."""
+    """Letter of /proc/PID/stat, "gone" if there is no such process, "?" if it runs on
+    another machine."""
     entered: tuple[int, int] | None = None
     """Progress, for comparison with other ranks; None without beats."""
     doing: str = ""

@@ -63,7 +63,7 @@ class Launch(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     generation: int
-    """Number by the driver's count; 0 is the first."""
+    """Number of the launch, counted by the driver; 0 is the first."""
 
 
 class Header(
@@ -190,7 +190,7 @@ def read(path: Path) -> SpanFile:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     first, _, rest = data.partition(b"\n")
-    cut = f"{path} {problem}; what follows is left out"
+    cut = f"{path} {problem}; the rest is left out"
     try:
         header = decode_header(first)
     except ValueError as error:
@@ -202,7 +202,7 @@ def read(path: Path) -> SpanFile:
 
 def _lines(data: bytes, path: Path, problems: list[str]) -> Iterator[Line]:
     """Yield the lines in order of their numbers; report gaps and repetitions."""
-    *whole, _ = data.split(b"\n")  # the last line is cut off, or empty
+    *whole, _ = data.split(b"\n")  # the last line is truncated, or empty
     following = 0
     for number, text in enumerate(whole, start=2):
         where = f"{path}, line {number}"

@@ -152,7 +152,7 @@ def _gap_s(before: Start, start: Start, problems: list[str]) -> float:
         if abs(gap_s - same_s) > _JUMP_S:
             problems.append(
                 f"the wall clock of {of.header.host} jumped by {gap_s - same_s:+.1f} s "
-                f"before {of.path.name}: its monotonic clock counts"
+                f"before {of.path.name}: its monotonic clock is used"
             )
         gap_s = same_s
     if gap_s < 0:
@@ -174,7 +174,7 @@ def _chosen(files: Sequence[SpanFile]) -> tuple[list[SpanFile], list[str]]:
         by_start[number] = of
         if of.header.rank:
             problems.append(
-                f"start {number} has no spans of rank 0: rank {of.header.rank} counts"
+                f"start {number} has no spans of rank 0: rank {of.header.rank} is used"
             )
     missing = {of.header.generation for of in files} - set(by_start)
     problems += [

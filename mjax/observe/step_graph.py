@@ -350,7 +350,9 @@ def _trace(
         worker=of,
         step=np.array(column[2], np.int64),
         micro=np.array(column[3], np.int64),
-        stage=share[of],  # place in the model, shared with its peers in other replicas
+        stage=share[
+            of
+        ],  # position in the model: the same for its peers in other replicas
         backward=np.zeros(len(of), bool),
         edges=np.array(table.edges, np.int64).reshape(-1, 2),
         start_s=start_s - origin_s,

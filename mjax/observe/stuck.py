@@ -37,7 +37,7 @@ _NUM_STEPS = 256
 """Number of last steps from which the usual time is computed, as in the launcher."""
 _MOST_SHOWN = 8
 _BEFORE_S = 5.0
-"""A rank that made no progress for this many seconds before others ended is the reason.
+"""A rank that made no progress for this many seconds before others ended is to blame.
 Chosen: beats come every second, and a rank that waits for a killed one stops later."""
 _LIMITED = {"step": "a step", "eval": "a batch of an evaluation", "save": "a save"}
 """Phases whose time limit is a flag, with a description of what is limited."""
@@ -261,7 +261,7 @@ def _blame(
         )
     if before := _stood_before(seen):
         is_stopped = all(seen[rank].state in "Tt" for rank in before)
-        reason = "stopped by a signal" if is_stopped else "it stood still"
+        reason = "stopped by a signal" if is_stopped else "it made no progress"
         return before, f"{reason}, and others ended later"
     for ranks, reason in (
         (failed, "ended while the others wait"),

@@ -220,7 +220,7 @@ def main(argv: Sequence[str]) -> int:
         "--out", type=Path, help="FILE.json: a trace for Perfetto; FILE.html: a picture"
     )
     add("--json", action="store_true", help="print the trace")
-    add("--generation", type=int, help="number of a start; default: the newest")
+    add("--generation", type=int, help="start of the run; default: the newest")
     add("--only-slots", action="store_true", help="draw only the slots of a pipeline")
     add("--view", choices=get_args(View.__value__), default="dp", help="order of ranks")
     args = parser.parse_args(argv)

@@ -66,7 +66,7 @@ def test_a_beat_that_is_being_written_is_read_when_it_is_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("data", "says"), [(b"{}\n", "no beat"), (b"\xff\n", "no beat")]
+    ("data", "says"), [(b"{}\n", "not a beat"), (b"\xff\n", "not a beat")]
 )
 def test_a_file_that_is_no_beat_is_reported_and_left_out(tmp_path, data, says):
     write(tmp_path, beat(rank=1))

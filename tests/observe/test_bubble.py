@@ -266,8 +266,8 @@ def _narrow(record):
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
-        (_without_one, "stage 0 does not do each microbatch once"),
-        (_twice, "stage 0 does not do each microbatch once"),
+        (_without_one, "stage 0 does not run each microbatch once"),
+        (_twice, "stage 0 does not run each microbatch once"),
         (_backward_first, "stage 1 has a backward slot before its forward"),
         (_newer, "version 2 instead of"),
         (_narrow, "a tick does not have 2 stages"),

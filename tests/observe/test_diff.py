@@ -273,7 +273,7 @@ def test_clocks_of_rows_and_spans_that_do_not_agree_are_said(tmp_path):
     run = make_run(tmp_path / "b")  # its rows say 1 s a step
     write(run, process, steps(process, 1, 4, 0.25))
     found = diff.diff(make_run(tmp_path / "a"), run)
-    said = dict(diff.questions(found))["Is it measured rightly?"]
+    said = dict(diff.questions(found))["Is it measured correctly?"]
     assert "B: metrics.jsonl and spans DO NOT agree (100.00%)" in said
 
 
@@ -328,5 +328,5 @@ def test_the_command_prints_one_object_and_writes_it(tmp_path, capsys):
     assert [group["name"] for group in found["groups"]] == [*run_differences.GROUPS]
     assert diff.main(paths) == 0
     shown, _ = capsys.readouterr()
-    assert "8. Is it still there" in shown
+    assert "8. Does it remain" in shown
     assert "--optim.lr" in shown

@@ -345,7 +345,7 @@ def test_short_runs_on_another_device_are_said_to_differ(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--rungs", "no-save"), "--rungs must be of"),
+        (("--rungs", "no-save"), "--rungs must be some of"),
         (("--steps", "3"), "--steps must be at least 5, got 3"),
         (("--least", "0"), "--least must be above 0"),
         (("--limit-s", "nan"), "--limit-s must be positive"),

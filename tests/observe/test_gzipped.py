@@ -75,11 +75,11 @@ def test_of_a_file_that_was_cut_off_the_start_is_read(tmp_path, part):
     whole = gzip.compress(DATA)
     path.write_bytes(whole[: int(part * len(whole))])
     data, problem = gzipped.read(path)
-    assert problem == ("is cut off" if part else "is empty")
+    assert problem == ("is truncated" if part else "is empty")
     assert DATA.startswith(data)
     assert len(data) >= 0.9 * part * len(whole) - 100  # half of it does not shrink
     if part:
-        with pytest.raises(OSError, match=r"cut off"), gzipped.opened(path) as file:
+        with pytest.raises(OSError, match=r"truncated"), gzipped.opened(path) as file:
             file.read()
 
 
@@ -199,8 +199,8 @@ def test_a_compressed_file_that_was_cut_off_is_said_and_its_start_is_read(tmp_pa
     assert 0 < len(cut.lines) <= len(whole.lines)
     assert cut.lines == spans.read(path).lines
     assert problems == [
-        f"{path} is cut off; what follows is left out",
-        f"{other} is cut off; what follows is left out",
+        f"{path} is truncated; the rest is left out",
+        f"{other} is truncated; the rest is left out",
     ]
 
 

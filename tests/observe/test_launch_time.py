@@ -262,7 +262,7 @@ def test_a_wall_clock_that_goes_back_between_two_events_is_said():
     found = counted(told)
     assert found.problems == (
         "the wall clock of the driver went back by 5.0 s before the event state of "
-        "generation 1: the time between is not known and counts as none",
+        "generation 1: the time between is unknown and counts as 0",
     )
     assert sum(found.parts.values()) == 0.0
 
@@ -300,7 +300,7 @@ def test_small_times_that_are_not_explained_add_up():
 
 def test_events_without_their_begin_are_said():
     found = counted(one_start()[2:])
-    said = "events.jsonl begins with event 3: what was before is not counted"
+    said = "events.jsonl begins with event 3: earlier time is not counted"
     assert found.problems == (said,)
 
 

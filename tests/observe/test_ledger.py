@@ -185,7 +185,7 @@ def test_another_rank_counts_where_rank_0_is_missing(tmp_path):
     write(tmp_path, process, start(process, 0, 1, 4))
     found = ledger.ledger(tmp_path)
     assert found.buckets["productive"] == 4.0
-    assert found.problems == ("start 1 has no spans of rank 0: rank 3 counts",)
+    assert found.problems == ("start 1 has no spans of rank 0: rank 3 is used",)
 
 
 def driver_events(tmp_path, *, ended=True, step_s=4.0):
@@ -283,14 +283,14 @@ def test_spans_count_where_the_events_are_not_the_whole_run(
     write(tmp_path, process, start(process, 0, 1, 4))
     found = ledger.ledger(tmp_path)
     assert found.source == "spans"
-    assert found.problems == (f"{says}: the spans count",)
+    assert found.problems == (f"{says}: the spans are used",)
 
 
 def test_a_launch_without_its_events_is_said(tmp_path):
     process = Process(launch=Launch(name="b2", generation=1))
     write(tmp_path, process, start(process, 0, 1, 4))
     found = ledger.ledger(tmp_path)
-    said = "events.jsonl has no state of a launch: the spans count"
+    said = "events.jsonl has no events of a launch: the spans are used"
     assert found.problems == (said,)
 
 

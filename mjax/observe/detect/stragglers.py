@@ -12,10 +12,11 @@ measures are independent of waiting:
   replicas different sequence lengths, so the usual values of the stage and of the
   replica are subtracted in each step. Tensor parallelism couples the ranks of a group:
   all show the time of the slowest.
-- data and host: work before the devices start, against the usual value of all ranks.
-- network: the end of the gradient sync against that of the ranks that sync with this
-  one. All of them wait until the last one begins; a rank with a slow network card ends
-  later.
+- data and host: work before the devices start, compared with the usual value of all
+  ranks.
+- network: the end of the gradient sync compared with that of the ranks that sync with
+  this one. All of them wait until the last one begins; a rank with a slow network card
+  ends later.
 - last: the rank that waits least in the gradient sync arrived last. This measure is
   used where the sync ends for all ranks at the same time, and names a host only if no
   other measure does.

@@ -279,7 +279,10 @@ def _blame(graph: _Graph, host_log_s: NDArray[np.float64]) -> tuple[Sequence[int
     for host in np.flatnonzero(np.isnan(host_log_s)).tolist():
         here = np.flatnonzero(graph.host == host)
         if len(here) and graph.is_unread[here].all():
-            return here.tolist(), "nothing can be read of its host, and its log is gone"
+            return (
+                here.tolist(),
+                "no record of its host is readable, and its log is gone",
+            )
     skipped = _skipped(graph)
     if skipped is not None:
         return skipped
@@ -289,7 +292,7 @@ def _blame(graph: _Graph, host_log_s: NDArray[np.float64]) -> tuple[Sequence[int
     for candidates, reason in (
         (np.flatnonzero(old), "the log of its host stopped, and others wait for it"),
         (np.flatnonzero(idle), "others wait for it, and it waits for no rank"),
-        (silent, "others wait for it, and nothing can be read of it"),
+        (silent, "others wait for it, and it has no readable record"),
     ):
         found = _best(graph, candidates)
         if found:
@@ -315,7 +318,7 @@ def _skipped(graph: _Graph) -> tuple[Sequence[int], str] | None:
                 ranks = _gone_on(graph, axis, rank, members)
                 if ranks:
                     told = f"{graph.name(rank)} of {AXES[axis]}"
-                    return ranks, f"it went on without {told}, and its group waits"
+                    return ranks, f"it skipped {told}, and its group waits"
     for rank in np.flatnonzero((graph.axis == _PP) & ~graph.is_old).tolist():
         partner = graph.partner(rank)
         if partner is None or graph.axis[partner] != _PP or graph.is_old[partner]:

@@ -12,9 +12,10 @@ In an even step every operation takes the median of its phase in that step, and 
 virtual stage, which has the head and the loss, takes `USUAL_LAST` times that. Each
 cause is estimated from the operations that only this cause changes:
 
-- slow host: one worker's passes against those of the other workers.
-- last stage: its passes against those of the other stages.
-- uneven sequence lengths: a microbatch in all stages, against the mean of its step.
+- slow host: one worker's passes compared with those of the other workers.
+- last stage: its passes compared with those of the other stages.
+- uneven sequence lengths: a microbatch in all stages, compared with the mean of its
+  step.
 - garbage collection: single passes that are longer by a pause.
 - slow link: transfers of a pair of neighbours, or the gradient sync of one stage.
 """

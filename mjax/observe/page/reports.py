@@ -30,7 +30,7 @@ _FEWEST_STEPS = 8
 """Steps of a replay, including the two that it skips. Chosen: the mean over them shows
 a cause."""
 LAST_STEPS = 1000
-"""The same number as in `heatmap`."""
+"""Number of last steps to compare, as in `heatmap`."""
 _P99_STEPS = 256
 """Number of steps from which `stuck` computes the usual time."""
 

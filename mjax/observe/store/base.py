@@ -161,8 +161,8 @@ def migrate(
     """
     if version is not None and version > VERSION:
         raise ValueError(
-            f"{name} has schema version {version}, this mjax knows {VERSION}; use the "
-            "mjax that wrote it, or name another --store"
+            f"{name} has schema version {version}, this mjax supports {VERSION}; use "
+            "the mjax that wrote it, or name another --store"
         )
     for number in range((version or 0) + 1, to + 1):
         texts = [_schema(f"{number:04}.sql"), _schema(f"{number:04}.{dialect}.sql")]

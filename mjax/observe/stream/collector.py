@@ -285,7 +285,7 @@ class Collector:
             tail.tail, tail.is_checked = "", False
 
     def _next_batches(self) -> list[Batch]:
-        """Cut a share from each file that has new data."""
+        """Read a share of each file that has new data."""
         found: list[Batch] = []
         size = 0
         for tail in [*self._tails.values()]:

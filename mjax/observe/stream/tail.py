@@ -1,4 +1,4 @@
-"""Cut growing files into batches.
+"""Split growing files into batches.
 
 Input: a file of a run, and the position up to which it was sent. Output: complete
 lines after it. An incomplete line is left for later: it is being written, or its writer
@@ -133,7 +133,7 @@ def has_whole_lines(tail: Tail) -> bool:
 
 
 def _cut(tail: Tail, data: bytes, start: int, number: int) -> Iterator[Batch]:
-    """Cut complete lines into batches."""
+    """Split complete lines into batches."""
     begin = place = 0
     first = number
     while place < len(data):

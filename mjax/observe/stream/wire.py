@@ -82,7 +82,7 @@ def decode_batches(body: bytes) -> list[Batch]:
     except zlib.error as error:
         raise ValueError(f"the body is not gzip data: {error}") from error
     if unpacker.unconsumed_tail or not unpacker.eof:
-        raise ValueError(f"the body is cut off, or has more than {_MAX_BODY} bytes")
+        raise ValueError(f"the body is truncated, or has more than {_MAX_BODY} bytes")
     return [*_frames(memoryview(data))]
 
 
@@ -128,7 +128,7 @@ def _frames(data: memoryview) -> Iterator[Batch]:
         lines = bytes(data[position : position + header.size])
         position += header.size
         if len(lines) != header.size or zlib.crc32(lines) != header.crc32:
-            raise ValueError(f"the lines of {header.source} are damaged or cut off")
+            raise ValueError(f"the lines of {header.source} are damaged or truncated")
         yield _batch(header, lines)
 
 

@@ -24,9 +24,9 @@ class Device:
     """A device of the process that recorded the window."""
 
     ordinal: int
-    """Number in the window."""
+    """Device number in the window's events."""
     number: int
-    """Number in the flat order of the mesh."""
+    """Index in the flat order of the mesh."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

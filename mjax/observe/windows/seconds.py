@@ -47,7 +47,8 @@ class DeviceSeconds:
     parts: Mapping[tuple[str, str], Seconds]
     """Times by phase and role."""
     unknown: Mapping[str, float]
-    """Seconds of instructions without a place, by name; the longest first."""
+    """Seconds of instructions whose phase and role are unknown, by instruction name;
+    the longest first."""
 
 
 def seconds_of(events: Sequence[Placed]) -> DeviceSeconds:
@@ -111,7 +112,7 @@ def _exposed(
 def merged(
     parts: Iterable[Mapping[tuple[str, str], Seconds]],
 ) -> dict[tuple[str, str], Seconds]:
-    """Add up the parts of several windows or devices."""
+    """Add up the times of several windows or devices, by (phase, role)."""
     found: dict[tuple[str, str], list[Seconds]] = collections.defaultdict(list)
     for one in parts:
         for key, seconds in one.items():

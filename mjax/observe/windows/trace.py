@@ -70,7 +70,7 @@ def read_file(path: Path) -> Trace:
             return read_planes(ProfileData.from_file(str(path)).planes)
     except (RuntimeError, UnicodeDecodeError) as error:
         raise ValueError(
-            f"{path} is not a window of jax.profiler, or is cut off: {error}"
+            f"{path} is not a window of jax.profiler, or is truncated: {error}"
         ) from error
 
 

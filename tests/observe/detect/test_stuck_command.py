@@ -372,7 +372,7 @@ def test_the_rank_that_stood_still_before_others_gave_up_is_named(
     )
     found = ask(tmp_path, capsys, "--step-s", "5")
     assert found["ranks"] == [2]
-    assert found["reason"] == "it stood still, and others ended later"
+    assert found["reason"] == "it made no progress, and others ended later"
 
 
 def test_the_rank_that_ended_is_named_where_the_others_stand_still_since_then(

@@ -329,7 +329,7 @@ def test_a_migration_that_fails_leaves_the_old_version(opened, monkeypatch):
 
 def test_a_store_of_a_newer_mjax_is_refused(opened):
     execute(opened(), ["update schema_version set version = 99"])
-    with pytest.raises(ValueError, match="has schema version 99, this mjax knows 2"):
+    with pytest.raises(ValueError, match="has schema version 99, this mjax supports 2"):
         opened()
 
 
@@ -419,5 +419,5 @@ def test_an_address_that_is_none_is_refused():
 
 
 def test_a_migration_knows_only_versions_up_to_its_own():
-    with pytest.raises(ValueError, match="has schema version 3, this mjax knows 2"):
+    with pytest.raises(ValueError, match="has schema version 3, this mjax supports 2"):
         migrate(3, lambda text: None, dialect="duckdb", name="x")

@@ -212,7 +212,7 @@ def test_a_run_without_windows_is_told_how_to_record_some(tmp_path, capsys):
     assert "has no recorded steps" in said
     assert "--profile.steps" in said
     assert main(["phases", "--work-dir", str(tmp_path / "absent")]) == 2
-    assert "no folder" in capsys.readouterr().err
+    assert "not a folder" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
