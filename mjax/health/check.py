@@ -76,7 +76,7 @@ class Report:
 
     @property
     def is_ok(self) -> bool:
-        """Whether the host may be used: no check failed or was cut off."""
+        """Whether the host may be used: no check failed or is incomplete."""
         bad = (State.FAILED, State.INCOMPLETE)
         return not any(finding.state in bad for finding in self.findings)
 

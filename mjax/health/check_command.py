@@ -2,7 +2,7 @@
 
     python -m mjax.health check [--json] [--expect FILE] [--in-use] [--only NAMES]
 
-Exit codes: 0 the host may be used, 1 something failed or was cut off, 2 bad input.
+Exit codes: 0 the host may be used, 1 a check failed or is incomplete, 2 bad input.
 """
 
 import argparse
@@ -59,12 +59,8 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     add("--in-use", action="store_true", help=in_use)
     add("--seconds", type=float, default=checking.TOTAL_S, help="limit of all checks")
     add("--json", action="store_true", help="print one JSON object")
-    add("--out", type=Path, help="write the JSON object there too")
-    add(
-        "--all",
-        action="store_true",
-        help="show each check, also if it is ok or unknown",
-    )
+    add("--out", type=Path, help="also write the JSON object to this file")
+    add("--all", action="store_true", help="also show checks that are ok")
 
 
 def _check(args: argparse.Namespace) -> int:

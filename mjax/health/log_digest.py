@@ -277,7 +277,9 @@ def digest(text: str) -> Digest:
     if any(m.rule not in known or m.count < 1 for m in found.matches) or any(
         age < 0 for age in ages
     ):
-        raise UnreadableError("it has a rule, a count or an age that there is not")
+        raise UnreadableError(
+            "it has an unknown rule, or a count or an age out of range"
+        )
     return found
 
 

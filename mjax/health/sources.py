@@ -229,7 +229,7 @@ class _Output:
 
 
 def _drain(process: subprocess.Popen[bytes], until_s: float) -> _Output:
-    """Read a process to its end, or to `MAX_BYTES` or the limit of time."""
+    """Read the output of a process up to its end, `MAX_BYTES` or the time limit."""
     out, error, num_bytes, is_late = bytearray(), bytearray(), 0, False
     assert process.stdout is not None
     assert process.stderr is not None

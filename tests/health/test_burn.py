@@ -178,13 +178,15 @@ def test_a_state_of_another_burn_is_refused(host, capsys, tmp_path):
     state = str(tmp_path / "s")
     assert run(capsys, "--state", state)[0] == 0
     for words, says in (
-        (("--host", "other"), "with host h, this one has other"),
-        (("--quick",), "with form short, this one has quick"),
-        (("--memory-mib", "7"), "with memory_mib None, this one has 7"),
+        (("--host", "other"), "with host h, but this one has other"),
+        (("--quick",), "with form short, but this one has quick"),
+        (("--memory-mib", "7"), "with memory_mib None, but this one has 7"),
     ):
         code, found, errors = run(capsys, "--state", state, *words)
         assert (code, found) == (burn.BAD_INPUT, None)
-        assert errors.startswith(f"error: --state {state} is of a burn {says}; give")
+        assert errors.startswith(
+            f"error: --state {state} belongs to a burn {says}; give"
+        )
     for text in ("", "{", '{"rounds": 3}', "[]"):
         Path(state).write_text(text)
         code, _, errors = run(capsys, "--state", state)

@@ -110,14 +110,14 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     """Read metrics.jsonl; raise unless it is complete.
 
     Raises:
-      ValueError: it is absent or cut off, or a line is not a JSON object.
+      ValueError: it is absent or truncated, or a line is not a JSON object.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise ValueError(f"the job wrote no {path.name}: {error}") from error
     if not text.endswith("\n"):
-        raise ValueError(f"{path.name} is cut off")
+        raise ValueError(f"{path.name} is truncated")
     rows = []
     for number, line in enumerate(text.splitlines(), 1):
         try:
@@ -130,8 +130,8 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 def read_sums(work_dir: Path, step: int) -> list[bytes]:
     """Read the checksums of the state that each process saved.
 
-    The files list leaves, boxes and the CRC32C of their bytes; see
-    `mjax/ckpt/manifest.py`.
+    The files list the leaves, the index ranges that a process saved, and the CRC32C of
+    their bytes; see `mjax/ckpt/manifest.py`.
 
     Raises:
       ValueError: this step was not saved.

@@ -181,7 +181,7 @@ def _adaptive(problem: Problem, found: Posterior) -> Progress:
             verdict="undecided",
             reason=_why_undecided(problem),
         )
-    reason = f"chosen by the outcomes so far, to tell {choice.bits:.2f} bits"
+    reason = f"chosen from the outcomes so far, to gain {choice.bits:.2f} bits"
     return _progress(
         problem, found, [Round(groups=_named(problem, choice), reason=reason)]
     )

@@ -66,8 +66,8 @@ def load(path: Path | None, host: str, settings: Mapping[str, Any]) -> Saved:
     ):
         if there != here:
             raise ValueError(
-                f"--state {path} is of a burn with {name} {there}, this one has "
-                f"{here}; give the same flags, or another --state"
+                f"--state {path} belongs to a burn with {name} {there}, but this one "
+                f"has {here}; give the same flags, or another --state"
             )
     return saved
 

@@ -64,7 +64,7 @@ def health(text: str, settings: Settings) -> Verdict:
             if result not in allowed:
                 bad.append(f"{group} {entity}: {result}{_incidents(inner)}")
     if overall not in allowed:
-        reason = "; ".join(bad) or "it does not say of which device"
+        reason = "; ".join(bad) or "it does not name the device"
         return failed(f"{overall}: {reason}", overall, " or ".join(allowed))
     if bad:
         return failed("; ".join(bad), overall, " or ".join(allowed))

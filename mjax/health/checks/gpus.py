@@ -147,7 +147,7 @@ def inforom(text: str, settings: Settings) -> Verdict:
     del settings
     corrupted = parse(text).corrupted
     if corrupted:
-        reason = f"the infoROM is corrupted of {', '.join(corrupted)}"
+        reason = f"the infoROM of {', '.join(corrupted)} is corrupted"
         return failed(reason, f"{len(corrupted)} corrupted", "none")
 
     def look(gpu: Gpu) -> Seen:

@@ -1,6 +1,6 @@
 """Checks of the InfiniBand tools' output: `ibstat`, `ibv_devinfo`, `perfquery -x`.
 
-/sys has the same facts (see `infiniband`, `port_counters`); these tools use the
+/sys has the same information (see `infiniband`, `port_counters`); these tools use the
 libraries of a run, and query the performance agent of the port.
 
 Source of the formats: infiniband-diags/ibstat.c (`ca_dump`, `port_dump`),

@@ -1,6 +1,6 @@
 """Parse the output of `nvidia-smi -q -x`, which most GPU checks share.
 
-Input: the XML. Output: frozen facts of each GPU, with accessors that reject unknown
+Input: the XML. Output: the values of each GPU, with accessors that reject unknown
 values. The layout is that of nvsmi_device_v11.dtd, v12 and v13, which differ in names
 (`clocks_throttle_reasons` became `clocks_event_reasons`, `power_readings` became
 `gpu_power_readings`): an accessor accepts both.
@@ -48,7 +48,7 @@ class Process:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """The facts of one GPU."""
+    """The values that nvidia-smi reports for one GPU."""
 
     index: int
     """Position in the output, as for `nvidia-smi -i`."""

@@ -32,7 +32,7 @@ _COLDEST_K = 200  # a number below is not in kelvins
 _WARNINGS = (  # bits of critical_warning, enum nvme_smart_crit of libnvme
     "spare blocks are used up",
     "temperature outside its limits",
-    "unreliable for errors",
+    "unreliable because of errors",
     "read-only",
     "the backup of volatile memory failed",
     "persistent memory is read-only",

@@ -165,7 +165,9 @@ class Builder:
         for index, nic in enumerate(group.nics):
             path = f"{group.path}.nics[{index}]"
             if nic.name in nics or not nic.name or ANY_PORT in nic.name:
-                self._add(f"{path}.name", "name", f"a second NIC {nic.name!r}, or none")
+                self._add(
+                    f"{path}.name", "name", f"{nic.name!r} is empty, or names two NICs"
+                )
             if nic.rail is not None and nic.rail < 0:
                 self._add(f"{path}.rail", "size", f"must be at least 0, got {nic.rail}")
             self._check_rate(nic.rate_gbps, path)
@@ -361,4 +363,4 @@ def _near(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """Return a hint with the nearest known name; empty if there are too many."""
     if not known or len(known) > 10_000:
         return ""
-    return f"; the nearest is {nearest(name, known)}"
+    return f"; did you mean {nearest(name, known)}?"

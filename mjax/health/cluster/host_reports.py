@@ -187,7 +187,7 @@ def _checks(report: HostReport, require: Sequence[str]) -> Iterator[tuple[str, s
     for pattern in require:
         mine = [c for c in report.checks if fnmatch.fnmatchcase(c.name, pattern)]
         if not mine:
-            yield "required check", f"{pattern} is required, and it was not made"
+            yield "required check", f"{pattern} is required, but was not run"
         for check in mine:
             if check.state != _OK:
                 text = f"{check.name} is {check.state}: {check.reason}"

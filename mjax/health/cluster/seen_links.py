@@ -90,7 +90,7 @@ class SeenLinks:
             and bool({*before.guids} & {*peer.guids} or not before.guids)
         )
         if not is_same:
-            text = f"{place}: {port} is said to be joined with {before} and with {peer}"
+            text = f"{place}: {port} is reported as joined with {before} and {peer}"
             self.problems.append(text)
 
     def _check_sides(self, one: Observation) -> None:

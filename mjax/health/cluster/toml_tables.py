@@ -15,28 +15,28 @@ from typing import Any, Literal
 from mjax.flags import nearest
 
 UNKNOWN_KEY = "unknown key"
-"""Kind of problem that leaves all tables usable."""
+"""Kind of an error after which all tables are still usable."""
 _SHOWN_CHARS = 60
 _NAMES = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A problem in a file."""
+    """An error in a file."""
 
     path: str
     """Path, such as `cables[3].ends[1]`."""
     kind: str
-    """A few words, the same for all problems of a kind."""
+    """Kind of error in a few words, the same for all errors of a kind."""
     text: str
-    """The problem with its values, and the fix."""
+    """What is wrong, with the value, and the fix."""
 
     def __str__(self) -> str:
         return f"{self.path}: {self.text}" if self.path else self.text
 
 
 class _Absent:
-    """Stands for a value of the wrong type; its problem has been reported."""
+    """Placeholder for a value of the wrong type, whose error has been reported."""
 
 
 _ABSENT = _Absent()
@@ -46,12 +46,12 @@ def build(cls: Any, table: Any, path: str, problems: list[Problem]) -> Any:
     """Convert a table to a dataclass.
 
     Args:
-      cls: dataclass of str, int, bool, Literal, dataclasses, optional ones of these,
-        tuples and dicts of them. A field named `path` is not a key: it is set to the
-        path of the table, for later messages.
+      cls: dataclass whose fields are of type str, int, bool, Literal or a dataclass, or
+        None, tuples or dicts of these. A field named `path` is not a key: it is set to
+        the path of the table, for later messages.
       table: as tomllib returns it.
       path: path of the table in its file.
-      problems: collects problems.
+      problems: list to which errors are appended.
     Returns:
       An instance; None if a key without a default is missing or wrong. If a key with a
       default has a wrong value, the default is used, so that the rest can be checked
@@ -64,7 +64,7 @@ def build(cls: Any, table: Any, path: str, problems: list[Problem]) -> Any:
     for key in table:
         if key not in hints:
             near = nearest(key, hints)
-            text = f"unknown key; the nearest is {near} (of {', '.join(hints)})"
+            text = f"unknown key; did you mean {near}? Known keys: {', '.join(hints)}"
             problems.append(
                 Problem(path=_below(path, key), kind=UNKNOWN_KEY, text=text)
             )
@@ -112,7 +112,7 @@ def _value(value: Any, hint: Any, path: str, problems: list[Problem]) -> Any:
     if origin is Literal:
         if isinstance(value, str) and value in inner:
             return value
-        near = f"; the nearest is {nearest(value, inner)}" if _is_text(value) else ""
+        near = f"; did you mean {nearest(value, inner)}?" if _is_text(value) else ""
         problems.append(_mismatch(path, f"one of {', '.join(inner)}", value, near))
         return _ABSENT
     kinds = [kind for kind in inner or (hint,) if kind is not type(None)]
@@ -123,7 +123,11 @@ def _value(value: Any, hint: Any, path: str, problems: list[Problem]) -> Any:
 
 
 def _list(value: Any, inner: Any, path: str, problems: list[Problem]) -> Any:
-    """Check a list; wrong items are dropped if it may have any length."""
+    """Return a list as a tuple, or `_ABSENT` if it is invalid.
+
+    Invalid items of a list of any length are dropped; one of them makes a list of fixed
+    length invalid.
+    """
     if not isinstance(value, list):
         problems.append(_mismatch(path, "a list", value))
         return _ABSENT
@@ -132,7 +136,7 @@ def _list(value: Any, inner: Any, path: str, problems: list[Problem]) -> Any:
     elif len(value) == len(inner):
         kinds = list(inner)
     else:
-        problems.append(_mismatch(path, f"a list of {len(inner)}", value))
+        problems.append(_mismatch(path, f"a list of {len(inner)} items", value))
         return _ABSENT
     items = [
         _value(item, kind, f"{path}[{index}]", problems)

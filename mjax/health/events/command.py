@@ -303,7 +303,9 @@ def _summary(reader: Reader, watch: Watch) -> int:
     ]
     problems = []
     if not read.stamped:
-        problems.append("no line had a time of a known format: nothing is known")
+        problems.append(
+            "no line had a time in a known format, so no event can be detected"
+        )
     if matched.untimed:
         problems.append(f"{matched.untimed} matches had no time and were not counted")
     if matched.dropped_keys:

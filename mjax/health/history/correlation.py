@@ -34,15 +34,15 @@ MIN_KNOWN = 40
 """Minimum number of present samples of a host; a host with fewer is ignored. Chosen:
 the slow part has 12 parameters."""
 FALSE_DISCOVERY_RATE = 0.05
-"""Chosen: one in twenty of the named statistics may be chance."""
+"""Default false discovery rate. Chosen: one in twenty of the named statistics may be
+chance."""
 NUM_WAVES = 10
 """Number of slow cosines removed from a series. Chosen on independent series of 500
 samples: with none, random walks and AR(0.99) gave a false discovery in 20 to 25% of the
 runs; with 10, in 3 to 8%."""
 _NULL_PERCENTILE = 95.0
 _EPSILON = 1e-12
-"""Chosen: bounds the difference of equal sums that the transform adds in different
-order."""
+"""Tolerance for equal sums that the transform adds in different order. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def correlate(
         if not np.any(own):
             not_tested[name] = "it is the same in all samples of each host, or absent"
         elif num < MIN_SAMPLES:
-            not_tested[name] = f"{num} pairs of values, and it needs {MIN_SAMPLES}"
+            not_tested[name] = f"{num} pairs of values, {MIN_SAMPLES} are needed"
         else:
             tested[name] = _shifted(own, ranks), num
     return _judge(tested, not_tested, target.shape[1], rate)

@@ -41,7 +41,9 @@ def read(
     for number, text in enumerate(lines, 1):
         place = f"{source}:{number}"
         if not text.endswith(b"\n"):
-            raise ValueError(f"{place} has no end: the file was cut off")
+            raise ValueError(
+                f"{place} does not end with a newline: the file was truncated"
+            )
         try:
             host, sample, values = _row(text)
         except ValueError as error:

@@ -72,8 +72,8 @@ class History:
                 _make(path)
             elif path.stat().st_size == 0:
                 raise ValueError(
-                    f"{path} is empty, and a history of hosts never is; bring back a "
-                    "copy, or remove it to begin a new one"
+                    f"{path} is empty, but a history of hosts never is; restore a "
+                    "copy, or remove the file to start a new history"
                 )
             self._base = _connect(path)
             try:
@@ -117,8 +117,8 @@ class History:
             return [_event(row) for *row, _ in found]
         except ValueError as error:
             raise ValueError(
-                f"{self.path} has an event that cannot be: {error}; bring back a copy, "
-                "or move the file away to begin a new one"
+                f"{self.path} has an invalid event: {error}; restore a copy, or move "
+                "the file away to start a new history"
             ) from error
 
     def hosts(self) -> list[str]:
@@ -171,8 +171,8 @@ class History:
 
     def _damaged(self, error: Exception) -> ValueError:
         return ValueError(
-            f"{self.path} is damaged ({error}) and was not changed; bring back a copy, "
-            "or move it away to begin a new one"
+            f"{self.path} is damaged ({error}) and was not changed; restore a copy, or "
+            "move the file away to start a new history"
         )
 
     @contextlib.contextmanager

@@ -51,7 +51,9 @@ class InitFlags:
 
     def __post_init__(self) -> None:
         if not self.processes:
-            raise ValueError("--processes must have a number; for example 2 4 8 16 32")
+            raise ValueError(
+                "--processes must have at least one number; for example 2 4 8 16 32"
+            )
         given = {"--processes": self.processes, "--clients": self.clients}
         for flag, sizes in given.items():
             if min(sizes, default=2) < 2 or len({*sizes}) != len(sizes):
@@ -83,8 +85,8 @@ def main(argv: Sequence[str]) -> int:
     Returns:
       0; 2 after bad input; 1 if a start failed.
     Raises:
-      SystemExit: argparse has shown the help (code 0) or a mistake in the writing of
-        flags (code 2).
+      SystemExit: argparse has shown the help (code 0) or a syntax error in the flags
+        (code 2).
     """
     try:
         asked = parse(argv, "python -m mjax.health init")

@@ -145,7 +145,7 @@ def notes(phases: Sequence[Phase], size: Size) -> str:
         "and 'to' contain every law that the measured sizes do not exclude (95%); '-': "
         "the law is undetermined. Phases in brackets are gloo's and not in the sum: "
         "GPUs use NCCL, which is not measured. MegaScale's figures are of NCCL groups "
-        "made through torch.distributed, which is other work than in the model."
+        "made through torch.distributed, whose work differs from that of the model."
     )
     if len(sizes) < LEAST_SIZES:
         text += f" No law can be determined from fewer than {LEAST_SIZES} sizes."

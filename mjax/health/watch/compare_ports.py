@@ -126,8 +126,8 @@ def _late(
     if abs(cycles) <= most:
         return None
     text = (
-        f"traffic comes {cycles * unit_s:+.3g} s against the others (median), "
-        f"{cycles:+.2f} of {unit_s:.3g} s"
+        f"traffic comes {cycles * unit_s:+.3g} s later than that of the others "
+        f"(median), {cycles:+.2f} of {unit_s:.3g} s"
     )
     return text, {"late_s": cycles * unit_s, "score": abs(cycles) / most}
 

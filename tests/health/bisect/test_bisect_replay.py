@@ -85,7 +85,7 @@ def test_a_file_that_is_cut_off_is_refused(tmp_path: Path):
     with pytest.raises(ValueError, match="the job wrote no"):
         read_rows(path)
     path.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW)[:-5])
-    with pytest.raises(ValueError, match="is cut off"):
+    with pytest.raises(ValueError, match="is truncated"):
         read_rows(path)
     path.write_text(json.dumps(ROW) + "\n[1]\n")
     with pytest.raises(ValueError, match=r"metrics\.jsonl:2: .* must be an object"):

@@ -334,7 +334,7 @@ def test_two_nodes_of_the_same_name_are_never_ok():
     fabric = changed(names={"gpu02:mlx5_0": "gpu01 mlx5_0"})
     found = report(fabric)
     assert found.verdict == "incomplete"
-    assert "is said to be joined with" in found.problems[0]
+    assert "is reported as joined with" in found.problems[0]
 
 
 def with_guids(**guids: int) -> Cluster:

@@ -48,7 +48,7 @@ def test_a_required_check_must_be_one_that_there_is():
     text = FILE.replace('"small"', '"small"\nrequire = ["gpu.*", "gpu.cuont"]')
     with pytest.raises(ClusterError) as caught:
         cluster_file.parse(text, known_checks=known)
-    told = "require[1]: no check is called gpu.cuont; the nearest is gpu.count"
+    told = "require[1]: no check is called gpu.cuont; did you mean gpu.count?"
     assert told in str(caught.value)
     assert len(caught.value.problems) == 1
     cluster_file.read(EXAMPLE, [*BY_NAME])
@@ -371,16 +371,16 @@ def test_all_contradictions_are_told_at_once():
 
 
 def test_an_unknown_key_names_the_nearest_one():
-    assert "unknown key; the nearest is rail (of name, rail," in message(
+    assert "unknown key; did you mean rail? Known keys: name, rail," in message(
         FILE.replace("rail = 0,", "rial = 0,")
     )
 
 
 def test_an_unknown_name_names_the_nearest_one():
     told = message(FILE.replace('"leaf1:[1-4]"', '"leef1:[1-4]"'))
-    assert "no host and no switch is called leef1; the nearest is leaf1" in told
+    assert "no host and no switch is called leef1; did you mean leaf1?" in told
     told = message(FILE.replace("gpu[01-04]:mlx5_0", "gpu[01-04]:mlx4_0"))
-    assert "gpu01 has no NIC mlx4_0; the nearest is mlx5_0" in told
+    assert "gpu01 has no NIC mlx4_0; did you mean mlx5_0?" in told
 
 
 def test_many_problems_of_an_entry_become_a_few_and_a_count():

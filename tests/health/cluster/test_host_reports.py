@@ -109,7 +109,7 @@ CASES = {
     ),
     "a required check that was not made": (
         with_check("infiniband.ports", name="ib.ports"),
-        ["required check: gpu1: infiniband.* is required, and it was not made"],
+        ["required check: gpu1: infiniband.* is required, but was not run"],
     ),
 }
 

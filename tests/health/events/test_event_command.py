@@ -107,9 +107,9 @@ def test_a_replay_gives_the_same_events_as_full_speed(site):
     ("log", "code", "message"),
     [
         ("[ 1.0] noise\n", 0, "1 lines, 0 matched"),
-        ("", 1, "no line had a time of a known format: nothing is known"),
+        ("", 1, "no line had a time in a known format, so no event"),
         ("Port: 1 Link DOWN\n", 1, "1 matches had no time and were not counted"),
-        ("\x00\x01junk", 1, "nothing is known"),
+        ("\x00\x01junk", 1, "so no event can be detected"),
     ],
 )
 def test_only_a_log_that_was_understood_is_without_fault(

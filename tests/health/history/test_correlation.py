@@ -235,7 +235,7 @@ GOOD = {"host": "a", "sample": 1, "step_s": 1.0}
     ("lines", "told"),
     [
         (rows(GOOD)[:0], "has no step_s"),
-        ([rows(GOOD)[0][:-1]], "file:1 has no end"),
+        ([rows(GOOD)[0][:-1]], "file:1 does not end with a newline"),
         (rows(GOOD, GOOD), "file:2: a second sample 1 of a"),
         (rows({"host": "a", "sample": 1, "t": 1}), "has no step_s"),
         (rows({"host": "a", "step_s": 1.0}), "file:1: sample must be a whole number"),

@@ -366,7 +366,7 @@ def test_a_file_that_was_cut_off_is_refused(tmp_path: Path):
         path.write_bytes(text[:size])
         assert "is damaged" in refused(path)
     path.write_bytes(b"")
-    assert "is empty, and a history of hosts never is" in refused(path)
+    assert "is empty, but a history of hosts never is" in refused(path)
 
 
 def test_what_is_no_history_is_refused(tmp_path: Path):
@@ -431,7 +431,7 @@ def test_an_event_of_an_unknown_kind_is_refused(tmp_path: Path):
         base.commit()
     with (
         Reputation(path) as reputation,
-        pytest.raises(ValueError, match="has an event that cannot be"),
+        pytest.raises(ValueError, match="has an invalid event"),
     ):
         reputation.score("gpu1", NOW_NS)
 
