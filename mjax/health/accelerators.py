@@ -50,8 +50,8 @@ def is_plain(reading: Reading, settings: Settings) -> bool:
     """Return whether a host certainly has, and should have, no GPU and no RDMA.
 
     Args:
-      reading: of `SOURCE`.
-      settings: contains the expectations.
+      reading: reading of `SOURCE`.
+      settings: settings with the expectations of the host.
     """
     if any(settings.expect.get(key) for key in _EXPECTED):
         return False

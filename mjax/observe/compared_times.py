@@ -15,9 +15,9 @@ Means are tested in the same way, by the means of blocks. If an event repeats, s
 save every ten steps, blocks are whole periods, so that each has equally many events.
 
 Sources: Mann and Whitney 1947 (doi:10.1214/aoms/1177730491); Holm 1979 (Scandinavian
-Journal of Statistics 6:65-70); the sum for the autocorrelation time is cut where two
-neighbours sum to zero or less (Geyer 1992, doi:10.1214/ss/1177011137); intervals come
-from a block bootstrap (Kuensch 1989, doi:10.1214/aos/1176347265).
+Journal of Statistics 6:65-70); the sum for the autocorrelation time is truncated where
+two neighbours sum to zero or less (Geyer 1992, doi:10.1214/ss/1177011137); intervals
+come from a block bootstrap (Kuensch 1989, doi:10.1214/aos/1176347265).
 """
 
 import collections
@@ -207,7 +207,7 @@ def block_length(a: Steps, b: Steps, *, period: int = 1) -> int:
 
     Args:
       a: seconds of the steps of one run.
-      b: likewise.
+      b: seconds of the steps of the other run.
       period: steps between repetitions of an event; blocks are whole periods.
     """
     own = [_TIMES * autocorrelation_time(x) for x in (a, b)]

@@ -111,7 +111,7 @@ def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> 
 
     Args:
       events: events of one work dir, oldest first; only those of the driver are used.
-      seen: by generation, the times from the spans of a rank.
+      seen: for each generation, the times from the spans of a rank.
     Raises:
       ValueError: there are no states, or events of two journals.
     """

@@ -239,7 +239,7 @@ def test_a_record_that_cannot_be_written_stops_no_run(tmp_path, capsys):
     partition = split(2, num_stages=2, num_chunks=1, period=1, uneven=False)
     pipeline = Pipeline(schedule=known_tables, partition=partition, options=Options())
     schedule_record.write(tmp_path, Start(run="a1", number=1), pipeline)
-    assert "cannot be written, training goes on" in capsys.readouterr()[0]
+    assert "cannot be written, training continues" in capsys.readouterr()[0]
 
 
 def _without_one(record):

@@ -1,1 +1,1 @@
-"""Performance of devices and hosts under load, against baselines and other hosts."""
+"""Performance of devices and hosts under load, compared with baselines and others."""

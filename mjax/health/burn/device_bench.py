@@ -37,7 +37,7 @@ class Bench:
 
         Args:
           devices: by name, `gpu0` and so on, in the order of jax.
-          task: gives the time to repeat for.
+          task: the task, which gives the time budget.
         """
         self.devices, self.task = devices, task
         self.is_cpu = next(iter(devices.values())).platform == "cpu"
@@ -115,7 +115,7 @@ def rate(
 
     Args:
       name: name of the measurement.
-      work: in 10^12 operations or 10^9 bytes.
+      work: work of one call, in 10^12 operations or 10^9 bytes.
       seconds: time of one call.
       wrong: number of wrong words by device.
     """

@@ -141,7 +141,7 @@ def limits(
 
     Args:
       measured: result of any of its rounds.
-      hardware: as jax names it.
+      hardware: model of the device, as jax names it.
       baselines: baselines of all hardware.
       others: values of hosts with the same hardware.
     """

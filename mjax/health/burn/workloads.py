@@ -60,7 +60,7 @@ def start_devices() -> dict[str, Device]:
     """Return the devices of this process by name, in the order of jax.
 
     Raises:
-      SystemExit: there are none, or they cannot start; one line says why.
+      SystemExit: there are no devices, or they cannot start; one line says why.
     """
     try:
         found = jax.local_devices()

@@ -239,7 +239,7 @@ def unlisted(text: str, settings: Settings) -> Verdict:
     value = f"{sum(m.count for m in mine)} of {found.num_lines} lines"
     limit = f"none in {window_h} h"
     if num:
-        reason = f"{num} severe lines that no rule knows, the last: {mine[-1].line}"
+        reason = f"{num} severe lines that match no rule, the last: {mine[-1].line}"
         return failed(reason, value, limit)
     return ok(value, limit)
 

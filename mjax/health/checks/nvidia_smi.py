@@ -69,7 +69,7 @@ class Gpu:
         """Return the text of the first path that exists.
 
         Raises:
-          UnreadableError: there is none, or it has no value.
+          UnreadableError: none of the paths exists, or the path has no value.
         """
         path = self._path(paths)
         value = self.fields[path]
@@ -219,7 +219,7 @@ def gpus(text: str) -> Sequence[Gpu]:
     """Return all GPUs.
 
     Raises:
-      UnreadableError: there is none, or their number differs from the attached ones.
+      UnreadableError: no GPU is listed, or not as many as are attached.
     """
     smi = parse(text)
     if not smi.gpus or len(smi.gpus) != smi.num_attached:

@@ -81,7 +81,8 @@ def _interfaces(text: str, settings: Settings) -> tuple[Mapping[str, Counters], 
     """Return the counters of each RoCE interface, and the hours since boot.
 
     Raises:
-      UnreadableError: there is none, one is not of mlx5, or a device has none.
+      UnreadableError: there is no RoCE interface, one is not of mlx5, or an RDMA device
+        has no interface.
     """
     statistics, small = map(several.present, several.parts(text, 2))
     files, counters = sysfs.tree(small), _all_counters(statistics)

@@ -96,7 +96,7 @@ def all_ports(files: Tree) -> list[Port]:
     """Return all ports, in the order of their names.
 
     Raises:
-      UnreadableError: there is none.
+      UnreadableError: the host has no port.
     """
     found = {(m[1], m[2]) for path in files.paths if (m := _PORT.fullmatch(path))}
     if not found:

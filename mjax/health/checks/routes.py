@@ -90,7 +90,7 @@ def addresses(text: str) -> list[Address]:
     """Return the addresses that other hosts can use, of interfaces that are up.
 
     Raises:
-      UnreadableError: it is not the output of `ip -j addr`, or there is none.
+      UnreadableError: the text is not the output of `ip -j addr`, or has no address.
     """
     found = []
     for link in objects(text):

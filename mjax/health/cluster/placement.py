@@ -193,10 +193,10 @@ def _candidates(
 ) -> Iterator[list[int]]:
     """Yield orders of all hosts: slots in rectangles, on hosts sorted by leaf.
 
-    A stage has a run of slots. The grid of stages and data-parallel positions is cut
-    into strips of several stages; in a strip, slots are ordered column by column, so
-    that neighbours over both axes are near each other. A strip of one stage keeps the
-    order of slots.
+    A stage has a run of slots. The grid of stages and data-parallel positions is
+    divided into strips of several stages; in a strip, slots are ordered column by
+    column, so that neighbours over both axes are near each other. A strip of one stage
+    keeps the order of slots.
     """
     hosts = _by_leaf(levels, num_slots)
     spares = [h for h in range(len(levels.group_of)) if h not in set(hosts)]

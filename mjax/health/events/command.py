@@ -299,7 +299,7 @@ def _summary(reader: Reader, watch: Watch) -> int:
         f"{watch.num_events} events and actions",
         f"{matched.duplicates} duplicates",
         f"{matched.cooling} within a cool-down",
-        f"{read.cut} lines cut",
+        f"{read.cut} lines truncated",
     ]
     problems = []
     if not read.stamped:

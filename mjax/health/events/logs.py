@@ -24,7 +24,7 @@ from typing import Literal
 
 Kind = Literal["kernel", "syslog", "ufm", "other"]
 MAX_LINE_BYTES = 4096
-"""Maximum length of a line; the rest is cut. Chosen: four times the maximum of the
+"""Maximum length of a line; the rest is dropped. Chosen: four times the maximum of the
 kernel, 1024 bytes; UFM lines have 200 to 400."""
 _SECOND_NS = 10**9
 _MAX_S = 7_258_118_400
@@ -95,7 +95,7 @@ class Splitter:
         self._end = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bool, int]]:
-        """Yield each complete line, whether it was cut, and the offset of its end."""
+        """Yield each complete line, whether it is truncated, and its end offset."""
         pieces = data.split(b"\n")
         for piece in pieces[:-1]:
             self._add(piece)

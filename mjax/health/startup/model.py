@@ -175,7 +175,7 @@ def predict(phase: Phase, size: int, round_trip_s: float) -> Prediction:
     so its own work grows at most linearly.
 
     Args:
-      phase: as measured.
+      phase: the phase as measured.
       size: number of processes.
       round_trip_s: round trip time of the network between two hosts.
     """

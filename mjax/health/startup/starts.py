@@ -40,7 +40,7 @@ _LINES = 5
 """Number of last lines shown of the output of a failed process. Chosen: the end of a
 Python traceback."""
 _POLL_S = 0.02
-"""Seconds between attempts to connect. Chosen: short against a process start."""
+"""Seconds between attempts to connect. Chosen: short compared with a process start."""
 
 
 class _Report(msgspec.Struct, frozen=True):

@@ -38,7 +38,7 @@ class Congestion:
 
         Args:
           port: determines the counter to read.
-          thresholds: give length and number of bins.
+          thresholds: thresholds, which give the length and the number of bins.
         """
         self._limits = thresholds
         self._infiniband = port.link_layer == "InfiniBand"

@@ -46,7 +46,7 @@ class Counters:
         """Start with no sample.
 
         Args:
-          port: gives the width of the byte counters.
+          port: port of the samples, which gives the width of the byte counters.
           longest_gap_s: time between samples above which a reset is taken for a reboot.
         """
         self._port = port

@@ -49,7 +49,7 @@ def find_levels(
 
     Args:
       windows: end time and bursts of each window, at least one burst.
-      limits: give the noise of bursts.
+      limits: thresholds, which give the noise of bursts.
     """
     sizes: list[float] = []
     rows = []

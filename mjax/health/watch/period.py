@@ -239,7 +239,7 @@ def explains(step_s: float, period: Period, rate_hz: float, length_s: float) -> 
     """Return whether a period may be a harmonic of a step, or an alias of one.
 
     Args:
-      step_s: as reported by the trainer.
+      step_s: duration of a step in seconds, as reported by the trainer.
       period: from `find_period`.
       rate_hz: samples per second.
       length_s: length of a segment, which limits the resolution.
@@ -347,7 +347,8 @@ def fit_sines(segments: Sequence[Traffic], tables: Sequence[Array]) -> Fit:
 
     Args:
       segments: segments of traffic.
-      tables: for each segment [H, F], frequencies of H harmonics of F periods.
+      tables: one array [H, F] for each segment: frequencies of H harmonics of F
+        periods.
     """
     phi = _phi(segments)
     shape = tables[0].shape

@@ -79,7 +79,7 @@ def find_ports(root: Path = ROOT) -> list[SampledPort]:
     """Return the active ports of this host, ordered by name.
 
     Raises:
-      ValueError: there is none.
+      ValueError: no port is active.
     """
     found = []
     for path in sorted(root.glob("*/ports/*")):

@@ -138,7 +138,7 @@ def prepare(
     if good.sum() < FEWEST_STEPS:
         raise ValueError(
             f"{good.sum()} steps have a known MFU or rate, at least {FEWEST_STEPS} are "
-            "needed; let the run go on"
+            "needed; let the run continue"
         )
     num_left_out = int((~good).sum())
     end_s, step_s, mfu = end_s[good], step_s[good], mfu[good]

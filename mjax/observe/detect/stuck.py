@@ -301,7 +301,7 @@ def _blame(graph: _Graph, host_log_s: NDArray[np.float64]) -> tuple[Sequence[int
 
 
 def _skipped(graph: _Graph) -> tuple[Sequence[int], str] | None:
-    """Find a rank that skipped a collective: it is in another one than its group."""
+    """Find a rank that skipped a collective: its group is in another collective."""
     for axis in _COLLECTIVE:
         for members in graph.groups[axis]:
             inside = members[graph.axis[members] == axis]

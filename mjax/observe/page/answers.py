@@ -94,7 +94,7 @@ class Page:
                 is_behind, self._failed = share.is_behind, ""
             except OSError as error:
                 self._failed = f"the run cannot be read now: {error}"
-            except Exception as error:  # a bug of ours: keep the data read so far
+            except Exception as error:  # a bug in mjax: keep the data read so far
                 traceback.print_exception(error, file=sys.stderr)
                 self._failed = (
                     f"{type(error).__name__} while reading the run; the page no longer "

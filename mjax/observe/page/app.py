@@ -72,7 +72,7 @@ def _safe(endpoint: _Endpoint) -> _Endpoint:
             return await endpoint(request)
         except BadQueryError as error:
             return _json({"error": str(error)}, 400)
-        except Exception as error:  # a bug of ours must not end the page
+        except Exception as error:  # a bug in mjax must not end the page
             traceback.print_exception(error, file=sys.stderr)
             text = f"{type(error).__name__} in the server; details are on its stderr"
             return _json({"error": text}, 500)

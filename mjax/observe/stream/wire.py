@@ -95,7 +95,7 @@ def decode(data: bytes, kind: Any) -> Any:
     """Read a request or an answer.
 
     Raises:
-      ValueError: it is not one.
+      ValueError: the bytes are not a request or an answer of this kind.
     """
     try:
         return msgspec.json.decode(data, type=kind)

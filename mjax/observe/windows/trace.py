@@ -51,7 +51,7 @@ class Trace:
     events: tuple[Event, ...]
     """Events in the order of their starts."""
     mark_ns: float | None
-    """Start of the host's mark; None: there is none."""
+    """Start of the host's mark; None: the window has no mark."""
     is_gpu: bool
 
 
