@@ -12,7 +12,7 @@ from scripts.evidence import REPOSITORY
 
 EVIDENCE_DIR = REPOSITORY / "docs" / "evidence"
 INDEX = "README.md"
-SAME = "the same"
+SAME = "unchanged"
 """State of a page whose code has not changed since it was made."""
 _INDEX = """# Evidence
 
@@ -20,11 +20,12 @@ What mjax claims, how each claim was tested, and what is not proved. The page of
 links to the output of the programs that measured it, in `docs/benchmarks/`. Output with
 a name that begins with `gpu` was measured on one H200, all other output on CPUs.
 
-Code changes after it is measured. *Current* counts the output made by the code that was
-committed when this table was written; `python -m scripts.evidence_index` lists it for
-the present code. `make evidence` and `make evidence-long` measure again.
+Code changes after it is measured. *Of current code* counts the outputs whose code had
+not changed since they were made when this table was written; `python -m
+scripts.evidence_index` lists the state of each for the present code. `make evidence`
+and `make evidence-long` measure again.
 
-| claim | statement | output | current |
+| claim | statement | outputs | of current code |
 |---|---|---|---|
 """
 _CLAIM = """# {title}
@@ -35,11 +36,12 @@ _CLAIM = """# {title}
 
 *Not proved.* {not_proved}
 
-| question | result | made | code since | command |
+| question | result | output made on | code since then | command |
 |---|---|---|---|---|
 {rows}
-A question links to the output of the command. *Code since*: whether the code that the
-output covers had changed when this table was written; comments do not count.
+Each question links to the output of its command. *Code since then*: whether the code
+that the output covers had changed between the measurement and this table; changes of
+comments and docstrings do not count.
 """
 
 
@@ -50,7 +52,7 @@ class Claim:
     name: str
     title: str
     claim: str
-    """A sentence or two."""
+    """The claim in a sentence or two."""
     method: str
     not_proved: str
 
@@ -60,13 +62,13 @@ class Row:
     """One page of output, as a row of its claim's table."""
 
     page: str
-    """Name of the file in docs/benchmarks, without suffix."""
+    """Name of its file in docs/benchmarks, without suffix."""
     question: str
     found: str
     made: str
     """Date and commit, if the page states them."""
     since: str
-    """`SAME`, or in a word or two how the code differs."""
+    """`SAME`, or a few words on how the code differs."""
     commands: Sequence[str]
 
 

@@ -1,16 +1,15 @@
-"""List the evidence pages by claim, and those older than the code they certify.
+"""List the evidence pages, and write docs/evidence from them.
 
-    python -m scripts.evidence_index              # pages whose code has changed since
+    python -m scripts.evidence_index              # has the code of each page changed?
     python -m scripts.evidence_index --write      # rewrite docs/evidence
     python -m scripts.evidence_index --run quick  # remake pages one by one
 
-`--run quick cpu --changed` continues where an earlier call was stopped. A page is
-replaced only if its commands succeed.
+`--run quick cpu --changed` continues after an earlier call was stopped.
 
 Input: docs/benchmarks/claims.toml and pages.toml, the pages, and git's history. A page
-states the commit that it was made at; its entry lists the files and folders that it
+states the commit at which it was made; its entry lists the files and folders that it
 covers. If their code has changed since (comments and docstrings do not count), the page
-is older than the code that it certifies. Its entry quotes figures, which the page must
+is older than the code that it covers. Its entry quotes figures, which the page must
 contain. `scripts.evidence_claims` writes this into docs/evidence, one page for each
 claim.
 """
@@ -177,7 +176,7 @@ def _is_text(node: ast.stmt) -> bool:
 
 
 def since(page: Page) -> str:
-    """Return in a word or two whether a page was made by the current code."""
+    """Return in a few words whether the code of a page has changed since then."""
     mark = made(page.path.read_text())
     if mark is not None:
         is_changed = changed(page, mark[0])

@@ -90,14 +90,14 @@ def git_head(folder):
 def test_a_page_is_old_when_what_it_covers_changes_and_not_otherwise(repository):
     folder, git = repository
     write()
-    assert evidence_index.since(page()) == "the same"
+    assert evidence_index.since(page()) == "unchanged"
     (folder / "mjax" / "b.py").write_text("x = 2\n")
     git("commit", "-qam", "b")
-    assert evidence_index.since(page()) == "the same"
+    assert evidence_index.since(page()) == "unchanged"
     words = '"""Says what."""\n\n# A comment.\nx = (1)\n"""Of x."""\n'
     (folder / "mjax" / "a.py").write_text(words)
     git("commit", "-qam", "words")
-    assert evidence_index.since(page()) == "the same"
+    assert evidence_index.since(page()) == "unchanged"
     (folder / "mjax" / "a.py").write_text(words.replace("1", "2"))
     git("commit", "-qam", "a")
     assert evidence_index.since(page()) == "**changed**"
@@ -111,7 +111,7 @@ def test_a_file_that_is_gone_or_new_makes_a_page_old(repository):
     git("add", "-A")
     git("commit", "-qm", "c")
     assert evidence_index.since(page(covers=("mjax",))) == "**changed**"
-    assert evidence_index.since(page()) == "the same"
+    assert evidence_index.since(page()) == "unchanged"
     git("rm", "-q", "mjax/a.py")
     assert evidence_index.since(page()) == "**changed**"
 
@@ -143,7 +143,7 @@ def test_a_commit_that_was_rebased_away_is_not_found_though_git_still_has_it(
     (folder / "mjax" / "a.py").write_text("x = 2\n")
     git("commit", "-qam", "a")
     write()
-    assert evidence_index.since(page()) == "the same"
+    assert evidence_index.since(page()) == "unchanged"
     git("commit", "-q", "--amend", "-m", "another")
     assert evidence_index.since(page()) == "commit not found"
 
