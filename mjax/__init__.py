@@ -19,6 +19,6 @@ if _sys.version_info < _OLDEST_PYTHON:
     )
 
 STARTED_S = _time.perf_counter()
-"""When the import of this package began; the origin of start-up times."""
+"""Time at which the import of this package began, the origin of start-up times."""
 
 __version__ = "0.1.0"

@@ -20,7 +20,7 @@ PROGRAMS = {
     "evaluate": "measure loss and bits per byte of a text",
     "tune": "write the low-rank adapters of a run for PEFT",
     "ckpt": "list, verify, move and export checkpoints",
-    "data": "look at the corpus and the batches of a run",
+    "data": "inspect the corpus and the batches of a run",
     "plan": "check whether a run fits a cluster, and model its speed",
     "pipeline": "draw the schedule of a pipeline",
     "mesh": "print the position of each device in the mesh",
@@ -79,7 +79,7 @@ def _unknown(word: str) -> str:
     """Return the error for an unknown program, with a suggestion."""
     if word.startswith("-"):
         return (
-            f"mjax has no flag {word} of its own; name a program first: mjax train "
+            f"{word} is a flag of a program; name the program first: mjax train "
             f"{word}, or see mjax -h"
         )
     close = nearest(word, [*PROGRAMS, "completion"])

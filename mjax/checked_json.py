@@ -15,7 +15,8 @@ import typing
 from typing import Any, Literal
 
 _MAX_DEPTH = 64
-"""More than twice the depth of any file read here; so code may recurse over a value."""
+"""Maximum depth of nesting: more than twice that of any file read here, and small
+enough to recurse over."""
 _SHOWN_CHARS = 60
 
 
@@ -133,7 +134,7 @@ def _items(value: Any, origin: Any, inner: tuple[Any, ...], name: str) -> Any:
         raise _MismatchError(name, "a list", value)
     if origin is tuple and inner and inner[-1] is not Ellipsis:
         if len(value) != len(inner):
-            raise _MismatchError(name, f"a list of {len(inner)}", value)
+            raise _MismatchError(name, f"a list of {len(inner)} items", value)
         kinds = inner
     else:
         kinds = (inner[0] if inner else Any,) * len(value)

@@ -179,7 +179,7 @@ def train(
     """Run the remaining steps, then write the results of the run.
 
     Args:
-      run: with the compiled program.
+      run: the run, with its compiled program.
       start: the initial state.
       stop: polled at every safe point.
       watch: records the position of this process and how it spends its time.
@@ -301,7 +301,7 @@ def _text_of_step(run: Run) -> str:
 def _tell_ways_back(
     run: Run, step: int, recorder: metrics.Recorder, marks: progress.Writer
 ) -> None:
-    """Suggest steps from which the run can continue without the data since."""
+    """Suggest a saved step from which the run can continue without the later data."""
     assert run.checkpoints is not None
     before = skips.read(run.config.data.skip)
     saved = [s for s in run.checkpoints.store.steps() if s < step] or [0]
@@ -314,7 +314,7 @@ def _tell_ways_back(
 
 
 def _refused(error: Exception) -> int:
-    """Print errors that a user can fix and return the exit code; raise all others."""
+    """Print errors that a user can fix, and return the exit code; raise all others."""
     if isinstance(error, LostError):
         exit_code = ending.GAVE_UP
     elif isinstance(error, (ValueError, NotImplementedError)):
@@ -335,7 +335,8 @@ def _start_processes(
     """Join the other processes, and check that all were started alike.
 
     Returns:
-      the agreement between processes, and the common facts of code and environment.
+      the agreement between processes, and the description of code and environment that
+      they share.
     """
     # Until the loop begins we handle signals, see `ending`; then jax does.
     jax.config.update("jax_enable_preemption_service", False)
@@ -349,7 +350,7 @@ def _start_processes(
 
 
 def _start_devices(config: TrainConfig) -> Devices:
-    """Start jax's devices as the flags say; return the devices of the mesh."""
+    """Start jax's devices according to the flags; return the devices of the mesh."""
     load_plugin_without_gpu()
     if config.simulate_devices is not None:
         simulate_devices(config.simulate_devices)

@@ -62,9 +62,9 @@ class SplitVJP:
           saved: the residuals that `forward` returned.
           dy: gradient of the output, which has the type of x.
           params: as passed to `forward`.
-          context: likewise.
+          context: as passed to `forward`.
         """
-        # dy stands in for x, whose value is not read.
+        # dy replaces x, whose value is not read.
         flat = zip(jax.tree.leaves((dy, params, context)), self._reads, strict=True)
         others = iter(self._others(*[leaf for leaf, is_read in flat if is_read]))
         of_x = iter(saved)

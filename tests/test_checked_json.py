@@ -64,7 +64,7 @@ WHOLE = {"parts": {}, "rate": 0.5}
         ),
         (
             WHOLE | {"boxes": [[[0]]]},
-            r"boxes\[0\]\[0\] must be a list of 2, got",
+            r"boxes\[0\]\[0\] must be a list of 2 items, got",
         ),
         (WHOLE | {"boxes": 7}, "boxes must be a list, got 7"),
         (WHOLE | {"parts": {"x": 1}}, r"parts\.x must be an object, got 1"),

@@ -56,7 +56,7 @@ def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]):
     ("word", "answer"),
     [
         ("trian", "there is no program trian; the nearest is train"),
-        ("--recipe", "name a program first: mjax train --recipe"),
+        ("--recipe", "name the program first: mjax train --recipe"),
     ],
 )
 def test_an_unknown_program_is_answered(

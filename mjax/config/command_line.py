@@ -1,4 +1,4 @@
-"""From the command line to a config: a recipe, overridden by a file, then by flags."""
+"""Make a config from a command line: a recipe, then a file, then flags override."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ class Command:
     """Command-line options that are not part of the config."""
 
     recipe: str = "demo"
-    """Starting point: a name, or FILE.py:NAME for a function of yours that returns a
+    """Base configuration: a name, or FILE.py:NAME for your own function that returns a
     TrainConfig. Every other flag overrides it."""
     config: str | None = None
     """TOML or JSON file with values over the recipe; flags override it."""

@@ -18,7 +18,8 @@ from mjax.flags.convert import choices_of, kind_of
 from mjax.flags.fields import Flag, alternatives
 
 _MAX_BYTES = 1 << 20
-"""Chosen: 100 times the size of the longest config."""
+"""Maximum size of a config file in bytes. Chosen: 100 times the size of the longest
+config."""
 
 _OF_ONE_START = ("--config", "--restart-from-scratch", "--distributed.process-id")
 """Flags refused in a file, because processes and starts of a run may share it."""
@@ -50,8 +51,8 @@ def read(
     """Read a config file.
 
     Args:
-      path: of the file. Its suffix (.toml, .json) decides the format; without one of
-        these, its first character.
+      path: path of the file. Its suffix (.toml, .json) or else its first character
+        decides the format.
       known: flags that it may set.
       meanings: other names of flags, for messages.
     Returns:

@@ -17,15 +17,16 @@ from mjax.config.train import TrainConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig, resolve
 
 MAX_FIXES = 4
-"""Most fixes in a message."""
+"""Maximum number of fixes in a message."""
 _MAX_FLAGS = 4
-"""Most flags in a fix."""
+"""Maximum number of flags in a fix."""
 _MAX_VALUES = 6
-"""Most values tried for a field, nearest first."""
+"""Maximum number of values tried for a field, nearest first."""
 _MAX_KEPT = 2
-"""Most values kept for a further flag, if they solve one problem of two."""
+"""Maximum number of values kept for a further flag if they solve only one problem."""
 _MAX_NODES = 16
-"""Most changes to which a further flag is added; this bounds the search time."""
+"""Maximum number of changes to which a further flag is added; this bounds the search
+time."""
 
 Change = dict[str, Any]
 """Fields that a fix sets, by flag name, and their values."""

@@ -34,7 +34,7 @@ class OptimConfig:
     beta2: float = 0.95
     """Decay rate of the running mean of squared gradients."""
     eps: float = 1e-6
-    """Added to the square root of the second moment."""
+    """Constant that is added to the square root of the second moment."""
     weight_decay: float = 0.1
     """Decoupled weight decay; not on biases and norm scales."""
     clip_value: float | None = None

@@ -11,7 +11,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Values of --track, besides FILE.py:NAME."""
 
 _LEAST_BEAT_S = 0.1
-"""Chosen: more frequent beats would slow the steps down."""
+"""Least --observe.beat-s. Chosen: more frequent beats would slow the steps down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,8 @@ class ObserveConfig:
     spans: bool = True
     """Record how each process spends the time of each step (in spans/)."""
     spans_dir: str | None = None
-    """Folder of these records, not in the work dir; local disks for many hosts."""
+    """Folder for these records instead of the work dir; use local disks with many
+    hosts."""
     stamps: bool | None = None
     """Record when each device reaches the parts of a step. None: only on GPUs."""
     slow_step_factor: float | None = 3.0

@@ -182,7 +182,7 @@ class TrainConfig:
         """Check that adapters have base weights, and a step that can train them.
 
         Raises:
-          ValueError: they do not.
+          ValueError: the adapters have no base weights, or the step cannot train them.
         """
         if self.adapters is None:  # refuses a target that matches nothing
             return

@@ -1,7 +1,8 @@
 """Count the peak bytes of one device while it executes a traced function.
 
 Input: a jaxpr of one device, from the shard_map of a `jax.stages.Traced`. Output: the
-most bytes alive at one time, without buffers that the caller keeps alive.
+maximum number of bytes alive at the same time, without buffers that the caller keeps
+alive.
 
 Operations run in the order of the trace. Three rules model XLA. *Fusion*: a cheap
 elementwise result is never in memory if only elementwise operations and reductions read
@@ -89,7 +90,8 @@ class _Operation:
 
 
 def peak_bytes(jaxpr: Any, *, on_host: bool = False) -> int:
-    """Return the most bytes alive at once, without the arguments of the jaxpr.
+    """Return the maximum number of bytes alive at once, without the arguments of the
+    jaxpr.
 
     Args:
       jaxpr: jaxpr of one device; its results are counted.
@@ -224,7 +226,7 @@ class _Simulation:
         return frozenset(found)
 
     def run(self) -> int:
-        """Return the most bytes alive at once."""
+        """Return the maximum number of bytes alive at once."""
         real = [op for op in self.operations if not self._is_virtual(op)]
         last = {value: len(real) for value in self.outputs}
         for index, operation in reversed(list(enumerate(real))):

@@ -73,8 +73,8 @@ def estimate(
         during a save.
       trained: the parameters that have gradients; None for all.
       on_host: whether each leaf of the state is in host memory; None for no leaf.
-      moments_at_once: most bytes of moments on the device during an update in pieces;
-        None if the update is not in pieces.
+      moments_at_once: maximum bytes of moments on the device during an update in
+        pieces; None if the update is not in pieces.
       first: weights gathered before the step and passed to it; None if the step gathers
         all weights.
       compute: dtype of the gathered weights.
@@ -131,7 +131,7 @@ def estimate(
 
 
 def table(found: Estimate, *, available: int | None) -> str:
-    """Write an estimate as lines for people.
+    """Format an estimate as lines of text.
 
     Args:
       found: the estimate.

@@ -175,7 +175,7 @@ def _held_out(
 
 
 def _documents(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Cut a sample into its segments, which attention does not cross."""
+    """Split a sample into its segments, which attention does not cross."""
     ends = np.flatnonzero(np.diff(rows["segments"][0])) + 1
     parts = {name: np.split(array[0], ends) for name, array in rows.items()}
     return [

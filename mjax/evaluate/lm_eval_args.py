@@ -37,7 +37,7 @@ class Args:
     max_length: int | None = None
     """Longest sequence; None: the model's, at most 4096 for a Hugging Face folder."""
     max_gen_toks: int = 256
-    """Tokens of an answer if the task gives no number; lm-eval's default."""
+    """Maximum tokens of an answer if the task gives no number; lm-eval's default."""
     tp: int = 1
     """Tensor-parallel size."""
     dp: int = -1
@@ -45,8 +45,8 @@ class Args:
     simulate_devices: int | None = None
     """Use this many simulated CPU devices."""
     batch_size: int | None = None
-    """Rows per batch and concurrent answers; None: rows for some thousand tokens, and 8
-    answers (`--batch_size auto`)."""
+    """Sequences per batch, and number of concurrent answers; None (`--batch_size
+    auto`): sequences for some thousand tokens, and 8 answers."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "max_gen_toks", "batch_size", "simulate_devices"):

@@ -3,7 +3,7 @@
 Input: `--model_args`, then requests of tasks. Output: log-likelihoods and texts. Texts
 become tokens and windows as in lm-eval's model `hf`, so that both can be compared: the
 tokenizer adds its tokens before a text, names of special tokens are tokens, and a
-context that is too long is cut on the left.
+context that is too long is truncated on the left.
 
 Source: lm-eval 0.4.13, `lm_eval/models/huggingface.py` and `lm_eval/api/model.py`.
 """
@@ -176,7 +176,7 @@ class MjaxLM(TemplateLM):
         room = self.max_length - sampling.max_tokens
         if room < 1:
             raise BadArgsError(
-                f"the task needs answers of {sampling.max_tokens} tokens, and the "
+                f"the task needs answers of {sampling.max_tokens} tokens, but the "
                 f"model takes {self.max_length} including the prompt; give fewer with "
                 "--gen_kwargs max_gen_toks=N or max_gen_toks=N in --model_args"
             )
@@ -221,7 +221,7 @@ class MjaxLM(TemplateLM):
         return f"mjax-{self._opened.tokenizer.digest}"
 
     def get_model_info(self) -> dict[str, Any]:
-        """Return facts for lm-eval's results."""
+        """Return metadata of the model for lm-eval's results."""
         return {
             "model_name": self._opened.name,
             "model_num_parameters": num_params(
@@ -235,7 +235,7 @@ class MjaxLM(TemplateLM):
 
 
 def _rows(args: Args, opened: Opened) -> int | None:
-    """Return the rows per batch: a multiple of the data-parallel size."""
+    """Return the sequences per batch: a multiple of the data-parallel size."""
     if args.batch_size is None:
         return None
     tp = opened.mesh.shape["tp"]

@@ -62,7 +62,8 @@ def make_scorer(
       params: parameters, as for `Scorer`.
       mesh: mesh, as for `Scorer`.
       length: tokens of the longest window.
-      batch_size: rows per batch; None chooses it, for some thousand tokens per device.
+      batch_size: sequences per batch; None chooses it, for some thousand tokens per
+        device.
     Raises:
       ValueError: as `Scorer`.
     """

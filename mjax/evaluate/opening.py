@@ -1,6 +1,6 @@
 """Open a model for scoring: choose mesh, precision and length.
 
-Input: a path and flags. Output: an `Opened`, and facts of its run.
+Input: a path and flags. Output: an `Opened`, and the metadata of its run.
 """
 
 import json
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 
 def run_of(path: str, step: int | None) -> Run:
-    """Read the facts of the run of a model; touch no device.
+    """Read the metadata of the run of a model; touch no device.
 
     Raises:
       ValueError: there is no model.

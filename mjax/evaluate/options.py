@@ -50,9 +50,11 @@ class Evaluate:
     the beginning-of-text token of a Hugging Face folder. None: bos if the folder adds
     it, eos for a run that does not isolate documents, otherwise none."""
     end_token: bool | None = None
-    """Score the end-of-document token. None: yes for a run, no for a folder."""
+    """Score the end-of-document token. None: yes for a run, no for a Hugging Face
+    folder."""
     batch_size: int | None = None
-    """Rows per batch, of --seq-len tokens; None: about 8192 tokens per device."""
+    """Sequences per batch, each of --seq-len tokens; None: about 8192 tokens per
+    device."""
     precision: Literal["float32", "bfloat16"] | None = None
     """Dtype of the computation; None: the run's; float32 for a Hugging Face folder."""
     simulate_devices: int | None = None

@@ -67,12 +67,12 @@ class Counts:
 
 
 class _Part(NamedTuple):
-    """Part of a document that is tokenized in one piece."""
+    """Part of a document that is tokenized at once."""
 
     text: str
     is_first: bool
     is_last: bool
-    """If True, it has no text."""
+    """Whether it ends its document; it then has no text."""
 
 
 def pieces_of(
@@ -125,7 +125,7 @@ def pieces_of(
 
 
 def _parts(documents: Iterable[Document], counts: Counts) -> Iterator[_Part]:
-    """Cut documents into parts and count them; an empty document has no part."""
+    """Split documents into parts and count them; an empty document has no part."""
     for document in documents:
         is_first = True
         for text in document.pieces:

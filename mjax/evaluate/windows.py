@@ -1,4 +1,4 @@
-"""Cut token sequences into rows of fixed size, and return scores in order.
+"""Split token sequences into batches of fixed shape, and return scores in order.
 
 A *window* is the input of the model: n consecutive tokens and, for each, the next token
 if it is scored here. Windows of a sequence begin every `stride` tokens. Each token is
@@ -79,11 +79,11 @@ def check(length: int, stride: int) -> None:
 def windows_of(
     pieces: Iterable[Piece], *, length: int, stride: int
 ) -> Iterator[Window]:
-    """Cut sequences into windows; hold one window and one piece at a time.
+    """Split sequences into windows; hold one window and one piece at a time.
 
     Args:
       pieces: pieces of the sequences, in order.
-      length: most tokens of a window.
+      length: maximum number of tokens of a window.
       stride: tokens between the starts of windows, at most length. A stride of length
         computes every token once, which costs least.
     """

@@ -1,7 +1,7 @@
 """Continue the prompts of a command line with a model, or chat.
 
-Input: flags. Output: the texts on stdout (streamed if there is one prompt), and facts
-about model and speed on stderr.
+Input: flags. Output: the texts on stdout (streamed if there is one prompt), and a
+description of the model and its speed on stderr.
 """
 
 import contextlib

@@ -37,8 +37,8 @@ from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
 
 MOST_STEPS = 32
-"""Most tokens per slot that one dispatch draws. Chosen: the host's cost of a dispatch
-is small against this many steps of the smallest model."""
+"""Maximum number of tokens per slot that one dispatch draws. Chosen: the host's cost of
+a dispatch is small against this many steps of the smallest model."""
 
 _SLOTS = PartitionSpec(DP)
 _RING = PartitionSpec(DP, (PP, TP))  # pp is 1, which the type cannot express
@@ -91,7 +91,7 @@ class Decoder:
     model: ModelConfig
     num_slots: int
     max_len: int
-    """Most tokens of a prompt and its answer."""
+    """Maximum number of tokens of a prompt and its answer."""
     num_known: int
     """Number of tokens of the tokenizer; further ids of the model are never drawn."""
     dtype: Any
@@ -352,7 +352,7 @@ def make_decoder(
     Args:
       opened: the model.
       num_slots: texts continued concurrently; a multiple of dp x tp.
-      max_len: most tokens of a prompt and its answer.
+      max_len: maximum number of tokens of a prompt and its answer together.
     """
     mesh = opened.mesh
     sizes = AxisSizes(**{axis: mesh.shape[axis] for axis in AXES})

@@ -32,8 +32,8 @@ from mjax.mesh.axes import DP, TP
 _SHORTEST_PROMPT = 16
 """Prompts are padded to this or a doubling of it. Chosen: fewer programs to compile."""
 _STEPS_WHILE_WAITING = 8
-"""Most steps of a dispatch while requests wait, because the slot of an ended text stays
-empty until the dispatch is done. Chosen."""
+"""Maximum number of steps of a dispatch while requests wait, because the slot of an
+ended text stays empty until the dispatch is done. Chosen."""
 _LAST_STEPS = 4
 """Steps of the dispatch before a request ends, after which the devices wait while the
 host decodes the tokens. Chosen: the cost of one more dispatch."""
@@ -93,7 +93,7 @@ class Engine:
         Args:
           opened: the model.
           slots: number of concurrent texts, rounded up to a multiple of dp x tp.
-          max_len: most tokens of a prompt and its answer together.
+          max_len: maximum number of tokens of a prompt and its answer together.
         Raises:
           ValueError: a number is below 1.
         """

@@ -1,8 +1,8 @@
 """Open a model for use: parameters on a mesh, tokenizer, end tokens.
 
 Input: a path (a work dir, a folder of checkpoints, one checkpoint, or a Hugging Face
-folder) and a mesh. Output: an `Opened`. Independent of the mesh that wrote the
-parameters, each box is read once and goes straight to the devices that hold it.
+folder) and a mesh. Output: an `Opened`. For any mesh that wrote the parameters, each
+part of an array is read once and goes straight to the devices that hold it.
 """
 
 import dataclasses
@@ -44,7 +44,7 @@ from mjax.tune.merged import Merged
 TOKENIZER_DIR = "tokenizer"
 """Folder in a work dir with the tokenizer of the run, in transformers' format."""
 DIGEST = "tokenizer_digest"
-"""Fact of a saved step: digest of the tokenizer of the run."""
+"""Key in the metadata of a saved step: digest of the tokenizer of the run."""
 
 _FLAG = "--tokenizer"
 _SPEC = "tokenizer.json"
@@ -60,7 +60,8 @@ class Opened:
     """Description of the source for people."""
     model: ModelConfig
     params: Params
-    """On the mesh, in canonical form (layers stacked in order) and compute dtype."""
+    """Parameters on the mesh, in canonical form (layers stacked in order) and compute
+    dtype."""
     mesh: Mesh
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
@@ -194,7 +195,7 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
 
 
 def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Found:
-    """Find a saved step and the facts of its run."""
+    """Find a saved step and the metadata of its run."""
     place = places.find(path)
     saved = SavedStep(places.choose(place, step))
     config = from_json(saved.config())
@@ -230,7 +231,8 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
 def _checked_boxes(
     saved: SavedStep, model: ModelConfig, adapters: AdapterConfig | None
 ) -> Callable[[str, list[Box]], list[np.ndarray]]:
-    """Return a function that reads boxes of a step; check its parameters first.
+    """Return a function that reads parts of arrays of a step; check its parameters
+    first.
 
     Adapters are merged into the weights.
     """
@@ -245,8 +247,8 @@ def _checked_boxes(
     ]
     if wrong:
         raise ValueError(
-            f"{saved.path} holds other parameters than its config describes: "
-            + "; ".join(wrong[:_NAMED_LEAVES])
+            f"{saved.path} holds parameters other than those that its config "
+            "describes: " + "; ".join(wrong[:_NAMED_LEAVES])
         )
     if source is saved:
         return saved.read_boxes
@@ -371,8 +373,8 @@ def _check_vocab(found: _Found) -> None:
     have, need = found.model.vocab_size, found.tokenizer.vocab_size
     if need > have:
         raise ValueError(
-            f"the tokenizer has {need} tokens and {found.name} only {have}, so it is "
-            "of another model; give the model's own as --tokenizer PATH"
+            f"the tokenizer has {need} tokens but {found.name} only {have}, so it "
+            "belongs to another model; give the model's own as --tokenizer PATH"
         )
 
 

@@ -69,22 +69,22 @@ class GenerateFlags:
     prompt: tuple[str, ...] = ()
     """Texts to continue; - reads one from standard input."""
     prompt_file: str | None = None
-    """File whose text is one more prompt."""
+    """File whose text is an additional prompt."""
     chat: bool = False
     """Chat in the terminal with the model's chat template."""
     system: str | None = None
     """With --chat: system message before the first turn."""
     tokens: int | None = None
-    """Most tokens to draw per prompt; None: 128 or as many as fit; with --chat as many
-    as fit."""
+    """Maximum number of tokens to draw per prompt; None: 128, or
+    fewer if fewer fit; with --chat as many as fit."""
     temperature: float = 0.8
     """Logits are divided by this; 0 takes the likeliest token."""
     top_k: int | None = None
-    """Draw from this many likeliest tokens; None: all."""
+    """Draw from this many of the likeliest tokens; None: all."""
     top_p: float = 1.0
     """Draw from the fewest likeliest tokens with at least this total probability."""
     stop: tuple[str, ...] = ()
-    """Texts that end the answer; the first one found is not printed."""
+    """Texts that end the answer; the text that ends it is not printed."""
     seed: int = 0
     """Seed of the draws; prompt i has seed + i."""
     step: int | None = None
@@ -94,9 +94,9 @@ class GenerateFlags:
     precision: Literal["float32", "bfloat16"] | None = None
     """Dtype of parameters and caches; None: float32 on CPUs, bfloat16 on GPUs."""
     max_len: int | None = None
-    """Most tokens of prompt and answer; None: the training length."""
+    """Maximum number of tokens of prompt and answer; None: the training length."""
     slots: int = 8
-    """Most prompts continued concurrently."""
+    """Maximum number of prompts continued concurrently."""
     echo: bool = True
     """Print each prompt before its continuation."""
     json: bool = False

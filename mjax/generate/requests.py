@@ -9,7 +9,7 @@ import math
 from typing import Literal, NamedTuple
 
 MAX_LOGPROBS = 20
-"""Most alternatives per token, as in OpenAI's chat API
+"""Maximum number of alternatives per token, as in OpenAI's chat API
 (platform.openai.com/docs/api-reference/chat, top_logprobs)."""
 
 Finished = Literal["stop", "length", "cancelled"]
@@ -21,11 +21,11 @@ class Sampling:
     """Sampling options and stop conditions."""
 
     max_tokens: int
-    """Most tokens to draw."""
+    """Maximum number of tokens to draw."""
     temperature: float = 1.0
     """Logits are divided by this; 0 takes the likeliest token."""
     top_k: int | None = None
-    """Draw from this many likeliest tokens; None for all."""
+    """Draw from this many of the likeliest tokens; None for all."""
     top_p: float = 1.0
     """Draw from the fewest likeliest tokens with at least this total probability."""
     seed: int = 0
@@ -33,7 +33,8 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """The answer ends before the first of these texts."""
     logprobs: int | None = None
-    """Likeliest tokens to report per token; None for no log-probabilities."""
+    """Number of the likeliest tokens to report per token; None for no
+    log-probabilities."""
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be used.

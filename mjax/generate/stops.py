@@ -14,8 +14,8 @@ from mjax.data.tokenizers import Tokenizer
 _BROKEN = "\ufffd"
 """Replacement character for bytes that are not (yet) a complete character."""
 _MOST_HELD = 8
-"""Most tokens held until a character is complete. A character has at most 4 bytes, and
-a token of a byte-level vocabulary at least one. Chosen: twice that."""
+"""Maximum number of tokens held until a character is complete. A character has at most
+4 bytes, and a token of a byte-level vocabulary at least one. Chosen: twice that."""
 
 
 class Words:

@@ -1,7 +1,7 @@
 """Chat in the terminal: messages from standard input, streamed answers.
 
 Input: an opened model with a chat template, and flags. Output: the answers on stdout,
-remarks on stderr. One line is one message. For each answer the template renders all
+notes on stderr. One line is one message. For each answer the template renders all
 turns again, as the server does with the messages of a request.
 """
 
@@ -140,9 +140,12 @@ def _answer(engine: Engine, request: Request, *, is_bounded: bool) -> str:
     print(flush=True)
     room = engine.max_len - len(request.prompt)
     if finished == "length" and request.sampling.max_tokens == room:
-        _say(f"the model takes {engine.max_len} tokens, which are used up: {RESET}")
+        _say(
+            f"the model takes {engine.max_len} tokens, and the conversation has used "
+            f"all of them: {RESET}"
+        )
     elif finished == "length" and is_bounded:
-        _say(f"cut after --tokens {request.sampling.max_tokens}")
+        _say(f"truncated after --tokens {request.sampling.max_tokens}")
     return text
 
 

@@ -13,7 +13,8 @@ from mjax.model.config import yarn_magnitude
 
 _ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 _MOST = 2**31 - 1
-"""Above all real sizes; arithmetic on larger ones would raise other errors."""
+"""Maximum value of a whole number: above all real sizes; arithmetic on larger numbers
+would raise other errors."""
 _REQUIRED = object()
 
 _WITHOUT_EFFECT = frozenset(

@@ -1,7 +1,8 @@
-"""README.md of an exported model: facts, training, and how to load it.
+"""README.md of an exported model: its properties, its training, and how to load it.
 
-Input: facts. Output: a model card with a header that the Hub reads. It names no folder
-of the training machine and no license, which the publisher of a model chooses.
+Input: the contents of the card. Output: a model card with a header that the Hub reads.
+It names no folder of the training machine and no license, which the publisher of a
+model chooses.
 
 Source: the keys of the header, huggingface.co/docs/hub/model-cards.
 """
@@ -14,7 +15,7 @@ _UNKNOWN = "not recorded"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card:
-    """Contents of the card; None for unknown facts."""
+    """Contents of the card; None where unknown."""
 
     name: str
     """Name of the model: that of its folder."""

@@ -13,7 +13,8 @@ from mjax.hugging_face.families import Family
 from mjax.model.config import ModelConfig
 
 _ROUNDS = 3
-"""Chosen: one change can require others, as positions require their base."""
+"""Maximum number of rounds of changes. Chosen: one change can require others, as
+positions require their base."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

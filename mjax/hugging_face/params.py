@@ -1,4 +1,4 @@
-"""Read parameters from a Hugging Face folder, box by box.
+"""Read parameters from a Hugging Face folder, part by part.
 
 Input: a folder with config.json and safetensors files. Output: a source of float32
 tensors with mjax names in canonical form, with the vocabulary padded with zeros. Rows

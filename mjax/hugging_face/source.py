@@ -1,4 +1,4 @@
-"""Sources of the tensors of a model, read box by box.
+"""Sources of the tensors of a model, read part by part.
 
 A source names its tensors as checkpoints do ("params.blocks.attention.wq"), in
 canonical form: those of the blocks are stacked, `[L, ...]`. Readers do not depend on

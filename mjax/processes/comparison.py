@@ -1,9 +1,9 @@
 """Check that all processes of a run were started in the same way.
 
-Process 0 posts its facts; every process compares its own with these and answers only
-with the differences, so comparing thousands of processes takes seconds. This happens
-before they synchronise and touches no device, since processes with different meshes
-would deadlock.
+Process 0 posts its values (flags, environment, versions). Every process compares its
+own with these and answers only with the differences, so comparing thousands of
+processes takes seconds. This happens before they synchronise and touches no device,
+since processes with different meshes would deadlock.
 """
 
 import hashlib
@@ -63,15 +63,15 @@ def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, 
 
 
 def check_same(agreement: Agreement, facts: Mapping[str, Any], fix: str) -> None:
-    """Raise if facts differ between processes; every process must call this.
+    """Raise if any value differs between processes; every process must call this.
 
     Args:
       agreement: agreement of all processes.
-      facts: names and JSON values, the most informative first.
+      facts: names and JSON values to compare, the most informative first.
       fix: advice for the user.
     Raises:
-      ValueError: in all processes. The message names the facts that differ, with their
-        values and processes.
+      ValueError: in all processes. The message lists the names that differ, with
+        their values and the processes.
     """
     ours = json.loads(json.dumps(facts))
     first = json.loads(agreement.from_rank(0, json.dumps(ours)))
@@ -93,11 +93,11 @@ def check_same(agreement: Agreement, facts: Mapping[str, Any], fix: str) -> None
 
 
 def _describe(answers: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
-    """Format one line for each fact that differs.
+    """Format one line for each value that differs.
 
     Args:
-      answers: by rank; maps each fact that differs to the values of process 0 and of
-        the rank.
+      answers: for each rank, a mapping from the name of each value that differs to the
+        values of process 0 and of the rank.
     """
     holders: dict[str, dict[str, list[int]]] = {}
     for rank, differing in enumerate(answers):

@@ -123,7 +123,7 @@ def _detect(timeout_s: int) -> _Rendezvous | None:
             is_usable = cluster.is_env_present()
         if not is_usable:
             raise RuntimeError(
-                "this is a pod of a Kubernetes indexed job, and the package that finds "
+                "this is a pod of a Kubernetes indexed job, but the package that finds "
                 "the other pods is missing; pip install kubernetes, or give the "
                 "--distributed flags (--distributed.num-processes 1 for a run of this "
                 "pod alone)"

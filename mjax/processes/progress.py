@@ -167,7 +167,7 @@ class Writer:
         Args:
           step: optimizer steps that the state has seen.
           ways: maps saved steps to the values of `--data.skip` with which the run
-            continues from there, after the data that it has read since.
+            continues from there without the data that it has read since.
         """
         named = {str(to): [*words] for to, words in ways.items()}
         self._tell("diverged", {"step": step, "ways": named})
@@ -185,11 +185,11 @@ class Writer:
         self._tell("corrupted", facts)
 
     def operations(self, places: Mapping[str, Mapping[str, str]]) -> None:
-        """Record the place in the traced code of each compiled operation.
+        """Record where each compiled operation is in the traced code.
 
         Args:
           places: for each compiled program, by its name, maps XLA's names of operations
-            to places in the traced code. Programs use the same names for others.
+            to positions in the traced code. Programs may share names of operations.
         """
         if self._path is not None:
             operations_path(self._path).write_text(json.dumps(places))
@@ -224,7 +224,7 @@ def last_words_path(path: Path) -> Path:
 
 
 def operations_path(path: Path) -> Path:
-    """Return the path of the file that maps operations to places."""
+    """Return the path of the file that maps operations to their positions."""
     return path.with_name(f"{path.name}.operations")
 
 

@@ -111,7 +111,7 @@ class Beats:
         except OSError as error:
             if not self._has_warned:
                 self._warn(
-                    f"warning: {self._path} cannot be written, training goes on: "
+                    f"warning: {self._path} cannot be written, training continues: "
                     f"{error}"
                 )
             self._has_warned = True

@@ -23,7 +23,7 @@ def evaluate(
     """Measure the loss on held-out batches.
 
     Args:
-      program: provides `eval_step`.
+      program: program of the run, which provides `eval_step`.
       params: parameters of the state, with its shardings.
       batches: the same ones at every evaluation.
       num_bytes: number of text bytes of all targets of the batches.

@@ -46,7 +46,7 @@ _SAME_STEP = (
 _SHOWN_DIGITS = 12
 _CHECKSUM_BYTES = 32
 _MAX_FILES = 64
-"""Most files per host; the oldest are deleted."""
+"""Maximum number of files per host; the oldest are deleted."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ class Executables:
         Args:
           config: config of the run with its final vocabulary.
           mesh: mesh of all processes.
-          facts: describe code and environment, see `processes.comparison`.
+          facts: values that describe code and environment, see `processes.comparison`.
           agreement: agreement of all processes; compilation may involve all of them.
         """
         self._agreement = agreement

@@ -139,7 +139,7 @@ def tokenizer_files(
       path: the path given for the run.
       place: where the run is.
       config: config of the run.
-      facts: facts saved with the step, with the digest of its tokenizer.
+      facts: metadata saved with the step, including the digest of its tokenizer.
       wanted: options, which may name the tokenizer.
     Raises:
       ValueError: the tokenizer is unknown or differs from the run's.

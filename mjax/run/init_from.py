@@ -1,8 +1,8 @@
 """Initialise a new run with the parameters of another run or a Hugging Face model.
 
 Input: a path. Output: parameters on the mesh of this run, independent of the mesh that
-wrote them. One process reads each box and puts it straight on its devices. Optimizer,
-step and data start afresh.
+wrote them. One process reads each part of an array and puts it straight on its devices.
+Optimizer, step and data start afresh.
 """
 
 import dataclasses
@@ -38,9 +38,10 @@ class Weights:
     """Parameters that were found and fit the model; no values are read yet."""
 
     described: str
-    """Text for people: the source and how its model differs."""
+    """Human-readable description of the source and how its model differs."""
     read_boxes: Callable[[str, list[Box]], list[np.ndarray]]
-    """Returns the values of boxes of a leaf, given its name ("params...")."""
+    """Returns the values of any part of a leaf, given the name of the leaf
+    ("params...") and the slices."""
     names: frozenset[str]
     """Names of the leaves to read; the others keep their random initial values."""
 
@@ -92,7 +93,7 @@ def _choose(path: str) -> str:
     except ValueError as error:
         if "://" not in path and (Path(path) / PEFT_CONFIG).is_file():
             raise ValueError(
-                f"--init-from {path} holds PEFT adapters and no model; give their base "
+                f"--init-from {path} holds PEFT adapters but no model; give their base "
                 f"model as --init-from and this folder as --lora.init-from {path}"
             ) from None
         raise ValueError(

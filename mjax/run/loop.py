@@ -78,7 +78,7 @@ class Program(Protocol):
 
     @property
     def gather_first(self) -> Callable[[Any], Any] | None:
-        """Gathers the parameters that the step uses first; None if the step does."""
+        """Gathers the parameters that the step uses first; None: the step does it."""
         ...
 
     def train_step(
@@ -118,7 +118,7 @@ class Cadence:
     ckpt_every: int
     """Steps between checkpoints; the last step is always saved."""
     max_consecutive_skips: int
-    """The run gives up after this many skipped steps in a row."""
+    """Number of consecutive skipped steps after which the run gives up."""
     gc_every: int
     """Steps between Python's garbage collections."""
     replica_check_every: int = 100
@@ -126,7 +126,8 @@ class Cadence:
 
     @property
     def last_steps(self) -> int:
-        """Last steps of which one must be accepted, or the run is not done."""
+        """Number of last steps of which at least one must be accepted for the run to be
+        done."""
         return min(max(2, min(20, self.num_steps // 2)), self.num_steps)
 
 
@@ -162,7 +163,7 @@ class Loop:
     """Takes the parameters and the stop query; returns `eval_loss` and
     `eval_bits_per_byte`, or nothing if stopped."""
     facts: Mapping[str, Any]
-    """JSON facts saved in each checkpoint: config, seed, versions."""
+    """JSON metadata saved in each checkpoint: config, seed, versions."""
     consecutive_skips: int = 0
     """Skipped steps since the last accepted step of the state."""
     is_evaluated: bool = True
@@ -309,8 +310,8 @@ class Loop:
 
         Args:
           step: optimizer steps of the state.
-          is_last: the run would end here as done.
-          keeps: the state would be saved or copied now.
+          is_last: whether the run would end here as done.
+          keeps: whether the state would be saved or copied now.
         """
         limit = self.cadence.max_consecutive_skips
         if is_last:
@@ -373,7 +374,8 @@ class Loop:
         """Wait for the step whose metrics have not been read, and write its row.
 
         Args:
-          is_stopped: given if an evaluation is due; True ends the evaluation.
+          is_stopped: stop query, given if an evaluation is due; True ends the
+            evaluation.
         """
         if self._unfinished is None:
             return

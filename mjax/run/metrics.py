@@ -84,7 +84,7 @@ def make_row(
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of metrics.jsonl; omit a line that was cut off."""
+    """Read the rows of metrics.jsonl; omit a truncated line."""
     return _rows_of(path.read_bytes()) if path.exists() else []
 
 
@@ -107,7 +107,7 @@ def _rows_of(data: bytes) -> list[Row]:
     for line in data.splitlines():
         try:
             rows.append(json.loads(line))
-        except ValueError:  # cut off by a kill or a full disk
+        except ValueError:  # truncated by a kill or a full disk
             continue
     return rows
 
@@ -313,7 +313,7 @@ class Recorder:
         except Exception as error:  # a full disk, or an error of the plotting library
             if what not in self._failed:
                 self.say(
-                    f"warning: {what} cannot be written, training goes on: {error}"
+                    f"warning: {what} cannot be written, training continues: {error}"
                 )
             self._failed.add(what)
 

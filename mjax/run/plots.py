@@ -17,9 +17,9 @@ _RAW, _SMOOTH, _EVAL, _BASE = "#a9c4e6", "#1f5fa8", "#d95f02", "#6b6b6b"
 _MOST_POINTS = 4000
 """Points of a raw curve: more than a panel has pixels."""
 _DECADES = 30
-"""Chosen: norms that differ by a larger factor get a logarithmic scale."""
+"""Ratio of the norms above which the scale is logarithmic. Chosen."""
 _SMOOTHED_OVER = 50
-"""Chosen: smooth over a fiftieth of the run."""
+"""Curves are smoothed over one part in this many of the run. Chosen."""
 
 
 def draw(

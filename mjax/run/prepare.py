@@ -105,7 +105,7 @@ def prepare(
       devices: devices of the mesh.
       mesh: mesh of all processes.
       agreement: agreement of all processes.
-      facts: describe code and environment; equal in all processes.
+      facts: values that describe code and environment; equal in all processes.
       argv: the flags, repeated in the resume command.
     Raises:
       ValueError: bad input, with the value and the fix; see the functions called.
@@ -157,7 +157,7 @@ def _commits(config: TrainConfig, command: Command) -> str:
 
 
 def _begun(config: TrainConfig, command: Command) -> Path | None:
-    """Return the work dir of a run that goes on; None: the run begins."""
+    """Return the work dir of a run that continues; None for a new run."""
     path = work_dir.choose(config.work_dir, short_name(command.recipe))
     is_new = command.restart_from_scratch or not work_dir.has_begun(path)
     return None if is_new else path
@@ -348,13 +348,13 @@ def check_facts(
     facts: Mapping[str, Any],
     where: str,
 ) -> None:
-    """Refuse a saved state of another run, by the facts saved with it.
+    """Refuse a saved state of another run, judged by the metadata saved with it.
 
     Args:
       config: config of this start.
       dataset: dataset of this start.
       step: optimizer steps of the state.
-      facts: facts saved with the state.
+      facts: metadata saved with the state.
       where: source of the state, in messages.
     Raises:
       ValueError: the state is of another run, of other data, or beyond the last step.

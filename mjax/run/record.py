@@ -53,7 +53,7 @@ def write(
       work_dir: work dir of the run.
       mesh: mesh of all processes.
       agreement: agreement of all processes.
-      facts: describe code and environment, see `processes.comparison`.
+      facts: values that describe code and environment, see `processes.comparison`.
       argv: the flags of process 0.
       more: further JSON fields of this start: `launch`, `generation`, `start_step`.
     Returns:
@@ -102,13 +102,13 @@ def _is_file(name: str) -> bool:
 
 
 def _digest(facts: Mapping[str, Any]) -> str:
-    """Hash the files of mjax, whether git knows them or not."""
+    """Hash the files of mjax, whether git tracks them or not."""
     files = {name: value for name, value in facts.items() if _is_file(name)}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 def _environment() -> dict[str, str]:
-    """Return the variables that may change a run, and none that may hold a secret."""
+    """Return the environment variables that may change a run, without secrets."""
     return {
         name: value
         for name, value in sorted(os.environ.items())

@@ -35,7 +35,7 @@ def generate(
     serve it.
 
     Args:
-      program: provides `next_token_logits`.
+      program: program of the run, which provides `next_token_logits`.
       params: parameters of the state, with its shardings.
       prompt: token ids, at least one.
       num_rows: rows of the token array, a multiple of the data-parallel size. All hold

@@ -16,7 +16,7 @@ from mjax.run.record import Start
 def write(work_dir: Path, start: Start, pipeline: Pipeline | None) -> None:
     """Write the schedule of a start. One process of the run calls this.
 
-    A failed write is a warning; training goes on.
+    A failed write is a warning; training continues.
 
     Args:
       work_dir: work dir of the run.
@@ -42,7 +42,7 @@ def write(work_dir: Path, start: Start, pipeline: Pipeline | None) -> None:
         path.parent.mkdir(exist_ok=True)
         path.write_text(schedule.to_json(record))
     except OSError as error:
-        say(f"warning: {path} cannot be written, training goes on: {error.strerror}")
+        say(f"warning: {path} cannot be written, training continues: {error.strerror}")
 
 
 def _entries(chunks: Table, microbatches: Table) -> list[list[list[int] | None]]:

@@ -27,7 +27,7 @@ _LEAST_S = 1.0
 _MOST_S = 86_400.0
 """Longest limit. Chosen: far above any step; longer waits overflow."""
 _MOST_DUMPS = 20
-"""Most stacks written by one process. Chosen: bounds the file."""
+"""Maximum number of stacks written by one process. Chosen: bounds the file."""
 _REARM_PART = 0.25
 """Part of the limit after which the watchdog is restarted. Chosen."""
 

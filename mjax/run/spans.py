@@ -173,6 +173,7 @@ class Spans:
     def _report(self, problem: str) -> None:
         if not self._has_warned:
             self._warn(
-                f"warning: {self._path} cannot be written, training goes on: {problem}"
+                f"warning: {self._path} cannot be written, training continues: "
+                f"{problem}"
             )
         self._has_warned = True

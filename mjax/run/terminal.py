@@ -208,7 +208,7 @@ class LiveLine:
         """Start to draw.
 
         Args:
-          progress: provides the parts of the line.
+          progress: progress of the run, which gives the parts of the line.
         """
         # Imported only for a terminal, so that a log does not pay for the import.
         from rich.console import Console

@@ -80,7 +80,7 @@ class Watch:
         Spans begin with the startup phases. The barriers are skipped without spans.
 
         Args:
-          config: which reports, and where.
+          config: settings that choose the reports and their folders.
           work_dir: work dir of the run.
           start: start of the run.
           mesh: mesh of all processes.
@@ -141,7 +141,7 @@ class Watch:
         """Prepare to profile steps if the config asks for it.
 
         Args:
-          config: which steps to profile.
+          config: settings that choose the steps to profile.
           work_dir: work dir of the run.
           start: start of the run.
           mesh: mesh of all processes.

@@ -137,11 +137,11 @@ def keep_data_files(path: Path, versions: Mapping[str, str]) -> None:
 
 
 def check_data_files(path: Path, versions: Mapping[str, str]) -> None:
-    """Refuse files in object stores that are not those that the run has read.
+    """Refuse files in object stores that differ from those that the run has read.
 
     Args:
-      path: the work dir of a run that goes on.
-      versions: as for `keep_data_files`, of now.
+      path: the work dir of a run that continues.
+      versions: current versions, in the form of `keep_data_files`.
     Raises:
       ValueError: a file is new, gone, or in another version, or the record cannot be
         read.
@@ -158,7 +158,7 @@ def check_data_files(path: Path, versions: Mapping[str, str]) -> None:
     if changed:
         url, more = changed[0], len(changed) - 1
         raise ValueError(
-            f"{url} is not what the run in {path} has read: "
+            f"{url} differs from the file that the run in {path} has read: "
             f"{before.get(url, 'absent')} there, {versions.get(url, 'absent')} now"
             f"{f', and {more} more files differ' if more else ''}; put that version "
             "back, or give another --work-dir or --restart-from-scratch"

@@ -15,7 +15,7 @@ _FORMS = "s3://BUCKET/PREFIX or gs://BUCKET/PREFIX"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Address:
-    """A place in a bucket."""
+    """A bucket and a prefix."""
 
     scheme: Literal["s3", "gs"]
     bucket: str
@@ -28,12 +28,12 @@ class Address:
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
     def child(self, name: str) -> "Address":
-        """Return a place below this one."""
+        """Return the address of a folder below this one."""
         return dataclasses.replace(self, prefix=f"{self.prefix}/{name}".strip("/"))
 
 
 def is_url(text: str) -> bool:
-    """Say whether a path names an object store: it begins with s3:// or gs://."""
+    """Return whether a path names an object store: it begins with s3:// or gs://."""
     return text.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES))
 
 

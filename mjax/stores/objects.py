@@ -1,8 +1,8 @@
 """The interface of an object store, and its errors.
 
 Names of objects are relative to the URL that was opened, with slashes between their
-parts. An object appears whole, or not at all; nothing is renamed. Every method may be
-called from several threads.
+parts. Writes are atomic: a reader sees a complete object or none. Nothing is renamed.
+Every method may be called from several threads.
 """
 
 import abc
@@ -18,15 +18,15 @@ MAX_PARTS = 9_000
 
 
 class MissingError(FileNotFoundError):
-    """The object is not there."""
+    """The object does not exist."""
 
 
 class ConflictError(RuntimeError):
-    """The object is not in the version that was expected; nothing was written."""
+    """The object does not have the expected version; nothing was written."""
 
 
 class RefusedError(ValueError):
-    """The store answers, and refuses: no such bucket, no permission, no credentials."""
+    """The store refuses the request: no such bucket, no permission, no credentials."""
 
 
 class UnavailableError(OSError):
@@ -40,7 +40,7 @@ class Absent(enum.Enum):
 
 
 ABSENT = Absent.ABSENT
-"""In place of a version: the object must not exist."""
+"""Expected version of an object that must not exist."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,8 @@ _CREDENTIALS = (
     *("<Code>ExpiredToken<", "<Code>InvalidToken<"),  # status 400 of S3
 )
 _INVALID_NAME = "Encountered object with invalid path"
-"""Error for a listed object with empty parts, '.', '..' or control characters."""
+"""Error text for a listed object whose name has empty parts, '.', '..' or control
+characters."""
 _REMEDIES = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the instance a "
     'role; ~/.aws is not read: eval "$(aws configure export-credentials --format env)"',
@@ -231,7 +232,7 @@ class _Opened(ObjectStore):
         """Classify an error by its text: obstore has one class for most."""
         status = found[1] if (found := _STATUS.search(text)) else ""
         if status == "416":
-            return ValueError(f"{where} ends before the bytes that were asked for")
+            return ValueError(f"{where} ends before the requested bytes")
         if _INVALID_NAME in text:
             return RefusedError(
                 f"{self._flag} {self.url}: {_reason(text)}; rename or delete that "

@@ -36,8 +36,9 @@ class Merged:
         """Store the source; read nothing.
 
         Args:
-          source: has the parameters ("params...."), including those of the adapters.
-          adapters: adapters of the run that wrote it.
+          source: source of the parameters ("params...."), including those of the
+            adapters.
+          adapters: adapters of the run that wrote the source.
         """
         self._source = source
         self._scale = adapters.scale

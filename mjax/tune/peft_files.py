@@ -65,7 +65,7 @@ def write(
     """Write the adapters of a run to a folder that PEFT loads, atomically.
 
     Args:
-      source: has the tensors of the adapters.
+      source: source of the tensors of the adapters.
       model: the architecture.
       adapters: adapters of the run.
       family: family of the base model.
@@ -171,8 +171,8 @@ class PeftAdapters:
         held = set(self._files.names())
         if held != wanted:
             missing, more = sorted(wanted - held), sorted(held - wanted)
-            lines = [f"  {n}: absent there" for n in missing[:_NAMED]]
-            lines += [f"  {n}: unknown to this run" for n in more[:_NAMED]]
+            lines = [f"  {n}: missing in the folder" for n in missing[:_NAMED]]
+            lines += [f"  {n}: not in this run" for n in more[:_NAMED]]
             raise ValueError(
                 f"--lora.init-from {folder} holds the adapters of other layers:\n"
                 + "\n".join(lines)

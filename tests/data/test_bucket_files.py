@@ -234,8 +234,9 @@ def test_a_run_that_goes_on_names_the_object_that_changed(memory, tmp_path):
     memory.write("sub/b.txt", b"longer text of b\n" * 90)
     with pytest.raises(
         ValueError,
-        match=r"s3://bucket/run/sub/b\.txt is not what the run in .* has read: 900 "
-        r"bytes, ETag .* there, 1530 bytes, ETag .* now; put that version back",
+        match=r"s3://bucket/run/sub/b\.txt differs from the file that the run in .* "
+        r"has read: 900 bytes, ETag .* there, 1530 bytes, ETag .* now; put that "
+        r"version back",
     ):
         work_dir.check_data_files(tmp_path, versions())
     memory.kept.pop("sub/b.txt")

@@ -266,7 +266,7 @@ def test_a_chat_template_makes_the_texts(models, tasks, tmp_path) -> None:
         (["--model_args", "model=absent"], "error: absent does not exist; give a work"),
         (
             ["--model_args", "model=plain", "--gen_kwargs", "max_gen_toks=64"],
-            "answers of 64 tokens, and the model takes 64 including the prompt",
+            "answers of 64 tokens, but the model takes 64 including the prompt",
         ),
     ],
     ids=["path", "answer"],

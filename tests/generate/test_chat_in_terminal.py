@@ -87,7 +87,10 @@ def test_what_does_not_fit_is_refused_and_the_chat_goes_on(hold, offline):
     assert code == 0
     assert out == f"{answer.text}\n" * 2
     said = [line for line in err if line.startswith("generate: ")]
-    used_up = "generate: the model takes 28 tokens, which are used up: /reset"
+    used_up = (
+        "generate: the model takes 28 tokens, and the conversation has used all of "
+        "them: /reset"
+    )
     assert said[0] == (
         "generate: the conversation has 44 tokens with this message, and the model "
         "takes 28 including the answer: shorten the message, or /reset"
@@ -248,7 +251,7 @@ def terminal(run: str) -> Iterator[Terminal]:
 def test_ctrl_d_ends_a_chat_in_a_terminal(terminal):
     terminal.until(r"/quit or Ctrl-D ends\r\n> $")
     terminal.write("hi\n")
-    terminal.until(r"cut after --tokens 6\r\n> $|\r\n> $")
+    terminal.until(r"truncated after --tokens 6\r\n> $|\r\n> $")
     terminal.write("\x04")
     assert terminal.ended() == 0
     assert "Traceback" not in terminal.shown

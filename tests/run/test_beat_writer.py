@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path):
     wait_for(lambda: writer._n > 3)
     writer.close(0)
     assert len(said) == 1
-    assert "cannot be written, training goes on" in said[0]
+    assert "cannot be written, training continues" in said[0]
 
 
 def test_a_process_that_stops_while_it_writes_its_word_beats_on(tmp_path):

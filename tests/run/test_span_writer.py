@@ -77,7 +77,7 @@ def test_what_a_full_disk_refuses_follows_later(tmp_path):
         spans.enter("data", "data", step)
         spans.flush()
     assert len(said) == 1
-    assert "h-0-1.jsonl cannot be written, training goes on" in said[0]
+    assert "h-0-1.jsonl cannot be written, training continues" in said[0]
     folder.unlink()
     spans.close(0)
     assert [line.step for line in lines(folder)] == [1, 2, -1]

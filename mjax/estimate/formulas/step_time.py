@@ -28,7 +28,7 @@ stages:
 
 A ring of n sends (n - 1) / n of the bytes of the full array. The overlap share of
 communication is overlapped, but in total no more than the time of the matmuls and
-attention that it runs beside: a second of compute overlaps at most one second of
+attention that run meanwhile: a second of compute overlaps at most one second of
 communication.
 
 Not modelled: stragglers, congestion, imbalance of stages, and faults. Without
@@ -128,8 +128,8 @@ def mfu(case: Case, device: Device, step_s: float, flops_per_token: float) -> fl
     """Return model FLOPs per second over the peak of all devices.
 
     Args:
-      case: provides batch and number of devices.
-      device: provides the peak.
+      case: the model and its layout, which give batch and number of devices.
+      device: the GPU, which gives the peak.
       step_s: seconds of one step.
       flops_per_token: forward and backward, by any formula, which belongs to the
         result. mjax's is `mjax.model.counts.flops_per_token`.
@@ -139,7 +139,7 @@ def mfu(case: Case, device: Device, step_s: float, flops_per_token: float) -> fl
 
 
 def _exposed(compute_s: float, *transfers: tuple[float, float]) -> list[float]:
-    """Return the exposed part of each (time, overlap), in turn, beside the compute."""
+    """Return the exposed seconds of each (time, overlap) beside some compute."""
     exposed = []
     for time_s, overlap in transfers:
         hidden_s = min(overlap * time_s, compute_s)
@@ -156,7 +156,7 @@ def _layer_products_flops(case: Case) -> float:
 
 
 def _layer_attention_flops(case: Case) -> float:
-    """As for the matmuls; forward again if the remat policy does not keep the core."""
+    """Forward, backward, and forward again if remat does not keep the core."""
     keys_per_gpu = case.keys * case.heads * case.head_width / case.sizes.tp
     forward = 4 * case.tokens * keys_per_gpu
     return forward * (1 + BACKWARD_ATTENTION + case.repeats_attention)

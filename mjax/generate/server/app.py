@@ -43,7 +43,7 @@ _GONE = 499
 """Status counted for a client that disconnected before its answer; nginx's code."""
 _IS_GONE = "mjax.is_gone"
 _KNOWN_TOKENS = 1 << 16
-"""Most token texts in the cache. Chosen: a few MB."""
+"""Maximum number of token texts in the cache. Chosen: a few MB."""
 
 
 def make_app(

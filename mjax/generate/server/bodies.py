@@ -15,7 +15,7 @@ from mjax.generate.server.limits import Limits
 _DRAIN_S = 2.0
 _DRAIN_BYTES = 32 << 20
 """Limits for reading and discarding the rest of a body that is too large, because a
-client that is cut off while sending does not see the answer. Both chosen."""
+client that is disconnected while it sends does not see the answer. Both chosen."""
 
 
 class ClientGoneError(Exception):

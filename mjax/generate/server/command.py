@@ -39,11 +39,12 @@ class ServeFlags(Limits):
     token_file: Path | None = None
     """File with one token per line, mode 600; requests must have one of them."""
     slots: int = 8
-    """Answers generated concurrently."""
+    """Number of answers generated concurrently."""
     max_len: int | None = None
-    """Most tokens of a prompt and its answer together; None: the model's length."""
+    """Maximum number of tokens of a prompt and its answer together; None: the model's
+    length."""
     served_name: str | None = None
-    """Name by which clients ask for the model; None: the last part of its path."""
+    """Name by which clients request the model; None: the last part of its path."""
     warm_up: bool = True
     """Compile all programs before the first request instead of during it."""
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)

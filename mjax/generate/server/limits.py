@@ -12,11 +12,11 @@ class Limits:
     """Limits on memory and time; requests beyond them are refused."""
 
     max_tokens: int = 1024
-    """Most tokens of an answer."""
+    """Maximum number of tokens of an answer."""
     queue: int = 64
-    """Most answers that wait for a slot; further requests get status 429."""
+    """Maximum number of waiting answers; further requests get status 429."""
     max_body_bytes: int = 1 << 20
-    """Most bytes of a request's body."""
+    """Maximum size of a request's body in bytes."""
     body_s: float = 30.0
     """Seconds within which the body of a request must arrive."""
     request_s: float = 600.0

@@ -27,7 +27,7 @@ _SEEDS = 1 << 32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Served:
-    """Facts of the served model that requests depend on."""
+    """Properties of the served model that requests depend on."""
 
     name: str
     """Model name that clients request."""
@@ -37,7 +37,7 @@ class Served:
     vocab_size: int
     """Token ids of prompts must be below this."""
     max_len: int
-    """Most tokens of prompt and answer together."""
+    """Maximum number of tokens of prompt and answer together."""
     num_slots: int
     """Answers generated concurrently."""
     limits: Limits
@@ -47,7 +47,7 @@ class Served:
 
     @property
     def capacity(self) -> int:
-        """Most open answers, including waiting ones."""
+        """Maximum number of open answers, including waiting ones."""
         return self.num_slots + self.limits.queue
 
 

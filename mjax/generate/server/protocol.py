@@ -14,18 +14,18 @@ from mjax.generate.server import fields
 from mjax.generate.server.errors import malformed, unsupported
 
 MOST_STOPS = 4
-"""Most stop texts of a request; OpenAI's limit."""
+"""Maximum number of stop texts of a request; OpenAI's limit."""
 _MOST_STOP_CHARS = 1000
-"""Most characters of a stop text. Chosen: a stream holds back as many."""
+"""Maximum number of characters of a stop text. Chosen: a stream holds back as many."""
 _MOST_CHOICES = 128
 """Largest n; OpenAI's limit."""
 _MOST_TEMPERATURE = 2.0
 """Largest temperature; OpenAI's limit."""
 _MOST_COMPLETION_LOGPROBS, _MOST_CHAT_LOGPROBS = 5, 20
-"""Most alternatives per token; OpenAI's limits."""
+"""Maximum number of alternatives per token; OpenAI's limits."""
 _MOST_TOP_K = 1 << 31
 _MOST_TEXT_PROMPTS = 2048
-"""Most prompts of a request; OpenAI's limit. The queue may allow fewer."""
+"""Maximum number of prompts of a request; OpenAI's limit. The queue may allow fewer."""
 SEED_RANGE = 1 << 63
 """OpenAI's seeds are signed 64-bit integers."""
 
@@ -48,7 +48,7 @@ class Options:
     model: str | None
     """Requested model name; None: the served model."""
     max_tokens: int | None
-    """Most tokens of the answer; None if the client gives none."""
+    """Maximum number of tokens of the answer; None if the client gives none."""
     num_choices: int
     temperature: float
     top_k: int | None

@@ -47,7 +47,7 @@ def warm_up(engine: Engine, max_len: int) -> None:
 
     Args:
       engine: an engine that is not yet in use.
-      max_len: most tokens of prompt and answer.
+      max_len: maximum number of tokens of a prompt and its answer together.
     """
     lengths = {1, max_len - 1} | {1 << bit for bit in range(max_len.bit_length())}
     for length in sorted(length for length in lengths if length < max_len):

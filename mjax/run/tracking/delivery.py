@@ -67,7 +67,7 @@ class Delivery:
           run: identifies the run.
           config: all fields of the run's config, as JSON values.
           say: prints a line; may be called from any thread.
-          max_queued: most rows in the queue.
+          max_queued: maximum number of rows in the queue.
           first_pause_s: pause after the first failure; each later one is twice as long,
             up to a minute.
         """
@@ -106,7 +106,7 @@ class Delivery:
                 self._num_dropped += 1
 
     def end(self, ending: str) -> None:
-        """Mark the end of the rows; the thread goes on with the queue.
+        """Mark the end of the rows; the thread continues with the queue.
 
         Args:
           ending: see `Tracker.finish`.
@@ -234,8 +234,8 @@ class Delivery:
             self._has_told = True
             first = str(error).strip().partition("\n")[0]
             self._say(
-                f"warning: {self._name} does not take the metrics, training goes on "
-                f"and tries again: {type(error).__name__}: {first}"
+                f"warning: {self._name} does not accept the metrics; training "
+                f"continues and the call is repeated: {type(error).__name__}: {first}"
             )
 
 

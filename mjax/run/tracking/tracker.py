@@ -1,7 +1,7 @@
 """The interface of trackers: TensorBoard, wandb, MLflow and your own.
 
-Input: facts of a run, its config, numbers of each step. Output: whatever the tracker
-makes of them. Only process 0 of a run has trackers. Each has its own thread, see
+Input: the identity of a run, its config, numbers of each step. Output: whatever the
+tracker writes. Only process 0 of a run has trackers. Each has its own thread, see
 `mjax.run.tracking.delivery`, which calls the three methods in order and one at a time.
 They need not be fast, and each may raise.
 """
@@ -22,7 +22,7 @@ class RunFacts:
     id: str
     """Unique id of the run, the same in all its starts."""
     name: str
-    """Name for people: that of the work dir."""
+    """Human-readable name: that of the work dir."""
     work_dir: Path
     """Absolute path of the existing work dir."""
     start_number: int
@@ -52,8 +52,8 @@ class Tracker(Protocol):
         """Take the numbers of one step. Called again with the same if it raised.
 
         Args:
-          step: from 1, ascending. If the evaluation of `run.start_step` had been cut
-            short, that step comes first, with only its evaluation in `metrics`.
+          step: from 1, ascending. If the evaluation of `run.start_step` had been
+            interrupted, that step comes first, with only its evaluation in `metrics`.
           metrics: fields of a row of metrics.jsonl; NaN and infinity may occur.
         """
         ...

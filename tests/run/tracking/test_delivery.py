@@ -183,7 +183,8 @@ def test_a_tracker_that_is_down_at_the_start_gets_everything_later(
     delivery.finish("done", patience_s=PATIENCE_S)
     assert tracker.steps == [1, 2]
     assert said == [
-        "warning: mine does not take the metrics, training goes on and tries again: "
+        "warning: mine does not accept the metrics; training continues and the "
+        "call is repeated: "
         "ConnectionError: nobody listens"
     ]
 
@@ -198,7 +199,8 @@ def test_a_library_that_ends_the_process_is_a_tracker_that_is_down(
         "done",
     ]
     assert said == [
-        "warning: mine does not take the metrics, training goes on and tries again: "
+        "warning: mine does not accept the metrics; training continues and the "
+        "call is repeated: "
         "SystemExit: 3"
     ]
 
