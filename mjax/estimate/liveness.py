@@ -90,8 +90,7 @@ class _Operation:
 
 
 def peak_bytes(jaxpr: Any, *, on_host: bool = False) -> int:
-    """Return the maximum number of bytes alive at once, without the arguments of the
-    jaxpr.
+    """Return the peak bytes of a jaxpr, without those of its arguments.
 
     Args:
       jaxpr: jaxpr of one device; its results are counted.
@@ -226,7 +225,7 @@ class _Simulation:
         return frozenset(found)
 
     def run(self) -> int:
-        """Return the maximum number of bytes alive at once."""
+        """Return the peak bytes of the body."""
         real = [op for op in self.operations if not self._is_virtual(op)]
         last = {value: len(real) for value in self.outputs}
         for index, operation in reversed(list(enumerate(real))):

@@ -1,9 +1,9 @@
 """Checks of a host, and their execution.
 
 A check is a small pure function over the whole output of one source. Each source is
-read once, several at a time, each with its own time limit and all with a common one. A
-truncated output is `incomplete` and is not parsed, and an output that a parser cannot
-read is `unknown`: no check becomes `ok` by accident.
+read once, and several are read concurrently. Each has its own time limit, and all
+together have one. A truncated output is `incomplete` and is not parsed, and an output
+that a parser cannot read is `unknown`: no check becomes `ok` by accident.
 """
 
 import collections
@@ -30,16 +30,16 @@ from mjax.health.sources import Reading, Source
 
 Judge = Callable[[str, Settings], Verdict]
 SOURCE_S = 20.0
-"""Time limit of one source, chosen: `nvidia-smi -q -x` takes seconds if no process
-keeps the driver loaded."""
+"""Time limit of one source in seconds. Chosen: `nvidia-smi -q -x` takes seconds if no
+process keeps the driver loaded."""
 TOTAL_S = 50.0
-"""Time limit of all sources together, chosen: a host is checked in under a minute."""
+"""Time limit of all sources together in seconds. Chosen: less than a minute."""
 _NUM_THREADS = 16
-"""Number of sources read concurrently, chosen: most of the time is spent waiting for a
+"""Number of sources that are read concurrently. Chosen: reading is mostly waiting for a
 tool."""
 _PLAIN = "not judged: this host has no GPU and no RDMA device, and none is expected"
 _KILL_S = 1.0
-"""Seconds for killed commands to end, chosen: a kill takes milliseconds."""
+"""Seconds for killed commands to end. Chosen: a kill takes milliseconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,8 @@ class Check:
     action: str
     """What an operator should do if the check fails."""
     statuses: Collection[int] = (0,)
-    """Exit statuses whose output is judged; after any other the check is unknown."""
+    """Exit statuses whose output is judged; after any other status the check is
+    unknown."""
     needs_idle: bool = False
     """Whether only an idle host can pass it."""
     for_training: bool = False
@@ -120,7 +121,7 @@ def run(
     source_s: float = SOURCE_S,
     total_s: float = TOTAL_S,
 ) -> Report:
-    """Read and judge all sources; takes at most one second longer than total_s."""
+    """Read all sources and judge them; return within one second after total_s."""
     began_s = time.monotonic()
     until_s = began_s + total_s
     sources = [*dict.fromkeys(check.source for check in checks), accelerators.SOURCE]

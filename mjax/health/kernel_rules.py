@@ -1,7 +1,8 @@
 """Rules of `kernel_log.toml` that recognise faults in the kernel log.
 
 Input: that file. Output: frozen, compiled rules; the first rule that matches a line
-applies. The top of the file explains the fields and gives the source of each rule.
+applies. Comments at the top of the file explain the fields and give the source of each
+rule.
 """
 
 import dataclasses
@@ -21,7 +22,7 @@ UNLISTED = "unlisted"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One kind of line, and its meaning."""
+    """A kind of line of the kernel log, and its meaning."""
 
     name: str
     check: str
@@ -60,14 +61,14 @@ class Found:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rules:
-    """All rules."""
+    """The rules of a file."""
 
     rules: Mapping[str, Rule]
     allowed: Sequence[Allowed]
     xids: Mapping[int, str]
-    """Maps a number to its kind."""
+    """Maps the number of an Xid to its kind."""
     xid_actions: Mapping[str, str]
-    """Maps a kind to the action for a person."""
+    """Maps a kind of Xid to the action that an operator should take."""
     xid_names: Mapping[int, str]
 
     @property
@@ -80,8 +81,8 @@ class Rules:
 
         Args:
           line: line of the kernel's log, without its time.
-          is_severe: the level of the line means a fault; if no rule matches, it is
-            unlisted.
+          is_severe: whether the level of the line means a fault; a severe line that
+            matches no other rule matches `UNLISTED`.
         """
         found = _found(UNLISTED, {}) if is_severe else None
         for rule in self.rules.values():

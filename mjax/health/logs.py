@@ -31,7 +31,7 @@ class Log:
 
     @property
     def shown(self) -> str:
-        """The sources."""
+        """Names of the sources, in the order in which they are tried."""
         return " or ".join(way.shown for way in self.ways)
 
     def read(self, limit_s: float) -> Reading:

@@ -27,7 +27,7 @@ class Called:
 
     @property
     def shown(self) -> str:
-        """Its name."""
+        """Short name of the source."""
         return self.name
 
     def read(self, limit_s: float) -> Reading:

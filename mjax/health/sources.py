@@ -123,7 +123,7 @@ class File:
 
     @property
     def shown(self) -> str:
-        """Its path."""
+        """Path of the file."""
         return self.path
 
     def read(self, limit_s: float) -> Reading:
@@ -151,7 +151,7 @@ class Files:
 
     @property
     def shown(self) -> str:
-        """Its patterns."""
+        """Patterns of the paths."""
         return " ".join(self.patterns)
 
     def read(self, limit_s: float) -> Reading:
@@ -180,7 +180,7 @@ class Environment:
 
     @property
     def shown(self) -> str:
-        """The names."""
+        """Prefixes of the names of the variables."""
         return " ".join(f"${prefix}*" for prefix in self.prefixes)
 
     def read(self, limit_s: float) -> Reading:

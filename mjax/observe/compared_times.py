@@ -69,7 +69,7 @@ class Difference:
     p_tail: float | None
     """p for the share of steps that are among the slowest 5% of both runs."""
     block: int
-    """Steps."""
+    """Length of a block in steps."""
     median: Verdict
     tail: Verdict
 

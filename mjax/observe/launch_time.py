@@ -77,7 +77,7 @@ class Counted:
     """Wall time of a run by part."""
 
     parts: Mapping[str, float]
-    """Seconds."""
+    """Seconds by part."""
     num_starts: int
     """Number of starts of the ranks."""
     num_lost_steps: int

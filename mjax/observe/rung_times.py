@@ -50,10 +50,10 @@ class Measured:
     median_high_s: float | None
     """95% interval of the median, by blocks; None: too few steps."""
     data_wait_s: float
-    """Mean."""
+    """Mean seconds per step that the run waited for data."""
     tokens_per_s: float
     mfu: float | None
-    """Median; None: the peak is unknown."""
+    """Median MFU; None: the peak of the device is unknown."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,12 +80,12 @@ class Compared:
     """p: probability that equal runs differ as much; the larger of the two
     comparisons."""
     block: int | None = None
-    """Steps."""
+    """Length of a block in steps; None: too few steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ladder:
-    """All rungs."""
+    """Result of the comparison of all rungs."""
 
     rungs: tuple[Compared, ...]
     drift: float | None

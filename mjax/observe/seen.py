@@ -75,7 +75,7 @@ class Records:
 
     @property
     def headers(self) -> dict[int, Header]:
-        """By rank."""
+        """The header of each rank that has records, by rank."""
         found = {rank: self.header(rank) for rank in sorted({*self.spans, *self.beats})}
         return {rank: header for rank, header in found.items() if header is not None}
 

@@ -29,7 +29,7 @@ LOCAL_TOPOLOGY_BYTES = 80
 
 
 def phases(num_clients: int, address: str) -> Iterator[str]:
-    """Start all clients, one phase per iteration; yield the name of each ended phase.
+    """Start all clients, one phase per iteration; yield each phase's name when it ends.
 
     Raises:
       RuntimeError: the clients agreed on a wrong result.

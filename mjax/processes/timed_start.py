@@ -2,10 +2,11 @@
 
     python -m mjax.processes.timed_start RANK NUM_PROCESSES HOST:PORT REPORT_FD BEGAN_S
 
-`mjax.health.startup` starts several. Input: the address of the coordination service
-(`mjax.processes.coordinator`), and the start time of this process by the monotonic
-clock of the host. Output: at the end of each phase one JSON line on the file descriptor
-REPORT_FD, with its name, its seconds, and the CPU seconds of this process in it.
+`mjax.health.startup` starts several of these processes. Input: the address of the
+coordination service (`mjax.processes.coordinator`), and the start time of this process
+by the monotonic clock of the host. Output: at the end of each phase one JSON line on
+the file descriptor REPORT_FD, with its name, its seconds, and the CPU seconds of this
+process in it.
 
 Before the next phase the process waits for a byte on its standard input, so no phase
 includes the wait for the slowest process of the previous phase. The process ends at
@@ -22,16 +23,17 @@ import time
 from collections.abc import Iterator
 
 LIMIT_S = 3_600
-"""Timeout. Chosen above any limit of the parent, which ends the processes in time."""
+"""Timeout in seconds. Chosen above any limit of the parent, which ends the processes.
+"""
 _FIX = "Do not change files of mjax while processes start"
 
 
 def phases(rank: int, num_processes: int, address: str) -> Iterator[str]:
-    """Start, one phase per iteration; yield the name of each ended phase.
+    """Start, one phase per iteration; yield the name of each phase when it ends.
 
     Raises:
       RuntimeError: the processes did not connect, or their combined result is wrong.
-      ValueError: the processes differ.
+      ValueError: the processes have different code or environments.
     """
     yield "spawn"
     import jax

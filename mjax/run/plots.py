@@ -13,13 +13,13 @@ from typing import Any
 Row = dict[str, Any]
 
 _RAW, _SMOOTH, _EVAL, _BASE = "#a9c4e6", "#1f5fa8", "#d95f02", "#6b6b6b"
-"""Colors that remain distinct with red-green colour blindness."""
+"""Colours that remain distinct with red-green colour blindness."""
 _MOST_POINTS = 4000
-"""Points of a raw curve: more than a panel has pixels."""
+"""Maximum number of points of a raw curve: more than a panel has pixels."""
 _DECADES = 30
 """Ratio of the norms above which the scale is logarithmic. Chosen."""
 _SMOOTHED_OVER = 50
-"""Curves are smoothed over one part in this many of the run. Chosen."""
+"""Length of a run over the length of its smoothing window. Chosen."""
 
 
 def draw(
@@ -34,7 +34,7 @@ def draw(
     Args:
       rows: rows of metrics.jsonl; a value may be absent or None.
       path: path of the PNG file; its folder is created.
-      bytes_per_token: average of the corpus; converts nats per token to bits per byte.
+      bytes_per_token: mean of the corpus; converts nats per token to bits per byte.
       unigram_loss: unigram entropy in nats per token, drawn as a line; a useful model
         is below it.
     """
@@ -89,10 +89,10 @@ def smoothed(values: Sequence[float]) -> list[float]:
 def thinned(
     steps: Sequence[int], values: Sequence[float], most: int
 ) -> tuple[list[int], list[float]]:
-    """Reduce a long curve to the lowest and highest value of each piece.
+    """Reduce a long curve to the lowest and the highest value of each piece.
 
     Args:
-      steps: ascending.
+      steps: step numbers, ascending.
       values: one for each step.
       most: approximate number of points to keep.
     """

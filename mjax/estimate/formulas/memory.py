@@ -34,7 +34,7 @@ class Memory:
     """Modelled bytes on one GPU."""
 
     params_bytes: float
-    """Gathered weights."""
+    """Bytes of gathered weights."""
     grads_bytes: float
     optimizer_bytes: float
     """Masters and moments."""
@@ -44,7 +44,7 @@ class Memory:
 
     @property
     def total_bytes(self) -> float:
-        """All bytes."""
+        """Sum of all bytes."""
         return sum(dataclasses.astuple(self))
 
 

@@ -227,7 +227,8 @@ def serve(
         say(f"http://{f'[{host}]' if ':' in host else host}:{port}/v1")
         if news.get() == "signal":
             grace_s = served.limits.grace_s
-            say(f"stopping: {server.scheduler.num_open} answers have {grace_s:g} s")
+            num_open = server.scheduler.num_open
+            say(f"stopping: {num_open} open answers have {grace_s:g} s")
             num_cut = server.drain(grace_s, lambda: _next(news) == "signal")
             if num_cut:
                 say(f"{num_cut} requests were not finished and got an error")

@@ -23,8 +23,7 @@ LogKind = Literal["any", "kernel", "syslog", "ufm"]
 GIVEN = ("rule", "host", "count", "within_s")
 """Names that every template may use, in addition to the groups of its pattern."""
 _MAX_COUNT = 10_000
-"""Maximum `count`. Chosen: a device stores a few times as many times, which takes 0.5
-MB."""
+"""Maximum `count`. Chosen: the times that are kept for a device then take 0.5 MB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,7 @@ class EventText:
     """The record that is written when a rule fires."""
 
     kind: str
-    """One word, for a program."""
+    """One word, for programs."""
     text: str
     """Template of the text for a person."""
     severity: Severity = "warning"
@@ -57,12 +56,12 @@ class Rule:
     """Log time in seconds after an event in which its device causes no other event of
     this rule."""
     action: tuple[str, ...] = ()
-    """Argument list, of templates, that disables a device; no shell. Running it twice
-    must do no harm."""
+    """Command that disables a device, as a list of templates, without a shell. Running
+    it twice must do no harm."""
     test: tuple[str, ...] = ()
-    """Argument list of the test, which must exit with 0 before `undo` runs."""
+    """Command that tests the device; it must exit with 0 before `undo` runs."""
     undo: tuple[str, ...] = ()
-    """Argument list that enables the device again."""
+    """Command that enables the device again."""
     test_after_s: float = 600.0
     """Log time in seconds from the action to the first test, and between two tests."""
     max_tests: int = 3
@@ -229,8 +228,8 @@ def _check_numbers(rule: Rule) -> None:
 def _check_actions(rule: Rule) -> None:
     if bool(rule.test) != bool(rule.undo) or (rule.undo and not rule.action):
         raise ValueError(
-            "test and undo go together, and with an action: a device comes back only "
-            "after a passed test; write all three, or the action alone"
+            "test and undo need each other and an action, because a device is enabled "
+            "again only after a passed test; give all three, or the action alone"
         )
     if rule.action and not rule.by:
         raise ValueError("an action needs `by`: the groups that name the device")
@@ -238,8 +237,8 @@ def _check_actions(rule: Rule) -> None:
         argv = getattr(rule, field)
         if argv and (not argv[0] or "{" in argv[0] or argv[0].startswith("-")):
             raise ValueError(
-                f"{field}: the program must be written out, got {argv[0]!r}: a log "
-                "must not choose what is run"
+                f"{field}: the program must be a fixed name, got {argv[0]!r}: a log "
+                "must not choose which program runs"
             )
 
 
@@ -262,6 +261,6 @@ def check_template(template: str, names: Collection[str], field: str) -> None:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """Fill in a template checked by `check_template`; values are not templates."""
+    """Replace the names in a template that `check_template` accepts by their values."""
     parts = string.Formatter().parse(template)
     return "".join(t + (values[n] if n is not None else "") for t, n, _, _ in parts)

@@ -84,7 +84,7 @@ class Wander:
     deviation: float
     """Deviation of the log MFU."""
     time_s: float
-    """Correlation time."""
+    """Correlation time in seconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

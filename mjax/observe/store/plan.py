@@ -1,4 +1,4 @@
-"""Plan one transaction: turn batches and marks into changes.
+"""Plan one transaction: turn batches and marks (positions in files) into changes.
 
 Input: batches, and the state of their files. Output: rows of all tables, new marks,
 and an outcome for each batch. Pure: nothing takes effect before the commit.
@@ -170,8 +170,8 @@ class Plan:
         name = batch.source.rpartition("/")[2]
         if name != spans.file_name(header):
             raise ValueError(
-                f"the header says {spans.file_name(header)}; keep the name that the "
-                "process gave its file"
+                f"its header belongs to a file named {spans.file_name(header)}; "
+                "restore that name"
             )
         claims = [_process(other) for other in self.headers.values()]
         if _process(header) in self._known.claimed or _process(header) in claims:

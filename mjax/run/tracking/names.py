@@ -1,4 +1,4 @@
-"""Trackers by name, and whether this host can use them.
+"""Make trackers by name, and check that this host can use them.
 
 Does not import jax, so a run with a missing tracker is refused at once.
 """
@@ -23,7 +23,7 @@ _PACKAGES = {
     "wandb": ("wandb", "mjax[wandb]"),
     "mlflow": ("mlflow", "mjax[mlflow]"),
 }
-"""Module that a tracker imports, and the package to install."""
+"""For each tracker, the module that it imports and the package to install."""
 
 
 def check(names: Sequence[str]) -> None:
@@ -48,7 +48,7 @@ def check(names: Sequence[str]) -> None:
     if "mlflow" in names and not os.environ.get("MLFLOW_TRACKING_URI"):
         raise ValueError(
             "--track mlflow needs the address of a server in MLFLOW_TRACKING_URI, "
-            "which is not set; MLFLOW_TRACKING_URI=http://HOST:5000"
+            "which is not set; set it, for example to http://HOST:5000"
         )
 
 
@@ -72,5 +72,5 @@ def make(name: str) -> Tracker:
 
 
 def short_name(name: str) -> str:
-    """Return the name of a tracker in messages and files."""
+    """Return the name of a tracker for messages and file names."""
     return name.rpartition(":")[2]

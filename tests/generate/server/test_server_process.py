@@ -226,7 +226,7 @@ def test_sigterm_lets_running_answers_end_and_exits_with_0(server, endless, offl
         sent.close()
     code, said = server.ended()
     assert code == 0, said
-    assert f"stopping: {SLOTS + 1} answers have 30 s" in said
+    assert f"stopping: {SLOTS + 1} open answers have 30 s" in said
     assert "Traceback" not in said
 
 

@@ -59,7 +59,7 @@ def test_the_shipped_rules_are_read_have_sources_and_run_nothing_unasked(name):
         ({"ticket": '"{port!r}"'}, "only plain {names} are allowed"),
         ({"ticket": '"{port"'}, "ticket: '{port': expected '}'"),
         ({"action": '["x", "{prot}"]'}, "action: '{prot}' has no group prot"),
-        ({"action": '["{port}"]'}, "the program must be written out, got '{port}'"),
+        ({"action": '["{port}"]'}, "the program must be a fixed name, got '{port}'"),
         ({"action": '["x"]', "by": "[]"}, "an action needs `by`"),
         ({"action": '["x"]', "undo": '["y"]'}, "test and undo need each other and an action"),
         ({"test": '["x"]', "undo": '["y"]'}, "test and undo need each other and an action"),

@@ -202,7 +202,7 @@ def test_a_file_under_the_name_of_another_is_refused(opened):
     wrong = dataclasses.replace(spans_of(1, 5), source="spans/node0-0-1.jsonl")
     (found,) = send(store, wrong)
     assert found.verdict == "refused"
-    assert "the header says node0-1-1.jsonl" in found.reason
+    assert "its header belongs to a file named node0-1-1.jsonl" in found.reason
     assert store.query("select count(*) from files") == [(0,)]
 
 

@@ -67,7 +67,7 @@ def test_a_package_that_is_missing_is_refused_with_its_extra(
 def test_mlflow_without_a_server_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(ValueError, match="MLFLOW_TRACKING_URI=http://HOST:5000"):
+    with pytest.raises(ValueError, match="for example to http://HOST:5000"):
         names.check(["mlflow"])
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     names.check(["mlflow"])
