@@ -4,12 +4,12 @@ Input: an opened model. Output: jitted functions on a state of fixed shapes, whi
 donate: the caches, and the newest token of each slot. Each function is one
 `jax.shard_map` over all mesh axes, with slots over dp.
 
-A prompt goes through the blocks as a batch of one row, with the attention of training.
-Then each step takes one token per slot. The slots take the dim that training uses for
-the sequence ([1, slots/tp, D] per device), so projections, norms, embedding and head
-are those of training, and only the attention core differs (`generate.cache`). Layers
-are unrolled over parameters that are unstacked once, because slicing a stack would copy
-each layer for every token.
+A prompt goes through the blocks as a batch of one sequence, with the attention of
+training. Then each step takes one token per slot. The slots take the dim that training
+uses for the sequence ([1, slots/tp, D] per device), so projections, norms, embedding
+and head are those of training, and only the attention core differs (`generate.cache`).
+Layers are unrolled over parameters that are unstacked once, because slicing a stack
+would copy each layer for every token.
 """
 
 import dataclasses

@@ -1,7 +1,7 @@
 """Read the state of the ranks of a run from outside, for `mjax.observe.stuck`.
 
-Input: a work dir. Output: for each rank of the newest start its progress, the time
-since its last progress, and whether it is alive. No process is signalled, no file is
+Input: a work dir. Output: the progress of each rank of the newest start, the time since
+it last made progress, and whether it is alive. No process is signalled and no file is
 changed.
 """
 
@@ -124,8 +124,8 @@ def read(work_dir: Path, spans: Sequence[SpanFile] | None = None) -> Records:
     words = _words(folder, problems)
     if not last and not words and not beats:
         raise ValueError(
-            f"{work_dir} has no spans and no progress words; name the work dir of a "
-            "run with --work-dir, one that was not started with --observe.no-spans"
+            f"{work_dir} has no spans and no progress words; give as --work-dir the "
+            "work dir of a run that was started without --observe.no-spans"
         )
     return Records(
         spans=last, words=words, beats=beats, problems=tuple(problems), launch=folder

@@ -52,7 +52,7 @@ class BlockDevice:
 
     @property
     def num_bytes(self) -> int:
-        """Its size."""
+        """Size of the device in bytes."""
         if not re.fullmatch("[0-9]{1,20}", str(self.size)):
             raise UnreadableError(f"{self.name}: expected a size, got {self.size!r}")
         return int(str(self.size))
@@ -236,7 +236,7 @@ def mounts(text: str, settings: Settings) -> Verdict:
 
 
 def read_only(text: str, settings: Settings) -> Verdict:
-    """No disk's file system is read-only; the kernel remounts damaged ones so.
+    """No disk's file system is read-only, as the kernel remounts damaged ones.
 
     Ignores file systems that are never writable (package images) and the mount points
     that the limits allow.

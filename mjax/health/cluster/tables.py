@@ -21,7 +21,7 @@ class HostsTable:
     gpus: int
     gpu_pci: tuple[str, ...] = ()
     wiring: Wiring = "rail"
-    """NICs that share a leaf: `rail`, the group's NICs of one rail (rail-optimised);
+    """Which NICs share a leaf: `rail`, the group's NICs of one rail (rail-optimised);
     `host`, all NICs of a host (top of rack); `free`, no rule."""
     nics: tuple[Nic, ...] = ()
     path: str = ""
@@ -29,7 +29,7 @@ class HostsTable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SwitchesTable:
-    """Equal switches."""
+    """A group of equal switches."""
 
     names: str
     tier: Tier
@@ -63,7 +63,7 @@ class CablesTable:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ClusterTable:
-    """The whole file."""
+    """All tables of a file."""
 
     name: str
     require: tuple[str, ...] = ()

@@ -35,13 +35,13 @@ class InitFlags:
     processes: tuple[int, ...] = (2, 3, 4, 6, 8, 12, 16, 24, 32)
     """Sizes of the groups to start, one after the other."""
     repeats: int = 3
-    """Starts of each size; the median is reported."""
+    """Number of starts of each size; the median is reported."""
     clients: tuple[int, ...] = (16, 32, 64, 128, 256, 512, 1024)
     """Numbers of light clients, to measure the coordinator with many processes."""
     round_trip_us: float = 100.0
     """Network round trip between two hosts in microseconds, for the model."""
     hosts: int = 10_000
-    """Size of the group that the model is evaluated for."""
+    """Number of processes for which the model is evaluated."""
     port: int = 0
     """Port of the coordination service; 0: any free one."""
     limit_s: float = 300.0
@@ -122,8 +122,8 @@ def parse(argv: Sequence[str], prog: str) -> InitFlags:
     add("--processes", type=int, nargs="+", help="sizes of the groups", metavar="N")
     add("--repeats", type=int, help="starts of each size; the median is reported")
     add("--clients", type=int, nargs="*", help="numbers of light clients", metavar="N")
-    add("--round-trip-us", type=float, help="network round trip, for the model")
-    add("--hosts", type=int, help="size of the group that the model is for")
+    add("--round-trip-us", type=float, help="network round trip for the model")
+    add("--hosts", type=int, help="number of processes for the model")
     add("--port", type=int, help="port of the coordination service; 0: any free one")
     add("--limit-s", type=float, help="time limit of one start in seconds")
     add("--json", action="store_true", help="print one JSON object")

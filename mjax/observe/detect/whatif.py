@@ -8,15 +8,15 @@ The method is that of arXiv 2505.05713. An operation's duration runs from the en
 everything it waits for to its own end. The graph is replayed with other durations; each
 operation starts as early as its edges allow.
 
-In an even step every operation takes the median of its phase in that step, and the last
-virtual stage, which has the head and the loss, takes `USUAL_LAST` times that. Each
-cause is estimated from the operations that only this cause changes:
+In a step without stragglers every operation takes the median of its phase in that step,
+and the last virtual stage, which has the head and the loss, takes `USUAL_LAST` times
+that. Each cause is estimated from the operations that only this cause changes:
 
 - slow host: one worker's passes compared with those of the other workers.
 - last stage: its passes compared with those of the other stages.
 - uneven sequence lengths: a microbatch in all stages, compared with the mean of its
   step.
-- garbage collection: single passes that are longer by a pause.
+- garbage collection: single passes that contain a pause.
 - slow link: transfers of a pair of neighbours, or the gradient sync of one stage.
 """
 
@@ -57,11 +57,12 @@ LEAST_PAUSE_S = 0.06
 """Shortest pause of a garbage collection. Chosen: Python scans about 100,000 objects in
 this time."""
 LEAST_PAUSE_DEVIATIONS = 6.0
-"""Shortest pause in deviations of the passes. Chosen."""
+"""Shortest pause, as a multiple of the deviation of the passes. Chosen."""
 SLOW_LINK = 2.0
-"""A link is slow from this multiple of the usual transfer time. Chosen."""
+"""Multiple of the usual transfer time from which a link is slow. Chosen."""
 SLOW_SYNC = 1.4
-"""The same for a gradient sync. Chosen: several deviations of the times on networks."""
+"""Multiple of the usual gradient sync from which it is slow. Chosen: several deviations
+of the times on networks."""
 LEAST_SAVED = 0.025
 """Fraction of the time below which nothing counts as a cause. Chosen."""
 
@@ -71,11 +72,11 @@ class Trace:
     """Operations of a run. N operations, W workers, E edges."""
 
     phase: Shaped[np.ndarray, "N"]
-    """One of PHASES."""
+    """Phase of each operation, an entry of PHASES."""
     worker: Int64[np.ndarray, "N"]
     """Worker; for a send, the sender."""
     step: Int64[np.ndarray, "N"]
-    """From 0."""
+    """Number of the step, from 0."""
     micro: Int64[np.ndarray, "N"]
     """Microbatch within the replica; -1 where there is none."""
     stage: Int64[np.ndarray, "N"]
@@ -238,7 +239,7 @@ class Replay:
             )
 
     def needed_s(self) -> Floats:
-        """Return the time of each operation after everything it waits for has ended."""
+        """Return each operation's time from the end of everything that it waits for."""
         trace = self._trace
         start_s = trace.start_s.copy()
         joint = np.isin(trace.phase, _JOINT)

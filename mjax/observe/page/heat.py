@@ -24,7 +24,7 @@ _ROOM = 2.0
 host among 4,096 ranks has far fewer cells than the fraction above, but must be
 visible."""
 _SAMPLE = 200_000
-"""Cells that are sampled for the ends. Chosen: that takes 10 ms."""
+"""Number of cells sampled to compute the ends. Chosen: that takes 10 ms."""
 
 
 def encode(matrix: Matrix, phase: str, phases: Sequence[str]) -> bytes:
