@@ -41,7 +41,8 @@ _CLAIM = """# {title}
 {rows}
 Each question links to the output of its command. *Code since then*: whether the code
 that the output covers had changed between the measurement and this table; changes of
-comments and docstrings do not count.
+comments and docstrings do not count. If an output does not record its commit, the last
+change of its file counts as the measurement.
 """
 
 
