@@ -35,7 +35,8 @@ class Args:
     dtype: Literal["float32", "bfloat16"] | None = None
     """Dtype of the computation; None: the run's; float32 for a Hugging Face folder."""
     max_length: int | None = None
-    """Longest sequence; None: the model's, at most 4096 for a Hugging Face folder."""
+    """Maximum tokens of a sequence; None: the model's, at most 4096 for a Hugging Face
+    folder."""
     max_gen_toks: int = 256
     """Maximum tokens of an answer if the task gives no number; lm-eval's default."""
     tp: int = 1
@@ -80,7 +81,7 @@ def read_args(words: Mapping[str, Any]) -> Args:
         if name not in known:
             raise BadArgsError(
                 f"--model_args has no {name}; did you mean "
-                f"{flags.nearest(name, known)}? There are {', '.join(known)}"
+                f"{flags.nearest(name, known)}? Known names: {', '.join(known)}"
             )
     if "model" not in given:
         raise BadArgsError(
@@ -147,4 +148,4 @@ def read_sampling(options: Mapping[str, Any], *, max_tokens: int) -> Sampling:
 
 
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_gen_toks")
-"""Names of the number of tokens; the last one given counts, as in lm-eval."""
+"""lm-eval's names for the number of tokens; the last one that is given counts."""

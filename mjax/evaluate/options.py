@@ -42,9 +42,10 @@ class Evaluate:
     tokenizer: str | None = None
     """bytes, a tokenizer.json or hf://NAME@REVISION; None: the model's."""
     seq_len: int | None = None
-    """Longest window; None: the model's, at most 4096 for a Hugging Face folder."""
+    """Maximum tokens of a window; None: the model's, at most 4096 for a Hugging Face
+    folder."""
     stride: int | None = None
-    """Tokens between the starts of windows; None: --seq-len, which costs least."""
+    """Tokens between the starts of windows; None: --seq-len, the cheapest value."""
     start_token: Literal["none", "eos", "bos"] | None = None
     """Context of the first token of a document, which is not scored without one. bos is
     the beginning-of-text token of a Hugging Face folder. None: bos if the folder adds

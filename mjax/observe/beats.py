@@ -22,7 +22,7 @@ import msgspec
 from mjax.observe.spans import VERSION, Header
 
 FOLDER = "beats"
-"""In the work dir."""
+"""Folder of the heartbeats, in the work dir."""
 _TRIES, _RETRY_S = 20, 0.005
 _NUM_MISSED = 5
 """Consecutive missed beats after which a process counts as silent. Chosen: an

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 NAME = "events.jsonl"
-"""In the work dir."""
+"""File of the events, in the work dir."""
 DRIVER = "driver"
 """Source of the events of a launch."""
 

@@ -309,7 +309,8 @@ def _cautions(
     if not found.is_clear:
         yield (
             f"{found.runner_up} explains the series nearly as well: "
-            f"{found.margin:.1f} nats less, {CLEAR:.0f} are needed; let the run go on"
+            f"{found.margin:.1f} nats less, {CLEAR:.0f} are needed; let the run "
+            "continue"
         )
     if expected_mfu is None:
         yield (

@@ -27,7 +27,7 @@ from mjax.observe import gzipped
 
 VERSION = 1
 FOLDER = "spans"
-"""In the work dir."""
+"""Folder of the span files, in the work dir."""
 ENDING = ".jsonl"
 """Suffix of file names, before compression."""
 

@@ -140,7 +140,7 @@ def answer(
     if not longest:
         raise ValueError(
             f"{work_dir} has no consecutive steps that all {len(steps.workers)} "
-            "devices ran; let the run go on, or choose other steps with --from-step "
+            "devices ran; let the run continue, or choose other steps with --from-step "
             "and --to-step"
         )
     return Answer(

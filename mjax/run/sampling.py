@@ -1,7 +1,7 @@
 """Let the trained model continue a text, as a check after the last step.
 
-Input: a program, parameters and a prompt. Output: the drawn tokens. The whole prefix
-is recomputed for each of them.
+Input: a program, parameters and a prompt. Output: the drawn tokens. The whole prefix is
+recomputed for each token.
 """
 
 from collections.abc import Callable
@@ -31,8 +31,8 @@ def generate(
 ) -> Int[np.ndarray, "m"] | None:
     """Continue a prompt by sampling at a fixed temperature.
 
-    The whole prefix is recomputed for each token: a check of the model, not a way to
-    serve it.
+    The whole prefix is recomputed for each token: this checks a model, and is too slow
+    to serve it.
 
     Args:
       program: program of the run, which provides `next_token_logits`.

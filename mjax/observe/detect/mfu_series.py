@@ -149,7 +149,7 @@ def prepare(
         raise ValueError(
             f"{len(use)} of {len(mfu)} steps are neither the first {FIRST_STEPS} after "
             "a start nor contain a save or an evaluation, at least "
-            f"{FEWEST_STEPS} are needed; let the run go on"
+            f"{FEWEST_STEPS} are needed; let the run continue"
         )
     logs = np.log(mfu)
     slow, deviation = _find_slow(logs[use])

@@ -18,7 +18,7 @@ _MOST_STEP = 2**31
 
 
 def check_header(header: Header) -> None:
-    """Refuse sizes that would cause endless work, and numbers that fit no array.
+    """Refuse sizes that would cause endless work, and numbers too large for arrays.
 
     Raises:
       ValueError: a size of the mesh, a device or a time is impossible.
@@ -37,7 +37,7 @@ def check_header(header: Header) -> None:
 
 
 def check_line(line: Line) -> None:
-    """Refuse numbers that fit no array.
+    """Refuse numbers that are too large for arrays.
 
     Raises:
       ValueError: the step or a time is impossible.

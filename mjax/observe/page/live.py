@@ -18,9 +18,9 @@ from starlette.concurrency import run_in_threadpool
 from mjax.observe.page.answers import Page
 
 KEEP_ALIVE_S = 15.0
-"""Time between comments, so that no proxy closes a quiet stream."""
+"""Seconds between comments, so that no proxy closes a quiet stream."""
 STATE_EVERY_S = 2.0
-"""Shortest time between two states of the ranks."""
+"""Minimum seconds between two states of the ranks."""
 RETRY_MS = 2000
 """Time after which a browser reconnects."""
 _IDLE_S = 10.0

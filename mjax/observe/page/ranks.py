@@ -1,8 +1,8 @@
 """The state of single ranks for the page: progress, and whether they are alive.
 
 Input: a process as read by the feed, and the time. Output: objects for viewers.
-Besides the spans, /proc describes a process on this machine, and the work dir has its
-stacks.
+In addition to the spans, /proc is read for processes on this machine, and the work dir
+for stacks.
 """
 
 from pathlib import Path
@@ -15,13 +15,13 @@ _LIVE_S = 600.0
 """Seconds of silence after which a rank on another machine counts as dead. Chosen:
 longer than evaluations and compilations of large models."""
 _FRESH_S = 10.0
-"""A rank that reported within this many seconds is alive, whatever else is known of its
-process."""
+"""A rank that reported within this many seconds is alive, whatever other records say.
+"""
 _STACK_BYTES = 100_000
 
 
 def is_live(newest: list[Process], now_ns: int) -> bool:
-    """Return whether a run is still going, as far as the records show."""
+    """Return whether a run is still running, as far as the records show."""
     for process in newest:
         if process.code is not None:
             continue
