@@ -201,5 +201,5 @@ def test_services_that_are_down_are_told_once_and_stop_nothing(tmp_path: Path) -
     assert [row["step"] for row in rows] == [*range(1, 7)]
     for name in ("wandb", "mlflow"):
         assert said.count(f"warning: {name}: 6 rows were not sent") == 1
-        assert said.count(f"{name} does not take the metrics") <= 1
+        assert said.count(f"{name} does not accept the metrics") <= 1
     assert ": done" in said
