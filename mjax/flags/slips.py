@@ -15,7 +15,7 @@ from mjax.flags.guide import Meanings
 _LEAST_LIKE = 0.6
 """Minimum similarity of a suggested name, 0 to 1. Chosen."""
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
-"""A hyphen, and the dashes that editors put for one or two hyphens."""
+"""A hyphen, and the dashes that editors substitute for one or two hyphens."""
 _SLIP = re.compile(rf"[{_DASHES}]+(?=[^\W\d])")
 
 

@@ -2,7 +2,8 @@
 
 Input: the files of that folder. Output: the ports that the checks cover: those of the
 devices in the expectation `hcas`, or all. A host often has devices that training does
-not use (management, storage) and that may be unplugged; list the others in `hcas`.
+not use (management, storage) and that may be unplugged; list the devices of training in
+`hcas`.
 
 Source: Documentation/ABI/stable/sysfs-class-infiniband, and for the words in the files
 drivers/infiniband/core/sysfs.c, both at https://github.com/torvalds/linux
@@ -109,7 +110,7 @@ def devices(files: Tree, settings: Settings) -> list[str]:
     """Return the devices that the checks cover: the expected ones, or all.
 
     Raises:
-      UnreadableError: there is none, or an expected one is not there.
+      UnreadableError: the host has no device, or an expected device is missing.
     """
     found = {m[1] for path in files.paths if (m := _DEVICE.fullmatch(path))}
     return sorted(_expected(found, settings), key=sysfs.natural)
@@ -119,7 +120,7 @@ def ports(files: Tree, settings: Settings) -> list[Port]:
     """Return the ports that the checks cover: those of expected devices, or all.
 
     Raises:
-      UnreadableError: there is none, or an expected device is not there.
+      UnreadableError: the devices have no port, or an expected device is missing.
     """
     found = all_ports(files)
     names = _expected({port.device for port in found}, settings)
@@ -130,7 +131,7 @@ def of_layer(files: Tree, settings: Settings, layer: str) -> list[Port]:
     """Return those of `ports` that have a link layer.
 
     Raises:
-      UnreadableError: there is none; for other causes as `ports`.
+      UnreadableError: no port has this link layer; for other causes as `ports`.
     """
     found = [port for port in ports(files, settings) if port.layer == layer]
     if not found:

@@ -70,19 +70,27 @@ def _parser() -> argparse.ArgumentParser:
     add("--rules", type=Path, help="TOML file of rules")
     add("--state", type=Path, help="SQLite file of the disabled devices")
     add("--follow", action="store_true", help="wait for more lines, as tail -F does")
-    add("--replay-speed", type=float, help="log seconds per second; absent: no wait")
+    add(
+        "--replay-speed",
+        type=float,
+        help="log seconds to replay per second; default: no wait",
+    )
     add("--json", action="store_true", help="print events as JSON lines")
     add("--yes", action="store_true", help="run actions with the policy confirm")
     add("--dry-run", action="store_true", help="run no action, whatever its policy")
     add("--events", type=Path, help="append events to this file as JSON lines")
-    add("--host", help="host of the log, for lines that name none")
+    add("--host", help="host of lines that do not name one")
     add("--year", type=int, help="year of the first line, if the log has none")
     add(
         "--time-zone",
         default="UTC",
-        help="zone of times without one, such as Europe/Paris",
+        help="time zone of times that have none, such as Europe/Paris",
     )
-    add("--release", metavar="DEVICE", help="forget a device that is enabled again")
+    add(
+        "--release",
+        metavar="DEVICE",
+        help="forget a device that a person has enabled again",
+    )
     return parser
 
 
@@ -90,7 +98,7 @@ def _check(args: argparse.Namespace) -> None:
     """Raise if flags contradict each other."""
     if args.release is not None:
         if args.state is None or args.log is not None:
-            raise ValueError("--release needs --state FILE, and no log")
+            raise ValueError("--release takes --state FILE and no log")
         if not args.state.exists():
             raise ValueError(f"--state {args.state} does not exist")
         return

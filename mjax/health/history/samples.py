@@ -29,7 +29,7 @@ def read(
     """Return the statistics and the step times.
 
     Args:
-      lines: with their line ends.
+      lines: the lines, with their line ends.
       source: name of the lines in messages.
     Returns:
       a map from names to [hosts, samples], and step_s of the same shape.

@@ -18,12 +18,13 @@ FEWEST_STEPS = 30
 """Fewest usable steps. Chosen: the fast steps of the thermal class last up to 20 s, and
 a level needs ten more steps to differ from them."""
 FIRST_STEPS = 3
-"""First steps after a start or restart, which compile and fill caches. Chosen."""
+"""Number of first steps after a start to ignore: they compile and fill caches. Chosen.
+"""
 LOAD_PAUSE_S = 20.0
 """Seconds of a long pause. Chosen: a GPU cools down in it."""
 DIP = 5.0
-"""Factor of a tenfold slow step. Chosen: half of the field guide's factor of ten, and
-twice that of a usual stall."""
+"""Ratio to its neighbours from which a step counts as tenfold slow. Chosen: half of the
+field guide's factor of ten, and twice that of a usual stall."""
 BLOCK_S = 4.0
 """Seconds of a block. Chosen: a third of the 12 s of load that the thermal class
 needs."""
@@ -38,7 +39,7 @@ UNKNOWN_DEVIATION = 0.5
 """Deviation of the log of the best level. Chosen: the healthy level may have been seen
 only briefly."""
 _NEIGHBOURS = 7
-"""Steps of the median that is the local level. Chosen: dips have up to three."""
+"""Number of steps whose median is the local level. Chosen: dips have up to three."""
 _SLOW, _SLOW_DEVIATIONS = 0.14, 4.0
 """A step that is slower than its neighbours by 15% and 4 deviations is ignored for the
 level. Chosen."""

@@ -143,7 +143,7 @@ def test_only_a_log_that_was_understood_is_without_fault(
             "--events /no/x cannot be written",
         ),
         (["LOG", "--rules", "R", "--state", "/no/x"], "--state /no/x cannot be used"),
-        (["--release", "port=7"], "--release needs --state FILE"),
+        (["--release", "port=7"], "--release takes --state FILE"),
         (["--release", "port=7", "--state", "/no/x"], "--state /no/x does not exist"),
     ],
 )
