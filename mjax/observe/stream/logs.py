@@ -10,7 +10,8 @@ No process writes these logs:
   launcher rotates when a log gets too long.
 - `stacks/HOST-RANK-GENERATION.txt`, if the run has been started again since; GENERATION
   counts all starts, also those without a launch.
-- `profile/GENERATION/step-N/HOST-RANK/`: likewise, or once its last file exists.
+- `profile/GENERATION/step-N/HOST-RANK/`: under the same condition, or once its last
+  file exists.
 
 All of these must not have been written for a minute. Logs of agents are not touched.
 """
