@@ -52,7 +52,7 @@ class DoctorFlags:
     json: bool = False
     """Print only one JSON object."""
     all: bool = False
-    """Show each check, also if it is ok or unknown."""
+    """Also list ok and unknown checks."""
 
     def __post_init__(self) -> None:
         if self.hosts < 1:

@@ -60,7 +60,7 @@ def _add_check(parser: argparse.ArgumentParser) -> None:
     add("--seconds", type=float, default=checking.TOTAL_S, help="limit of all checks")
     add("--json", action="store_true", help="print one JSON object")
     add("--out", type=Path, help="also write the JSON object to this file")
-    add("--all", action="store_true", help="also show checks that are ok")
+    add("--all", action="store_true", help="also list ok and unknown checks")
 
 
 def _check(args: argparse.Namespace) -> int:
