@@ -159,7 +159,8 @@ class Mirror:
         """Fetch all blocks that this host keeps to its disk.
 
         The blocks that this host reads from the remote come first, so all hosts read
-        from it at the same time.
+        from it at the same time. The very first is read alone: a remote that refuses
+        it is not asked for others.
 
         Args:
           on_read: called with the bytes of each block.
@@ -168,8 +169,9 @@ class Mirror:
           ValueError: the remote refuses, or the file has changed.
         """
         own = sorted(self._own(), key=lambda b: self.table[b][0] != self.host)
-        for block, _ in self._each(own):
-            on_read(self._length(block))
+        for blocks in (own[:1], own[1:]):
+            for block, _ in self._each(blocks):
+                on_read(self._length(block))
 
     def _each(self, blocks: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Yield blocks and their content in order, while the next ones are read."""
