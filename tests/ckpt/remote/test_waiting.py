@@ -87,8 +87,8 @@ def test_no_process_leaves_before_the_upload_of_all_has_ended(start, stores, bot
 def test_all_processes_stop_to_wait_at_the_limit_of_process_0(start, stores, both):
     goes_on = hang(stores)
     uploaders = start()
-    found = wait_on_both(uploaders, both, wait_s=1)
-    assert found == ["missing after 1 s (--ckpt.remote-wait-s)"] * 2
+    found = wait_on_both(uploaders, both, wait_s=0)
+    assert found == ["missing after 0 s (--ckpt.remote-wait-s)"] * 2
     goes_on.set()
 
 
