@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code.
 
     Args:
-      argv: the flags; None uses those of the process.
+      argv: the flags; None uses the flags of the process.
     """
     argv = sys.argv[1:] if argv is None else list(argv)
     config, command, options = parse_with(
@@ -46,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     from mjax.plan import (
         command as planner,
-    )  # imports JAX: only after the flags are read
+    )  # imported only after the flags are read, because it imports JAX
 
     return planner.run(config, command, options, argv, is_ours)
 

@@ -1,8 +1,8 @@
 """Name the bottleneck of a planned run, and the changes most likely to help.
 
-Input: a `Plan`. Output: text with the numbers of the plan, and flags. The numbers of
-the plan decide which changes are considered. The gain is the ratio of two times of the
-closed form (`mjax.estimate.formulas`), with the overlap of the plan.
+Input: a `Plan`. Output: text with numbers of the plan, and flags. The numbers of the
+plan decide which changes are considered. The gain of a change is the ratio of two times
+modelled in closed form (`mjax.estimate.formulas`), with the overlap of the plan.
 """
 
 import dataclasses
@@ -51,8 +51,8 @@ def advise(plan: Plan, traced_bytes: Traced) -> Plan:
 
     Args:
       plan: the plan.
-      traced_bytes: estimates the memory of a run of the same mesh from its trace.
-        Called only if the plan does not fit.
+      traced_bytes: function that estimates the memory of a run on the same mesh from
+        its trace. It is called only if the plan does not fit.
     """
     advice = _to_fit(plan, traced_bytes) if not plan.memory.fits else _faster(plan)
     return dataclasses.replace(plan, bottleneck=bottleneck(plan), advice=advice)
@@ -118,8 +118,8 @@ def _overlap_words(plan: Plan, role: str) -> str:
 def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
     """Find flags with which the step fits, by tracing equivalent runs.
 
-    Moving the optimizer state to the host comes first only if it costs less than the
-    other change.
+    Moving the optimizer state to the host is listed first only if it costs less time
+    than the other change.
     """
     memory = plan.memory
     # Assume that the compiler's memory beyond the trace grows in proportion to it.
@@ -154,7 +154,7 @@ def _state_to_host(
 ) -> tuple[float, Advice] | None:
     """Return the advice to keep the moments on the host, and its cost in seconds.
 
-    None if they are already there, or if the step still does not fit.
+    The result is None if they are already there, or if the step still does not fit.
     """
     state = plan.memory.parts.get("optimizer state", 0)
     if not state or plan.config.optim.state_memory == "host":
@@ -220,7 +220,7 @@ def measured_overlap(plan: Plan) -> Constants:
 
 
 def _fitted(plan: Plan, change: _Change) -> tuple[TrainConfig, AxisSizes] | None:
-    """Apply a change; None if the changed run does not divide over the mesh."""
+    """Return the changed run; None if it does not divide over the mesh."""
     try:
         config = with_fields(plan.config, change.fields)
         sizes = resolve(config.mesh, plan.topology.num_gpus)
@@ -254,7 +254,7 @@ def _less_remat(plan: Plan) -> Iterator[_Change]:
 
 
 def _inputs_to_host(plan: Plan) -> Iterator[_Change]:
-    """Suggest fewer microbatches, if offloading inputs frees the memory."""
+    """Suggest fewer microbatches if offloading layer inputs frees enough memory."""
     config = plan.config
     count = config.batch.microbatches
     is_pipeline = plan.sizes.pp * config.pipeline.chunks > 1
@@ -339,7 +339,7 @@ def _less_dp(plan: Plan) -> Iterator[_Change]:
 
 
 def _of_shard(plan: Plan, shard: int) -> dict[str, Any]:
-    """Shard over `shard` devices; use one step if two no longer apply."""
+    """Return the fields to shard over `shard` devices, in one step if two do not fit."""
     per_node = plan.config.mesh.dp_shard_per_node
     fields: dict[str, Any] = {"mesh.dp_shard": shard}
     if per_node is not None and (shard <= per_node or shard % per_node):

@@ -6,13 +6,12 @@ iterations of its loop in which the heavy branch runs.
 The analysis assumes the heaviest branch of every conditional in every tick. In a
 pipeline this is too often:
 
-- Embedding, loss, and the backward pass of the embedding: one stage runs each of them
-  once per microbatch, and the others wait for it. So it counts in each tick in which
-  the first stage, or the last, runs it.
-- The exchange of a virtual stage (`pipeline.held`): the stages do it in different
-  ticks, all equally often. It counts as often as one stage does it. This assumes that
-  the other stages do not wait, because transfers overlap the other half-tick with time
-  to spare.
+- embedding, loss, and backward pass of the embedding: one stage (the first or the last)
+  runs each of them once per microbatch, and the others wait. So they count in each tick
+  in which that stage runs them.
+- change of virtual stage (`pipeline.held`): the stages change in different ticks, all
+  equally often. So it counts as often as one stage changes. This assumes that the other
+  stages do not wait, because transfers overlap the other half-tick with time to spare.
 """
 
 import re
@@ -28,8 +27,8 @@ _CHOICE_OF_TICK = re.compile(
     r"shard_map/ticks\.(?P<start>\d+)\.1\.(?P<count>\d+)/while/body/(?:eval_jaxpr/)*"
     rf"(?P<kind>(?:phase\.(?:loss|backward)/)?(?:{scopes.EXCHANGE}/)?)cond$"
 )
-"""op_name of a conditional of `mjax.pipeline.tick`. Those of a layer are deeper, and
-the one that skips a half-tick has its own scope."""
+"""op_name of a conditional of `mjax.pipeline.tick`. Conditionals of a layer are nested
+more deeply, and the one that skips a half-tick has its own scope."""
 
 
 def taken_share(op_name: str, schedule: Schedule | None) -> float:
@@ -39,7 +38,7 @@ def taken_share(op_name: str, schedule: Schedule | None) -> float:
       op_name: op_name of the conditional.
       schedule: schedule of the pipeline; None with one stage.
     Returns:
-      Between 0 and 1; 1 if it is not a conditional of a tick.
+      Between 0 and 1; 1 if the conditional is not one of a tick.
     """
     found = _CHOICE_OF_TICK.search(op_name)
     if schedule is None or found is None:
@@ -49,7 +48,7 @@ def taken_share(op_name: str, schedule: Schedule | None) -> float:
 
 
 def _taken(kind: str, schedule: Schedule) -> Bool[np.ndarray, "ticks stages"]:
-    """Return the ticks in which a heavy branch runs, for each stage that may run it."""
+    """Return, by stage that may run a heavy branch, the ticks in which it does."""
     last_chunk = schedule.num_chunks - 1
     backward, exchange = scopes.phase("backward"), scopes.EXCHANGE
     if kind == f"{scopes.phase('loss')}/":

@@ -1,7 +1,8 @@
 """Apply the closed-form model of `mjax.estimate.formulas` to a run's configuration.
 
-Input: a config, the sizes of its mesh, the cluster. Output: `Estimate`, the modelled
-seconds of a step and the modelled bytes of a device: in microseconds, without tracing.
+Input: a config, the sizes of its mesh, the cluster. Output: an `Estimate`, with the
+modelled seconds of a step and bytes of a device. It takes microseconds, because nothing
+is traced.
 """
 
 import dataclasses
@@ -21,14 +22,15 @@ from mjax.plan.host_copies import input_waits_s, state_copies_s
 from mjax.plan.options import Topology
 
 ASSUMED = Constants(stash_passes=4.0, chunk_passes=4.0)
-"""Default when nothing has been measured: no overlap. Residuals of a layer are copied
-into a stack and out of it. Chunks are copied into one array, and partial sums added."""
+"""Default when nothing has been measured: no overlap. `stash_passes`: each residual of
+a layer is copied into a stack and out of it. `chunk_passes`: chunks over tp are copied
+into one array, and partial sums are added."""
 
 VISIT_BYTES = {"plain": 28.0, "pipeline": 7.0}
-"""Values of `Constants.visit_bytes`. Read from compiled schedules (2026-11, jax
-0.11.2): how memory-bound time grows with the number of microbatches, remat core. Plain:
+"""Values of `Constants.visit_bytes`: the growth of memory-bound time with the number of
+microbatches. Read from compiled schedules (2026-11, jax 0.11.2), remat core. Plain:
 gpt-1b3 on 8 H100, 4 and 16 microbatches. Pipeline: megascale-175b on 256 H200, 48 and
-192."""
+192 microbatches."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,13 +39,13 @@ class Estimate:
 
     time: StepTime
     host_copies_s: float
-    """Seconds that the step waits for copies to and from the host."""
+    """Seconds per step that compute waits for copies to and from the host."""
     memory: Memory
     mfu: float
 
     @property
     def total_s(self) -> float:
-        """The step."""
+        """Seconds of a step, including waits for copies to and from the host."""
         return self.time.total_s + self.host_copies_s
 
 
@@ -53,14 +55,14 @@ def estimate(
     topology: Topology,
     constants: Constants = ASSUMED,
 ) -> Estimate:
-    """Model a run.
+    """Model the time and memory of a run.
 
     Args:
-      config: the run, from `topology.settle`.
+      config: config of the run, from `topology.settle`.
       sizes: sizes of the mesh axes.
       topology: the cluster.
-      constants: efficiencies and overlap; over tp at least `hidden_by_chunks` if the
-        run communicates over it in chunks. `visit_bytes` is replaced.
+      constants: efficiencies and overlap. If the run sends chunks over tp, `tp_overlap`
+        is raised to at least `hidden_by_chunks`. `visit_bytes` is replaced.
     """
     device = Device.of(topology.description, gpus_per_node=topology.gpus_per_node)
     case = case_of(config, sizes)
@@ -91,7 +93,7 @@ def estimate(
 def _host_copies_s(
     config: TrainConfig, case: Case, time: StepTime, topology: Topology
 ) -> float:
-    """Return the seconds of the copies to and from the host."""
+    """Return the seconds per step of the copies to and from the host."""
     gpu = topology.description
     weights = case.gpu_weights / (case.sizes.shards if config.zero else 1)
     seconds = state_copies_s(weights * case.host_state_bytes, gpu)
@@ -102,16 +104,17 @@ def _host_copies_s(
 
 
 def hidden_by_chunks(num_chunks: int, tp: int) -> float:
-    """Return the fraction of the layers' bytes over tp that matmuls of chunks overlap.
+    """Return the fraction of tp bytes in the layers that overlaps matmuls of chunks.
 
-    A device receives and sends the tp - 1 other shards in num_chunks - 1 groups. With
-    one shard a group, all groups are overlapped. With more shards, the largest group of
-    one direction is not. Compiled forward schedules of 8 devices agree: 50% in 2
-    chunks, 79% in 4, 100% in 8 (docs/overlap.md); other numbers follow the same rule.
+    A device receives and sends the tp - 1 other shards in num_chunks - 1 groups. If
+    each group has one shard, all groups are overlapped. With larger groups, the largest
+    group of one direction is exposed. Compiled forward schedules of 8 devices agree:
+    50% in 2 chunks, 79% in 4, 100% in 8 (docs/overlap.md). The same rule is assumed for
+    other numbers.
 
     Args:
       num_chunks: from `mesh.axes.tp_chunks`; 1 sends all at once and overlaps nothing.
-      tp: size of the axis.
+      tp: size of the axis tp.
     """
     if num_chunks == 1:
         return 0.0
@@ -122,18 +125,18 @@ def hidden_by_chunks(num_chunks: int, tp: int) -> float:
 
 @functools.lru_cache(maxsize=64)
 def _counts(model: ModelConfig, seq_len: int) -> tuple[int, float]:
-    """Count visible pairs of all layers, and FLOPs per token; cached for searches."""
+    """Return the visible pairs of all layers, and the FLOPs per token (cached)."""
     pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds)
     return pairs, flops_per_token(model, seq_len)
 
 
 def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
-    """Return the run as the input of the closed form."""
+    """Return the sizes and options of a run that the closed form needs."""
     model, seq_len = config.model, config.data.seq_len
     pairs = _counts(model, seq_len)[0]
     param_bytes = np.dtype(config.precision.params).itemsize
-    # Offloading the inputs of layers recomputes as much as full. In a pipeline only the
-    # inputs of one half-tick are on the host.
+    # Remat offload recomputes as much as full. In a pipeline only the inputs of one
+    # half-tick are on the host.
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     remat = "full" if model.remat == "offload" else model.remat
     return Case(
@@ -151,8 +154,7 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
         seq_len=seq_len,
         visible_keys=pairs / seq_len / model.layers,
         sizes=sizes,
-        # Virtual stages of one stage run one after the other: there is no bubble to
-        # shrink.
+        # With one stage there is no bubble, so virtual stages have no effect.
         chunks=config.pipeline.chunks if sizes.pp > 1 else 1,
         microbatches=config.batch.microbatches,
         tp_chunks=tp_chunks(config.mesh, sizes.tp),
@@ -162,7 +164,7 @@ def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:
         zero=config.zero,
         param_bytes=np.dtype(config.precision.compute).itemsize,
         grad_bytes=np.dtype(config.precision.reduce).itemsize,
-        state_bytes=3 * param_bytes,  # LAMB and AdamW: the parameter and two moments
+        state_bytes=3 * param_bytes,  # LAMB, AdamW: the parameter and two moments
         projection_rate=2.0 if config.precision.matmul == "fp8" else 1.0,
         host_state_bytes=2 * param_bytes * (config.optim.state_memory == "host"),
     )

@@ -48,8 +48,8 @@ def run(
       config: config of the run.
       command: options of the command line besides the config.
       options: options of the planner.
-      argv: the flags.
-      is_ours: returns whether our code raised an error, which means bad input.
+      argv: the flags, as typed.
+      is_ours: function that returns whether mjax raised an error: that means bad input.
     """
     # Nothing runs here, so a GPU of this machine stays unused.
     jax.config.update("jax_platforms", "cpu")
@@ -81,10 +81,10 @@ def _search(
     options: Options,
     is_ours: Callable[[Exception], bool],
 ) -> tuple[list[Row], str]:
-    """Rank the layouts that fit; compile the first, or explain why none can be.
+    """Rank the layouts that fit; compile the best, or note why none can be compiled.
 
     Raises:
-      ValueError: none fits.
+      ValueError: no layout fits.
     """
     topology = options.topology
     candidates = search(
@@ -114,7 +114,7 @@ def _search(
 def _best(
     recipe: str, rows: Sequence[Row], topology: Topology, no_compiler: str
 ) -> Plan:
-    """Return the plan of the best layout: a compiled one that fits, or one by formulas.
+    """Return the plan of the best layout: compiled and fitting, or else by formulas.
 
     If all rows were compiled and none fits, return the first one.
     """
@@ -135,7 +135,7 @@ def _best(
 def _plan(
     recipe: str, config: TrainConfig, sizes: AxisSizes, topology: Topology
 ) -> Plan:
-    """Plan a compiled run, or without a compiler a run by formulas, with a note."""
+    """Plan a run by compiling it, or without a compiler by formulas and with a note."""
     try:
         return _compiled(recipe, config, sizes, topology)
     except NoPluginError as error:
@@ -178,7 +178,7 @@ def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
 
 
 def _without_effect(config: TrainConfig, command: Command) -> list[str]:
-    """Report the flags that a plan ignores."""
+    """Print a line for each flag that a plan ignores."""
     given = {
         "--dry-run": command.dry_run,
         "--print-mesh": command.print_mesh,
@@ -190,7 +190,7 @@ def _without_effect(config: TrainConfig, command: Command) -> list[str]:
 
 
 def _overwritten(argv: Sequence[str]) -> list[str]:
-    """Report the given flags that a search sets itself."""
+    """Print a line for each given flag whose value a search chooses itself."""
     given = {word.partition("=")[0].replace("_", "-") for word in argv}
     searched = (f"--{field.replace('_', '-')}" for field in SEARCHED)
     return [flag for flag in searched if flag in given]

@@ -3,7 +3,7 @@
 Input: a config that fits the cluster. Output: the text of the scheduled program, its
 memory on a device, and the compile time.
 
-One thing differs from the program of the run: matmuls are calls to cuBLAS. By default
+One thing differs from the program of the run: all matmuls are calls to cuBLAS. In a run
 XLA chooses between cuBLAS and its own kernels by timing both, which needs a GPU.
 """
 
@@ -26,7 +26,7 @@ from mjax.plan.options import Topology
 from mjax.step.traced import trace_step
 
 OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
-"""Options besides those that a run compiles with (`hardware.xla_flags`)."""
+"""Compiler options in addition to those of a run (`hardware.xla_flags`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,14 +34,14 @@ class CompiledMemory:
     """Memory of a program on one device, according to the compiler."""
 
     argument_bytes: int
-    """Arguments; for a training step, state and batch."""
+    """Bytes of the arguments; for a training step, state and batch."""
     output_bytes: int
     aliased_bytes: int
-    """Part of the output that is written in place of an argument."""
+    """Bytes of the output that are written in place of an argument."""
     temporary_bytes: int
     code_bytes: int
     host_bytes: int = 0
-    """Pinned host memory: arguments, results in their place, temporaries."""
+    """Bytes in pinned host memory: arguments, results in their place, temporaries."""
 
     @property
     def total_bytes(self) -> int:
@@ -54,7 +54,7 @@ def read_memory(compiled: jax.stages.Compiled) -> CompiledMemory:
     """Read the compiler's memory analysis.
 
     Raises:
-      RuntimeError: the compiler gave none.
+      RuntimeError: the compiler gave no analysis.
     """
     found = compiled.memory_analysis()
     if found is None:
@@ -74,19 +74,19 @@ def read_memory(compiled: jax.stages.Compiled) -> CompiledMemory:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Executable:
-    """Data read from the compiled step."""
+    """A compiled step: its text, its memory, and the time to make it."""
 
     text: str
     """The scheduled HLO module."""
     needed: CompiledMemory
     params_bytes: int
-    """Stored parameters, a part of the arguments."""
+    """Bytes of the stored parameters, a part of the arguments."""
     traced: memory.Estimate
     """Bytes by purpose, from the trace of the step."""
     trace_s: float
     compile_s: float
     notes: tuple[str, ...] = ()
-    """Options of the run that this XLA does not know."""
+    """Compiler options of the run that this version of XLA does not have."""
 
 
 def compile_step(
@@ -101,7 +101,7 @@ def compile_step(
       config: the run, from `topology.settle`.
       sizes: sizes of the mesh axes.
       topology: the cluster.
-      say: takes lines on the progress.
+      say: function called with each line about the progress.
     Raises:
       ValueError: the program cannot be built.
       NoPluginError: jax has no CUDA plugin.
@@ -140,7 +140,7 @@ def compile_step(
 
 
 def _results_on_host(state: Any, lowered: jax.stages.Lowered) -> list[bool]:
-    """Return for each result of the step, state first, whether it is in host memory."""
+    """Return whether each result of the step is in host memory; state first."""
     of_state = jax.tree.leaves(state)
     others = len(jax.tree.leaves(lowered.out_info)) - len(of_state)
     return [*of_state, *[False] * others]
@@ -159,9 +159,9 @@ def compilable(
 ) -> tuple[TrainConfig, tuple[str, ...]]:
     """Return the run as it can be planned without a GPU, and notes on the differences.
 
-    cuDNN makes its plans on the device, and cannot even be traced without one. If the
-    run uses it, another backend stands in. A step is planned with all its gathers. If
-    the run is planned unchanged, there are no notes.
+    cuDNN makes its plans on the device and cannot even be traced without one, so
+    another backend replaces it. A step is planned with all its gathers, even with
+    `--mesh.gather-first`. Without differences there are no notes.
     """
     notes: list[str] = []
     if config.mesh.gather_first:

@@ -1,16 +1,15 @@
-"""Model the time of a kernel and of a collective on a GPU that is described.
+"""Model the time of a kernel and of a collective on a described GPU.
 
-Input: counts (FLOPs, bytes). Output: seconds. Modelled, never measured: the peaks are
-those of the GPU's description (`hardware.gpus`, with sources). The fraction of each
-peak that is reached and the cost of a launch are assumed, and are fields of
-`CostModel`.
+Input: counts (FLOPs, bytes). Output: seconds. Modelled, never measured: the peaks come
+from the GPU's description (`hardware.gpus`, with sources). The fraction of each peak
+that is reached and the cost of a launch are assumed; they are fields of `CostModel`.
 
 - matmul: max(FLOPs / (peak x rate x efficiency), bytes / (memory x efficiency)) +
   launch (a roofline: Williams et al. 2009, doi:10.1145/1498765.1498785). The rate is 1
   for 16 bits, 1/2 for float32 (TF32) and 2 for 8 bits (NVIDIA H200 data sheet).
 - kernel whose FLOPs the caller knows (attention): the same, with its own efficiency.
-- any other kernel: bytes / (memory x efficiency) + launch. The bytes are those that it
-  must read and write (`work.moved_bytes`).
+- any other kernel: bytes / (memory x efficiency) + launch, with the bytes that it must
+  read and write (`work.moved_bytes`).
 - copy between GPU and host: bytes / (host link x efficiency) + launch.
 - collective among n devices: launch + ceil(log2 n) x hop + max(bytes / (node link x
   efficiency), bytes / (k x network x efficiency)), where bytes is what one device sends
@@ -35,10 +34,10 @@ _RATES = {"bf16": 1.0, "f16": 1.0, "f32": 0.5, "s8": 2.0}
 class CostModel:
     """Speeds of one GPU, and the fractions of them that are reached.
 
-    The fractions are for single kernels of a schedule. Those of
-    `mjax.estimate.formulas.case.Constants`, also assumed, are for whole layers and the
-    work around their kernels. So the two differ. A hop is a level of a tree here, but a
-    step of a ring there.
+    The fractions are for single kernels of a schedule. In
+    `mjax.estimate.formulas.case.Constants` they are for whole layers, with the work
+    around their kernels, so they differ; both are assumed. A hop is a level of a tree
+    here, but a step of a ring there.
     """
 
     peak_flops_per_s: float
@@ -114,10 +113,10 @@ class CostModel:
         return num_bytes / speed + self.launch_s
 
     def product_s(self, work: Work, num_bytes: int) -> float:
-        """Return the seconds of a matmul, or of a fusion with one.
+        """Return the seconds of a matmul, or of a fusion that contains one.
 
         Raises:
-          ValueError: the speed for the dtype of its operands is not known.
+          ValueError: the matmul rate for the dtype of its operands is not known.
         """
         dtype = work.product_dtype or ""
         rate = 2.0 if dtype.startswith("f8") else _RATES.get(dtype)
@@ -147,7 +146,7 @@ class CostModel:
         return self.collective_launch_s + steps * hop_s + link_s
 
     def links_s(self, collective: Collective) -> dict[Tier, float]:
-        """Return the seconds that a collective occupies each kind of link that it uses.
+        """Return the seconds that a collective occupies each kind of link it uses.
 
         A collective inside a node occupies the node links. A collective between nodes
         occupies the network for its whole duration. If members of a group share a

@@ -2,21 +2,22 @@
 
 Input: a config and a cost model. Output: seconds of one GPU and step by source
 (`sources`). Each array is read and written as often as the algorithm needs, at the
-fractions of the peaks that the replay assumes, without recomputation. Modelled, like
-the step that they are compared with.
+fractions of the peaks that the replay assumes, without recomputation. The bounds are
+modelled, like the step with which they are compared.
 
-- matmuls: 6 FLOPs a weight and token (Narayanan et al. 2021, arXiv:2104.04473, section
-  5.1), split evenly over the GPUs. One stage has the matmul of the head, and the others
-  wait for it.
+- matmuls: 6 FLOPs per weight and token (Narayanan et al. 2021, arXiv:2104.04473,
+  section 5.1), split evenly over the GPUs. One stage has the matmul of the head, and
+  the others wait for it.
 - attention kernels: 2 matmuls forward and 5 backward (Dao 2023, arXiv:2307.08691,
   section 4.1) over visible pairs.
 - norms: input and output forward; input, gradient and gradient of the input backward.
 - rope: queries and keys read and written, forward and backward.
 - joins and sums of activations: with chunks over tp a device reads the tp partial sums
-  of its shard and writes their sum, once forward and once backward a branch.
+  of its shard and writes their sum, once forward and once backward per branch.
 - optimizer: parameters and two moments read and written, gradient read.
-- sums of gradients: 0, the matmul adds them. Joins, slices and exchanges of weights,
-  activation functions, copies: 0, because a matmul can read and write in place.
+- sums of gradients: 0, because the matmul adds them. Joins, slices and exchanges of
+  weights, activation functions, copies: 0, because a matmul can read and write in
+  place.
 """
 
 from collections.abc import Mapping
@@ -38,13 +39,14 @@ _FP8_RATE = 2
 def floors(
     config: TrainConfig, sizes: AxisSizes, cost: CostModel, *, params_bytes: int
 ) -> Mapping[str, float]:
-    """Return the seconds that each source needs; unknown for sources without an entry.
+    """Return the seconds that each source needs; a source without an entry is unknown.
 
     Args:
-      config: the run; with adapters nothing is known, because frozen weights need less.
+      config: config of the run. With adapters the result is empty, because frozen
+        weights need less.
       sizes: sizes of the mesh axes.
       cost: speeds of the GPU.
-      params_bytes: stored parameters of one device.
+      params_bytes: bytes of the stored parameters of one device.
     """
     if config.adapters is not None:
         return {}

@@ -1,7 +1,7 @@
 """Model the copies between a GPU and the memory of its host, in closed form.
 
 Input: bytes. Output: seconds. Modelled, never measured: the link has the speed of its
-data sheet (`hardware.gpus`) times `LINK_EFFICIENCY`, for all GPUs of a node at once.
+data sheet (`hardware.gpus`) times `LINK_EFFICIENCY`, also when all GPUs of a node copy.
 Host memory is assumed to keep up with all of them. For a compiled step the replay
 models the same link, copy by copy (`mjax.plan.replay`).
 """
@@ -9,9 +9,9 @@ models the same link, copy by copy (`mjax.plan.replay`).
 from mjax.hardware.gpus import Gpu
 
 LINK_EFFICIENCY = 0.85
-"""Fraction of the link's bandwidth that is reached. Assumed."""
+"""Fraction of the link's bandwidth that copies reach. Assumed."""
 _FORWARD_SHARE = 1 / 4
-"""Fraction of a layer's time in its forward pass, if its backward pass repeats it."""
+"""Fraction of a layer's time in its forward pass, if the backward pass repeats it."""
 
 
 def copy_s(num_bytes: int | float, gpu: Gpu) -> float:
@@ -22,12 +22,12 @@ def copy_s(num_bytes: int | float, gpu: Gpu) -> float:
 def state_copies_s(state_bytes: int | float, gpu: Gpu) -> float:
     """Return the seconds of copying an optimizer state to the GPU and back.
 
-    The two directions are counted one after the other: their overlap is ignored. So is
-    the update, which is short compared with a copy.
+    The two directions are assumed not to overlap. The update is not counted, because it
+    is short compared with a copy.
 
     Args:
-      state_bytes: bytes in host memory, for one GPU.
-      gpu: the GPU whose link they cross.
+      state_bytes: bytes of the state in host memory, for one GPU.
+      gpu: the GPU whose link the copies use.
     """
     return copy_s(2 * state_bytes, gpu)
 
@@ -39,9 +39,10 @@ def input_waits_s(input_bytes: int | float, layers_s: float, gpu: Gpu) -> float:
     pass, which takes three times as long because it repeats the forward pass.
 
     Args:
-      input_bytes: input bytes of all layers and microbatches of a step, on one GPU.
+      input_bytes: bytes of the inputs of all layers and microbatches of a step, on one
+        GPU.
       layers_s: seconds of the layers in a step, forward and backward.
-      gpu: the GPU whose link they cross.
+      gpu: the GPU whose link the copies use.
     """
     one_way_s, forward_s = copy_s(input_bytes, gpu), _FORWARD_SHARE * layers_s
     passes_s = (forward_s, layers_s - forward_s)

@@ -33,7 +33,7 @@ _LANES = {
     "network": ("network",),
     "host link": ("host",),
 }
-"""Streams of each lane, from the top."""
+"""Streams drawn in each lane, from the top."""
 _FOOT = _TOP + len(_LANES) * (_LANE + _GAP) - _GAP
 
 COLOURS = {
@@ -51,7 +51,7 @@ COLOURS = {
 """Fill and meaning, by kind of box."""
 
 _LABELS = {"product": "matmul", "kernel": "kernel", "memory": "memory"}
-"""Labels of wide boxes, if they differ from the kind."""
+"""Labels of wide boxes whose label differs from the kind."""
 _DARK_INK = ("memory", "loop", "tp", "pp")
 """Kinds with a light fill and dark labels."""
 _WIDE, _SEAM = 6.0, 0.8
@@ -88,7 +88,7 @@ svg .light { fill: #ffffff; } svg .dark { fill: #16191d; }
 
 
 def document(plan: Plan) -> str:
-    """Write the HTML page."""
+    """Return the HTML page."""
     name = html.escape(title(plan))
     drawn = "\n".join(_section(picture) for picture in plan.pictures)
     if not plan.pictures:
@@ -173,7 +173,7 @@ def joined(spans: list[Span], narrowest_s: float) -> Iterator[Span]:
       spans: boxes of one lane, in order of time.
       narrowest_s: seconds of the narrowest box that is not merged.
     Yields:
-      boxes that cover the same time; a merged box has the kind of its longest part.
+      merged boxes, which cover the same time; each has the kind of its longest part.
     """
     group: list[Span] = []
     for span in spans:

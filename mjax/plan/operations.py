@@ -13,7 +13,7 @@ _TRACKING = "--xla_gpu_execution_progress_tracking="
 
 
 def are_tracked(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether XLA reports the operations that a hanging GPU waits for."""
+    """Return whether XLA can report the operations for which a hanging GPU waits."""
     return _TRACKING in environment.get("XLA_FLAGS", "")
 
 
@@ -25,7 +25,7 @@ def places_of(text: str) -> dict[str, dict[str, str]]:
     Returns:
       the places by the name of the operation, under the name of the program.
     Raises:
-      ValueError: it cannot be read, see `plan.hlo.parse`.
+      ValueError: the text cannot be parsed; see `plan.hlo.parse`.
     """
     module = parse(text)
     places = {

@@ -1,4 +1,4 @@
-"""Flags of `python -m mjax.plan`, and their cluster. Does not import JAX."""
+"""Flags of `python -m mjax.plan`, and the cluster that they describe; without JAX."""
 
 import dataclasses
 from pathlib import Path
@@ -12,7 +12,7 @@ class Topology:
     """A cluster of equal nodes."""
 
     gpu: str
-    """Name in `GPUS`."""
+    """Name of the GPU in `GPUS`."""
     nodes: int
     gpus_per_node: int = 8
 
@@ -89,7 +89,7 @@ class Options:
 
     @property
     def topology(self) -> Topology:
-        """The cluster."""
+        """The cluster that the flags describe."""
         return Topology(
             gpu=self.gpu, nodes=self.nodes, gpus_per_node=self.gpus_per_node
         )

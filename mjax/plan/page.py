@@ -22,7 +22,7 @@ from mjax.plan.result import (
 
 
 def page(plan: Plan) -> str:
-    """Write the page."""
+    """Return the page."""
     parts = [
         "\n".join(_head(plan)),
         "\n".join(memory_lines(plan.memory)),
@@ -76,7 +76,7 @@ def _head(plan: Plan) -> Iterator[str]:
 
 
 def memory_lines(memory: Memory) -> Iterator[str]:
-    """Say whether the step fits, and list what uses the memory."""
+    """Say whether the step fits in memory, and list the uses of the memory."""
     source = "from XLA's memory analysis"
     if not memory.is_compiled:
         source = "estimated from the traced step"
@@ -138,7 +138,7 @@ def communication_lines(sent: Communication | None) -> Iterator[str]:
 
 
 def _mixed(sent: Communication) -> list[str]:
-    """List the role of communication over several kinds of axes, if there is any."""
+    """Return the role of communication over several kinds of axes, if there is any."""
     return ["mixed"] if any(row.role == "mixed" for row in sent.traffic) else []
 
 
@@ -162,7 +162,7 @@ def time_lines(plan: Plan) -> Iterator[str]:
 
 
 def source_lines(plan: Plan) -> Iterator[str]:
-    """List the parts of the step by purpose."""
+    """List the parts of the step by the purpose of their kernels."""
     if not plan.sources:
         yield "step by source: unknown, the step was not compiled"
         return

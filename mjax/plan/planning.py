@@ -46,11 +46,11 @@ def plan_compiled(
     """Compile the step and read it.
 
     Args:
-      recipe: where the config comes from, for the page.
-      config: the run, from `topology.settle`.
+      recipe: origin of the config, for the page.
+      config: config of the run, from `topology.settle`.
       sizes: sizes of the mesh axes.
       topology: the cluster.
-      say: called with each line about the progress.
+      say: function called with each line about the progress.
     Raises:
       ValueError: the program cannot be built.
       NoPluginError: jax has no CUDA plugin.
@@ -75,8 +75,8 @@ def read(
     """Read a compiled step.
 
     Args:
-      recipe: where the config comes from, for the page.
-      config: the run as it was compiled.
+      recipe: origin of the config, for the page.
+      config: config of the run as compiled.
       sizes: sizes of the mesh axes.
       topology: the cluster.
       executable: the compiled step.
@@ -114,14 +114,14 @@ def read(
 
 
 class Schedule(NamedTuple):
-    """Contents of the text of a compiled step, and its modelled time."""
+    """Figures read from the text of a compiled step, and its modelled time."""
 
     communication: Communication
     modelled: Modelled
     sources: tuple[Source, ...]
     pictures: tuple[Picture, ...]
     timed_by_bytes: tuple[str, ...]
-    """As in `Replay`."""
+    """See `Replay.timed_by_bytes`."""
 
 
 def read_schedule(
@@ -135,11 +135,11 @@ def read_schedule(
     """Read the text of a compiled step.
 
     Args:
-      config: the run as it was compiled.
+      config: config of the run as compiled.
       sizes: sizes of the mesh axes.
       topology: the cluster.
       text: text of the scheduled module.
-      params_bytes: stored parameters of one device.
+      params_bytes: bytes of the stored parameters of one device.
     Raises:
       ValueError: the text is not understood.
     """
@@ -182,7 +182,7 @@ def read_schedule(
 
 
 def _limits(timed_by_bytes: tuple[str, ...]) -> list[str]:
-    """Return notes on what the modelled time leaves out."""
+    """Return notes on the work that the modelled time leaves out."""
     if not timed_by_bytes:
         return []
     return [
@@ -201,11 +201,11 @@ def plan_by_formulas(
     """Plan without compiling: memory from the trace of the step, time from formulas.
 
     Args:
-      recipe: where the config comes from, for the page.
-      config: the run, from `topology.settle`.
+      recipe: origin of the config, for the page.
+      config: config of the run, from `topology.settle`.
       sizes: sizes of the mesh axes.
       topology: the cluster.
-      why: why nothing is compiled, for the user.
+      why: the reason why nothing is compiled, for the user.
     Raises:
       ValueError: the program cannot be built.
     """

@@ -1,4 +1,4 @@
-"""Read from a compiled step the communication of a GPU and the modelled time.
+"""Read the communication of a GPU and the modelled time from a compiled step.
 
 Input: a module, its analysis and its replay. Output: the parts of a `Plan` that need a
 compilation.
@@ -39,10 +39,10 @@ _PICTURES = 6
 """Number of computations to draw: those with the largest part of the step."""
 
 _LEAST_SHARE = 0.05
-"""A pass with less than this fraction of a computation's time is not in its name."""
+"""A pass with less than this fraction of a computation's time is not named."""
 
 _PASSES = {"loss": "head and loss", "grad_norm": "gradient norm"}
-"""Passes whose usual name differs from their scope."""
+"""Usual names of passes that differ from the names of their scopes."""
 
 _MEMORY_BOUND = 3
 """Number of memory-bound kernels to name."""
@@ -54,7 +54,7 @@ Slots = frozenset[tuple[str, str]]
 
 
 def schedule_of(config: TrainConfig, sizes: AxisSizes) -> Schedule | None:
-    """Return the pipeline's schedule; None with one stage."""
+    """Return the pipeline's schedule; None if there is only one stage."""
     if sizes.pp == 1:
         return None
     return build(
@@ -71,10 +71,10 @@ def count_runs(
     """Count how often each computation runs in a step.
 
     Args:
-      module: the step.
+      module: module of the step.
       analysis: analysis of this module.
-      schedule: pipeline schedule, which determines how often heavy branches run.
-        None runs them every time.
+      schedule: pipeline schedule, which determines how often heavy branches run. None
+        means that they always run.
     """
     runs: collections.Counter[str] = collections.Counter()
     found: list[tuple[str, float]] = [(module.entry, 1.0)]
@@ -122,8 +122,8 @@ def communication(analysis: Analysis, every: Runs, taken: Runs) -> Communication
 
     Args:
       analysis: analysis of the step.
-      every: runs of each computation if every heavy branch runs.
-      taken: the same, with heavy branches as often as in the schedule.
+      every: number of runs of each computation if heavy branches always run.
+      taken: number of runs if heavy branches run as often as the schedule says.
     """
     rows: dict[tuple, list[Collective]] = collections.defaultdict(list)
     for c in analysis.collectives:
@@ -170,7 +170,7 @@ def modelled(
     do not run in idle half-ticks.
 
     Args:
-      config: the run.
+      config: config of the run.
       sizes: sizes of the mesh axes.
       topology: the cluster.
       found: the replay, which runs every heavy branch.
@@ -204,7 +204,7 @@ def modelled(
         num_devices=sizes.num_devices,
     )
     mfu = utilization.mfu(tokens_per_s)
-    assert mfu is not None  # the peak is known
+    assert mfu is not None  # described GPUs have a known peak
     return Modelled(
         source="replay of the compiled schedule",
         parts_s={name: seconds for name, seconds in parts.items() if seconds},
@@ -219,11 +219,11 @@ def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]
     """List the memory-bound kernels with the largest part of a step.
 
     Args:
-      module: the step.
-      found: the replay.
-      taken: runs of each computation.
+      module: module of the step.
+      found: replay of the step.
+      taken: number of runs of each computation in a step.
     Returns:
-      Seconds of a step, largest first, by place in the traced step.
+      Seconds per step by place in the traced step, the largest first.
     """
     seconds: dict[str, float] = collections.defaultdict(float)
     for name, events in found.timeline.items():
@@ -336,11 +336,12 @@ def kernel_flops(
 ) -> dict[str, float]:
     """Count the FLOPs of a call of each attention kernel in the module.
 
-    A matmul of queries with visible keys is 2 H FLOPs per pair and head. Forward has
-    two of them. Backward has two kernels that each recompute the scores: three for the
-    gradient of the queries and four for those of keys and values, or five in one fused
-    kernel (Dao 2023, arXiv:2307.08691, algorithm 2). Layers of different windows run
-    equally often in a scan, so their mean gives the exact sum.
+    A matmul of queries with visible keys takes 2 H FLOPs per pair and head. The forward
+    pass has two. The backward pass has two kernels that both recompute the scores:
+    three matmuls for the gradient of the queries and four for the gradients of keys and
+    values; or one fused kernel with five (Dao 2023, arXiv:2307.08691, algorithm 2).
+    Layers of different windows run equally often in a scan, so their mean gives the
+    exact sum.
     """
     model, seq_len = config.model, config.data.seq_len
     rows = config.batch.size // (sizes.dp * config.batch.microbatches)

@@ -4,11 +4,11 @@ Input: a module, its analysis, a cost model. Output: modelled seconds, and a tim
 
 One stream computes: it executes the instructions of a computation in order, and a loop
 as often as it runs. The others are the links inside the node, the network between
-nodes, and the link to the host. On each, transfers run one after the other in the order
-of their start instructions. Different links carry data at the same time. An
-asynchronous transfer blocks the compute stream only at its done instruction, a
-synchronous one at once. Work that XLA puts on further compute streams is executed in
-order too, because it shares the same multiprocessors.
+nodes, and the link to the host. On each, transfers run one after another in the order
+of their `-start` halves. Different links carry data at the same time. An
+asynchronous transfer blocks the compute stream only at its `-done` half, a synchronous
+one at once. Work that XLA puts on further compute streams is executed in order too,
+because it shares the same multiprocessors.
 
 A collective between nodes uses both links if several of its members share a node. It
 occupies each link for the time of its bytes there (`CostModel.links_s`), and is done
@@ -17,16 +17,16 @@ links are free, even if the network is busy. So each link carries all its bytes,
 traffic inside the node never waits for the network.
 
 Copies between GPU and host occupy the link to the host. The model runs copies of both
-directions one after the other, although the link carries both at once. This
-overestimates their waits.
+directions one after another, although the link can carry both at the same time. So it
+overestimates the waits for these copies.
 
 Each second of a wait is attributed to the role of the collective that occupies the
-link: first to an earlier collective that holds it, then to the awaited one.
+link at that time, which may be an earlier one than the awaited collective.
 
 Not modelled: multiprocessors that a collective takes from compute; collectives that
-share a link at once (they queue instead, with the same total time); devices that wait
-for each other (each is assumed to execute the heaviest branch of every conditional);
-and the host.
+share a link at the same time (in the model they queue, with the same total time);
+devices that wait for each other (each is assumed to execute the heaviest branch of
+every conditional); and the host.
 """
 
 import collections
@@ -80,17 +80,17 @@ class Replay:
 
     step_s: float
     compute_s: float
-    """Sum of all kernels."""
+    """Seconds of all kernels together."""
     waits_s: Mapping[tuple[str, str], float]
-    """Seconds that the compute stream waits for collectives, by the name of the waiting
-    computation and the role that occupies the link. These values and compute_s add up
+    """Seconds that the compute stream waits for transfers; the key is (name of the
+    waiting computation, role that occupies the link). These values and compute_s add up
     to step_s."""
     communication_s: Mapping[str, float]
-    """Sum of the times of all collectives, by role."""
+    """Seconds of all transfers together, by role."""
     timeline: Mapping[str, tuple[Event, ...]]
-    """Timeline of the first pass of each computation, by its name."""
+    """Timeline of the first pass of each computation, by name of the computation."""
     timed_by_bytes: tuple[str, ...]
-    """op_name of the kernels without given FLOPs, assumed memory-bound."""
+    """op_names of kernels that are assumed memory-bound: their FLOPs are not given."""
 
     @property
     def exposed_s(self) -> dict[str, float]:
@@ -114,9 +114,9 @@ def replay(
       module: the step.
       analysis: analysis of this module.
       cost: the cost model.
-      kernel_flops: FLOPs of one call of a Pallas or cuDNN kernel, which the HLO text
-        does not contain. The key is a part of its op_name, between slashes: a call from
-        .../attention_forward/... has the key attention_forward.
+      kernel_flops: FLOPs of one call of each Pallas or cuDNN kernel, which the HLO text
+        does not contain. The key is a component of the kernel's op_name: for
+        .../attention_forward/... the key is attention_forward.
     Returns:
       The modelled step.
     Raises:
@@ -162,7 +162,7 @@ def _check_names(kernel_flops: Mapping[str, int | float], module: Module) -> Non
 
 
 class _Booked(NamedTuple):
-    """Role of the transfer that occupies a link until `stop_s`."""
+    """A transfer in the queue of a link: its role, and the second at which it ends."""
 
     role: str
     stop_s: float
@@ -170,7 +170,7 @@ class _Booked(NamedTuple):
 
 _LINKS: tuple[Link, ...] = ("node", "network", "host")
 type _Busy = tuple[tuple[_Booked, ...], ...]
-"""Queued transfers of each of `_LINKS`, with seconds from now."""
+"""Queue of transfers of each of `_LINKS`, in seconds from now."""
 _IDLE: _Busy = ((),) * len(_LINKS)
 
 
@@ -179,7 +179,7 @@ class _Pass:
     """Result of one or several passes of a computation."""
 
     busy: _Busy
-    """Remaining transfers of the links after the end."""
+    """Transfers that remain on the links at the end."""
     seconds: float = 0.0
     compute_s: float = 0.0
     waits_s: dict[tuple[str, str], float] = dataclasses.field(
@@ -198,7 +198,7 @@ class _Pass:
 
 
 class _Player:
-    """Replays computations; caches each by its name and the state of the links."""
+    """Replay computations, each once for its name and the state of the links."""
 
     def __init__(
         self,
@@ -246,8 +246,8 @@ class _Player:
             left = runs
             while left:
                 one = self.play(name, total.busy)
-                # Each pass reduces the backlog of a busy link; after that, all passes
-                # are alike.
+                # Each pass shortens the queue of a busy link. Once it is empty, all
+                # further passes are alike.
                 times = left if one.busy == total.busy else 1
                 total.add(one, times)
                 left -= times
@@ -270,13 +270,15 @@ class _Player:
 
 
 def _origins(x: Instruction, module: Module) -> set[str]:
-    """List the parts of a kernel's op_name; for a fusion also the inner ones."""
+    """List the components of a kernel's op_name, and of the ops inside a fusion."""
     inside = [y for name in x.called for y in module.computations[name].instructions]
     return {part for y in (x, *inside) for part in y.op_name.split("/") if part}
 
 
 def _is_silent(x: Instruction) -> bool:
-    """Return whether it is a collective of one device, its done, or an allocation."""
+    """Return whether an instruction takes no time: a collective of one device, its
+    `-done` half, or an allocation.
+    """
     if x.target == ALLOCATE:
         return True
     return x.opcode.removesuffix("-start").removesuffix("-done") in KINDS
@@ -290,7 +292,7 @@ class _Stage:
         self.total = _Pass(busy=busy)
         self.queues = dict(zip(_LINKS, map(list, busy), strict=True))
         self.awaited: dict[str, tuple[str, tuple[_Booked, ...]]] = {}
-        """For each transfer in flight, its kind and the queue of its last link."""
+        """Transfers in flight by name: the kind, and the queue of the last link."""
         self.events: list[Event] = []
 
     @property
@@ -299,7 +301,7 @@ class _Stage:
 
     @property
     def busy(self) -> _Busy:
-        """Remaining transfers of the links, with consecutive ones of a role merged."""
+        """Transfers that remain on each link, merged if neighbours have one role."""
         return tuple(self._left(self.queues[link]) for link in _LINKS)
 
     def _left(self, queue: list[_Booked]) -> tuple[_Booked, ...]:

@@ -1,7 +1,7 @@
 """The result of planning a run, which page, JSON and advice read.
 
-Facts read from the compiled step are separate from modelled figures. Without a
-compilation the facts are absent, and the modelled figures come from a closed form.
+Figures read from the compiled step are separate from modelled figures. Without a
+compilation the former are absent, and the latter come from a closed form.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ _LABELS = {
     IDLE: "pipeline bubble",
     "exchange of chunks": "changes of virtual stage",
 }
-"""Labels on the page for names that stay fixed in the JSON output."""
+"""Labels on the page for names that are fixed in the JSON output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,31 +55,31 @@ class Memory:
     parts: Mapping[str, int]
     """Bytes by purpose; they add up to the total."""
     within: Mapping[str, int]
-    """Bytes of the temporaries by purpose, from the trace."""
+    """Bytes of the temporaries by purpose, from the trace of the step."""
     total: int
     is_compiled: bool
-    """Whether the bytes are from the executable; otherwise estimated from the trace."""
+    """Whether the bytes are read from the executable, not estimated from the trace."""
     gpu: int
-    """Bytes of the GPU."""
+    """Bytes of memory of the GPU."""
     usable: int
-    """Bytes of it that the run may use."""
+    """Bytes of memory of the GPU that the run may use."""
     host: Mapping[str, int] = dataclasses.field(default_factory=dict)
     """Bytes in pinned host memory for this GPU, by purpose."""
 
     @property
     def fits(self) -> bool:
-        """Whether the step fits."""
+        """Whether the step fits in the memory that the run may use."""
         return self.total <= self.usable
 
     @property
     def share(self) -> float:
-        """Total over the memory of the GPU."""
+        """Fraction of the GPU's memory that the step uses."""
         return self.total / self.gpu
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Collectives of one kind over the same axes, for one device and step."""
+    """Totals of the collectives of one kind over the same axes, per device and step."""
 
     kind: str
     axes: tuple[str, ...]
@@ -90,9 +90,9 @@ class Traffic:
     count: int
     num_async: int
     num_bytes: int
-    """Sent on the wire."""
+    """Bytes sent on the wire."""
     overlapped_bytes: int
-    """Bytes of these in flight while a matmul or a kernel runs."""
+    """Bytes sent while a matmul or a kernel runs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,7 +103,7 @@ class Communication:
     communicators: int
 
     def overlapped_fraction(self, role: str) -> float | None:
-        """Return the overlapped part of a role's bytes; None if nothing is sent."""
+        """Return the overlapped fraction of a role's bytes; None if nothing is sent."""
         rows = [row for row in self.traffic if row.role == role]
         total = sum(row.num_bytes for row in rows)
         return sum(row.overlapped_bytes for row in rows) / total if total else None
@@ -114,14 +114,14 @@ class Modelled:
     """Figures of a cost model, not measured."""
 
     source: str
-    """Name of the model."""
+    """Name of the cost model."""
     parts_s: Mapping[str, float]
-    """Seconds that add up to the step."""
+    """Seconds of the parts of a step, by name; they add up to the step."""
     exposed_s: Mapping[str, float]
     """Seconds by role in which compute waits while communication of that role occupies
     the link, even if another collective is awaited."""
     bubble: float
-    """Idle over ideal time of the pipeline."""
+    """Idle time of the pipeline over its ideal time."""
     memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
     """Seconds of the longest memory-bound kernels, by place in the traced step."""
     mfu: float
@@ -129,20 +129,20 @@ class Modelled:
 
     @property
     def step_s(self) -> float:
-        """Seconds of one step."""
+        """Seconds of one step: the sum of the parts."""
         return sum(self.parts_s.values())
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """The cost of one purpose in a step. All but the bytes is modelled."""
+    """The kernels of one purpose in a step. All but the bytes is modelled."""
 
     name: str
     seconds: float
     num_bytes: int | None
     """Bytes read and written in the memory of one GPU; None for waits."""
     floor_s: float | None
-    """Seconds that the algorithm needs for it; None without a formula."""
+    """Minimum seconds that the algorithm needs; None without a formula."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -153,7 +153,7 @@ class Span:
     """compute, wait, node (the links inside a node), network, or host (its link)."""
     name: str
     kind: str
-    """Its kind: product (a matmul), kernel, memory, loop, or a role such as tp."""
+    """Kind of work: product (a matmul), kernel, memory, loop, or a role such as tp."""
     start_s: float
     stop_s: float
     passes: tuple[str, ...] = ()
@@ -169,7 +169,7 @@ class Picture:
     where: str
     """Its place in the step, such as: the body of the loop over ticks."""
     passes: tuple[str, ...]
-    """Its passes, such as forward and backward; empty if no scope names them."""
+    """Names of the passes, such as forward; empty if no scope names them."""
     runs: int
     """Number of passes in a step."""
     spans: tuple[Span, ...]
@@ -182,12 +182,12 @@ class Advice:
     flags: str
     why: str
     gain: float | None
-    """Modelled fraction of the step's time that it saves; None without one."""
+    """Modelled fraction of the step's time that the change saves; None if unknown."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """A run, planned."""
+    """The plan of a run: memory, communication and time of a step, and advice."""
 
     recipe: str
     config: TrainConfig
@@ -195,10 +195,10 @@ class Plan:
     topology: Topology
     memory: Memory
     communication: Communication | None
-    """None without a compilation."""
+    """Communication of a step; None without a compilation."""
     modelled: Modelled
     sources: tuple[Source, ...] = ()
-    """The step by purpose of its parts; empty without a compilation."""
+    """Parts of the step by purpose of their kernels; empty without a compilation."""
     pictures: tuple[Picture, ...] = ()
     notes: tuple[str, ...] = ()
     """Notes for the reader."""
@@ -214,7 +214,7 @@ def label(name: str) -> str:
 
 
 def waiting(role: str) -> str:
-    """Return the name of the part of a step that waits for communication of a role."""
+    """Return the name of the part of a step that waits for a role's communication."""
     if role == HOST:
         return HOST_COPIES
     return f"waiting for {role}"
@@ -241,7 +241,7 @@ def memory_of(
     Args:
       traced: bytes by purpose, from the trace.
       topology: the cluster.
-      params_bytes: stored parameters, a part of the state.
+      params_bytes: bytes of the stored parameters, a part of the state.
       device_memory_gib: the user's limit for the memory of a device, if any.
       compiled_bytes: all bytes, from the compiler; None uses the trace.
       compiled_host_bytes: bytes in pinned host memory, from the compiler; None uses the
@@ -288,7 +288,7 @@ def memory_of(
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
-    """Return the object that `--json` prints; modelled figures are under `modelled`."""
+    """Return the object that `--json` prints; modelled figures are in `modelled`."""
     sent, modelled, config = plan.communication, plan.modelled, plan.config
     return {
         "recipe": plan.recipe,

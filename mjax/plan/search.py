@@ -1,7 +1,7 @@
 """Search for a layout: mesh, virtual stages, microbatches, remat and window.
 
-Input: a config and a cluster. Output: candidates that fit in memory by the closed form
-(`mjax.estimate.formulas`), the fastest by the same form first.
+Input: a config and a cluster. Output: the candidates that fit in memory, the fastest
+first, both by the closed form (`mjax.estimate.formulas`).
 
 Two common rules reduce the search space. Tensor parallelism stays inside a node
 (Narayanan et al. 2021, arXiv:2104.04473, section 3.2, takeaway 1). dp_shard is the
@@ -27,19 +27,20 @@ from mjax.plan.result import Plan, usable_bytes
 HIDDEN = dataclasses.replace(
     closed_form.ASSUMED, dp_overlap=0.5, pp_overlap=0.9, by_shape=True
 )
-"""Overlap that the search assumes with a pipeline: between none and that of compiled
-schedules of mjax (docs/benchmarks/pipeline_overlap.md). It also assumes that small
-matmuls are slower. Both affect the order of candidates. The best are compiled and
-analysed with one efficiency for all matmuls (`mjax.plan.cost`)."""
+"""Overlap that the search assumes with a pipeline: less than in compiled schedules of
+mjax (docs/benchmarks/pipeline_overlap.md). The search also assumes that small matmuls
+are slower. Both affect only the order of candidates: the best are compiled and analysed
+with one efficiency for all matmuls (`mjax.plan.cost`)."""
 
 HIDDEN_WITHOUT_PIPELINE = dataclasses.replace(HIDDEN, dp_overlap=0.85)
-"""The same without a pipeline. Read from compiled schedules (2026-11, jax 0.11.2):
-gpt-1b3, llama3-8b and gpt-13b overlap 88%, 90% and 97% of the bytes over dp."""
+"""Overlap that the search assumes without a pipeline. Read from compiled schedules
+(2026-11, jax 0.11.2): gpt-1b3, llama3-8b and gpt-13b overlap 88%, 90% and 97% of the
+bytes over dp."""
 
 _REMATS = ("none", "core", "dots", "full")
 """Remat policies without `attention`, which equals `none` with a fused backend."""
 _PLAIN_REMATS = (*_REMATS, "offload")
-"""Policies without a pipeline, where offload covers the inputs of all layers."""
+"""Remat policies without a pipeline, where offload covers the inputs of all layers."""
 
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
@@ -48,7 +49,7 @@ SEARCHED = (
     *("mesh.pp", "mesh.dp", "mesh.tp", "mesh.dp_shard", "mesh.dp_shard_per_node"),
     *("pipeline.chunks", "batch.microbatches", "model.remat"),
 )
-"""Fields that every layout sets, overriding the run."""
+"""Fields that every layout sets, instead of the run's own values."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,7 +57,7 @@ class Candidate:
     """A layout that fits, modelled in closed form."""
 
     fields: dict[str, Any]
-    """The fields that it sets, by flag name."""
+    """Values of the fields that the layout sets, by flag name."""
     config: TrainConfig
     sizes: AxisSizes
     step_s: float
@@ -73,13 +74,13 @@ class Candidate:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Row:
-    """A row of the table."""
+    """A candidate in the ranked table, with its plan if it was compiled."""
 
     candidate: Candidate
     plan: Plan | None = None
-    """None if it was not compiled."""
+    """Plan of the compiled candidate; None if it was not compiled."""
     refused: str = ""
-    """The reason why it could not be compiled; empty without an error."""
+    """Why the candidate could not be compiled; empty without an error."""
 
 
 def search(
@@ -98,8 +99,8 @@ def search(
       topology: the cluster; every layout uses all of it.
       windows: attention windows to try besides the model's own.
       constants: assumptions of the closed form; None uses `assumed`.
-      keep: decides whether to try a layout, from its fields (those of `SEARCHED` except
-        the shards).
+      keep: function that decides whether to try a layout, from its fields (`SEARCHED`
+        without the shards).
     Returns:
       One candidate for each mesh and window: its fastest number of virtual stages,
       microbatches and remat. Empty if nothing fits.
@@ -137,12 +138,12 @@ def compile_best(
     Args:
       candidates: the fastest first.
       count: number of candidates to compile.
-      plan_of: compiles a candidate and returns its plan.
-      traced_bytes: estimates the memory of a candidate from its trace.
-      is_ours: returns whether an error refuses a layout; other errors are bugs and
-        raised.
+      plan_of: function that compiles a candidate and returns its plan.
+      traced_bytes: function that estimates a candidate's memory from its trace.
+      is_ours: function that returns whether an error refuses a layout; other errors are
+        bugs and are raised.
     Returns:
-      The rows, and the reason why nothing could be compiled, empty with a compiler.
+      The rows, and the reason why nothing could be compiled (empty with a compiler).
     """
     rows: list[Row] = []
     no_compiler = ""
@@ -168,7 +169,7 @@ def compile_best(
 
 
 def table(rows: Sequence[Row]) -> str:
-    """Write the ranked table; compiled rows come first."""
+    """Return the ranked table as text; compiled rows come first."""
     lines = [
         "search, MODELLED in closed form (mjax.estimate.formulas); compiled columns: "
         "time by replay of the compiled step, memory from XLA",
@@ -193,7 +194,7 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Order: compiled rows that fit, then rows not compiled, then rows that fail."""
+    """Return a sort key: compiled rows that fit, rows not compiled, rows that fail."""
 
     def key(row: Row) -> tuple[int, float]:
         if row.plan is None:
@@ -257,7 +258,7 @@ def _meshes(
 
 
 def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
-    """Yield virtual stages, microbatches, remat; powers of two if there are many."""
+    """Yield (virtual stages, microbatches, remat); powers of two if there are many."""
     local = config.batch.size // sizes.dp
     most = config.model.layers // sizes.pp if sizes.pp > 1 else 1
     unset: dict[str, Any] = {}
@@ -276,7 +277,7 @@ def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
 def _changed(
     config: TrainConfig, fields: dict[str, Any], sizes: AxisSizes
 ) -> TrainConfig | None:
-    """Apply the fields; None if the run does not divide over the mesh."""
+    """Return the run with these fields; None if it does not divide over the mesh."""
     try:
         unsharded = {"mesh.dp_shard": None, "mesh.dp_shard_per_node": None}
         changed = with_fields(config, fields | unsharded)
@@ -294,11 +295,11 @@ def _smallest_shard(
     usable: int,
     constants: Constants,
 ) -> Candidate | None:
-    """Choose the fewest shards that fit; None if all of dp are too few.
+    """Choose the fewest shards that fit; None if even dp shards are too few.
 
-    If the shards span nodes, choose the faster of one step and two. With the optimizer
-    state on the host, choose the fastest size that fits, because each GPU copies its
-    own part.
+    If the shards span nodes, gather in one step or two, whichever is faster. With the
+    optimizer state on the host, choose the fastest number that fits, because each GPU
+    copies its own part.
     """
     candidates: list[Candidate] = []
     for shard in _divisors(sizes.dp):

@@ -4,9 +4,9 @@ Input: a compiled step and its replay. Output: `Source` rows that add up to the 
 seconds, bytes read and written, and the seconds that the algorithm needs.
 
 A kernel is assigned by the functions of mjax that traced it (`hlo.frames`), innermost
-first; the optimizer by the scope of its phase. XLA gives a fusion the location of one
-of its instructions, so a row may include work of a neighbour. Kernels that match no
-rule are in the row `OTHER`.
+first, and the optimizer's kernels by the scope of its phase. XLA gives a fusion the
+location of one of its instructions, so a row may include work of a neighbouring row.
+Kernels that match no rule are in the row `OTHER`.
 """
 
 import collections
@@ -32,8 +32,7 @@ _JOINS = "joins of weights"
 _ACTIVATIONS = "joins and sums of activations"
 _ATTENTION = "attention, other kernels"
 _PROJECTION = "projections"
-"""Marks kernels whose row, weights or activations, depends on the shape of the
-result."""
+"""Marks kernels whose shape of the result decides the row: weights or activations."""
 _OPTIMIZER = "optimizer and norm of the gradients"
 _SUMS = "sums of gradients"
 _SLICES = "slices of weights"
@@ -84,7 +83,7 @@ _MOVES = re.compile(
     r"(copy|wrapped_(transpose|copy|slice|concatenate)|\w*broadcast|"
     r"(input|loop)_transpose|loop_(slice|dynamic_update_slice))(_fusion)?(\.\d+)*$"
 )
-"""Names of kernels that only copy or fill, if nothing else tells their purpose."""
+"""Names of kernels that only copy or fill, used if nothing else gives the purpose."""
 
 
 def by_source(
@@ -103,7 +102,7 @@ def by_source(
     """Split a step by source.
 
     Args:
-      config: the run.
+      config: config of the run.
       sizes: sizes of the mesh axes.
       cost: speeds of the GPU.
       module: the step.
@@ -182,9 +181,9 @@ def _source(
 
 
 def _in_projection(x: Instruction, tokens: tuple[int, int]) -> str:
-    """Return the source of a projection's kernel from its result.
+    """Return the source of a projection's kernel from the kernel's result.
 
-    Its stack is not enough: XLA records only the caller's stack for code traced in a
+    The stack is not enough: XLA records only the caller's stack for code traced in a
     `custom_vjp`.
     """
     results = arrays(x.result)
@@ -211,7 +210,7 @@ def _tokens(config: TrainConfig, sizes: AxisSizes) -> tuple[int, int]:
 
 
 def _has_tokens(x: Instruction, tokens: tuple[int, int]) -> bool:
-    """Return whether a result has token dims, one or more; weights have none."""
+    """Return whether a result has one or more dims of tokens; weights have none."""
     chunk, whole = tokens
     for array in arrays(x.result):
         leading = [math.prod(array.dims[:n]) for n in range(1, len(array.dims) + 1)]

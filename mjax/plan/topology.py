@@ -13,10 +13,10 @@ from mjax.plan.options import Topology
 
 
 def check_plannable(config: TrainConfig, topology: Topology) -> None:
-    """Refuse options that train accepts and a plan cannot model.
+    """Refuse options that train accepts but a plan cannot model.
 
     Args:
-      config: the run, as its flags say.
+      config: config of the run, as the flags give it.
       topology: the cluster.
     Raises:
       ValueError: idle stages are skipped, or a run may take more than the GPU has.
@@ -39,8 +39,8 @@ def settle(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, AxisSi
     """Check that a run fits a cluster; no corpus is read and no device touched.
 
     Args:
-      config: the run, as its flags say.
-      topology: the cluster; the mesh takes all of it.
+      config: config of the run, as the flags give it.
+      topology: the cluster; the mesh uses all of it.
     Returns:
       The config with the vocabulary of its tokenizer (the requested size if it is not
       trained yet), and the sizes of the mesh axes.
@@ -60,8 +60,8 @@ def with_vocabulary(config: TrainConfig) -> TrainConfig:
     """Set the vocabulary size without reading a corpus.
 
     Args:
-      config: the run; a tokenizer that it trains is assumed to reach the requested
-        size.
+      config: config of the run. If the run trains a tokenizer, it is assumed to reach
+        the requested size.
     Raises:
       ValueError: the tokenizer cannot be read, or the model's vocabulary is too small.
     """

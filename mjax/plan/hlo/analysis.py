@@ -1,12 +1,12 @@
-"""Find in a scheduled module the communication of a step, and the compute beside it.
+"""Find the communication of a step in a scheduled module, and what may overlap it.
 
 Input: a module (`hlo.parse`) and the mesh it was compiled for. Output: its collectives
-and its matmuls, each with its number of executions in a step. All of these are facts of
+and its matmuls, each with its number of executions in a step. All of this is read from
 the executable; `replay` models times.
 
 XLA executes the instructions of a computation in the order of the text: compute on one
-stream, collectives on others. Instructions between the start and the done of a
-collective may overlap it; instructions after the done wait for it.
+stream, collectives on others. Instructions between the `-start` and `-done` halves of a
+collective may overlap it; instructions after the `-done` half wait for it.
 """
 
 import dataclasses
@@ -40,37 +40,37 @@ class Collective:
     kind: str
     """One of `KINDS`."""
     dtype: str
-    """Dtype of its data; several dtypes are joined by +."""
+    """Dtype of the data; several dtypes are joined by +."""
     axes: tuple[str, ...]
     """Mesh axes along which the members of a group differ, in order of `AXES`."""
     role: str
     """Role of the axes: tp, dp, pp, or mixed."""
     tier: Tier
-    """The slowest link between members."""
+    """The slowest link between members of a group, one of `LINKS`."""
     group_size: int
-    """Devices in a group; 2 for a permute, sender and receiver."""
+    """Number of devices in a group; 2 for a permute (sender and receiver)."""
     group_size_in_node: int
-    """Least number of these on one node; 1 for a permute."""
+    """Minimum number of devices of a group on one node; 1 for a permute."""
     wire_bytes: int
-    """Bytes that one device sends per execution, with the algorithm that sends least (a
-    ring)."""
+    """Bytes that one device sends per execution, with the algorithm that sends the
+    fewest bytes (a ring)."""
     runs: int
-    """Executions in a step: the product of the trip counts around it."""
+    """Executions in a step: the product of the trip counts of the loops around it."""
     is_async: bool
-    """Whether it has separate start and done; if not, it blocks the compute stream."""
+    """Whether it has `-start` and `-done` halves; if not, it blocks compute."""
     products: int
-    """Matmuls between start and done; those in loops count in each iteration."""
+    """Number of matmuls between `-start` and `-done`, in all loop iterations."""
     kernels: int
-    """Pallas and cuDNN kernels between start and done, likewise."""
+    """Number of Pallas and cuDNN kernels between `-start` and `-done`, likewise."""
     flops: int
     """FLOPs of these matmuls."""
     op_name: str
-    """Its place in the traced function."""
+    """op_name of the collective: its place in the traced function."""
     groups: Groups = dataclasses.field(repr=False, compare=False)
 
     @property
     def is_overlapped(self) -> bool:
-        """Whether a matmul or a kernel runs while it is in flight."""
+        """Whether a matmul or a kernel may run while the collective is in flight."""
         return self.is_async and self.products + self.kernels > 0
 
 
@@ -80,25 +80,25 @@ class Analysis:
 
     sizes: AxisSizes
     collectives: tuple[Collective, ...]
-    """Collectives in the order of their starts, each loop at its place."""
+    """Collectives in the order in which they start, loop bodies listed once."""
     flops: int
     """FLOPs of all matmuls. FLOPs inside Pallas kernels are not in the text."""
     num_products: int
     num_kernels: int
     """Number of calls of Pallas and cuDNN kernels."""
     communicators: int
-    """Number of different sets of groups, in all branches; a permute counts by its
-    axes."""
+    """Number of different sets of groups, in all branches. All permutes along the same
+    axes count as one."""
     branches: Mapping[str, str]
-    """The heaviest branch of each conditional, which counts, by name."""
+    """Name of the heaviest branch, the one that counts, of each conditional."""
     calls: Mapping[tuple[str, str], tuple[tuple[str, int], ...]]
-    """Computations that a loop, a conditional or a call executes, and how often, by its
-    computation and its name."""
+    """(computation, name) of a loop, conditional or call -> the computations that it
+    executes, and how often."""
     work: Mapping[str, Work]
-    """Work of one pass of each executed computation, including what it calls."""
+    """Work of one pass of each executed computation, callees included."""
 
     def wire_bytes(self, role: str | None = None) -> int:
-        """Return the bytes that one device sends in a step, for one role or for all."""
+        """Return the bytes that one device sends in a step, for one role or all."""
         return sum(
             c.wire_bytes * c.runs for c in self.collectives if role in (None, c.role)
         )
@@ -177,7 +177,7 @@ def analyse(
 
 
 class _Counter:
-    """Caches the counts of each computation."""
+    """Count the work of each computation once, and cache it."""
 
     def __init__(
         self,

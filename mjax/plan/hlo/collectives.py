@@ -17,7 +17,7 @@ KINDS = (
     *("all-gather", "all-reduce", "reduce-scatter", "all-to-all"),
     "collective-permute",
 )
-# Communication that this package cannot count, and must not mistake for compute.
+# Communication that this package cannot count, and must not count as compute.
 _UNKNOWN = ("send", "recv", "ragged-all-to-all", "collective-broadcast")
 
 
@@ -73,11 +73,11 @@ def list_collectives(
     Args:
       module: compiled for one device of the mesh.
       sizes: sizes of the mesh; its flat order is the order of the devices.
-      follow: which computations to enter; None enters all that run, including loop
-        conditions and every branch.
+      follow: function from an instruction to the names of the computations to enter;
+        None enters all that run, including loop conditions and every branch.
       start: name of the first computation; None starts at the entry.
     Returns:
-      Collectives whose groups have more than one device; the others send nothing.
+      The collectives whose groups have more than one device; others send nothing.
     Raises:
       ValueError: communication or a group is not understood.
     """
@@ -103,10 +103,10 @@ def _groups(x: Instruction, sizes: AxisSizes) -> Groups:
 
 
 def collective_kind(x: Instruction, module: Module) -> str | None:
-    """Return the kind of collective of an instruction, or of a start; otherwise None.
+    """Return the kind of a collective or of its `-start` half; otherwise None.
 
     Raises:
-      ValueError: it communicates in a way that is not understood.
+      ValueError: the instruction communicates in a way that is not understood.
     """
     inner = wrapped(x, module)
     kind = inner.opcode.removesuffix("-start")
@@ -116,7 +116,7 @@ def collective_kind(x: Instruction, module: Module) -> str | None:
 
 
 def executed(x: Instruction, module: Module) -> tuple[str, ...]:
-    """Name the computations that an instruction runs: loop body, branches, called ones.
+    """Name the computations that an instruction runs: loop body, branches, callees.
 
     Computations inside a kernel (a fusion, the sum of a reduction) do not run by
     themselves, and neither does the collective in an async-start.
@@ -129,7 +129,7 @@ def executed(x: Instruction, module: Module) -> tuple[str, ...]:
 
 
 def wrapped(x: Instruction, module: Module) -> Instruction:
-    """Return the collective in an async-start; any other instruction itself."""
+    """Return the collective in an async-start, or any other instruction unchanged."""
     if x.opcode != "async-start":
         return x
     inside = module.computations[x.called[0]].instructions
@@ -137,7 +137,7 @@ def wrapped(x: Instruction, module: Module) -> Instruction:
 
 
 def wire_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
-    """Count what one device sends.
+    """Return the bytes that one device sends in a collective.
 
     With n devices and B bytes of operand on each: all-gather B (n - 1),
     reduce-scatter and all-to-all B (n - 1) / n, all-reduce 2 B (n - 1) / n, rounded
@@ -160,4 +160,4 @@ def wire_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
         case "collective-permute":
             return operand_bytes
         case _:
-            raise ValueError(f"no collective {kind!r}; there are {', '.join(KINDS)}")
+            raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")

@@ -1,11 +1,11 @@
 """Count the FLOPs and the kernels of one run of a program on one device.
 
-Input: the text of an optimised HLO module (`compiled.as_text()`), but no mesh, unlike
-`analysis`. Output: the FLOPs of its matmuls, counting each loop body as often as it
-runs (XLA's own cost analysis counts it once). Or each kernel that a GPU launches, with
-the bytes of its operands and results, which must cross the memory bus if the cache is
-empty. If a kernel reads a slice of an operand, or writes an output in place, only the
-slice counts.
+Input: the text of an optimised HLO module (`compiled.as_text()`); unlike `analysis`, no
+mesh. Output of `matmul_flops`: the FLOPs of its matmuls, counting each loop body as
+often as it runs (XLA's own cost analysis counts it once). Output of `kernels`: each
+kernel that a GPU launches, with the bytes of its operands and results, which must cross
+the memory bus if the cache is empty. If a kernel reads a slice of an operand, or writes
+an output in place, only the slice counts.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ def count_dot_flops(hlo_text: str) -> int:
 
 
 def _dot_flops(site: Site) -> int:
-    """Count the FLOPs of an instruction in all its runs, without callees."""
+    """Count the FLOPs of an instruction in all its executions, without callees."""
     x = site.instruction
     if "fmha" in x.target:  # Attention of cuDNN: matmuls inside a kernel.
         raise ValueError(f"cannot count the matmul in {x.name}: {x.target}")
@@ -64,7 +64,7 @@ class Kernel:
 
     name: str
     source: str
-    """The op_name of its root."""
+    """op_name of the kernel's root instruction."""
     kind: str
     """gemm, call, collective, or elementwise (including reductions and copies)."""
     runs: int
@@ -75,11 +75,11 @@ class Kernel:
     flops: int
     """FLOPs of the matmuls in one launch."""
     product_dtype: str | None
-    """Dtype of the operands of a matmul: bf16, f32; None without one."""
+    """Dtype of the operands of its matmul, such as bf16; None without a matmul."""
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes of all launches, in and out."""
+        """Bytes read and written in all launches."""
         return self.runs * (self.read_bytes + self.written_bytes)
 
 

@@ -1,4 +1,4 @@
-"""Read from the text of a module which functions of mjax traced each instruction.
+"""Find the functions of mjax that traced each instruction, in the text of a module.
 
 Input: the text of a compiled module, with the tables of source lines that XLA writes
 before its computations (jax 0.11.2). Output: for each instruction, the functions of
@@ -22,13 +22,13 @@ class Frame(NamedTuple):
     """A function of mjax on the stack."""
 
     path: str
-    """Its file, relative to the package: pipeline/tick.py."""
+    """File of the function, relative to the package, such as pipeline/tick.py."""
     function: str
-    """Qualified name, without `<locals>` and `<lambda>`: Execution.tick."""
+    """Qualified name without `<locals>` and `<lambda>`, such as Execution.tick."""
 
 
 type Frames = Mapping[int, tuple[Frame, ...]]
-"""Stacks, the innermost function first, by number."""
+"""Stack of functions, the innermost first, by the number of XLA's stack frame."""
 
 
 def read_frames(text: str) -> Frames:
@@ -50,7 +50,7 @@ def read_frames(text: str) -> Frames:
         n: _location(row, tables) for n, row in tables["FileLocations"].items()
     }
     stacks: dict[int, tuple[Frame, ...]] = {}
-    # A caller precedes the functions it calls; XLA counts callers from 1, 0 means none.
+    # A caller precedes its callees. XLA counts callers from 1; 0 means no caller.
     for number, row in sorted(tables["StackFrames"].items()):
         fields = dict(_NUMBERS.findall(row))
         own = locations[int(fields["file_location_id"])]

@@ -34,7 +34,7 @@ class Groups:
     """Groups of devices that communicate, or pairs that send."""
 
     members: np.ndarray
-    """[groups, size], int: device numbers; for pairs, the sender and the receiver."""
+    """[groups, size], int: device numbers; a pair is (sender, receiver)."""
     are_pairs: bool
 
     def axes(self, sizes: AxisSizes) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ class Groups:
         return bool((nodes != nodes[:, :1]).any())
 
     def size_in_node(self, gpus_per_node: int) -> int:
-        """Return the least number of members of a group on a node; for pairs, 1."""
+        """Return the minimum number of members of a group on a node; 1 for pairs."""
         if self.are_pairs:
             return 1
         nodes = np.sort(self.members // gpus_per_node, axis=1)
@@ -99,18 +99,18 @@ def read_pairs(text: str) -> Groups:
 def read_groups(text: str, num_devices: int = 1) -> Groups:
     """Read replica_groups, in any of the forms that XLA prints.
 
-    - {{0,1},{2,3}}: listed; {} is all devices.
-    - [2,4]<=[8], [4,2]<=[2,4]T(1,0): the numbers from 0 on, in an array of the dims
-      after <=, transposed, and divided into groups.
-    - mesh['a'=2,'b'=4] {'b'}: the devices in an array of the mesh's sizes; a group has
-      the devices that differ only in the named axes. 'b':(2)2 is a part of an axis: b
-      split into 2 (before) x 2 (the part) x the rest. device_ids=(...) after the mesh
-      lists the devices, or gives them as an array as above, [4,2]T(1,0). Without it
-      they are the numbers from 0 on.
+    - {{0,1},{2,3}}: the groups are listed; {} is one group of all devices.
+    - [2,4]<=[8], [4,2]<=[2,4]T(1,0): an array of the dims after <= holds the numbers
+      0, 1, 2, ...; it is transposed as T says and reshaped to [groups, size].
+    - mesh['a'=2,'b'=4] {'b'}: the devices are in an array of the mesh's sizes; the
+      devices of a group differ only in the named axes. 'b':(2)2 is a part of an axis: b
+      is split into 2 (before) x 2 (the part) x the rest. device_ids=(...) after the
+      mesh lists the devices, or gives them as an array as above, [4,2]T(1,0). Without
+      it they are numbered 0, 1, 2, ...
 
     Args:
-      text: the groups.
-      num_devices: number of devices of the program, for {}.
+      text: text of the groups.
+      num_devices: number of devices of the program, used for {}.
     Raises:
       ValueError: the text has another form, or the groups differ in size.
     """
@@ -142,7 +142,7 @@ def _of_mesh(mesh: re.Match[str], text: str) -> np.ndarray:
         or not {m["name"] for m in named} <= set(sizes)
     ):
         raise ValueError(f"replica_groups are not understood: {text[:200]!r}")
-    # An axis is split where a part begins or ends: 2 up to 4 of 8 makes it 2 x 2 x 2.
+    # Split an axis where a part begins or ends: part 2 to 4 of 8 gives 2 x 2 x 2.
     segments: list[tuple[str, int, int]] = []
     for axis, size in sizes.items():
         parts = [_part(m) for m in named if m["name"] == axis and m["before"]]
@@ -170,7 +170,7 @@ def _of_mesh(mesh: re.Match[str], text: str) -> np.ndarray:
 
 
 def _part(part: re.Match[str]) -> tuple[int, int]:
-    """Return begin and end of a part of an axis, as products of sizes."""
+    """Return where a part of an axis begins and ends, as products of sizes."""
     before = int(part["before"])
     return before, before * int(part["size"])
 

@@ -54,7 +54,7 @@ class Array:
     dtype: str
     dims: tuple[int, ...]
     is_on_host: bool = False
-    """Whether it is in pinned host memory, which is memory space 5 in XLA."""
+    """Whether the array is in pinned host memory, which is memory space 5 in XLA."""
 
     @property
     def size(self) -> int:
@@ -100,8 +100,8 @@ class Instruction:
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Names of the computations that it calls, except the branches of a
-        conditional."""
+        """Names of the computations that the instruction calls, except the branches of
+        a conditional."""
         return self._names(_CALLS)
 
     @property
@@ -126,28 +126,28 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """Target of a custom call, such as __cublas$lt$matmul; otherwise empty."""
+        """Target of a custom call, such as __cublas$lt$matmul; empty for others."""
         return self.attributes.get("custom_call_target", "").strip('"')
 
     @property
     def op_name(self) -> str:
-        """Its place in the traced function; empty if XLA does not say."""
+        """Place of the instruction in the traced function; empty if XLA gives none."""
         found = _OP_NAME.search(self.attributes.get("metadata", ""))
         return found[1] if found else ""
 
     @property
     def result(self) -> Shape:
-        """The shape of its result; ((operands), result, context) for a start."""
+        """Shape of the result; ((operands), result, context) for a `-start` half."""
         if self.opcode.endswith("-start") and isinstance(self.shape, tuple):
             return self.shape[0 if self.opcode == "copy-start" else 1]
         return self.shape
 
     @property
     def array(self) -> Array:
-        """The shape of its result, which is one array.
+        """Shape of the result, which must be one array.
 
         Raises:
-          ValueError: it is a tuple.
+          ValueError: the result is a tuple.
         """
         if not isinstance(self.shape, Array):
             raise ValueError(f"{self.name} ({self.opcode}) must give one array")
@@ -163,12 +163,12 @@ class Computation:
 
     @functools.cached_property
     def by_name(self) -> Mapping[str, Instruction]:
-        """The instructions by their names."""
+        """Map from names to instructions."""
         return {x.name: x for x in self.instructions}
 
     @functools.cached_property
     def places(self) -> Mapping[str, int]:
-        """Position of each instruction."""
+        """Map from names of instructions to their positions."""
         return {x.name: place for place, x in enumerate(self.instructions)}
 
     @functools.cached_property
@@ -178,11 +178,11 @@ class Computation:
 
     @functools.cached_property
     def done_of(self) -> Mapping[str, str]:
-        """For each asynchronous start, the name of its done."""
+        """Map from the name of each `-start` half to the name of its `-done` half."""
         awaited: dict[str, str] = {}
         for x in self.instructions:
             if x.opcode.endswith("-update"):
-                # An update between start and done: its done is the done of the start.
+                # An async-update is between the two halves: map it to the `-done` half.
                 awaited[x.name] = awaited.get(x.operands[0], x.operands[0])
         ends = {}
         for x in self.instructions:
@@ -202,7 +202,7 @@ class Module:
     name: str
     entry: str
     num_partitions: int
-    """Number of devices that run it together."""
+    """Number of devices that run the module together."""
     computations: Mapping[str, Computation]
 
 
@@ -213,7 +213,7 @@ def parse(text: str) -> Module:
       text: text of an optimised module, from compiled.as_text().
     Returns:
       The module. Every operand is defined earlier in its computation, every called
-      computation exists, and every asynchronous start has one done.
+      computation exists, and every `-start` half has one `-done` half.
     Raises:
       ValueError: the module is not scheduled, or a line is not understood.
     """
@@ -255,9 +255,9 @@ def parse(text: str) -> Module:
 
 
 def short_name(op_name: str) -> str:
-    """Remove from an op_name the parts that all parts of a step share.
+    """Remove the components of an op_name that are the same in all of a step.
 
-    The innermost phase stays; the layer, tick and microbatch are removed.
+    The innermost phase is kept; layer, tick and microbatch are removed.
     """
     common = (
         "jit(train_step)",
@@ -379,7 +379,7 @@ def _attributes(line: str, end: int) -> dict[str, str]:
 
 
 def _check(computation: Computation, known: Mapping[str, Computation]) -> None:
-    """Refuse undefined operands, missing computations, and starts without a done."""
+    """Refuse undefined operands, missing computations, and unpaired `-start` halves."""
     seen: set[str] = set()
     starts: set[str] = set()
     for x in computation.instructions:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from mjax.plan.hlo.parse import Computation, Instruction, Module
 
 type Follow = Callable[[Instruction], Iterable[str]]
-"""Returns the names of the computations to enter from an instruction."""
+"""Function from an instruction to the names of the computations to enter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -22,10 +22,10 @@ class Site:
     instruction: Instruction
     computation: Computation
     loops: tuple[Instruction, ...]
-    """While loops around it, the outermost first."""
+    """While loops around the instruction, the outermost first."""
 
     def runs(self, unknown_trip_count: int | None = None) -> int:
-        """Return the number of executions: the product of the trip counts around it."""
+        """Return the number of executions: the product of the loops' trip counts."""
         return math.prod(trip_count(loop, unknown_trip_count) for loop in self.loops)
 
 
@@ -54,9 +54,9 @@ def trip_count(loop: Instruction, unknown: int | None = None) -> int:
 
     Args:
       loop: a while instruction.
-      unknown: the result if XLA does not know it.
+      unknown: trip count to return if XLA does not know it; None if there is none.
     Raises:
-      ValueError: neither XLA nor the caller knows it.
+      ValueError: XLA does not know the trip count, and `unknown` is None.
     """
     trips = unknown if loop.trip_count is None else loop.trip_count
     if trips is None:

@@ -24,12 +24,12 @@ FREE = frozenset(
     {
         *("parameter", "constant", "bitcast", "tuple", "get-tuple-element"),
         *("after-all", "partition-id", "replica-id", "opt-barrier", "add-dependency"),
-        # Done of asynchronous compute: the start launches it.
+        # The `-done` half of asynchronous ops; the `-start` half launches the work.
         *("async-update", "async-done", "fusion-done", "custom-call-done"),
         *("call-done", "copy-done"),
     }
 )
-"""Opcodes that launch nothing."""
+"""Opcodes for which a GPU launches nothing."""
 
 CUBLAS = "__cublas"
 """Prefix of the targets of custom calls that are matmuls."""
@@ -42,7 +42,7 @@ KERNELS = ("mosaic_gpu", "__gpu$xla.gpu.triton", "__cudnn")
 
 _VIEWS = {"bitcast", "reshape", "get-tuple-element", "copy", "convert", "transpose"}
 _SLICES = {"dynamic-slice", "slice", "gather"}
-# Calls and instructions with a matmul that cannot be counted here.
+# Targets of calls with a matmul whose sizes the text does not give.
 _HIDDEN = re.compile(r"matmul|gemm|\bdot\b|conv", re.IGNORECASE)
 
 
@@ -57,7 +57,7 @@ class Work:
     kernels: int = 0
     """Number of calls of `KERNELS`, whose FLOPs are not in the text."""
     product_dtype: str | None = None
-    """Dtype of the operands of a matmul; None without one."""
+    """Dtype of the operands of the matmuls; None if there is no matmul."""
 
     def __add__(self, other: "Work") -> "Work":
         return Work(
@@ -78,7 +78,7 @@ class Work:
 
 
 def is_stamp(x: Instruction) -> bool:
-    """Return whether a kernel only writes the time, see `mjax.kernels.stamp`."""
+    """Return whether a kernel only writes the time; see `mjax.kernels.stamp`."""
     return "stamp" in x.op_name.split("/")
 
 
@@ -86,7 +86,7 @@ def own_work(x: Instruction, computation: Computation) -> Work:
     """Count the work of an instruction without that of the computations that it calls.
 
     Raises:
-      ValueError: it is a matmul in a form that cannot be counted.
+      ValueError: the instruction is a matmul in a form that cannot be counted.
     """
     if x.opcode == "dot":
         contracted = x.attributes.get("lhs_contracting_dims", "").strip("{}")
@@ -126,7 +126,8 @@ def _product(x: Instruction, computation: Computation, contracted: list[int]) ->
 def fused_work(x: Instruction, computation: Computation, module: Module) -> Work:
     """Count the work of an instruction and of the computations that it calls.
 
-    Loops and conditionals are not followed; `analysis` follows them with their counts.
+    Loops and conditionals are not followed; `analysis` follows them and counts how
+    often they run.
 
     Raises:
       ValueError: a matmul is in a form that cannot be counted.
@@ -145,9 +146,9 @@ def moved_bytes(
     """Count the bytes that an instruction reads and writes.
 
     Args:
-      x: not a loop, a conditional or a collective.
-      computation: the one that contains it.
-      module: the one that contains the computation.
+      x: the instruction; not a loop, a conditional or a collective.
+      computation: the computation that contains x.
+      module: the module that contains the computation.
     Returns:
       Bytes read, bytes written.
     """
@@ -170,9 +171,11 @@ def host_copy_bytes(x: Instruction, computation: Computation, module: Module) ->
     """Count the bytes that an instruction copies between GPU and host memory.
 
     Args:
-      x: not a loop, a conditional or a collective.
-      computation: the one that contains it.
-      module: the one that contains the computation.
+      x: the instruction; not a loop, a conditional or a collective.
+      computation: the computation that contains x.
+      module: the module that contains the computation.
+    Returns:
+      Bytes copied; 0 if no operand or result is in host memory.
     """
     shapes = (x.result, *(y.shape for y in computation.operands(x)))
     if not any(a.is_on_host for shape in shapes for a in arrays(shape)):
@@ -181,7 +184,7 @@ def host_copy_bytes(x: Instruction, computation: Computation, module: Module) ->
 
 
 def _call_results(x: Instruction) -> int:
-    """Bytes that a call writes; the workspace of cuBLAS (s8) does not count."""
+    """Count the bytes that a call writes, without the workspace of cuBLAS (s8)."""
     results = arrays(x.result)
     if x.target.startswith(CUBLAS) and len(results) > 1 and results[-1].dtype == "s8":
         results = results[:-1]
@@ -189,14 +192,14 @@ def _call_results(x: Instruction) -> int:
 
 
 def _reads(inside: Computation, full: list[int]) -> int:
-    """Bytes that a fusion reads from its operands: all of them, or slices."""
+    """Count the bytes that a fusion reads from its operands, whole or in slices."""
     users: dict[str, list[Instruction]] = {}
     for x in inside.instructions:
         for name in x.operands:
             users.setdefault(name, []).append(x)
 
     def looked_at(name: str) -> int | None:
-        """Entries of a value that its users read; None means all."""
+        """Count the entries of a value that its users read; None means all."""
         total = 0
         for user in users.get(name, []):
             if user.opcode in _SLICES and user.operands[0] == name:
@@ -223,7 +226,7 @@ def _reads(inside: Computation, full: list[int]) -> int:
 
 
 def _written(x: Instruction, inside: Computation) -> int:
-    """Bytes that a fusion writes for its root, or for a part of it."""
+    """Count the bytes that a fusion writes for its root, or for a part of the root."""
     operands = inside.operands(x)
     if x.opcode == "tuple":
         return sum(_written(y, inside) for y in operands)
