@@ -339,7 +339,7 @@ def _less_dp(plan: Plan) -> Iterator[_Change]:
 
 
 def _of_shard(plan: Plan, shard: int) -> dict[str, Any]:
-    """Return the fields to shard over `shard` devices, in one step if two do not fit."""
+    """Return the fields that shard over `shard` devices; one step if two do not fit."""
     per_node = plan.config.mesh.dp_shard_per_node
     fields: dict[str, Any] = {"mesh.dp_shard": shard}
     if per_node is not None and (shard <= per_node or shard % per_node):
