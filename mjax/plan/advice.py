@@ -30,7 +30,7 @@ from mjax.plan.result import (
 
 MAX_ADVICE = 3
 _MAX_TRACED = 8
-"""Number of smaller runs to try if a run does not fit, beside the smallest one."""
+"""Number of smaller runs to try if a run does not fit, besides the smallest one."""
 _MIN_SHARE = 0.02
 """Smallest fraction of the step for which a part is a reason for a change."""
 _MIN_GAIN = 0.005

@@ -207,7 +207,7 @@ def _one(group: list[Span]) -> Span:
 
 
 def _lane(spans: Sequence[Span], streams: tuple[str, ...]) -> list[Span]:
-    """Choose the boxes of a lane."""
+    """Return the boxes of a lane, in order of time."""
     chosen = [span for span in spans if span.stream in streams]
     return sorted(chosen, key=lambda span: span.start_s)
 
@@ -223,7 +223,7 @@ def _section(picture: Picture) -> str:
 
 
 def _heading(picture: Picture) -> str:
-    """Return the title of a picture, from its passes: Forward, backward."""
+    """Return the title of a picture from its passes, such as "Forward, backward"."""
     words = ", ".join(picture.passes) or picture.where
     return words[:1].upper() + words[1:]
 

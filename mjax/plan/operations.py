@@ -1,7 +1,7 @@
 """Map the operations of compiled programs to places in the traced code.
 
-Input: compiled programs. Output: places by the names of XLA's programs and operations,
-which XLA reports when a GPU hangs (xla_gpu_execution_progress_tracking).
+Input: compiled programs. Output: maps from the names of programs and operations, which
+XLA reports when a GPU hangs (xla_gpu_execution_progress_tracking), to places.
 """
 
 import os
@@ -23,7 +23,7 @@ def places_of(text: str) -> dict[str, dict[str, str]]:
     Args:
       text: text of the scheduled module.
     Returns:
-      the places by the name of the operation, under the name of the program.
+      name of the program -> name of the operation -> place.
     Raises:
       ValueError: the text cannot be parsed; see `plan.hlo.parse`.
     """

@@ -48,7 +48,7 @@ _MEMORY_BOUND = 3
 """Number of memory-bound kernels to name."""
 
 Runs = Mapping[str, float]
-"""Executions of each computation in a step, by its name."""
+"""Number of executions of each computation in a step, by name."""
 Slots = frozenset[tuple[str, str]]
 """Work of a pipeline's half-ticks: computation and instruction."""
 
@@ -173,9 +173,9 @@ def modelled(
       config: config of the run.
       sizes: sizes of the mesh axes.
       topology: the cluster.
-      found: the replay, which runs every heavy branch.
-      every: runs of each computation, as the replay takes them.
-      taken: as the schedule takes them.
+      found: replay of the step, in which heavy branches always run.
+      every: number of runs of each computation in the replay.
+      taken: number of runs of each computation by the schedule.
       slots: the work of half-ticks, from `half_ticks`.
     """
     schedule = schedule_of(config, sizes)
