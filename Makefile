@@ -132,11 +132,12 @@ env-docs: .venv-docs/installed
 train: env
 	.venv/bin/python -m mjax.train $(ARGS)
 
+# Three processes, because the tests of launches mostly wait.
 test: env
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/pyright --pythonpath .venv/bin/python
-	.venv/bin/python $(PYTEST) $(ARGS)
+	.venv/bin/python $(PYTEST) -n 3 $(ARGS)
 
 # Distributed by file, so that the tests of a file share compilations.
 test-plan: env-plan
