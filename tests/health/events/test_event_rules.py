@@ -61,8 +61,14 @@ def test_the_shipped_rules_are_read_have_sources_and_run_nothing_unasked(name):
         ({"action": '["x", "{prot}"]'}, "action: '{prot}' has no group prot"),
         ({"action": '["{port}"]'}, "the program must be a fixed name, got '{port}'"),
         ({"action": '["x"]', "by": "[]"}, "an action needs `by`"),
-        ({"action": '["x"]', "undo": '["y"]'}, "test and undo need each other and an action"),
-        ({"test": '["x"]', "undo": '["y"]'}, "test and undo need each other and an action"),
+        (
+            {"action": '["x"]', "undo": '["y"]'},
+            "test and undo need each other and an action",
+        ),
+        (
+            {"test": '["x"]', "undo": '["y"]'},
+            "test and undo need each other and an action",
+        ),
         ({"count": "0"}, "count must be 1 to 10000, got 0"),
         ({"count": "2"}, "count 2 needs within_s above 0"),
         ({"count": "2.5"}, "count must be a whole number, got 2.5"),
