@@ -148,9 +148,9 @@ def _matches(target: str, names: tuple[str, ...]) -> list[str]:
         return found
     words = [w for name in names for w in (name, *ALIASES[name])]
     near = difflib.get_close_matches(target, words, n=3, cutoff=0.4)
-    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    hint = f" Did you mean {' or '.join(near)}?" if near else ""
     listed = ", ".join(f"{name} ({', '.join(ALIASES[name])})" for name in names)
     raise ValueError(
-        f"--lora.targets {target} matches no linear layer of this model; {hint}It has "
-        f"{listed}, in every block. Embedding and head have no adapters"
+        f"--lora.targets {target} matches no linear layer of this model.{hint} Every "
+        f"block has {listed}; the embedding and the head have no adapters"
     )

@@ -60,11 +60,11 @@ class CombineConfig:
     """Size limits of combined collectives over data parallelism, in bytes."""
 
     gather_bytes: int | None = None
-    """Limit of all-gathers of weights; None combines one layer, or one matrix in a
-    pipeline."""
+    """Largest combined all-gather of weights. None: the size of one layer; with a
+    pipeline, the size of its smallest matrix."""
     reduce_bytes: int | None = None
-    """Limit of gradient reductions, counted before the reduction; None combines one
-    layer, or one matrix in a pipeline."""
+    """Largest combined gradient reduction, by its size before the reduction. None: the
+    size of one layer; with a pipeline, the size of its smallest matrix."""
 
     def __post_init__(self) -> None:
         """Refuse negative numbers."""

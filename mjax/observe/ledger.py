@@ -147,7 +147,7 @@ def _why_not_events(
     if not any(event.kind == "state" for event in found):
         return f"{events.NAME} has no events of a launch"
     if not launch_time.has_ended(found):
-        return "its launch has not ended"
+        return "the launch has not ended"
     apart = {of.header.generation for of in files if of.header.launch is None}
     if apart:
         return f"start {min(apart)} was not made by the launch"

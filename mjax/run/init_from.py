@@ -97,8 +97,8 @@ def _choose(path: str) -> str:
                 f"model as --init-from and this folder as --lora.init-from {path}"
             ) from None
         raise ValueError(
-            f"--init-from {path} is not a model: {error}, or a Hugging Face folder "
-            "(config.json and safetensors)"
+            f"--init-from {path} cannot be used: {error}; a Hugging Face folder "
+            "(config.json and safetensors) is also accepted"
         ) from None
 
 

@@ -271,7 +271,7 @@ def test_sources_that_contradict_each_other_are_said(tmp_path):
 @pytest.mark.parametrize(
     ("ended", "launch", "says"),
     [
-        (False, Launch(name="b2", generation=1), "its launch has not ended"),
+        (False, Launch(name="b2", generation=1), "the launch has not ended"),
         (True, None, "start 1 was not made by the launch"),
     ],
 )

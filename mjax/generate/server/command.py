@@ -41,8 +41,8 @@ class ServeFlags(Limits):
     slots: int = 8
     """Number of answers generated concurrently."""
     max_len: int | None = None
-    """Maximum number of tokens of a prompt and its answer together; None: the model's
-    length."""
+    """Maximum number of tokens of a prompt and its answer together; None: the sequence
+    length of the model."""
     served_name: str | None = None
     """Name by which clients request the model; None: the last part of its path."""
     warm_up: bool = True
@@ -193,7 +193,7 @@ def _engine(opened: "Opened", given: ServeFlags) -> "Engine":
     max_len = opened.seq_len if given.max_len is None else given.max_len
     if max_len > opened.seq_len:
         raise ValueError(
-            f"--max-len must be at most {opened.seq_len}, the length of the model, got "
-            f"{max_len}"
+            f"--max-len must be at most {opened.seq_len}, the sequence length of the "
+            f"model, got {max_len}"
         )
     return Engine(opened, slots=given.slots, max_len=max_len)

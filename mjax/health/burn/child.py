@@ -152,8 +152,7 @@ class _Child:
                     if time.monotonic() - heard_s < limit_s:
                         continue
                     self.is_hung = True
-                    what = self.current or "its start"
-                    return ended, f"{what} did not end in {limit_s:g} s"
+                    return ended, self._why_hung(ended, limit_s)
                 data = os.read(self._reader, _MOST_BYTES)
                 if not data:
                     return ended, self._why_dead()
@@ -190,6 +189,16 @@ class _Child:
         """Return whether all reports have arrived."""
         has_met = self._task.num_processes == 1 or ended.agreed_s is not None
         return has_met and len(self.done) == len(self._task.kinds)
+
+    def _why_hung(self, ended: Ended, limit_s: float) -> str:
+        """Explain in which part the process was silent for too long."""
+        if self.current:
+            what = f"{self.current} did not end"
+        elif ended == Ended():
+            what = "the measuring process did not start"
+        else:
+            what = "the measuring process did not begin its next measurement"
+        return f"{what} within {limit_s:g} s; raise --limit-s if the host is only slow"
 
     def _why_dead(self) -> str:
         """Explain why the process has ended, with the last line of its output."""

@@ -39,7 +39,7 @@ class BurnConfig:
     only: tuple[str, ...] = ()
     """Measurements to make, such as gemm, gemm.int8 or disk; absent: all."""
     require: tuple[str, ...] = ()
-    """Measurements that must be ok: unknown fails too."""
+    """Measurements that must be ok; an unknown one makes the burn fail too."""
     baselines: Path = burn_limits.BASELINES
     """TOML file of baselines: the performance that each model of device must reach."""
     compare: tuple[Path, ...] = ()
