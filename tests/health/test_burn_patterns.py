@@ -264,6 +264,26 @@ def test_a_copy_that_arrives_shifted_fails_at_its_destination(monkeypatch):
     assert found[0].note == "4096 words are wrong on cpu1"
 
 
+@pytest.mark.parametrize("n", [2, 1024, 4851, 16_384])
+def test_a_sum_over_devices_is_exact_in_float32_in_every_order(n):
+    index = np.array([0, 1, 511, 512, 1023, 2**28 - 1], np.int32)
+    terms = link_workloads.summands(index[:, None], np.arange(n, dtype=np.int32), n)
+    exact = terms.sum(axis=1, dtype=np.int64)
+    np.testing.assert_array_equal(link_workloads.totals(index, n), exact)
+    # No partial sum, of whichever terms, exceeds the integers of float32.
+    assert terms.min() >= 0
+    assert exact.max() <= 2**24
+    assert len(np.unique(terms[0])) == min(n, 2**23 // n, 1024)  # devices differ
+    shuffled = np.random.default_rng(0).permutation(n)
+    for order in (np.arange(n), np.arange(n)[::-1], shuffled):
+        x = terms[:, order].astype(np.float32)
+        np.testing.assert_array_equal(x.cumsum(axis=1)[:, -1], exact)  # a ring
+        while x.shape[1] > 1:  # a tree
+            x = np.pad(x, ((0, 0), (0, x.shape[1] % 2)))
+            x = x[:, ::2] + x[:, 1::2]
+        np.testing.assert_array_equal(x[:, 0], exact)
+
+
 def test_bus_bandwidth_follows_the_formulas_of_nccl_tests(monkeypatch):
     """S/t times 2 (n-1)/n, and (n-1)/n, with a time of one second."""
     monkeypatch.setattr(Bench, "time", lambda *_: 1.0)

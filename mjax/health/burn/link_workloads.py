@@ -41,8 +41,9 @@ _NETWORK_REPEATS: Mapping[Form, int] = {"quick": 3, "short": 20, "long": 100}
 """Number of calls, fixed because it must be the same in all processes. Chosen: takes
 about the time budget of each `Form` of a burn."""
 _PERIOD = 1024
-"""Bound of the summands; chosen: the sum over 2^14 devices is below 2^24, so that
-float32 is exact in every order."""
+"""Maximum period of the summands of a reduction, in words and in devices."""
+_EXACT = 2**24
+"""float32 represents every integer up to this one."""
 _HOST_MEMORY = "pinned_host"
 _KEY = np.uint32(0x5A5A5A5A)
 
@@ -157,19 +158,54 @@ def agree(value: float) -> float:
 def _reduction(
     bench: Bench, mesh: Mesh
 ) -> tuple[Callable[[], jax.Array], Callable[[], dict[str, int]]]:
-    """Time a sum over devices, and count its wrong words."""
+    """Return two functions for a float32 sum over the devices of a mesh.
+
+    Returns:
+      one that computes the sum, and one that also returns its number of wrong words by
+      device of this process.
+    """
     count, n = _count(bench, _CPU_BYTES, _REDUCE_BYTES), mesh.size
 
     def base() -> jax.Array:
-        return (jnp.arange(count, dtype=jnp.int32) % _PERIOD).astype(jnp.float32)
+        return jnp.arange(count, dtype=jnp.int32)
+
+    def mine() -> jax.Array:
+        device = jax.lax.axis_index(AXIS)
+        return summands(base(), device, n).astype(jnp.float32)[None]
 
     def wrong(x: jax.Array) -> jax.Array:
-        return jnp.sum(x[0] != n * base() + n * (n - 1) // 2, keepdims=True)
+        expected = totals(base(), n).astype(jnp.float32)
+        return jnp.sum(x[0] != expected, keepdims=True)
 
-    x = per_device(mesh, lambda: (base() + jax.lax.axis_index(AXIS))[None])()
+    x = per_device(mesh, mine)()
     total = per_device(mesh, lambda x: jax.lax.psum(x, AXIS))
     check = per_device(mesh, wrong)
     return lambda: total(x), lambda: bench.wrong_words(check(total(x)))
+
+
+def summands[A: (jax.Array, np.ndarray)](index: A, device: A, n: int) -> A:
+    """Return what a device adds to the words of a reduction.
+
+    The sum over n devices is at most 2^24, and no summand is negative. So every partial
+    sum is an integer that float32 represents, whatever the order of summation.
+
+    Args:
+      index: int32, indices of words; it is broadcast with `device`.
+      device: int32, indices of devices.
+      n: number of devices, at most 2^23.
+    """
+    period = _period(n)
+    return index % period + device % period
+
+
+def totals[A: (jax.Array, np.ndarray)](index: A, n: int) -> A:
+    """Return the sums of `summands` over all n devices, int32 like `index`."""
+    period = _period(n)
+    return n * (index % period) + sum(device % period for device in range(n))
+
+
+def _period(n: int) -> int:
+    return min(_PERIOD, _EXACT // (2 * n))
 
 
 def _reduced(
