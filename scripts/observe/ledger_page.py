@@ -107,6 +107,7 @@ def _buckets(found: Ledger, watched: Watched) -> Table:
     return Table(
         title="Where the time went",
         text=(
+            "The ledger divides the wall time of a run into buckets. "
             f"One launch on the commit {watched.commit}: 2 hosts with a rank each and "
             f"a spare, {len(watched.found)} faults of {len(kinds)} of the {len(KINDS)} "
             f"kinds of scripts/faults/fault_kinds.py"
@@ -132,33 +133,39 @@ def _outside(found: Ledger, watched: Watched, work_dir: Path) -> Table:
     parts = found.parts
     seen_lost = start_time.counted(spans.read_run(work_dir)[0]).num_lost_steps
     rows = [
-        ("starts of the ranks", starts, found.num_starts, "1, and those of each fault"),
+        (
+            *("starts of the ranks", starts, found.num_starts),
+            "the first start, and the restarts that the faults caused",
+        ),
         (
             *("lost steps", watched.num_lost, found.num_lost_steps),
-            "rows removed from metrics.jsonl. The ledger counts dispatched steps; the "
-            f"spans, {seen_lost}, those that began on the host. The row of a step is "
-            "written when the next one runs",
+            "rows removed from metrics.jsonl; the row of a step is written while the "
+            "next step runs. The ledger counts dispatched steps. The spans count steps "
+            f"that began on the host ({seen_lost})",
         ),
         (
             *("productive, s", row_s, found.buckets["productive"]),
-            "the sum of `step_s` of the rows that were kept. The ledger also includes "
-            "the time to write the last rows of each start",
+            "the sum of `step_s` over the rows that were kept. The ledger also "
+            "includes the time to write the last rows of each start",
         ),
         (
             *("hung, s", hung_s, parts.get("hung", 0.0)),
-            "from each hang until its cause is named. The ledger counts from the last "
-            "mark of the rank, before the fault, to its end",
+            "from each hang until its cause is named. The ledger measures from the "
+            "last update of the rank's progress word before the fault to the end of "
+            "the rank",
         ),
         (
             *("no driver, s", watched.alone_s, parts.get("no driver", 0.0)),
-            "from the end of a driver that ended the run to the start of the next. "
-            "The ledger also includes the exit of the first, after its last event",
+            "from the end of a driver that ended the run to the start of the next "
+            "driver. The ledger also includes the exit of the first driver, after its "
+            "last event",
         ),
     ]
     return Table(
         title="Compared with outside observations",
-        text="Measured by another process with its own clock, without these records.",
-        header=["what", "outside", "ledger", "outside is"],
+        text="Another process measured the column `outside` with its own clock, "
+        "without the records that the ledger reads.",
+        header=["figure", "outside", "ledger", "outside is"],
         rows=[[what, _number(a), _number(b), how] for what, a, b, how in rows],
     )
 
@@ -172,9 +179,11 @@ def _parts(found: Ledger) -> Table:
     return Table(
         title="Parts",
         text=(
-            "The parts of the buckets. `order on its way`: from the driver's order "
-            "until rank 0 was to start. `news of an end on its way`: from the end of "
-            "rank 0 until the driver heard of it. Both are in `restart`."
+            "The parts of the buckets. `driver: order on its way` is the time from the "
+            "driver's start order to the latest time at which rank 0 should have "
+            "started. `driver: news of an end on its way` is the time from the end of "
+            "rank 0 until the driver receives the report of that end. Both belong to "
+            "the bucket `restart`."
         ),
         header=["part", "s", "share"],
         rows=[
@@ -207,22 +216,22 @@ def _spans(found: Ledger, work_dir: Path) -> Table:
     return Table(
         title="Events and spans",
         text=_EXPLAINED,
-        header=["bucket", "events, s", "spans, s", "difference, of the wall time"],
+        header=["bucket", "events, s", "spans, s", "difference / wall time"],
         rows=rows,
     )
 
 
 _EXPLAINED = (
-    "The spans of the lowest rank of each start, without the events, as in a work dir "
-    "of a run without a launcher. They record no driver and no hang, so all time "
-    "between two starts counts as idle. The next table breaks it down. `compile` and "
-    "`restart` are smaller too where a process was killed before it wrote its first "
-    "line."
+    "This table compares the ledger with one computed from spans alone, those of the "
+    "lowest rank of each start. A run without a launcher has nothing else. Spans "
+    "record no driver and no hang, so all time between two starts is idle. The next "
+    "table breaks down that time. `compile` and `restart` are smaller too if a process "
+    "was killed before it wrote its first line."
 )
 
 
 def _between(found: Ledger, work_dir: Path) -> Table:
-    """Break down the time that the spans alone call idle."""
+    """Break down the idle time of the ledger from spans alone."""
     files, _ = spans.read_run(work_dir)
     idle_s = start_time.counted(files).parts.get(start_time.BETWEEN, 0.0)
     seen = start_time.by_generation(files)
@@ -238,22 +247,23 @@ def _between(found: Ledger, work_dir: Path) -> Table:
     parts = found.parts
     driver = [part for part in parts if part.startswith(("driver: ", "no driver"))]
     rows = {
-        "hung until it was noticed": parts.get("hung", 0.0),
-        "a host silent": parts.get("host silent", 0.0),
-        "no rank ran: parts of the driver": sum((parts[part] for part in driver), 0.0),
-        f"{len(silent)} starts that were killed before they wrote a line": sum(
+        "a hang, until it was noticed": parts.get("hung", 0.0),
+        "a host was silent": parts.get("host silent", 0.0),
+        "no rank ran (parts of the driver)": sum((parts[part] for part in driver), 0.0),
+        f"{len(silent)} starts that were killed before they wrote a span": sum(
             (sum(one.data["spent_s"].values()) for one in silent), 0.0
         ),
-        "from the order to the first span of a process": before_s,
+        "from the start order to the first span of a process": before_s,
         "steps that had not ended": parts.get("lost steps", 0.0) - lost_s,
     }
     rows["other: an exit, a save or an evaluation that was cut off"] = idle_s - sum(
         rows.values()
     )
     return Table(
-        title="Time that the spans alone count as idle",
-        text="Causes by the events; `wall` is the share of the wall time.",
-        header=["what", "s", "wall"],
+        title="Idle time of the ledger from spans alone",
+        text="The causes are from the events. The last column is the share of the wall "
+        "time.",
+        header=["cause", "s", "share"],
         rows=[
             [name, f"{of_s:.2f}", f"{of_s / found.wall_s:.2%}"]
             for name, of_s in (rows | {"sum": idle_s}).items()
@@ -272,16 +282,16 @@ def _null(found: Ledger, watched: Watched, work_dir: Path) -> Table:
         ("this ledger", right * wall_s),
         ("from the first row to the last one", times_s[-1] - times_s[0]),
         ("while the driver was in the state `running`", running_s),
-        ("all steps, lost ones too", all_s),
+        ("all steps, including lost ones", all_s),
         ("sum of `step_s` in metrics.jsonl", row_s),
     ]
     return Table(
         title="Simpler ledgers",
         text=(
-            "Productive time by other ways to count, none of which explains the other "
-            "time."
+            "Productive time by simpler definitions. None of them says how the rest of "
+            "the time was spent."
         ),
-        header=["productive is", "s", "of the wall time", "against this ledger"],
+        header=["definition", "s", "share of the wall time", "/ this ledger"],
         rows=[
             [
                 name,
@@ -329,17 +339,17 @@ def _damaged(found: Ledger, work_dir: Path) -> Table:
                 )
                 continue
         new = [text for text in got.problems if text not in found.problems]
-        text = "; ".join(new).replace(folder, "DIR") or "nothing"
+        text = "; ".join(new).replace(folder, "DIR") or "none"
         wall_s = got.wall_s - found.wall_s
         own_s = got.buckets["productive"] - found.buckets["productive"]
         rows.append([name, got.source, f"{wall_s:+.2f}", f"{own_s:+.2f}", text])
     return Table(
         title="Damaged records",
         text=(
-            "The same run with a damaged events.jsonl: the additional messages of the "
-            "ledger, and how much wall time and productive seconds change."
+            "The same run with a damaged events.jsonl: the changes of the wall time "
+            "and of the productive time, and the additional messages of the ledger."
         ),
-        header=["damage", "source", "wall, s", "productive, s", "said"],
+        header=["damage", "source", "wall, s", "productive, s", "messages"],
         rows=rows,
     )
 
@@ -375,16 +385,18 @@ def _without(kind: str) -> Callable[[list[bytes]], list[bytes]]:
 _DAMAGES: dict[str, Callable[[list[bytes]], Any]] = {
     "none": lambda lines: lines,
     "the wall clock is set back by 5 s": _jumped(-5, has_monotonic=True),
-    "it is set forward by 100 s": _jumped(100, has_monotonic=True),
-    "back by 5 s, events of before the second clock": _jumped(-5, has_monotonic=False),
-    "forward by 100 s, the same": _jumped(100, has_monotonic=False),
-    "a line of kind state is corrupt": _without("state"),
-    "a line of kind times is corrupt": _without("times"),
-    "the last 3 lines are cut off, one within": lambda lines: [
+    "the wall clock is set forward by 100 s": _jumped(100, has_monotonic=True),
+    "set back by 5 s; events in the old format, without a monotonic clock": _jumped(
+        -5, has_monotonic=False
+    ),
+    "set forward by 100 s; events in the old format": _jumped(100, has_monotonic=False),
+    "an event of kind state is corrupt": _without("state"),
+    "an event of kind times is corrupt": _without("times"),
+    "the last 2 lines are missing, the line before is truncated": lambda lines: [
         *lines[:-3],
         lines[-3][:40],
     ],
-    "the first 20 lines are gone": lambda lines: lines[20:],
-    "all events twice, of two journals": lambda lines: lines + lines,
-    "none at all": lambda _: [],
+    "the first 20 lines are missing": lambda lines: lines[20:],
+    "all lines occur twice, as if from two journals": lambda lines: lines + lines,
+    "there are no events": lambda _: [],
 }

@@ -58,9 +58,10 @@ def by_tp(rows: int, *, in_chunks: bool) -> Table:
         speeds = (layer_speed(case, NUM_SMS) for case in cases)
         return [f"{d_model}", *(f"{speed:.1%}" for speed in speeds)]
 
-    how = "in chunks (`--mesh.tp-overlap chunks`)" if in_chunks else "at once"
+    overlap = "chunks" if in_chunks else "off"
     return Table(
-        title=f"{rows * SEQ_LEN:,} tokens in a microbatch, tp {how}",
+        title=f"{rows * SEQ_LEN:,} tokens in a microbatch, `--mesh.tp-overlap "
+        f"{overlap}`",
         text="Speed of all matmuls of a layer, forward and backward, relative to one "
         "large matmul.",
         header=["width", *(f"tp {tp}" for tp in TP)],
@@ -82,7 +83,10 @@ def shapes(d_model: int, rows: int) -> Table:
 
     return Table(
         title=f"Shapes: width {d_model}, {rows * SEQ_LEN:,} tokens",
-        text="m x n x k of the two projections of the forward pass, and their speeds.",
+        text="m x n x k of the forward matmuls, and their speeds, with "
+        "`--mesh.tp-overlap off`. The layer is a parallel block (attention and "
+        "feed-forward side by side), so its forward pass has two matmuls: `in` (query, "
+        "key, value and feed-forward input) and `out` (the outputs of both).",
         header=["tp", "in", "out", "in, speed", "out, speed"],
         rows=[line(tp) for tp in TP],
     )
@@ -93,17 +97,17 @@ def main() -> int:
     tiles = ", ".join(f"{rows} x {columns}" for rows, columns in TILES)
     model = Table(
         title="The model",
-        text="Modelled, not measured. A GPU computes tiles of the result, in waves of "
-        f"as many as it has multiprocessors ({NUM_SMS}). Tiles at the edges and the "
-        f"last wave are counted in full. A tile starts {START_K} entries of k late. A "
-        "smaller tile reads more operands per FLOP: its speed is taken to fall in "
-        "proportion. The fastest tile counts. Everything is relative to a matmul of "
-        f"{LARGE} x {LARGE} x {LARGE}, which has the efficiency of the cost model, and "
-        "no matmul is faster. Only the search uses these numbers. The replay of a "
-        "compiled step gives all matmuls one efficiency. Source of tiles and waves: "
-        "NVIDIA, Matrix Multiplication Background (DU-09799-001), sections 2.3, 3.1 "
-        "and 3.2.",
-        header=["tiles"],
+        text="Modelled, not measured. A GPU computes the result in tiles, in waves of "
+        f"one tile per multiprocessor ({NUM_SMS}). Tiles at the edges and the last "
+        "wave take as long as full ones. The start-up of a tile costs as much as "
+        f"{START_K} entries of k. A smaller tile reads more operands per FLOP, and its "
+        "speed is assumed to fall in proportion. The fastest tile shape is used. "
+        f"Speeds are relative to a matmul of {LARGE} x {LARGE} x {LARGE}, which has "
+        "the efficiency of the cost model, and are at most 100%. The planner's search "
+        "for layouts uses these numbers; its replay of a compiled step assumes one "
+        "efficiency for all matmuls. Source of tiles and waves: NVIDIA, Matrix "
+        "Multiplication Background (DU-09799-001), sections 2.3, 3.1 and 3.2.",
+        header=["tile shapes"],
         rows=[[tiles]],
     )
     tables = [by_tp(rows, in_chunks=c) for c in (False, True) for rows in (1, 4)]

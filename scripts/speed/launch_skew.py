@@ -1,10 +1,10 @@
-"""Measure the skew of step launches between processes, and the effect of Python's GC.
+"""Measure the skew of step dispatch between processes, and the effect of Python's GC.
 
     python -m scripts.speed.launch_skew --steps 1500
 
 Two processes train the `debug` recipe on this machine, whose clock both read: with
 automatic garbage collection and with collection at agreed steps (`--gc-every`),
-alternating. Each records the launch time of each step. Writes
+alternating. Each records the dispatch time of each step. Writes
 docs/benchmarks/launch_skew.md. Source: MegaScale, arXiv:2402.15627, section 6.3, where
 the launches of ranks drifted apart because of irregular garbage collections.
 """
@@ -28,7 +28,7 @@ from mjax.processes.progress import Phase, Writer
 from mjax.run import loop
 from scripts.evidence import REPOSITORY, Table, commit, write_page
 
-MODES = ("when Python likes", "at agreed steps")
+MODES = ("by Python's own schedule", "at agreed steps")
 RUN = (
     *("--recipe", "debug", "--model.layers", "2", "--model.window", "16"),
     *("--model.rope", "True"),
@@ -36,27 +36,27 @@ RUN = (
     *("--log.sample-tokens", "0", "--data.path", "synthetic"),
 )
 FIRST = 100
-"""First steps, which are not counted."""
+"""Number of first steps, which are left out."""
 ROUNDS = 3
 
 
 def be_rank(mode: str, out: Path, words: list[str]) -> int:
-    """Train as one process, and write the launch time of each step."""
-    launches: list[tuple[int, int]] = []
+    """Train as one process, and write the dispatch time of each step."""
+    dispatches: list[tuple[int, int]] = []
     mark = Writer.mark
 
     def note(
         self: Writer, phase: Phase, step: int | None = None, microstep: int = 0
     ) -> None:
         if phase is Phase.STEP and step is not None:
-            launches.append((step, time.monotonic_ns()))
+            dispatches.append((step, time.monotonic_ns()))
         mark(self, phase, step, microstep)
 
     Writer.mark = note
     if mode == MODES[0]:
         loop.collections_every = _never
     code = train.main(words)
-    out.write_text(json.dumps(launches))
+    out.write_text(json.dumps(dispatches))
     return code
 
 
@@ -67,7 +67,7 @@ def _never(every: int) -> Iterator[object]:
 
 
 def skews_ms(mode: str, steps: int, folder: Path) -> np.ndarray:
-    """Return, by step, the skew of the launches of two processes, in ms."""
+    """Return the skew of the dispatch of each step between two processes, in ms."""
     port = free_port()
     together = ["--distributed.coordinator", f"localhost:{port}"]
     together += ["--distributed.num-processes", "2", "--steps", str(steps)]
@@ -94,7 +94,7 @@ def skews_ms(mode: str, steps: int, folder: Path) -> np.ndarray:
     codes = [process.wait(timeout=900) for process in processes]
     if any(codes):
         raise RuntimeError(f"the processes ended with {codes}")
-    # The last mark with a number is the one before its launch.
+    # The last mark with the number of a step is the one before its dispatch.
     first, second = (dict(json.loads(out.read_text())) for out in outs)
     both = [step for step in first if step in second and step >= FIRST]
     return np.array([abs(first[step] - second[step]) / 1e6 for step in both])
@@ -123,15 +123,17 @@ def main() -> int:
     table = Table(
         title="Two processes on one machine",
         text=(
-            f"On commit {commit()}: `{' '.join(RUN)}`, {args.steps} steps without the "
-            f"first {FIRST}. By how many ms the launch of a step in one process came "
-            "after that in the other."
+            "The table shows the absolute difference, in ms, between the times at "
+            f"which two processes dispatch the same step. On commit {commit()}: "
+            f"`{' '.join(RUN)}`, {args.steps} steps, of which the first {FIRST} are "
+            "left out."
         ),
         header=("garbage is collected", "round", "median", "p99", "p99.9", "largest"),
         rows=rows,
     )
     command = f"python -m scripts.speed.launch_skew --steps {args.steps}"
-    print(write_page("launch_skew", "Launches of steps", command, [table]).read_text())
+    title = "Skew of step dispatch between processes"
+    print(write_page("launch_skew", title, command, [table]).read_text())
     return 0
 
 
