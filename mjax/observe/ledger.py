@@ -177,9 +177,10 @@ def _checked(by_events: Ledger, by_spans: Ledger) -> Ledger:
     problems = [*by_events.problems, *by_spans.problems]
     for bucket in ("productive", "compile", "save", "eval"):
         if abs(check[bucket]) > _MOST_DIFFERENCE * by_events.wall_s:
+            of_events_s = by_events.buckets[bucket]
             problems.append(
-                f"{bucket}: the spans say {check[bucket]:+.1f} s beside the "
-                f"{by_events.buckets[bucket]:.1f} s of the events"
+                f"{bucket}: {of_events_s:.1f} s by the events, but "
+                f"{of_events_s + check[bucket]:.1f} s by the spans"
             )
     return dataclasses.replace(by_events, check=check, problems=tuple(problems))
 

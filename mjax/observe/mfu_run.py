@@ -209,8 +209,9 @@ def _lay_spans(
             if behind_s > 0:
                 shift_s[i] = behind_s
                 problems.append(
-                    f"the clock of the start that took step {step} is {behind_s:.1f} s "
-                    "behind that of the start before; its steps are put after those"
+                    f"the start that took step {step} has a clock {behind_s:.1f} s "
+                    "behind that of the previous start; its steps are placed after "
+                    "those of the previous start"
                 )
             restarted_s = start_s + shift_s[i]
             marks.append(Mark(kind="restart", start_s=ends[-1], end_s=restarted_s))

@@ -262,7 +262,7 @@ def test_sources_that_contradict_each_other_are_said(tmp_path):
     process = Process(launch=Launch(name="b2", generation=1))
     write(tmp_path, process, start(process, 0, 1, 4))
     found = ledger.ledger(tmp_path)
-    said = "productive: the spans say -1.0 s beside the 5.0 s of the events"
+    said = "productive: 5.0 s by the events, but 4.0 s by the spans"
     unknown = "1.0 s of generation 1 are not explained: an event is missing, or the "
     assert found.problems == (unknown + "clock jumped", said)
     assert found.unexplained_s == pytest.approx(-1.0)

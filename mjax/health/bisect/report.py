@@ -142,9 +142,9 @@ def warnings(
         if errors and _at_least(errors, len(tests), rate) < _SURPRISING:
             has = "with" if flag == "negative" else "without"
             found.append(
-                f"{errors} of {len(tests)} tests {has} a bad host {what}, against the "
-                f"answer and more than --false-{flag} {rate:g} allows, so the "
-                "probability of error above is too low"
+                f"{errors} of {len(tests)} tests {has} a bad host {what}; these "
+                f"contradict the answer and are more than --false-{flag} {rate:g} "
+                "allows, so the probability of error above is too low"
             )
     return found
 

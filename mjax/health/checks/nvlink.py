@@ -110,7 +110,7 @@ def _check_links(gpus: Sequence[Links], is_silent: bool) -> None:
     if not gpus or is_silent:
         return
     if not gpus[-1].lines or list(gpus[-1].lines) != [*range(len(gpus[-1].lines))]:
-        raise UnreadableError(f"{gpus[-1].label}: its links are not all there")
+        raise UnreadableError(f"{gpus[-1].label}: some of its links are not listed")
 
 
 def _rates(gpu: Links) -> Mapping[int, float]:

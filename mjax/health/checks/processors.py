@@ -154,7 +154,7 @@ def frequency(text: str, settings: Settings) -> Verdict:
             mhz = f"{allowed / _KHZ_PER_MHZ:.0f} of {most / _KHZ_PER_MHZ:.0f} MHz"
             each.append((cpu, f"it may run at {mhz}"))
     value = f"{min(lowest) / _KHZ_PER_MHZ:.0f} MHz"
-    return judge_each(_few(each), value, f"at least {least:g} of its most")
+    return judge_each(_few(each), value, f"at least {least:g} of its maximum")
 
 
 @functools.lru_cache(KEPT_TEXTS)

@@ -89,7 +89,9 @@ def _paths(text: str) -> Matrix:
     matrix = parse(text)
     for (one, other), path in matrix.cells.items():
         if not _PATH.fullmatch(path) or matrix.cells[other, one] != path:
-            raise UnreadableError(f"{one} to {other} is {path!r:.20}, or not both ways")
+            raise UnreadableError(
+                f"{one} to {other} is {path!r:.20}, and not the same both ways"
+            )
     return matrix
 
 

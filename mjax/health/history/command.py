@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     show = _command(
         commands, "show", _show, "show hosts with their scores, or one host"
     )
-    show.add_argument("--host", help="show the events of this one")
+    show.add_argument("--host", help="show the events of this host")
     order = _command(commands, "order", _order, "list hosts, healthiest first")
     order.add_argument("--hosts", required=True, help="as gpu[001-048]")
     may = _command(

@@ -93,7 +93,7 @@ def stragglers_cost(
         steps = MOST_REPLAYED // num**2
         if steps < _FEWEST_STEPS:
             raise ValueError(
-                f"a replay for each of {num} devices takes too long beside the page; "
+                f"a replay for each of {num} devices takes too long for the page; "
                 "run python -m mjax.observe whatif"
             )
         files, _ = last_steps(feed, processes, min(LAST_STEPS, steps))
