@@ -1,11 +1,12 @@
-"""The kind of device that a program is traced for, which determines backends."""
+"""The kind of device that a program is traced for; it determines the backends."""
 
 import dataclasses
 import re
 
 import jax
 
-# By the names of the driver. GH200 and GB200 are an H200 and a B200 with a CPU.
+# Patterns of the driver's device names. GH200 and GB200 are an H200 and a B200 with a
+# CPU.
 _GENERATIONS = (
     ("ampere", r"\bA(10|16|30|40|100|800)\b"),
     ("hopper", r"\bG?H(20|100|200|800)\b"),
@@ -18,13 +19,13 @@ class Target:
     """The kind of device that a program is traced for."""
 
     platform: str
-    """Name from jax.default_backend(): cpu, gpu."""
+    """"cpu" or "gpu", as jax.default_backend() returns it."""
     device_kind: str
     """Name from jax.Device.device_kind, such as NVIDIA H200."""
 
     @property
     def generation(self) -> str:
-        """The GPU's generation; "unknown" for other devices."""
+        """Name of the GPU's generation; "unknown" for other devices."""
         for name, pattern in _GENERATIONS:
             if re.search(pattern, self.device_kind):
                 return name
@@ -32,7 +33,7 @@ class Target:
 
 
 def target() -> Target:
-    """Return the device of the current mesh, or JAX's default device without a mesh.
+    """Return the kind of the current mesh's devices, or of JAX's default device.
 
     The devices of a mesh may be described rather than present.
     """

@@ -22,13 +22,13 @@ from mjax.kernels.attention import blocked, cudnn, reference, saved, tuning
 from mjax.kernels.target import Target, target
 
 keep_core = saved.keep_core
-"""Policy for jax.checkpoint. With it the backward pass of `blocked`, `mosaic_gpu` and
-`cudnn` does not repeat the forward pass; that of `reference` does."""
+"""Policy for jax.checkpoint. With it, the backward passes of `blocked`, `mosaic_gpu`
+and `cudnn` do not repeat the forward pass; the backward pass of `reference` does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capability:
-    """Capabilities of a backend; all support causal attention and grouped heads."""
+    """Capabilities of a backend. All support causal attention and grouped heads."""
 
     dtypes: tuple[str, ...]
     """Dtypes of q, k and v."""
@@ -67,9 +67,9 @@ CAPABILITIES = MappingProxyType(
         "reference": Capability(dtypes=("float32", "bfloat16", "float16")),
         "blocked": Capability(dtypes=("float32", "bfloat16", "float16")),
         # From the checks of jax 0.11.2 (jax/_src/cudnn/fused_attention_stablehlo.py,
-        # and jax.nn.dot_product_attention, which wants v in the shape of k), and from
-        # the support matrix of cuDNN 9.18: backward, widths above 128 are Hopper's
-        # alone (docs.nvidia.com/cudnn, operations/Attention).
+        # and jax.nn.dot_product_attention, which requires v in the shape of k), and
+        # from the support matrix of cuDNN 9.18: only Hopper has backward kernels for
+        # widths above 128 (docs.nvidia.com/cudnn, operations/Attention).
         "cudnn": Capability(
             dtypes=("bfloat16", "float16"),
             platforms=("gpu",),
@@ -94,7 +94,7 @@ CAPABILITIES = MappingProxyType(
         ),
     }
 )
-"""The backends and their limits, which are checked before one runs."""
+"""Backend name -> its limits, which are checked before it runs."""
 
 # blocked beats reference at every size measured (docstring of tuning.BLOCKED_CPU).
 # On an H200, mosaic_gpu takes 0.91 of cudnn's time forward and 0.86 with backward
@@ -111,13 +111,13 @@ def _fastest_first(head_dim: int, *, causal: bool) -> tuple[str, ...]:
 
 
 BACKWARD = ("deterministic", "fused")
-"""Kinds of backward pass: with sums in a fixed order, or with sums of dq in any order,
-which computes the scores once instead of twice."""
+"""Kinds of backward pass. "deterministic" computes all sums in a fixed order. "fused"
+adds to dq in any order, and computes the scores once instead of twice."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The chosen backend, the reason, and the reasons against the others."""
+    """The chosen backend, the reason for it, and the reasons against the others."""
 
     name: str
     reason: str
@@ -147,13 +147,13 @@ def choose(
       head_dim: H.
       seq_len: T.
       value_dim: Hv; None is H.
-      causal: as for `attention`.
+      causal: as in `attention`.
       prefix: whether prefix_len will be passed.
-      window: as for `attention`; a window of at least T is none.
+      window: as in `attention`; a window of at least T is the same as None.
       segments: whether segment_ids will be passed.
-      soft_cap: as for `attention`.
-      backend: a name in `CAPABILITIES`, or "auto" for the fastest that supports all
-        this.
+      soft_cap: as in `attention`.
+      backend: a name in `CAPABILITIES`, or "auto" for the fastest backend that supports
+        the arguments.
       backward: a name in `BACKWARD`.
 
     Returns:
@@ -161,8 +161,8 @@ def choose(
 
     Raises:
       ValueError: window or soft_cap is out of range, a prefix is requested without
-        causality, the backend or the backward pass is unknown, or the backend does not
-        support the arguments.
+        causality, the name of the backend or of the backward pass is unknown, or the
+        backend does not support the arguments.
     """
     if backward not in BACKWARD:
         raise ValueError(
@@ -240,7 +240,7 @@ def attention(
     backend: str = "auto",
     backward: str = "deterministic",
 ) -> Float[Array, "B T N Hv"]:
-    """Attend: query i sees key j iff all requested rules allow it.
+    """Attend to the visible keys: query i sees key j iff all requested rules allow it.
 
     - causal: j <= i, or j < prefix_len: the positions of the prefix see each other;
     - window: |i - j| < window;
@@ -254,18 +254,21 @@ def attention(
       k: [B, S, K, H], keys, dtype of q; N is a multiple of K, and query head n reads
         key head n * K // N. Query i is at the position of key i (S = T in training).
       v: [B, S, K, Hv], values, dtype of q; their width may differ from H.
-      causal: hide the keys after the query; without it S must be T.
-      prefix_len: [B], length of the prefix of each row, in which causality hides
-        nothing; at most T counts. S must be T. None means no prefix.
-      window: number of keys that a query sees before it, itself included, and also
-        after it if not causal. None means all.
-      segment_ids: [B, T], any numbers. Positions see each other only within consecutive
-        equal numbers; a number that returns after others is another document.
+      causal: whether the keys after a query are hidden; if not, S must be T.
+      prefix_len: [B], number of positions in the prefix of each sequence. Causality
+        hides none of these keys. Values above T count as T. S must be T. None means no
+        prefix.
+      window: number of keys that a query sees up to its own position, its own key
+        included; if not causal, as many from its own position on. None means all.
+      segment_ids: [B, T], any numbers. Positions see each other only within a run of
+        consecutive equal numbers; the same number after a different one starts another
+        document.
       scale: factor on the scores, positive; None is 1 / sqrt(H).
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
       backend: "auto", or a name in `CAPABILITIES`.
-      backward: "deterministic", or "fused": faster if supported, but the order of the
-        sums of dq is not fixed, so its last bits differ between calls.
+      backward: "deterministic" or "fused". The fused one is faster where it is
+        supported, but its order of additions to dq is not fixed, so the last bits of dq
+        differ between calls.
 
     Returns:
       [B, T, N, Hv], dtype of q.
@@ -316,7 +319,7 @@ def _run(
     options: dict[str, Any],
     backward: str,
 ):
-    """Call the backend."""
+    """Call the named backend."""
     if name == "cudnn":
         q, k, v, _ = arrays
         names = ("causal", "window", "scale")
@@ -324,7 +327,8 @@ def _run(
     if name == "reference":
         return reference.attention(*arrays, **options)
     if name == "mosaic_gpu":
-        # Not at the top: the import takes 0.3 s, which runs without a GPU do not need.
+        # Imported here, not at the top: runs without a GPU save the 0.3 s that it
+        # takes.
         from mjax.kernels.attention.mosaic_gpu import fused, op
 
         q, k, _, segment_ids = arrays
@@ -347,7 +351,7 @@ def _run(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Asked:
-    """The properties of a call in which backends differ."""
+    """The properties of a call that decide which backends support it."""
 
     target: Target
     dtype: str
@@ -395,7 +399,7 @@ def _width_obstacle(can: Capability, asked: _Asked) -> str | None:
 
 
 def _widths(H: int, Hv: int) -> str:
-    """Format the widths of queries and values: 128, or 192/128 if they differ."""
+    """Format the widths H and Hv: "128" if they are equal, "192/128" if not."""
     return f"{H}" if Hv == H else f"{H}/{Hv}"
 
 
@@ -468,7 +472,7 @@ def _check(q, k, v, segment_ids, prefix_len, *, causal: bool) -> None:
 
 
 def _runs(segment_ids: Int32[Array, "B T"]) -> Int32[Array, "B T"]:
-    """Number the consecutive groups of equal ids, from 0."""
+    """Number the runs of consecutive equal ids, from 0."""
     begins = segment_ids[:, 1:] != segment_ids[:, :-1]
     numbers = jnp.cumsum(begins, axis=1, dtype=jnp.int32)
     return jnp.pad(numbers, ((0, 0), (1, 0)))

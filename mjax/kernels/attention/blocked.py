@@ -2,16 +2,16 @@
 
 Queries and keys are cut into blocks of equal length. The pairs (query block, key block)
 with at least one visible score are listed when the function is traced, and a scan walks
-the list. Forward it keeps a running softmax per query; backward it recomputes each tile
-from the saved log-sum-exp. Pairs hidden by causality and the window are never computed.
-(With prefixes, whose lengths are data, only pairs hidden by the window are skipped.)
-The trip count is a constant of the compiled program.
+the list. The forward scan keeps a running softmax per query; the backward scan
+recomputes each tile from the saved log-sum-exp. Pairs hidden by causality and the
+window are never computed. (With prefixes, whose lengths are data, only pairs hidden by
+the window are skipped.) The trip count is a constant of the compiled program.
 
-Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: one flat loop over
-the visible pairs; the sums live in whole arrays that the loop updates in place.
+Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: one flat loop over the
+visible pairs; the sums are stored in full-size arrays that the loop updates in place.
 
 Additional letters: n blocks, G = N / K query heads per key head, c positions per block.
-The dim of blocks comes first, so reading a block is a contiguous copy.
+The block dim comes first, so reading a block is a contiguous copy.
 """
 
 import dataclasses
@@ -72,7 +72,7 @@ def attention(
       segment_ids: positions see each other only if these are equal; never decreasing
         along T.
       causal: as in `reference.visible`.
-      prefix_len: causality hides no key before this position; None means 0.
+      prefix_len: [B], causality hides no key before this position; None means 0.
       window: as in `reference.visible`.
       scale: factor on the scores.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
@@ -96,13 +96,13 @@ def attention(
 def visible_tiles(
     T: int, block: int, window: int | None, *, causal: bool = True
 ) -> Int32[np.ndarray, "P 2"]:
-    """List the tiles, (query block, key block), with a visible score."""
+    """List the tiles with a visible score as pairs (query block, key block)."""
     reach, num = T if window is None else window, -(-T // block)
     pairs = [
         (i, j)
         for i in range(num)
-        # The first query of block i sees back to key i * block - reach + 1, the last,
-        # (i + 1) * block - 1, on to reach - 1 keys after it.
+        # The first query of block i sees keys from i * block - reach + 1 on. The last
+        # query, (i + 1) * block - 1, sees up to reach - 1 keys after itself.
         for j in range(
             max(0, (i * block - reach + 1) // block),
             i + 1 if causal else min(num, ((i + 1) * block + reach - 2) // block + 1),
@@ -144,19 +144,19 @@ def _forward(static: _Static, q, k, v, segment_ids, prefix_len):
     is_causal = static.causal and prefix_len is None
     acc, row_max, row_sum = _over_pairs(static, add_tile, carry, is_causal)
     out = _join(acc / row_sum[..., None], q)
-    # Names for remat policies; the two are all that the tiles are recomputed from.
+    # Names for remat policies: the backward pass recomputes the tiles from these two.
     out = checkpoint_name(out, OUT_NAME)
     lse = checkpoint_name(row_max + jnp.log(row_sum), LSE_NAME)
     return out, (q, k, v, segment_ids, prefix_len, out, lse)
 
 
 def _backward(static: _Static, residuals, d_out):
-    """Return the cotangents of q, k, v (and none for segments and prefixes)."""
+    """Return the cotangents of q, k and v, and None for segments and prefixes."""
     q, k, v, segment_ids, prefix_len, out, lse = residuals
     q_blocks, k_blocks, v_blocks = _split_qkv(static, q, k, v)
     seg_blocks = _split_segments(static, segment_ids)
     do_blocks, _, _ = _split_qkv(static, d_out, k, v)
-    # Row sums of probs * d_probs, from the output (eq. 4 of the source, section 3.1).
+    # Row sums of probs * d_probs, from the output (section 3.1, eq. 4 of the source).
     out_blocks, _, _ = _split_qkv(static, out, k, v)
     delta = jnp.sum(
         do_blocks.astype(jnp.float32) * out_blocks.astype(jnp.float32), axis=-1
@@ -197,7 +197,7 @@ _flash.defvjp(_forward, _backward)
 def _over_pairs(
     static: _Static, add_tile: Callable, carry: tuple, is_causal: bool
 ) -> tuple:
-    """Fold add_tile over the visible pairs; a single pair needs no loop."""
+    """Apply add_tile to the carry for each visible pair; one pair needs no loop."""
     pairs = visible_tiles(static.seq_len, static.block, static.window, causal=is_causal)
     if len(pairs) == 1:
         return add_tile(carry, 0, 0)
@@ -207,7 +207,7 @@ def _over_pairs(
 def _tile_scores(
     static: _Static, q_i: Float[Array, "B K G c H"], k_j: Float[Array, "B K c H"]
 ) -> Float[Array, "B K G c c"]:
-    """Scores of one tile, scaled and capped, before the mask."""
+    """Return the scores of one tile, scaled and capped, before the mask."""
     scores = _dot("bkgth,bksh->bkgts", q_i, k_j) * static.scale
     if static.soft_cap is None:
         return scores
@@ -221,10 +221,10 @@ def _tile_mask(
     i,
     j,
 ) -> Bool[Array, "#B 1 1 c c"]:
-    """Visible scores of the tile (i, j).
+    """Return which scores of the tile (i, j) are visible.
 
     Padding comes last, so causality hides it from the real queries. Without causality
-    it is a document of its own. Each padded query sees at least itself.
+    the padding is a document of its own. Each padded query sees at least itself.
     """
     rows = jnp.arange(static.block, dtype=jnp.int32)
     distance = ((i - j) * static.block + rows[:, None] - rows[None, :])[None]

@@ -1,6 +1,6 @@
 """Attention by cuDNN's fused kernels, through jax.nn.dot_product_attention.
 
-Enters and leaves: as in `reference`, on an NVIDIA GPU, in bfloat16 or float16.
+Input and output are those of `reference`, in bfloat16 or float16, on an NVIDIA GPU.
 """
 
 import jax
@@ -22,16 +22,16 @@ def attention(
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      causal: hide the keys after the query.
-      window: number of keys that a query sees, itself included; None means all. Must be
-        None if not causal.
+      causal: whether the keys after a query are hidden.
+      window: number of keys that a query sees, its own included; None means all. Must
+        be None if not causal.
       scale: factor on the scores.
 
     Returns:
       The output in the dtype of q.
     """
-    # JAX counts only the keys before the query. is_causal is set with the window,
-    # because the window alone is lowered without a causal mask (jax 0.11.2).
+    # JAX does not count the query's own key. is_causal is set as well, because a window
+    # alone is lowered without a causal mask (jax 0.11.2).
     local_window = None if window is None else (window - 1, 0)
     return jax.nn.dot_product_attention(
         q,

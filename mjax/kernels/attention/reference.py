@@ -31,9 +31,9 @@ def attention(
       v: values.
       segment_ids: positions see each other only if these are equal; never decreasing
         along T.
-      causal: as in `visible`.
-      prefix_len: causality hides no key before this position; None means 0.
-      window: as in `visible`.
+      causal: whether the keys after a query are hidden, as in `visible`.
+      prefix_len: [B], causality hides no key before this position; None means 0.
+      window: number of keys that a query sees, as in `visible`; None means all.
       scale: factor on the scores.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
 

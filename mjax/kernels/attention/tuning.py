@@ -9,7 +9,7 @@ class BlockedTuning:
     """Sizes for the blocked backend."""
 
     block: int
-    """Queries, and also keys, per tile; a shorter sequence is a single tile."""
+    """Number of queries and of keys per tile; a shorter sequence is a single tile."""
 
     def __post_init__(self):
         if self.block < 1:
@@ -17,9 +17,9 @@ class BlockedTuning:
 
 
 BLOCKED_CPU = BlockedTuning(block=64)
-"""2-core x86 CPU (AVX2), 2026-11: the fastest of 32, 64, 128 and 256, or within noise
-of it, for forward + backward with B 1-32, T 128-2048, H 32-64, float32 and bfloat16,
-full causal and window T / 4."""
+"""Tuned on a 2-core x86 CPU (AVX2), 2026-11. Of 32, 64, 128 and 256 it is the fastest,
+or within noise of the fastest, for forward + backward with B 1-32, T 128-2048, H 32-64,
+float32 and bfloat16, full causal and window T / 4."""
 
 BLOCKED_GPU = BlockedTuning(block=256)
 """Not tuned: no GPU was measured. Larger than on CPU, because each loop iteration
@@ -33,9 +33,9 @@ class MosaicKernel:
     warpgroups: int = 2
     """Compute warpgroups of a thread block; each has 64 rows of the result."""
     block: int
-    """Rows of the other sequence (keys, for dkv queries) that are loaded at a time."""
+    """Rows of the other sequence (keys; queries for dkv) that are loaded at a time."""
     stages: int = 2
-    """Blocks of the other sequence in shared memory at a time."""
+    """Number of blocks of the other sequence that shared memory holds."""
     splits_width: bool = False
     """For dkv: the two warpgroups share 64 rows and split the width (`dkv_wide`)."""
 
@@ -59,23 +59,24 @@ class MosaicKernel:
 
     @property
     def tile(self) -> int:
-        """Rows of the result of a thread block."""
+        """Rows of the result that a thread block computes."""
         return 64 * (1 if self.splits_width else self.warpgroups)
 
     @property
     def registers(self) -> int:
-        """Registers of a thread that computes."""
+        """Number of registers of a thread in a compute warpgroup."""
         return _REGISTERS[self.warpgroups]
 
 
-# 65,536 registers for the compute warpgroups and a loading one, of 128 threads each; a
-# loading thread keeps 24. As in FlashAttention-3 (hopper/flash_fwd_kernel_sm90.h).
+# The compute warpgroups and the loading warpgroup, of 128 threads each, share 65,536
+# registers; a loading thread keeps 24. As in FlashAttention-3
+# (hopper/flash_fwd_kernel_sm90.h).
 _REGISTERS = {2: 240, 3: 160}
 
 
 LEAST_STAGES = MappingProxyType({"forward": 2, "dq": 3, "dkv": 2})
-"""dq waits for the next block before it releases the previous one, so with two buffer
-entries it would deadlock from the third block on."""
+"""Kernel -> least number of stages. dq waits for the next block before it releases the
+previous one, so with two buffer entries it would deadlock at the third block."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -86,8 +87,8 @@ class MosaicTuning:
     dq: MosaicKernel
     dkv: MosaicKernel
     fused: MosaicKernel | None = None
-    """Sizes of the kernel that replaces dq and dkv and is not deterministic; None uses
-    dq and dkv."""
+    """Sizes of the fused kernel, which replaces dq and dkv and is not deterministic;
+    None uses dq and dkv."""
     value_dim: int | None = None
     """Hv; None means the width of queries and keys."""
 
@@ -99,8 +100,8 @@ class MosaicTuning:
                     f"the kernel would never end; use {least + 1}"
                 )
         # The forward kernel writes the log-sum-exp of whole tiles of queries. The last
-        # block of queries of dkv must end there. Beyond it, it would read uninitialised
-        # memory, and a NaN there would reach the gradients of every key.
+        # block of queries of dkv must not extend beyond the last tile: it would read
+        # uninitialised memory, and a NaN there would reach the gradients of every key.
         if self.forward.tile % self.dkv.block:
             raise ValueError(
                 f"dkv.block must divide the {self.forward.tile} rows of a forward "
@@ -149,22 +150,23 @@ MOSAIC_H200 = MappingProxyType(
         ),
     }
 )
-"""Sizes by head width. Not tuned on a GPU. These are the largest blocks that compile
-for an H200 without spilling registers, jax 0.11.2, 2026-11
+"""Head width -> sizes. Not tuned on a GPU. These are the largest blocks that compile
+for an H200 without spilling registers, with jax 0.11.2, 2026-11
 (scripts/kernels/kernel_table.py). dq and dkv have a third buffer entry, because they
 release an entry one block late; dq has a fourth, because it starts the next block
 early. With fewer entries no load would be in flight. Registers allow only one thread
-block per SM, so the memory is free.
+block per SM, so there is enough shared memory for these entries.
 
-At 192/128 (queries and keys / values) and 256 memory and registers are scarce. Blocks
-of 64 keys in dq at 256 would leave room for one buffer entry each of K and V, so they
-have 32. Blocks of 64 queries in dkv at 192/128 would spill, so they have 32 too.
+At widths 192/128 (queries and keys / values) and 256, shared memory and registers are
+scarce. At 256, blocks of 64 keys in dq would leave room for only one buffer entry each
+of K and V, so the blocks have 32 keys. At 192/128, blocks of 64 queries in dkv would
+spill registers, so they have 32 queries.
 """
 
 FUSED_H200 = MappingProxyType({128: MosaicKernel(block=64, stages=3)})
-"""`MosaicTuning.fused` by head width, if the forecast is a 10% shorter backward pass
-(docs/benchmarks/attention_forecast.md). Not tuned; as many buffer entries as fit in
-shared memory."""
+"""Head width -> `MosaicTuning.fused`, for widths whose backward pass it is forecast to
+shorten by 10% (docs/benchmarks/attention_forecast.md). Not tuned; as many buffer
+entries as fit in shared memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,18 +174,19 @@ class GroupSplit:
     """Rule for splitting the query heads of a key head over thread blocks in dkv.
 
     Without a split, the thread block of a tile of keys and a key head walks all query
-    heads of the group in sequence, and its sums stay in registers. With one or two key
-    heads on a GPU the longest of these walks takes several times the mean load of a
-    multiprocessor. With a split, each part of the group has its own thread block; the
-    float32 sums of the parts go through global memory, and another pass adds them.
+    heads of the group in sequence, and its sums stay in registers. With only one or two
+    key heads on a GPU, the longest walk takes several times the mean load of a
+    multiprocessor. With a split, each part of the group has its own thread block. The
+    float32 sums of the parts go through global memory, and a second pass adds them.
     """
 
     multiprocessors: int
     least_load: float
-    """Least mean load of a multiprocessor over the longest walk of a thread block."""
+    """Least ratio of the mean load of a multiprocessor to the longest walk of a thread
+    block."""
     least_load_documents: float
-    """The same with packed documents, whose lengths are unknown at compile time: their
-    walks are shorter and less equal."""
+    """The same ratio with packed documents. Their lengths are unknown at compile time;
+    their walks are shorter and less equal."""
 
     def __post_init__(self):
         if self.multiprocessors < 1:
@@ -200,8 +203,8 @@ class GroupSplit:
     def parts(self, *, longest: int, total: int, group: int, documents: bool) -> int:
         """Return the number of equal parts of the query heads of a key head.
 
-        It is the smallest number with enough load, because adding parts costs memory
-        and time.
+        This is the smallest number that reaches the ratio, because adding the parts
+        costs memory and time.
 
         Args:
           longest: longest walk of a thread block with the whole group, in any unit.
@@ -216,7 +219,8 @@ class GroupSplit:
 
 
 DKV_SPLIT = GroupSplit(multiprocessors=132, least_load=0.9, least_load_documents=1.8)
-"""For H100 (SXM) and H200, not tuned on a GPU. In a simulation, 2026-11
-(scripts/kernels/schedule.py), no other number of parts is more than 1% faster for 20
-shapes without documents. With documents of log-normal lengths none is faster for 9 of
-11 shapes; for the other two, another number is 5% and 24% (mean length 256) faster."""
+"""For H100 (SXM) and H200, not tuned on a GPU. In a simulation of 2026-11
+(scripts/kernels/schedule.py) without documents, no other number of parts is more than
+1% faster for any of 20 shapes. With documents of log-normal lengths, no other number is
+faster for 9 of 11 shapes; for the other two, another number is 5% and 24% (mean length
+256) faster."""

@@ -25,24 +25,24 @@ def linear_cross_entropy(
     """Return the sum over positions of -log softmax((x w^T + bias) scale)[target].
 
     Logits, softmax and sums are float32. The gradients of the logits enter the two
-    matmuls of the backward pass in the dtype of x; the gradient of w is summed
-    over the chunks in float32. Differentiable once, in x, w and bias.
+    matmuls of the backward pass in the dtype of x; the gradient of w is summed over the
+    chunks in float32. The function can be differentiated once, in x, w and bias.
 
     Inside shard_map the shapes are per device and x, w and bias vary over the same
-    axes. If devices share the vocabulary, each returns the gradient of x from its own
-    columns; the sum over the devices is the gradient.
+    axes. If the vocabulary is split over devices, each device returns the gradient of x
+    from its own columns; their sum over the devices is the full gradient.
 
     Args:
-      x: hidden states of whole rows, any float dtype.
+      x: hidden states at full width D, any float dtype.
       w: this device's rows of the table, dtype of x.
-      bias: this device's entries, or None.
+      bias: this device's entries of the bias, or None.
       targets: global token ids; a negative id means no target and adds 0.
       first_token: token id of row 0 of w.
       scale: factor on the logits.
-      vocabulary: its size, and how devices that share it combine numbers.
+      vocabulary: size of the vocabulary, and reductions over the devices that share it.
       soft_cap: scaled logits z become soft_cap * tanh(z / soft_cap); None means no cap.
     Returns:
-      the sum in nats, float32; equal on all devices that share the vocabulary.
+      The sum in nats, float32; equal on all devices that share the vocabulary.
     Raises:
       ValueError: shapes or dtypes do not fit together.
     """

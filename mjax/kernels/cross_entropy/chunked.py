@@ -1,13 +1,13 @@
 """Cross-entropy in chunks of positions, with gradients computed in the forward pass.
 
-The loss is a sum over positions. So the gradient of the logits, softmax - onehot, only
-lacks one factor for all positions, which the backward pass supplies. A chunk therefore
-computes its logits once, uses them for the loss and both gradients, and discards them:
-three matmuls, as without chunks, and no recomputation.
+The loss is a sum over positions. So the gradient of the logits is softmax - onehot
+times one factor, the same for all positions, which the backward pass supplies. A chunk
+therefore computes its logits once, uses them for the loss and both gradients, and
+discards them: three matmuls, as without chunks, and no recomputation.
 
 Source: Hsu et al. 2024 (Liger Kernel), arXiv:2410.10989, FusedLinearCrossEntropy;
-the split vocabulary, Shoeybi et al. 2019, arXiv:1909.08053, section 3.
-Differs: plain JAX, and the result is a sum, so that one factor scales all gradients.
+split vocabulary: Shoeybi et al. 2019, arXiv:1909.08053, section 3. Differs: plain JAX,
+and the result is a sum, so one factor scales all gradients.
 """
 
 import dataclasses
@@ -29,14 +29,14 @@ def _held_whole(x: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Vocabulary:
-    """A vocabulary on one device, or split over several."""
+    """The size of a vocabulary, and reductions over the devices that share it."""
 
     size: int
     """V; columns from V on are padding and have zero probability."""
     maximum: Callable[[jax.Array], jax.Array] = _held_whole
     """Elementwise maximum over the devices that share the vocabulary."""
     total: Callable[[jax.Array], jax.Array] = _held_whole
-    """Elementwise sum over these devices."""
+    """Elementwise sum over the devices that share the vocabulary."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,11 +44,11 @@ class Options:
     """Static arguments of one call."""
 
     num_chunks: int
-    """Number of chunks of the positions, of (almost) equal size."""
+    """Number of chunks that the positions are split into, of (almost) equal size."""
     scale: float
     """Factor on the logits."""
     vocabulary: Vocabulary
-    """Size of the vocabulary, and how devices that share it combine numbers."""
+    """Size of the vocabulary, and reductions over the devices that share it."""
     soft_cap: float | None = None
     """Bound on the magnitude of the scaled logits; None means no bound."""
 
@@ -57,7 +57,7 @@ class Options:
 def summed_nll(
     options: Options, x: Any, targets: Any, w: Any, bias: Any, first_token: Any
 ) -> Any:
-    """Return the summed negative log-likelihood; arguments as in the entry point.
+    """Return the summed NLL in nats; arguments as in `api.linear_cross_entropy`.
 
     Here x is [n, D] and targets [n]. Without a gradient only the loss is computed.
     """
@@ -105,7 +105,7 @@ summed_nll.defvjp(_forward, _backward)
 
 
 def _over_chunks(chunk: Any, carry: Any, num_chunks: int, arrays: Any) -> Any:
-    """Run chunk(carry, (x, targets)) over equal chunks; the last one is padded.
+    """Scan chunk(carry, (x, targets)) over chunks of equal size; the last is padded.
 
     A padding position has no target, so it adds nothing to any sum.
     """
@@ -122,7 +122,7 @@ def _over_chunks(chunk: Any, carry: Any, num_chunks: int, arrays: Any) -> Any:
 def _nll(
     options: Options, x: Any, targets: Any, w: Any, bias: Any, first_token: Any
 ) -> tuple[Any, Any]:
-    """Return the loss of each position [c], and its gradient in x w^T [c, v]."""
+    """Return the loss of each position, [c], and its gradient in x w^T, [c, v]."""
     vocabulary, scale = options.vocabulary, options.scale
     z = jnp.einsum("nd,vd->nv", x, w, preferred_element_type=_F32)
     z = (z if bias is None else z + bias[None].astype(_F32)) * scale

@@ -24,8 +24,8 @@ def summed_nll(
 
     Args:
       x: hidden states.
-      w: the table; rows from vocab_size on are padding.
-      bias: added to the logits, or None.
+      w: table of the output projection; rows from vocab_size on are padding.
+      bias: [v], added to x w^T, or None.
       targets: token ids; negative ids add 0.
       scale: factor on the logits.
       vocab_size: V.

@@ -8,9 +8,10 @@ class ChunkedTuning:
     """Sizes for the chunked backend."""
 
     max_logits: int
-    """Logits, positions x local vocabulary, of one chunk."""
+    """Largest number of logits in one chunk, positions x local vocabulary."""
     min_positions: int
-    """Minimum positions of a chunk, even if their logits exceed `max_logits`."""
+    """Minimum number of positions in a chunk, even if their logits exceed
+    `max_logits`."""
 
     def __post_init__(self):
         if min(self.max_logits, self.min_positions) < 1:
@@ -27,12 +28,12 @@ class ChunkedTuning:
 
 
 CHUNKED = ChunkedTuning(max_logits=2**27, min_positions=1024)
-"""Not timed: from the model of scripts/kernels/loss_chunks.py for the H200, whose bytes
-are those of the compiled program (docs/benchmarks/loss_chunks.md). Over V 32768 to
-262144, D 2048 to 12288 and tp 1 and 8, with 8192 positions, they are 1.3% slower than
-the fastest number of chunks, 2.9% at most. Half the logits are up to 9.4% slower, twice
-the logits 0.6% faster, for 1.5 GiB in place of 0.75. Half the positions are up to 10.8%
-slower, where V is above 131072 on a device: each chunk reads w twice and rewrites the
-sum of its gradient, 12 bytes x v x D, inside matmuls of 6 c v D FLOPs, and that
-of w's gradient is bound by memory below c = 620 positions at three quarters of the
-peak."""
+"""Not timed: chosen with the model of scripts/kernels/loss_chunks.py for the H200,
+which takes its bytes from the compiled program (docs/benchmarks/loss_chunks.md). Over V
+32768 to 262144, D 2048 to 12288, tp 1 and 8, with 8192 positions, these sizes are 1.3%
+slower than the fastest number of chunks, 2.9% at most. Half of `max_logits` is up to
+9.4% slower; twice as many logits are 0.6% faster, but take 1.5 GiB instead of 0.75.
+Half of `min_positions` is up to 10.8% slower if a device has V above 131072. There each
+chunk reads w twice and rewrites the sum of w's gradient, 12 bytes x v x D, for matmuls
+of 6 c v D FLOPs; the matmul for w's gradient is memory-bound below c = 620 positions at
+three quarters of the peak."""

@@ -1,9 +1,9 @@
 """GELU, SwiGLU and GeGLU with their biases.
 
 Input: outputs of the input projections, and biases. Output: the input of the output
-projection, computed in float32, in the dtype of the arguments. For the backward pass
-only the arguments are kept. Differentiable once; inside shard_map all arguments vary
-over the same axes.
+projection, computed in float32 and returned in the dtype of the arguments. Only the
+arguments are kept for the backward pass. The functions can be differentiated once.
+Inside shard_map all arguments must vary over the same mesh axes.
 """
 
 from jaxtyping import Array, Float
@@ -14,7 +14,7 @@ from mjax.kernels.gelu import xla
 def gelu(
     x: Float[Array, "*dims F"], bias: Float[Array, " F"] | None, *, tanh: bool
 ) -> Float[Array, "*dims F"]:
-    """Return z Phi(z), z = x + bias, Phi the normal distribution function.
+    """Return z Phi(z) with z = x + bias; Phi is the normal distribution function.
 
     Args:
       x: activations, any float dtype.
@@ -31,7 +31,7 @@ def swiglu(
     up_bias: Float[Array, " F"] | None,
     gate_bias: Float[Array, " F"] | None,
 ) -> Float[Array, "*dims F"]:
-    """Return silu(gate + gate_bias) (up + up_bias), silu(z) = z / (1 + exp(-z)).
+    """Return silu(gate + gate_bias) (up + up_bias) with silu(z) = z / (1 + exp(-z)).
 
     Args:
       up: activations, any float dtype.
@@ -49,7 +49,7 @@ def geglu_tanh(
     up_bias: Float[Array, " F"] | None,
     gate_bias: Float[Array, " F"] | None,
 ) -> Float[Array, "*dims F"]:
-    """Return gelu(gate + gate_bias) (up + up_bias), gelu in its tanh form.
+    """Return gelu(gate + gate_bias) (up + up_bias) with the tanh form of gelu.
 
     Args:
       up: activations, any float dtype.

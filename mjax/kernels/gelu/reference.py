@@ -22,7 +22,7 @@ def swiglu(
     up_bias: Float[Array, " F"] | None,
     gate_bias: Float[Array, " F"] | None,
 ) -> Float[Array, "*dims F"]:
-    """Return silu(gate + its bias) (up + its bias); arguments as in `api.swiglu`."""
+    """Return silu(gate + gate_bias) (up + up_bias); arguments as in `api.swiglu`."""
     gated = jax.nn.silu(add_bias(gate, gate_bias)) * add_bias(up, up_bias)
     return gated.astype(up.dtype)
 
@@ -33,7 +33,7 @@ def geglu_tanh(
     up_bias: Float[Array, " F"] | None,
     gate_bias: Float[Array, " F"] | None,
 ) -> Float[Array, "*dims F"]:
-    """Return gelu(gate + its bias) (up + its bias); arguments as in `api`."""
+    """Return gelu(gate + gate_bias) (up + up_bias), as `api.geglu_tanh`."""
     opened = jax.nn.gelu(add_bias(gate, gate_bias), approximate=True)
     return (opened * add_bias(up, up_bias)).astype(up.dtype)
 
@@ -43,7 +43,8 @@ def add_bias(
 ) -> Float[Array, "*dims F"]:
     """Add a bias, if there is one, in the dtype of x; return float32.
 
-    With a float32 sum, XLA's backward pass would store intermediates instead of fusing.
+    If the sum were float32, XLA would store intermediates of the backward pass instead
+    of fusing them.
     """
     if bias is not None:
         x = x + bias.astype(x.dtype).reshape((1,) * (x.ndim - 1) + bias.shape)

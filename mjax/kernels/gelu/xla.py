@@ -4,13 +4,12 @@ Without recomputation, automatic differentiation keeps the slopes (GELU) or the
 intermediates (gated), each as large as an argument. Here the backward pass recomputes
 them from the arguments, in the one kernel that uses them.
 
-The derivatives are explicit because that of erf in jax 0.12.0 fails inside shard_map
-(it evaluates a polynomial whose coefficients it does not cast to varying).
+The derivatives are explicit because jax 0.12.0's derivative of erf fails inside
+shard_map: it does not cast the coefficients of a polynomial to varying.
 
-The formulas take the fewest instructions, because these kernels are limited by
-arithmetic before memory (docs/benchmarks/memory_kernels.md): erf instead of erfc, which
-computes two branches, and the logistic function instead of tanh, (1 + tanh
-u) / 2 = 1 / (1 + exp(-2u)).
+The formulas take the fewest instructions, because arithmetic limits these kernels more
+than memory does (docs/benchmarks/memory_kernels.md). They use erf instead of erfc,
+which computes two branches, and (1 + tanh u) / 2 is computed as 1 / (1 + exp(-2u)).
 """
 
 import functools
@@ -28,7 +27,7 @@ _ROOT = (2.0 / math.pi) ** 0.5
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gelu(tanh: bool, x: Any, bias: Any) -> Any:
-    """Return GELU(x + bias); arguments as in the entry point."""
+    """Return GELU(x + bias); arguments as in `api.gelu`."""
     z = reference.add_bias(x, bias)
     if tanh:
         return (z * _tanh_distribution(z)).astype(x.dtype)
@@ -59,12 +58,12 @@ def _distribution(z: jax.Array) -> jax.Array:
 
 
 def _slope(z: jax.Array) -> jax.Array:
-    """Return the derivative of z Phi(z): Phi(z) + z phi(z)."""
+    """Return the derivative of z Phi(z), which is Phi(z) + z phi(z)."""
     return _distribution(z) + z * jnp.exp(-0.5 * z * z) * (2.0 * jnp.pi) ** -0.5
 
 
 def _tanh_distribution(z: jax.Array) -> jax.Array:
-    """Return (1 + tanh u) / 2, u = sqrt(2/pi) (z + 0.044715 z^3).
+    """Return (1 + tanh u) / 2 with u = sqrt(2/pi) (z + 0.044715 z^3).
 
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
     """
@@ -72,14 +71,14 @@ def _tanh_distribution(z: jax.Array) -> jax.Array:
 
 
 def _tanh_slope(z: jax.Array) -> jax.Array:
-    """Return the derivative of z s(2u), s the logistic function: s' = s (1 - s)."""
+    """Return the derivative of z s(2u), where s is logistic and s' = s (1 - s)."""
     s = _tanh_distribution(z)
     return s + z * s * (1.0 - s) * 2.0 * _ROOT * (1.0 + 3 * 0.044715 * z * z)
 
 
 @jax.custom_vjp
 def swiglu(up: Any, gate: Any, up_bias: Any, gate_bias: Any) -> Any:
-    """Return silu(gate) up, biases added; arguments as in the entry point."""
+    """Return silu(gate + gate_bias) (up + up_bias); arguments as in `api.swiglu`."""
     return reference.swiglu(up, gate, up_bias, gate_bias)
 
 
@@ -102,7 +101,7 @@ swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 
 @jax.custom_vjp
 def geglu_tanh(up: Any, gate: Any, up_bias: Any, gate_bias: Any) -> Any:
-    """Return gelu(gate) up, biases added; arguments as in the entry point."""
+    """Return gelu(gate + gate_bias) (up + up_bias), as `api.geglu_tanh`."""
     y, z = reference.add_bias(up, up_bias), reference.add_bias(gate, gate_bias)
     return (z * _tanh_distribution(z) * y).astype(up.dtype)
 
@@ -124,7 +123,7 @@ geglu_tanh.defvjp(_geglu_tanh_forward, _geglu_tanh_backward)
 
 
 def _gradients(slope: jax.Array, g: Any, x: Any, bias: Any) -> tuple[Any, Any]:
-    """Return the gradients of x and bias, from the derivative of the result in both."""
+    """Return the gradients of x and bias; slope is the derivative in their sum."""
     # Round the slope, not the float32 product, which XLA would store for the sum.
     dx = g * slope.astype(x.dtype)
     if bias is None:

@@ -1,7 +1,7 @@
-"""LayerNorm and RMSNorm: the norm alone, or together with its residual stream.
+"""LayerNorm and RMSNorm: the norm alone, or together with the residual stream.
 
 Input: activations, scale and bias. Output: the normalised activations, in their dtype.
-For the backward pass only x and scale are kept. The forward pass is the reference,
+Only x and scale are kept for the backward pass. The forward pass is `reference.norm`,
 which XLA compiles to one kernel that reads x once. The backward pass has two backends.
 """
 
@@ -19,13 +19,13 @@ from mjax.kernels.target import Target, target
 
 Backend = Literal["mosaic_gpu", "xla"]
 
-# The sums of a thread, D / 128 entries, stay in registers; at 12288 they spill.
+# The D / 128 sums of a thread stay in registers; at D = 12288 they spill.
 _MAX_WIDTH = 8192
 NEEDS = (
     "mosaic_gpu takes bfloat16 and float16 without a bias on Hopper GPUs, at widths up "
     f"to {_MAX_WIDTH} that {tuning.LANE} divides"
 )
-"""Text on when `choose` selects the kernel."""
+"""Text that says when `choose` selects the kernel."""
 
 
 def norm(
@@ -36,16 +36,17 @@ def norm(
     centred: bool,
     eps: float,
 ) -> Float[Array, "*dims D"]:
-    """Normalise every position by its own statistics over D, in float32, then scale.
+    """Normalise every position by its own statistics over D in float32, then scale it.
 
     centred (LayerNorm): y = (x - mean) * scale / sqrt(var + eps) + bias;
     otherwise (RMSNorm): y = x * scale / sqrt(mean(x^2) + eps) + bias.
 
-    Differentiable once. Inside shard_map all arguments vary over the same axes.
+    Can be differentiated once. Inside shard_map all arguments must vary over the same
+    mesh axes.
 
     Args:
       x: activations, any float dtype.
-      scale: factors, any float dtype.
+      scale: factors on the normalised activations, any float dtype.
       bias: summands, or None.
       centred: subtract the mean.
       eps: added to the variance or mean square; unit of x squared.
@@ -65,10 +66,9 @@ def skip_and_norm(
     centred: bool,
     eps: float,
 ) -> tuple[Float[Array, "*dims D"], Float[Array, "*dims D"]]:
-    """Return x and its norm, as at the start of a residual branch.
+    """Return x and its norm, for the start of a residual branch.
 
-    The kernel of the backward pass adds the gradients of both results, which saves a
-    separate sum.
+    The backward kernel adds the gradients of both results, which saves a separate pass.
 
     Args:
       x: activations, as in `norm`.
@@ -91,7 +91,7 @@ def choose(*, target: Target, dtype: DTypeLike, width: int, use_bias: bool) -> B
     """Choose the backend of the backward pass of `skip_and_norm`.
 
     Args:
-      target: the device that the program is traced for.
+      target: the kind of device that the program is traced for.
       dtype: dtype of x.
       width: D.
       use_bias: whether there is a bias.
@@ -145,11 +145,12 @@ _skip_and_norm.defvjp(_skip_forward, _skip_backward)
 
 
 def _backward(options: _Options, saved: Any, g: Any, g_x: Any) -> tuple[Any, Any, Any]:
-    """Return the gradients of x, scale and bias; g_x is added to that of x."""
+    """Return the gradients of x, scale and bias; g_x is added to the gradient of x."""
     x, scale, bias = saved
     statics = {"centred": options.centred, "eps": options.eps}
     if options.backend == "mosaic_gpu":
-        # Not at the top: the import takes 0.3 s, which runs without a GPU do not need.
+        # Imported here, not at the top: runs without a GPU save the 0.3 s that it
+        # takes.
         from mjax.kernels.layer_norm import mosaic_gpu
 
         width = x.shape[-1]

@@ -1,16 +1,16 @@
-"""Backward pass of norms for Hopper, with the sum of the residual stream: one read.
+"""Backward pass of norms for Hopper, plus the residual gradient, in one read.
 
 Input: x, the gradient g of the norm's result, and the gradient g_x of x from the
-residual stream. Output: dx, the sum of both paths, and the gradient of the scale. XLA
-reads x and g twice, because it cannot fuse sums over a position and sums over positions
-into one kernel.
+residual stream. Output: dx, the sum of the gradients of both paths, and the gradient of
+the scale. XLA reads x and g twice, because it cannot fuse sums over a position and sums
+over positions into one kernel.
 
-A block is one warpgroup. Bulk copies (TMA) load positions into a ring buffer in shared
-memory, and store results from it: dx replaces g_x in its buffer entry. The gradient of
-the scale stays in float32 registers for all positions of the block. XLA adds the sums
-of the blocks, so the order of every sum is fixed.
+A thread block is one warpgroup. Bulk copies (TMA) load positions into a ring buffer in
+shared memory and store results from there: dx replaces g_x in its buffer entry. The
+gradient of the scale stays in float32 registers for all positions of the block. XLA
+adds the sums of the blocks, so the order of every sum is fixed.
 
-A bulk copy moves boxes of at most 256 entries per side, so a position is [D/256, 256].
+A bulk copy moves at most 256 entries per dim, so a position is stored as [D/256, 256].
 """
 
 import math
@@ -28,7 +28,7 @@ from mjax.kernels.varying import vary_like
 
 _F32 = jnp.float32
 _ROWS = 4
-"""Rows in registers at a time: 8 entries per thread."""
+"""Rows of 256 entries in registers at a time: 8 entries per thread."""
 
 
 def backward(
@@ -50,7 +50,7 @@ def backward(
       g_x: gradient of x from the residual stream, dtype of x.
       centred: LayerNorm if True, otherwise RMSNorm.
       eps: added to the variance or mean square.
-      tuning: sizes.
+      tuning: sizes of the kernel.
     Returns:
       dx, dtype of x; d_scale, float32.
     """
@@ -75,8 +75,9 @@ def backward(
         grid_names=("block",),
         kernel_name="norm_backward",
         # Pallas would put barriers around each copy and each store of a piece, 5 to 19
-        # per position. They are not needed: a thread reads and writes the same entries
-        # in every access, and `commit_smem` and `wait_smem_to_gmem` are barriers.
+        # per position. The kernel does not need them: a thread reads and writes the
+        # same entries in every access, and `commit_smem` and `wait_smem_to_gmem` are
+        # barriers.
         compiler_params=plgpu.CompilerParams(unsafe_no_auto_barriers=True),
     )
     dx, d_scale = kernel(
@@ -94,7 +95,7 @@ def _body(
     centred: bool,
     eps: float,
 ) -> Any:
-    """Return the kernel of one block."""
+    """Return the kernel that one thread block runs."""
     num_rows, width = shape[0], math.prod(shape)
     step = max(r for r in range(1, _ROWS + 1) if num_rows % r == 0)
     pieces = [pl.ds(start, step) for start in range(0, num_rows, step)]
@@ -126,7 +127,8 @@ def _body(
 
         def position(i, sums):
             slot, freed = lax.rem(i, stages), lax.rem(i + (stages - 1), stages)
-            # The copy out of the previous position's entry must have finished reading.
+            # The copy to global memory must have finished reading the previous
+            # position's entry.
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
             @pl.when((i > 0) & (i + (stages - 1) < num_positions))
@@ -156,7 +158,7 @@ def _body(
                 g_x[piece] = dx.astype(dtype)
                 added.append(total + wide(g, piece) * (y * rstd))
             # Orders these reads before the next copy into shared memory, and the writes
-            # before this copy out.
+            # before this copy to global memory.
             plgpu.commit_smem()
             plgpu.copy_smem_to_gmem(g_x, dx_gmem.at[block + i * blocks])
             return tuple(added)

@@ -3,7 +3,7 @@
 import dataclasses
 
 LANE = 256
-"""Entries per row of a position, for mosaic_gpu: the most that one copy can move."""
+"""Entries per row of a position in mosaic_gpu: the most that a copy moves per dim."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -11,10 +11,11 @@ class MosaicTuning:
     """Sizes for the mosaic_gpu backend."""
 
     blocks: int
-    """Number of thread blocks, of one warpgroup each; a block takes every blocks-th
-    position."""
+    """Number of thread blocks, of one warpgroup each. Block i takes positions i, i +
+    blocks, ..."""
     stages: int
-    """Positions in shared memory: one is processed, the others are being loaded."""
+    """Number of positions in shared memory: one is processed, the others are being
+    loaded."""
 
     def __post_init__(self):
         if self.blocks < 1 or self.stages < 1:
@@ -29,12 +30,12 @@ def mosaic(width: int) -> MosaicTuning:
 
     Not timed: chosen from the machine code (docs/benchmarks/memory_kernels.md). A
     single block takes 1000 clocks per position at width 768 and 2500 at 8192, mostly
-    waiting. The memory of an H200 delivers a position to each of its 132
-    multiprocessors in 310 and 3300 clocks. So several blocks share a multiprocessor,
-    until their waits are half of the memory's time; at 768 their instructions take
-    longer than the memory, and at 8192 shared memory holds only one block. Each block
-    adds 4 D bytes of partial sums, written and read: 1.6% of the traffic at 8192
-    positions for each block of a multiprocessor.
+    waiting. The memory of an H200 delivers one position to each of its 132
+    multiprocessors in 310 clocks at 768 and 3300 at 8192. So several blocks share a
+    multiprocessor, until their waits take half of the memory's time. At 768 their
+    instructions take longer than the memory; at 8192 shared memory holds only one
+    block. Each block writes and reads 4 D bytes of partial sums: 1.6% of the traffic at
+    8192 positions for each block per multiprocessor.
     """
     if width <= 1024:
         return MosaicTuning(blocks=4 * 132, stages=4)

@@ -1,11 +1,11 @@
 """Backward pass of norms in plain JAX; XLA compiles it to two reads of the data.
 
-After automatic differentiation every sum depends on the centred x, and XLA stores
+With automatic differentiation every sum depends on the centred x, and XLA stores
 float32 intermediates as large as x. Here one read of x and g computes all sums over a
-position: they use moments about a value near the mean instead of the mean, so no sum
-depends on another. A second read computes dx and the sums over positions.
+position. They use moments about a value near the mean instead of the mean itself, so no
+sum depends on another. A second read computes dx and the sums over positions.
 
-Source: Ba et al. 2016, arXiv:1607.06450, eq. 4, differentiated; shifted moments, Chan
+Source: Ba et al. 2016, arXiv:1607.06450, eq. 4, differentiated; shifted moments: Chan
 et al. 1983, doi:10.1080/00031305.1983.10483115, section 2.
 """
 
@@ -25,7 +25,7 @@ def backward(
     centred: bool,
     eps: float,
 ) -> tuple[Float[Array, "*dims D"], Float[Array, " D"], Float[Array, " D"]]:
-    """Return the gradients of x, scale and bias, in float32.
+    """Return the float32 gradients of x, scale and bias.
 
     Args:
       x: input of the norm.
@@ -36,7 +36,7 @@ def backward(
     """
     y, g = x.astype(_F32), g.astype(_F32)
     gs = g * scale.astype(_F32)
-    # Any value near the mean keeps the precision of the variance; the first is free.
+    # Any value near the mean keeps the variance precise; the first entry costs nothing.
     y = y - y[..., :1] if centred else y
     square, along = _mean(y * y), _mean(gs * y)
     if centred:

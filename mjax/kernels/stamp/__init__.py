@@ -1,1 +1,1 @@
-"""Time marks that a device writes inside a compiled step."""
+"""Stamps: times that a device records inside a compiled step."""

@@ -1,10 +1,10 @@
-"""Stamps: the times at which a device reaches places in a compiled step.
+"""Stamps: the times at which a device reaches chosen points of a compiled step.
 
 Input: a log, which is an int32 array that the step carries, and values computed at a
-place. Output: the log with one more row, and the same values. The row is written when
+point. Output: the log with one more row, and the same values. The row is written when
 the values have been computed, and code that reads the returned values runs afterwards.
-So the compiler cannot move the place. The host never waits: the log is an output of the
-step like its metrics.
+So the compiler cannot move the stamp. The host never waits for a stamp: the log is an
+output of the step, like its metrics.
 
 Row 0 of a log is (rows appended, 0). Row i is (tag, clock), with the clock in units of
 2**8 ns, modulo 2**32: differences of up to 18 minutes are exact. If the log is full, a
@@ -12,8 +12,8 @@ new row replaces the last one and is counted.
 
 On a GPU a kernel of one thread writes the row, and the clock is `%globaltimer`. On CPU
 a callback writes it in 0.4 to 0.5 ms, and the clock is CLOCK_MONOTONIC. XLA for CPUs
-orders operations by data dependencies only, so a row only follows the first element of
-each value.
+orders operations by data dependencies only, so a row is guaranteed to follow only the
+first element of each value.
 
 In a loop, put a stamp at the start of the body. At the end it would keep the compiler
 from overlapping the collectives of that body with compute.
@@ -38,7 +38,7 @@ from mjax.kernels.target import Target, target
 Backend = Literal["mosaic_gpu", "callback"]
 
 UNIT_NS = callback.UNIT_NS
-"""Unit of the clock."""
+"""Unit of the clock, in nanoseconds."""
 
 
 def begin(
@@ -49,7 +49,7 @@ def begin(
     Args:
       num_rows: capacity of the log, at least 1. Rows not yet appended have arbitrary
         contents.
-      values: as for `append`.
+      values: as in `append`.
       tag: tag of the row.
     """
     if num_rows < 1:
@@ -73,11 +73,11 @@ def append(
 
     Args:
       log: log of this step.
-      values: arrays in memory, such as the carry of a loop or the result of a matmul; a
-        value that a fusion computes would be split from it.
+      values: arrays in memory, such as the carry of a loop or the result of a matmul;
+        stamping a value inside a fusion would split the fusion.
       tag: tag of the row, from -2**31 to 2**31 - 1.
     Returns:
-      the log with the row, and the values, which later code must read.
+      The log with the new row, and the values; later code must read these values.
     """
     log, values = lax.optimization_barrier((log, values))
     tags = jnp.full((1,), tag, jnp.int32)
@@ -100,7 +100,8 @@ def choose(device: Target) -> Backend:
     """Return the backend that writes the rows on a kind of device.
 
     Raises:
-      NotImplementedError: it is neither a CPU nor a GPU that Mosaic compiles for.
+      NotImplementedError: the device is neither a CPU nor a GPU that Mosaic compiles
+        for.
     """
     if not is_supported(device):
         raise NotImplementedError(

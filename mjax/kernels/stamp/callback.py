@@ -12,7 +12,7 @@ UNIT_NS = 2**8
 def append(
     log: Int32[Array, "rows 2"], tag: Int32[Array, "1"], values: PyTree
 ) -> Int32[Array, "rows 2"]:
-    """Return the log with one more row, after each value's first element."""
+    """Return the log with one more row, written after each value's first element."""
     first = [leaf[(0,) * leaf.ndim] for leaf in jax.tree.leaves(values)]
     return jax.pure_callback(_append, jax.typeof(log), log, tag, *first)
 

@@ -19,12 +19,12 @@ _UNIT_BITS = 8
 
 @functools.partial(jax.jit, static_argnums=0)
 def begin(num_rows: int, tag: Int32[Array, "1"]) -> Int32[Array, "rows 2"]:
-    """Return a log of one row; later rows have arbitrary contents."""
+    """Return a log with one row appended; later rows have arbitrary contents."""
     out = jax.ShapeDtypeStruct((num_rows + 1, 2), jnp.int32)
     return plgpu.kernel(_begin, out_type=out, kernel_name="stamp")(tag)
 
 
-@jax.jit  # One kernel for all call sites: its text has the caller's line.
+@jax.jit  # All call sites share one kernel; its text contains the line of its caller.
 def append(
     log: Int32[Array, "rows 2"], tag: Int32[Array, "1"]
 ) -> Int32[Array, "rows 2"]:

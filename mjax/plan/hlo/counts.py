@@ -1,7 +1,7 @@
 """Count the FLOPs and the kernels of one run of a program on one device.
 
 Input: the text of an optimised HLO module (`compiled.as_text()`); unlike `analysis`, no
-mesh. Output of `matmul_flops`: the FLOPs of its matmuls, counting each loop body as
+mesh. Output of `count_dot_flops`: the FLOPs of its matmuls, counting each loop body as
 often as it runs (XLA's own cost analysis counts it once). Output of `kernels`: each
 kernel that a GPU launches, with the bytes of its operands and results, which must cross
 the memory bus if the cache is empty. If a kernel reads a slice of an operand, or writes
@@ -47,7 +47,7 @@ def count_dot_flops(hlo_text: str) -> int:
 def _dot_flops(site: Site) -> int:
     """Count the FLOPs of an instruction in all its executions, without callees."""
     x = site.instruction
-    if "fmha" in x.target:  # Attention of cuDNN: matmuls inside a kernel.
+    if "fmha" in x.target:  # cuDNN's attention: the matmuls are inside a kernel.
         raise ValueError(f"cannot count the matmul in {x.name}: {x.target}")
     flops = own_work(x, site.computation).flops
     unknown = [loop.name for loop in site.loops if loop.trip_count is None]
@@ -69,13 +69,14 @@ class Kernel:
     """gemm, call, collective, or elementwise (including reductions and copies)."""
     runs: int
     read_bytes: int
-    """Bytes that one launch reads."""
+    """Bytes that one launch of the kernel reads."""
     written_bytes: int
-    """Bytes that one launch writes."""
+    """Bytes that one launch of the kernel writes."""
     flops: int
     """FLOPs of the matmuls in one launch."""
     product_dtype: str | None
-    """Dtype of the operands of its matmul, such as bf16; None without a matmul."""
+    """Dtype of the operands of the kernel's matmul, such as bf16; None without a
+    matmul."""
 
     @property
     def moved_bytes(self) -> int:

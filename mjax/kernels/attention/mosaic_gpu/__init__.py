@@ -1,1 +1,1 @@
-"""Attention for Hopper GPUs: kernels, and the operator made of them."""
+"""Attention for Hopper GPUs: the kernels, and the operator that calls them."""

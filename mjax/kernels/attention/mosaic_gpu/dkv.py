@@ -1,14 +1,14 @@
 """The backward kernel for keys and values: dk, dv of sliding-window attention.
 
 A thread block computes a tile of keys of one key head. For each query head that reads
-it, the block walks the blocks of queries that see these keys. Scores are computed
+this key head, it walks the blocks of queries that see the keys. Scores are computed
 transposed, keys by queries, so they are the register operand of both following matmuls.
 dk and dv stay in registers; the sum over query heads needs no second pass.
 
 If there are too few such thread blocks for the GPU, each takes only a part of the query
 heads and writes its sums in float32. XLA adds the parts in a fixed order.
 
-Source: Dao 2023, algorithm 2, arXiv:2307.08691. Differs: the transposition.
+Source: Dao 2023, algorithm 2, arXiv:2307.08691. Differs: the scores are transposed.
 """
 
 import functools
@@ -47,15 +47,16 @@ def key_value_gradients(
       k: keys, dtype of q.
       v: values, dtype of q.
       d_out: cotangent of the output, dtype of q.
-      lse: log-sum-exp from `forward` to the base 2, less `Problem.offset`, float32;
-        inf beyond the end.
-      delta: sum over Hv of output times d_out, float32; 0 beyond the end.
+      lse: log-sum-exp from `forward`, converted to base 2, minus `Problem.offset`,
+        float32; inf beyond the end of the sequence.
+      delta: sum over Hv of output times d_out, float32; 0 beyond the end of the
+        sequence.
       last: `op.last_queries`, or None.
       first: `op.first_queries`, or None.
       problem: sizes.
       tuning: sizes of the kernel.
-      parts: number of equal parts of the query heads of a key head, with a thread block
-        each; None uses `shipped_parts`.
+      parts: number of equal parts into which the query heads of a key head are split,
+        one thread block each; None uses `shipped_parts`.
 
     Returns:
       Cotangents of k and v, dtype of q.
@@ -79,7 +80,7 @@ def key_value_gradients(
     by_walk = None if last is None else heaviest_first(p, last, first, tile)
     scores_type = tiles.accumulator(block)
     dk_type, dv_type = (tiles.accumulator(n) for n in (p.head_dim, p.out_dim))
-    # An operand in registers is not read again from shared memory for each block; above
+    # An operand in registers need not be read from shared memory for each block. Above
     # width 64 there are not enough registers.
     held = wgs == 2 and p.head_dim <= 64
 
@@ -90,7 +91,7 @@ def key_value_gradients(
         wg = lax.axis_index("wg")
         b, share, t = (
             order.here()
-        )  # the most queries see the first keys, except with documents
+        )  # the first keys are seen by the most queries, except with documents
         last_g, first_g, tiles_g = masks.at_row(edges_g, (last, first, by_walk), b)
         if tiles_g is not None:
             t = tiles_g[t]
@@ -122,13 +123,13 @@ def key_value_gradients(
         def walk(dk_acc, dv_acc):
             """Sum dk and dv; skip blocks that only other warpgroups see.
 
-            Each step releases the buffer entry of the previous step, whose matmuls are
-            done by then.
+            Each step releases the buffer entry of the previous step, because the
+            matmuls that read it are done by then.
             """
             both = [plgpu.load(r.at[wg], layout=TILE) for r in (k_s, v_s) if held]
 
             def rows():
-                """Return K and V of these rows."""
+                """Return K and V of this warpgroup's rows."""
                 if both:
                     return both
                 me = tiles.in_loop(wg)
@@ -169,7 +170,7 @@ def key_value_gradients(
             return sums
 
         def column(ref):
-            """Read a number per query, and broadcast it over the keys."""
+            """Read one number per query, and broadcast it over the keys."""
             return tiles.along_columns(
                 plgpu.load(ref, layout=COLUMN), scores_type.shape
             )
@@ -261,7 +262,7 @@ def heaviest_first(
     first: Int32[Array, "B P"] | None,
     tile: int,
 ) -> Int32[Array, "B tiles"]:
-    """Return the tiles of each row of the batch, longest walks first.
+    """Return the tile indices of each sequence, those with the longest walks first.
 
     Args:
       p: sizes.
@@ -299,5 +300,5 @@ def shipped_parts(p: Problem, *, batch: int, tile: int, has_documents: bool) -> 
 
 
 def _added(parts: Float[Array, "parts B P K H"]) -> Float[Array, "B P K H"]:
-    """Add the parts one after the other: the same bits on every run."""
+    """Add the parts in a fixed order, so every run computes the same bits."""
     return functools.reduce(jnp.add, [parts[i] for i in range(parts.shape[0])])

@@ -1,13 +1,14 @@
-"""The backward kernel for keys and values of wide heads, short of registers.
+"""The backward kernel for keys and values of wide heads, where registers are scarce.
 
-Enters and leaves: as in `dkv`. At width 256 the sums dk and dv of 64 keys take 256
+Input and output are those of `dkv`. At width 256 the sums dk and dv of 64 keys take 256
 registers per thread. So the two warpgroups share a tile of 64 keys, and each keeps half
 the width of dk and of dv. Each computes the scores of half the queries of a block, and
-passes the probabilities and their gradients to the other one through shared memory.
+passes the probabilities and their gradients to the other warpgroup through shared
+memory.
 
-Source: Dao 2023, algorithm 2, arXiv:2307.08691; the halves: the backward kernel of
-FlashAttention-3 at width 256 (hopper/flash_bwd_launch_template.h). Differs: dq is not
-added here.
+Source: Dao 2023, algorithm 2, arXiv:2307.08691; the split into halves: the backward
+kernel of FlashAttention-3 at width 256 (hopper/flash_bwd_launch_template.h). Differs:
+this kernel does not compute dq.
 """
 
 import functools
@@ -25,7 +26,7 @@ from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
 _HALVES = 2
-"""Number of parts of the width and of a block: one for each warpgroup."""
+"""Number of parts of the width and of a block of queries: one for each warpgroup."""
 
 
 def key_value_gradients(
@@ -75,7 +76,7 @@ def key_value_gradients(
         dk_g, dv_g, k_s, v_s, q_s, do_s, lse_s, delta_s, p_s, ds_s, *barriers = rest
         rows_full, q_full, do_full, free, exchange = barriers
         wg = lax.axis_index("wg")
-        b, kv, t = order.here()  # the most queries see the first keys
+        b, kv, t = order.here()  # the first keys are seen by the most queries
         j0 = t * ROWS
         queries = masks.LastQueries(p, *masks.at_row(edges_g, (last, first), b))
         own = queries.blocks(j0, ROWS, block)
@@ -90,7 +91,8 @@ def key_value_gradients(
             plgpu.copy_gmem_to_smem(v_g.at[b, keys, kv, cols], v_s.at[wg], rows_full)
             plgpu.barrier_wait(rows_full)
             dk, dv = pl.run_scoped(walk, sums_type, sums_type)
-            # The other warpgroup has computed its last scores and passed them here.
+            # The other warpgroup has computed its last scores, so it no longer reads
+            # k_s.
             k_s[wg] = (dk * p.scale).astype(q.dtype)
             v_s[wg] = dv.astype(q.dtype)
             plgpu.commit_smem()
@@ -100,7 +102,7 @@ def key_value_gradients(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def walk(dk_acc, dv_acc):
-            """Sum half the width of dk and dv."""
+            """Sum half the columns of dk and dv over the blocks."""
             edges = (
                 queries.begins(j0),
                 queries.rows(j0) if queries.is_cut else None,
@@ -126,7 +128,7 @@ def key_value_gradients(
             return sums
 
         def column(ref):
-            """Read a number per query, and broadcast it over the keys."""
+            """Read one number per query, and broadcast it over the keys."""
             return tiles.along_columns(
                 plgpu.load(ref, layout=COLUMN), scores_type.shape
             )
@@ -155,8 +157,8 @@ def key_value_gradients(
 
             tiles.wait(q_full, step, stages)
             pl.run_scoped(scores, scores_type, scores_type)
-            # Two buffers suffice: a warpgroup that is here has read those of the last
-            # step but one.
+            # Two buffers suffice: a warpgroup that gets here has read the buffer of two
+            # steps ago.
             plgpu.commit_smem()
             plgpu.barrier_arrive(exchange)
             plgpu.barrier_wait(exchange)

@@ -1,11 +1,12 @@
 """The backward kernel for queries: dq of sliding-window attention.
 
-A thread block computes a tile of queries of one head and walks the blocks of keys that
-they see. Scores and their gradients are recomputed for each block; dq stays in
-registers. The matmul that adds to it is still in flight when the next block's scores
-start.
+A thread block computes dq for a tile of queries of one head. It walks the blocks of
+keys that these queries see. Scores and their gradients are recomputed for each block;
+dq stays in registers. The matmul that adds to it is still in flight when the next
+block's scores start.
 
-Source: Dao 2023, algorithm 2, arXiv:2307.08691, with the loops exchanged.
+Source: Dao 2023, algorithm 2, arXiv:2307.08691, with the inner and outer loops
+exchanged.
 """
 
 import functools
@@ -43,7 +44,8 @@ def query_gradient(
       k: keys, dtype of q.
       v: values, dtype of q.
       d_out: cotangent of the output, dtype of q.
-      lse: log-sum-exp from `forward` to the base 2, less `Problem.offset`, float32.
+      lse: log-sum-exp from `forward`, converted to base 2, minus `Problem.offset`,
+        float32.
       delta: sum over Hv of output times d_out, float32.
       first: `op.first_keys`, or None.
       last: `op.last_keys`, or None.
@@ -59,8 +61,8 @@ def query_gradient(
         p, batch=q.shape[0], heads=p.heads, other_heads=p.kv_heads, tile=tile
     )
     scores_type = tiles.accumulator(block)
-    # An operand in registers is not read again from shared memory for each block; at
-    # width 128 the registers do not hold both, above 128 neither.
+    # An operand in registers need not be read from shared memory for each block. At
+    # width 128 only one operand fits, above 128 none.
     do_held, q_held = (wgs == 2 and p.head_dim <= most for most in (128, 96))
 
     def kernel(*refs):
@@ -97,13 +99,13 @@ def query_gradient(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def walk(dq_acc, i0, lse, delta):
-            """Sum dq; skip blocks that only other warpgroups see.
+            """Sum dq over the blocks; skip blocks that only other warpgroups see.
 
-            The scores of a block start while those of the previous block are turned
-            into gradients. Each step releases the keys of the previous step, whose
-            matmuls are done by then.
+            The matmul for a block's scores starts while the gradients of the previous
+            block's scores are computed. Each step releases the keys of the previous
+            step, because the matmuls that read them are done by then.
             """
-            # Rows that are all beyond the end also visit one block, the last.
+            # A tile entirely beyond the end still visits one block, the last.
             visible = keys.blocks(i0, ROWS, block)
             own = visible.within(low, high - 1)
             edges = keys.rows(i0) if keys.is_cut else None, keys.ends(i0, block)
@@ -122,7 +124,7 @@ def query_gradient(
             ]
 
             def rows():
-                """Return Q and dO of these rows."""
+                """Return Q and dO of this warpgroup's rows."""
                 if p.head_dim <= 128:
                     return both
                 me = tiles.in_loop(wg)
@@ -162,7 +164,7 @@ def query_gradient(
             tiles.arrive(v_free, step, stages)
 
         def next_block(dq_acc, rows, sums, kb, scores, *, edges, is_last=False):
-            """Start to add one block's contribution; return the next scores."""
+            """Start to add a block's contribution; return the next block's scores."""
             q_rows, do_rows = rows()
             lse, delta = sums
             step = kb - low

@@ -1,12 +1,12 @@
 """The forward kernel: output and log-sum-exp of sliding-window attention.
 
 A thread block computes a tile of queries of one head. It walks only the blocks of keys
-that they see, from the diagonal or the last key back to the first.
+that these queries see, from the diagonal or the last key back to the first.
 
 The softmax overlaps matmuls in two ways (Shah et al. 2024, FlashAttention-3,
 arXiv:2407.08608, sections 3.1 and 3.2). Inside a warpgroup, the output matmul of one
-block is in flight while the softmax of the next is computed. The warpgroups take turns
-at issuing matmuls, so one multiplies while another exponentiates.
+block is in flight while the softmax of the next block is computed. The warpgroups take
+turns at issuing matmuls, so the matmul of one overlaps the exponentials of another.
 """
 
 import functools
@@ -23,8 +23,8 @@ from mjax.kernels.attention.mosaic_gpu.tiles import ROW, ROWS, TILE, Problem
 from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
-# A running maximum starts finite, and hidden scores are -inf. If a whole row of a block
-# is hidden, exp2(-inf - finite) = 0, and nothing is NaN.
+# The running maximum starts at a finite value, and hidden scores are -inf. If a whole
+# row of a block is hidden, exp2(-inf - finite) = 0, and nothing becomes NaN.
 _LOWEST = -1e30
 
 
@@ -51,8 +51,9 @@ def forward(
 
     Returns:
       out: dtype of q.
-      lse: float32, natural log-sum-exp of each query's scores; inf at positions that
-        are beyond the end in the last tile, and undefined beyond that tile.
+      lse: float32, natural log-sum-exp of each query's scores. In the last tile it is
+        inf at positions beyond the end of the sequence; beyond that tile it is
+        undefined.
     """
     p, stages, block, wgs = problem, tuning.stages, tuning.block, tuning.warpgroups
     tile = wgs * ROWS
@@ -61,7 +62,7 @@ def forward(
     )
     scores_type = tiles.accumulator(block)
     out_type = tiles.accumulator(p.out_dim)
-    # The first part of the queries shares the memory of the output, which is as wide.
+    # The first part of the queries shares memory with the output, which has its width.
     parts = [(0, p.out_dim), (p.out_dim, p.head_dim)][: 1 + (p.out_dim < p.head_dim)]
 
     def kernel(*refs):
@@ -89,7 +90,7 @@ def forward(
             out_s = q_s[0].at[wg]
             out_s[...] = out.astype(q.dtype)
             lse = (row_max + jnp.log2(row_sum) + p.offset) / tiles.LOG2_E
-            # For the backward kernels, a query beyond the end sees nothing.
+            # In the backward kernels, a query beyond the end must see nothing.
             lse_s[wg] = jnp.where(masks.positions(i0) < p.seq_len, lse, jnp.inf)
             plgpu.commit_smem()
             out_rows, lse_rows = out_g.at[b, rows, n], lse_g.at[b, n, rows]
@@ -98,7 +99,7 @@ def forward(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def add_scores(acc, slot):
-            """Start Q K^T."""
+            """Start the matmul Q K^T."""
             # If registers are scarce, addresses are computed at each use.
             me = tiles.in_loop(wg) if p.out_dim > 128 else wg
             for (begin, end), part in zip(parts, q_s, strict=True):
@@ -106,7 +107,7 @@ def forward(
                 plgpu.wgmma(acc, part.at[me], keys.T)
 
         def walk(out_acc, i0):
-            """Return the output before its division, the maximum and the sum."""
+            """Return the unnormalised output, the row maxima and the row sums."""
             own = keys.blocks(i0, ROWS, block).within(low, high)
             edges = keys.rows(i0) if keys.is_cut else None, keys.ends(i0, block)
 
@@ -147,7 +148,7 @@ def forward(
             return out, row_max, sums.sum(axis=1)
 
         def next_block(out_acc, step, carry, *, edges):
-            """Compute a block's softmax while the previous block is summed."""
+            """Compute a block's softmax during the previous block's output matmul."""
             probs, row_max, sums = carry
             tiles.wait(k_full, step, stages)
             plgpu.barrier_wait(turns.at[wg])
@@ -163,13 +164,15 @@ def forward(
             tiles.arrive(k_free, step, stages)
             scores = hide(p.capped(scores), step, edges)
             new_probs, row_max, sums, shrink = softmax(scores, row_max, sums)
-            # Nobody reads it. ptxas would move the wait for the matmul before the
-            # exponentials, but not across a store that needs all of them.
+            # Nothing reads this store. Without it ptxas would move the wait for the
+            # matmul before the exponentials; it cannot move the wait across a store
+            # that depends on all of them.
             sums_s[wg] = sums
             plgpu.wgmma_wait(0)
             tiles.arrive(v_free, step - 1, stages)
-            # Rounded only now: until here the old probabilities are read from their
-            # registers, and ptxas serialises matmuls whose registers are overwritten.
+            # Rounded only now: the matmul has been reading the old probabilities from
+            # these registers, and ptxas serialises matmuls whose registers are
+            # overwritten.
             new_probs = lax.optimization_barrier(new_probs).astype(q.dtype)
             out_acc[...] = out_acc[...] * tiles.along_rows(shrink, out_type.shape)
             return new_probs, row_max, sums
@@ -188,10 +191,10 @@ def forward(
             return masks.hide_outside(scores, -jnp.inf, edges, j0)
 
         def softmax(scores, row_max, sums):
-            """Return probabilities, new maximum and sums, and the factor of the old.
+            """Return probabilities, new maxima and sums, and the old sums' factor.
 
-            The sum of a row has 8 parts, each of every eighth column, so each thread
-            sums its own columns.
+            The sum of a row is kept in 8 parts, each over every eighth column, so each
+            thread sums its own columns.
             """
             new_max = jnp.maximum(row_max, scores.max(axis=1) * p.exponent)
             shrink = jnp.exp2(row_max - new_max)

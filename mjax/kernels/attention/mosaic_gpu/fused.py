@@ -2,18 +2,18 @@
 
 A thread block computes a tile of keys of one key head, as in `dkv`. The copy engine
 adds the tile's contribution to dq to float32 sums in global memory. So the scores are
-computed once: five matmuls for a pair of blocks, instead of seven in `dq` and `dkv`
+computed once: a pair of blocks takes five matmuls, instead of seven in `dq` and `dkv`
 together. **The order of these additions is not fixed, so dq is not deterministic**: its
 last bits differ between runs. dk and dv are deterministic.
 
 Both warpgroups store their gradients of scores in shared memory. Each then multiplies
-them, transposed, with its half of the columns of all keys of the tile. Together this is
-one block of dq, which is added once per tile, not once per warpgroup.
+them, transposed, with its half of the columns of all keys of the tile. The two results
+form one block of dq, which is added once per tile, not once per warpgroup.
 
 Source: Dao 2023, algorithm 2, arXiv:2307.08691; additions by the copy engine as in Shah
 et al. 2024, arXiv:2407.08608 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp). Differs: the
-scores are transposed, so that their gradients are the register operand of the product
-for dk, which is begun before they are stored.
+scores are transposed. Their gradients are therefore the register operand of the matmul
+for dk, which starts before the gradients are stored.
 """
 
 import functools
@@ -33,8 +33,9 @@ from mjax.kernels.attention.tuning import MosaicKernel
 from mjax.kernels.varying import vary_like
 
 _BUFFERS = 2
-"""Buffers of gradients of scores. After the warpgroups have synchronised for a block,
-the previous block has been read, and the next block may overwrite it."""
+"""Number of buffers for gradients of scores. When the warpgroups synchronise for a
+block, both have read the previous block's buffer, so the next block may overwrite
+it."""
 
 
 def refuse_few_blocks(
@@ -50,11 +51,11 @@ def refuse_few_blocks(
     Args:
       q: queries.
       k: keys.
-      window: keys that a query sees; None means all before it.
+      window: number of keys that a query sees, its own included; None means all.
       has_documents: whether there are segments.
       tuning: sizes of the kernel.
     Raises:
-      ValueError: there are too few thread blocks for the query heads that each walks.
+      ValueError: there are so few thread blocks that `dkv` would split query heads.
     """
     B, T, N, H = q.shape
     problem = Problem(
@@ -98,15 +99,17 @@ def gradients(
       k: keys, dtype of q.
       v: values, dtype of q.
       d_out: cotangent of the output, dtype of q.
-      lse: log-sum-exp from `forward` to the base 2, less `Problem.offset`, float32;
-        inf beyond the end.
-      delta: sum over H of output times d_out, float32; 0 beyond the end.
+      lse: log-sum-exp from `forward`, converted to base 2, minus `Problem.offset`,
+        float32; inf beyond the end of the sequence.
+      delta: sum over H of output times d_out, float32; 0 beyond the end of the
+        sequence.
       last: `op.last_queries` of the segments; None without segments.
       problem: sizes.
-      tuning: sizes of the kernel; the head width is 64 for each of its warpgroups.
+      tuning: sizes of the kernel; the head width must be 64 times the number of
+        warpgroups.
 
     Returns:
-      Cotangents of q, k and v, dtype of q. That of q is not deterministic.
+      Cotangents of q, k and v, dtype of q. The cotangent of q is not deterministic.
     """
     p, stages, block, wgs = problem, tuning.stages, tuning.block, tuning.warpgroups
     tile, width = wgs * ROWS, p.head_dim // wgs
@@ -117,7 +120,7 @@ def gradients(
         other_heads=p.heads,
         tile=tile,
         uneven=last is not None,
-        # Queries and cotangents in 16 bits, and the sums of dq.
+        # 16-bit queries and cotangents, and float32 sums of dq.
         entry_bytes=2 * 2 + 4,
     )
     scores_type = tiles.accumulator(block)
@@ -128,23 +131,23 @@ def gradients(
         (q_g, k_g, v_g, do_g, lse_g, delta_g, *last_g), rest = refs[:-15], refs[-15:]
         dq_g, dk_g, dv_g, k_s, v_s, q_s, do_s, ds_s, dq_s, vectors_s, *rest = rest
         rows_full, q_full, do_full, free, met = rest
-        # One array, since each begins at a multiple of 1 KiB.
+        # One array for both, because every array begins at a multiple of 1 KiB.
         lse_s, delta_s, last_s = (
             vectors_s.at[pl.ds(i * stages, n)]
             for i, n in enumerate((stages, stages, wgs))
         )
         wg = lax.axis_index("wg")
-        b, kv, t = order.here()  # the most queries see the first keys
+        b, kv, t = order.here()  # the first keys are seen by the most queries
         queries = masks.LastQueries(p, last_g[0].at[b] if last_g else None)
 
         def whole(t):
-            """Bound the blocks of queries of a tile."""
+            """Return the bounds of the blocks of queries that see tile t."""
             return queries.blocks(t * tile, tile, block)
 
         def compute():
             plgpu.set_max_registers(tuning.registers, action="increase")
             rows = pl.ds(t * tile + wg * ROWS, ROWS)
-            # K is stored in parts by columns, because each warpgroup uses its own.
+            # K is split by columns, because each warpgroup uses its own columns.
             for c, columns in enumerate(parts):
                 part = k_g.at[b, rows, kv, columns]
                 plgpu.copy_gmem_to_smem(part, k_s.at[wg, c], rows_full)
@@ -173,8 +176,8 @@ def gradients(
         def walk(dk_acc, dv_acc):
             """Sum dk and dv, and add the contribution of each block to dq.
 
-            Bounds and edges are computed at each use: if kept, they would take the
-            registers of accumulators.
+            Bounds and edges are computed at each use: keeping them would take registers
+            from the accumulators.
             """
 
             def edges(is_near):
@@ -223,13 +226,13 @@ def gradients(
             return dk_acc[...], dv_acc[...]
 
         def column(ref):
-            """Read a number per query, and broadcast it over the keys."""
+            """Read one number per query, and broadcast it over the keys."""
             return tiles.along_columns(
                 plgpu.load(ref, layout=COLUMN), scores_type.shape
             )
 
         def next_block(dk_acc, dv_acc, step, hide, n, qb):
-            """Add a block's contribution to dk, dv and dq; release its entry."""
+            """Add a block's contribution to dk, dv and dq; release its buffer entry."""
             s, buffer = tiles.slot(step, stages), tiles.slot(step, _BUFFERS)
             me = tiles.in_loop(wg)
 
@@ -252,10 +255,11 @@ def gradients(
                 return probs * (d_probs - column(delta_s.at[s]))
 
             d_scores16 = pl.run_scoped(d_scores, scores_type).astype(q.dtype)
-            # Before the one for dq: in the other order ptxas serialises all matmuls.
+            # Before the matmul for dq: in the other order ptxas serialises all matmuls.
             plgpu.wgmma(dk_acc, d_scores16, q_s.at[s])
             ds_s[buffer, me] = d_scores16
-            # Also for lse and delta, which have been read from this entry.
+            # The barrier also covers lse and delta, which have been read from this
+            # entry.
             plgpu.commit_smem()
             meet()
 
@@ -264,7 +268,7 @@ def gradients(
                     plgpu.wgmma(acc, ds_s.at[buffer, u].T, k_s.at[u, me])
                 return acc[...]
 
-            # No matmul is in flight after it.
+            # No matmul is in flight after this one.
             dq = pl.run_scoped(d_queries, tiles.accumulator(width))
             tiles.arrive(free, step, stages)
             add(dq, n, qb)
@@ -298,9 +302,9 @@ def gradients(
         pl.when(wg < wgs)(compute)
         pl.when(wg == wgs)(load)
 
-    # As integers for the bounds; as the same bits in the array of vectors.
+    # As integers, for the bounds; and bit-cast into the float32 array of vectors.
     edges = [] if last is None else [last, lax.bitcast_convert_type(last, jnp.float32)]
-    # Not varying over a mesh, like the results, because jax accepts no other refs.
+    # Like the results, these do not vary over mesh axes: jax accepts no other refs.
     sums: Any = jax.new_ref(jnp.zeros(q.shape, jnp.float32))
     dk, dv = plgpu.kernel(
         kernel,

@@ -1,8 +1,9 @@
-"""Visibility of a tile: edges, the blocks between them, and masks.
+"""Visibility within a tile: edges, the blocks between them, and masks.
 
 Input: the rule of a `Problem`, and the edges that `op` computes from documents and
-prefixes. Output: the blocks that the rows of a tile visit, those of them that an edge
-cuts, and masked scores. All edges increase with the position.
+prefixes. Output: the blocks that the rows of a tile visit, which of these blocks an
+edge cuts, and masked scores. An edge is the first or last visible column of each row;
+it never decreases with the position.
 
 Additional letters: i positions of queries, j of keys, P padded length.
 """
@@ -29,11 +30,11 @@ from mjax.kernels.attention.mosaic_gpu.tiles import (
 )
 
 _MOST_BITS = 16
-"""Bits used of the 32 of an integer, so shifts stay below its width."""
+"""Number of bits used in a 32-bit integer, so shifts stay below its width."""
 
 Edges = tuple[jax.Array | None, jax.Array | None]
-"""The first and the last column that each row of the scores sees, as `ROW`; None if no
-edge cuts a block."""
+"""The first and the last visible column of each row of scores, as `ROW`; None if the
+edge cuts no block."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,11 +44,12 @@ class Blocks:
     low: Scalar
     high: Scalar
     full_low: Scalar
-    """From here to full_high - 1, every row sees the whole block: no mask."""
+    """Every row sees all of the blocks full_low to full_high - 1, which need no
+    mask."""
     full_high: Scalar
 
     def within(self, low: Scalar, high: Scalar) -> "Blocks":
-        """Return the part in [low, high); it may be empty."""
+        """Return these blocks clipped to [low, high); the result may be empty."""
         return Blocks(
             low=clip(self.low, low, high),
             high=clip(self.high, low, high),
@@ -56,15 +58,15 @@ class Blocks:
         )
 
     def ends_down(self) -> tuple[Scalar, Scalar, Scalar]:
-        """Return the ends of the parts, from the last: masked, plain and masked."""
+        """Return where a walk down ends each part: masked, unmasked, masked."""
         return self.full_high, self.full_low, self.low
 
     def parts(self, near: Edges, far: Edges) -> list[tuple[Scalar, Scalar, Edges]]:
-        """Return begin and end of the parts, and the edges that cut their blocks.
+        """Return (begin, end, edges that cut the blocks) of each of the three parts.
 
         Args:
-          near: edges in blocks before the full ones.
-          far: edges in blocks after them.
+          near: edges that cut blocks before the full ones.
+          far: edges that cut blocks after the full ones.
         """
         cut = (near, (None, None), far)
         starts = (self.low, self.full_low, self.full_high)
@@ -72,34 +74,34 @@ class Blocks:
 
 
 class FarEdge:
-    """The edge of a row's visible columns away from the diagonal; it never falls.
+    """The edge of a row's visible columns that is away from the diagonal.
 
     On the other side the visible columns end at the diagonal or, without causality, at
     an edge like this one.
     """
 
     def __init__(self, p: Problem, ref: Any | None, near: Any | None = None) -> None:
-        """Describe the edge.
+        """Build the edge from arrays, or from the window.
 
         Args:
-          p: sizes; without `ref`, its window decides.
-          ref: [P] in global memory, `op.first_keys` or `op.last_queries` of one row of
-            the batch, or None.
-          near: [P] in global memory, `op.last_keys` or `op.first_queries`. If None, the
-            diagonal or the window decides.
+          p: sizes; its window determines the edge if `ref` is None.
+          ref: [P] in global memory, `op.first_keys` or `op.last_queries` of one
+            sequence, or None.
+          near: [P] in global memory, `op.last_keys` or `op.first_queries` of one
+            sequence. If None, the diagonal or the window determines the other edge.
         """
         self._p, self._ref, self._near = p, ref, near
         self.is_cut = ref is not None or p.window is not None
-        """Whether it hides something from some row."""
+        """Whether this edge hides any column from any row."""
         self.is_diagonal = p.causal and near is None
         """Whether the visible columns end at the diagonal on the other side."""
 
     def near_by_window(self, position: Any) -> Any:
-        """Return the other edge if there are neither documents nor a prefix."""
+        """Return the other edge of positions, without documents or a prefix."""
         raise NotImplementedError
 
     def near_at(self, position: Scalar) -> Scalar:
-        """Return the other edge of one position."""
+        """Return the other edge (nearer the diagonal) of one position."""
         if self._near is not None:
             return self._near[position]
         return position if self._p.causal else self.near_by_window(position)
@@ -113,11 +115,11 @@ class FarEdge:
         return rows if self._p.causal else self.near_by_window(rows)
 
     def by_window(self, position: Any) -> Any:
-        """Return the edge if there are no documents; it may be out of range."""
+        """Return the edge of positions, without documents; it may be out of range."""
         raise NotImplementedError
 
     def at(self, position: Scalar) -> Scalar:
-        """Return that of one position."""
+        """Return the edge of one position."""
         if self._ref is not None:
             return self._ref[position]
         return self.by_window(position)
@@ -131,7 +133,7 @@ class FarEdge:
 
 
 class FirstKeys(FarEdge):
-    """The first key that each query sees; it sees all keys from there to itself."""
+    """The first key of each query, which sees all keys from there to its last key."""
 
     def by_window(self, position: Any) -> Any:
         """Return the first key of queries."""
@@ -144,7 +146,7 @@ class FirstKeys(FarEdge):
         return jnp.maximum(last, position)
 
     def ends(self, start: Scalar, block: int) -> jax.Array | None:
-        """Return the last keys, like `near_rows`; None if they cut no block."""
+        """Return the last keys of ROWS queries, as `ROW`; None if they cut no block."""
         p = self._p
         whole = (p.num_keys or p.seq_len) % block == 0
         if p.causal or self._near is not None or p.window is not None or not whole:
@@ -156,8 +158,8 @@ class FirstKeys(FarEdge):
 
         First and last visible keys increase with the query. So all queries see a whole
         block iff its last key is not after the last key of the first query, and its
-        first key is not before the first key of the last query. Last keys do not cut
-        the blocks before these; both edges may cut the blocks after them.
+        first key is not before the first key of the last query. The last keys never cut
+        a block before the full blocks; both edges may cut a block after them.
         """
         first, last = self._clipped(i0), self._clipped(i0 + rows - 1)
         end = self.near_at(i0 + rows - 1) + 1
@@ -170,13 +172,13 @@ class FirstKeys(FarEdge):
         )
 
     def _clipped(self, position: Scalar) -> Scalar:
-        """Return the first key of one query, at least 0, like the entries of arrays."""
+        """Return the first key of one query, at least 0 as in `op.first_keys`."""
         first = self.at(position)
         return first if self._ref is not None else jnp.maximum(first, 0)
 
 
 class LastQueries(FarEdge):
-    """The last query that sees each key; all queries from the first one to it do."""
+    """The last query of each key, which all queries from its first to its last see."""
 
     def by_window(self, position: Any) -> Any:
         """Return the last query of keys."""
@@ -187,7 +189,7 @@ class LastQueries(FarEdge):
         return jnp.maximum(position - (self._p.reach - 1), 0)
 
     def begins(self, start: Scalar) -> jax.Array | None:
-        """Return the first queries, like `near_rows`; None if all are 0."""
+        """Return the first queries of ROWS keys, as `ROW`; None if all are 0."""
         p = self._p
         if p.causal or self._near is not None or p.window is not None:
             return self.near_rows(start)
@@ -199,7 +201,7 @@ class LastQueries(FarEdge):
         First and last queries increase with the key. So all queries of a block see all
         the keys iff its first query is not before the first query of the last key, and
         its last query is not after the last query of the first key. Both edges may cut
-        the blocks before these; first queries do not cut the blocks after them.
+        a block before the full blocks; the first queries never cut a block after them.
         """
         end = jnp.minimum(self.at(j0 + rows - 1) + 1, self._p.seq_len)
         full_low = ceil_div(self.near_at(j0 + rows - 1), block)
@@ -212,23 +214,23 @@ class LastQueries(FarEdge):
 
 
 def given(*edges: jax.Array | None) -> tuple[jax.Array, ...]:
-    """Return the arrays to pass to a kernel."""
+    """Return the edges that are not None: the arrays to pass to a kernel."""
     return tuple(edge for edge in edges if edge is not None)
 
 
 def at_row(refs: list[Any], edges: tuple[Any, ...], b: Scalar) -> list[Any]:
-    """Return the reference of each edge at a row of the batch; None if it is absent."""
+    """Return the reference of each edge for sequence b; None if the edge is absent."""
     left = iter(refs)
     return [None if edge is None else next(left).at[b] for edge in edges]
 
 
 def positions(start: Scalar) -> jax.Array:
-    """Return start to start + ROWS - 1, as `ROW`."""
+    """Return the positions start to start + ROWS - 1, as `ROW`."""
     return start + plgpu.broadcasted_iota(jnp.int32, (ROWS,), 0, layout=ROW)
 
 
 def hide_outside(x: jax.Array, value: float, edges: Edges, start: Scalar) -> jax.Array:
-    """Replace the entries outside the edges, in a piece whose first column is start."""
+    """Replace the entries of x outside the edges; x begins at column start."""
     first, last = (None if edge is None else edge - start for edge in edges)
     if first is None and last is None:
         return x
@@ -240,14 +242,15 @@ def hide(
 ) -> jax.Array:
     """Replace, in each row, the entries before its first column or after its last.
 
-    A thread holds the same columns of each group of 8, so one bit per group says what
-    is visible: two instructions per entry, independent of the number of edges.
+    A thread holds the same columns of each group of 8, so one bit per group says
+    whether they are visible. This takes two instructions per entry, with one edge or
+    two.
 
     Args:
       x: [ROWS, n], as `TILE`.
       value: the replacement.
-      first: as `ROW`; None hides nothing before.
-      last: as `ROW`; None hides nothing after.
+      first: first visible column of each row, as `ROW`; None hides nothing before.
+      last: last visible column of each row, as `ROW`; None hides nothing after.
     """
     columns = x.shape[1]
     if columns > _MOST_BITS * 8:
@@ -262,7 +265,7 @@ def hide(
     own = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=TILE)
 
     def from_eighth(edge: jax.Array, rounded: int) -> jax.Array:
-        """Return bits, set from the first group of 8 columns at the edge on."""
+        """Return one bit per group of 8 columns, set from the group at the edge on."""
         eighth = along_rows(edge, shape) - own + rounded
         eighth = lax.shift_right_arithmetic(eighth, jnp.int32(3))
         return lax.shift_left(jnp.full(shape, -1, jnp.int32), eighth)

@@ -1,13 +1,14 @@
 """Sliding-window attention by Pallas Mosaic GPU kernels, for Hopper.
 
-Enters and leaves: as in `reference`, in bfloat16 or float16. There is one forward
-kernel, and two backward ones (dq; dk and dv). So every sum has one owner and one order,
-and gradients are bit-identical in every run. With `MosaicTuning.fused` there is one
-backward kernel, and dq is not deterministic. Blocks outside the window, or entirely in
-other segments, are neither loaded nor computed, forward or backward.
+Input and output are those of `reference`, in bfloat16 or float16. There is one forward
+kernel, and two backward kernels, one for dq and one for dk and dv. So one thread block
+computes each sum in a fixed order, and gradients are bit-identical in every run. With
+`MosaicTuning.fused` there is one backward kernel, and dq is not deterministic. Blocks
+outside the window, or entirely in other segments, are neither loaded nor computed,
+forward or backward.
 
-Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: window, segments,
-prefix; dq in a separate kernel instead of atomic additions.
+Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: window, segments and
+prefix; a separate kernel for dq instead of atomic additions.
 """
 
 import functools
@@ -43,7 +44,7 @@ def attention(
     soft_cap: float | None,
     tuning: MosaicTuning,
 ) -> Float[Array, "B T N Hv"]:
-    """Attend like `reference.attention`, to the keys that all rules allow.
+    """Attend like `reference.attention`, in the Mosaic GPU kernels.
 
     Scores, softmax and sums are float32; probabilities and gradients of scores are
     rounded to the dtype of q before they are multiplied. Inside shard_map all arrays
@@ -56,8 +57,8 @@ def attention(
       v: values.
       segment_ids: positions see each other only if these are equal; never decreasing
         along T.
-      causal: hide keys after the query.
-      prefix_len: causality hides no key before this position; None means 0.
+      causal: whether the keys after a query are hidden.
+      prefix_len: [B], causality hides no key before this position; None means 0.
       window: query i sees key j only if |i - j| < window; None means no window.
       scale: factor on the scores, positive.
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
@@ -68,8 +69,8 @@ def attention(
     """
     T, N, H = q.shape[1:]
     # A copy in tiles of 8 rows needs whole tiles (TileTransform of jax 0.11.2). The
-    # padding has no effect: causality or `Problem.num_keys` hides its keys, and its
-    # queries have no cotangent.
+    # padding has no effect: causality or `Problem.num_keys` hides the padded keys, and
+    # the padded queries have zero cotangents.
     q, k, v = (_lengthen(x, -T % 8) for x in (q, k, v))
     if segment_ids is not None:
         segment_ids = _lengthen(segment_ids, -T % 8, mode="edge")
@@ -112,9 +113,9 @@ def _forward(problem: Problem, tuning: MosaicTuning, q, k, v, segment_ids, prefi
 
 
 def _backward(problem: Problem, tuning: MosaicTuning, saved, d_out):
-    """Return the cotangents of q, k, v (and none for segments and prefixes)."""
+    """Return the cotangents of q, k and v, and None for segments and prefixes."""
     q, k, v, segment_ids, prefix, out, lse = saved
-    # Row sums of probs * d_probs, from the output (eq. 4 of the source, section 3.1).
+    # Row sums of probs * d_probs, from the output (section 3.1, eq. 4 of the source).
     product = out.astype(jnp.float32) * d_out.astype(jnp.float32)
     delta = product.sum(axis=-1).transpose(0, 2, 1)
     rest = problem.padded_len - problem.seq_len
@@ -139,7 +140,7 @@ _attention.defvjp(_forward, _backward)
 
 
 def _key_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
-    """Return each query's first and last key; None if the kernel knows them."""
+    """Return each query's first and last key; None if a kernel can compute them."""
     first = last = None
     if segment_ids is not None:
         first = first_keys(problem, segment_ids)
@@ -149,7 +150,7 @@ def _key_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
 
 
 def _query_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
-    """Return each key's last and first query; None if the kernel knows them."""
+    """Return each key's last and first query; None if a kernel can compute them."""
     first = last = None
     if segment_ids is not None:
         last = last_queries(problem, segment_ids)
@@ -228,13 +229,13 @@ def _ends(problem: Problem, segment_ids):
 def _padded(
     problem: Problem, segment_ids: Int32[Array, "B T"]
 ) -> tuple[Int32[Array, "B P"], Int32[Array, "1 P"]]:
-    """Return ids, padded with the last one (no new segment), and positions."""
+    """Return the ids, padded with copies of the last one, and the positions."""
     ids = _lengthen(segment_ids, problem.padded_len - problem.seq_len, mode="edge")
     return ids, jnp.arange(problem.padded_len, dtype=jnp.int32)[None]
 
 
 def _lengthen(x: Any, rest: int, mode: str = "constant") -> Any:
-    """Pad the positions, dim 1, with zeros or with copies of the last ("edge")."""
+    """Append `rest` positions to dim 1: zeros, or copies of the last one ("edge")."""
     if rest == 0:
         return x
     widths = [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)]

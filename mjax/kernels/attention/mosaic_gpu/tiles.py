@@ -1,8 +1,8 @@
 """Common parts of the attention kernels: sizes, layouts, order, and ring buffers.
 
 A thread block computes a tile: rows of queries (forward, dq) or of keys (dkv), `ROWS`
-for each of its compute warpgroups. A block is a piece of the other sequence, loaded
-into a ring buffer in shared memory. A further warpgroup only loads.
+for each of its compute warpgroups. A block is a piece of keys (forward, dq) or of
+queries (dkv). One more warpgroup loads blocks into a ring buffer in shared memory.
 
 Additional letters: i positions of queries, j of keys, P padded length.
 """
@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 ROWS = 64
-"""Rows of a warpgroup: M of every wgmma instruction (PTX ISA, wgmma.mma_async)."""
+"""Rows of a warpgroup: m of every wgmma instruction (PTX ISA, wgmma.mma_async)."""
 LOADER_REGISTERS = 24
 """Registers of a thread that only loads: the minimum that can be requested."""
 LOG2_E = math.log2(math.e)
@@ -31,11 +31,11 @@ ROW = TILE.reduce(1)
 COLUMN = TILE.reduce(0)
 GRID_NAMES = ("section", "tile", "heads")
 _CACHED_BYTES = 25 * 2**20
-"""Half of the L2 cache of an H100 or H200 (50 MiB). A multiprocessor reads the other
-half through its own half, which keeps a copy."""
+"""Bytes in half of the L2 cache of an H100 or H200 (50 MiB). A multiprocessor reads the
+other half through its own half, which keeps a copy."""
 _LEAST_SECTION = 240
 """Thread blocks per section, about two for each of 132 multiprocessors. With fewer,
-each section would end with idle multiprocessors. Twice as many if walks are uneven."""
+each section would end with idle multiprocessors. Doubled if walks are uneven."""
 Scalar = Any
 """An int, or an int32 scalar of the kernel."""
 
@@ -47,8 +47,9 @@ class Problem:
     seq_len: int
     """T."""
     padded_len: int
-    """P, length of rows with one number per position (log-sum-exp, delta, segments):
-    whole tiles and blocks, so every copy of a part is aligned and in range."""
+    """P, length of arrays with one number per position (log-sum-exp, delta, segments).
+    It is a multiple of tiles and blocks, so every copy of a part is aligned and in
+    range."""
     heads: int
     """N."""
     kv_heads: int
@@ -60,13 +61,13 @@ class Problem:
     causal: bool = True
     """Query i sees key j only if j <= i, or if j is in the prefix."""
     num_keys: int | None = None
-    """T before it was rounded up to whole copies; None means `seq_len`."""
+    """T before `seq_len` was rounded up to whole copies; None means `seq_len`."""
     window: int | None
     """Query i sees key j only if |i - j| < window; None means no window."""
     scale: float
     """Factor on the scores, positive."""
     soft_cap: float | None
-    """Soft cap: bound of the scaled scores by tanh."""
+    """Bound on the scaled scores, applied by tanh; None means no bound."""
 
     @property
     def out_dim(self) -> int:
@@ -75,17 +76,18 @@ class Problem:
 
     @property
     def group(self) -> int:
-        """Query heads that read one key head."""
+        """Number of query heads that read one key head."""
         return self.heads // self.kv_heads
 
     @property
     def reach(self) -> int:
-        """Number of real keys; further keys of the last tile are beyond the end."""
+        """Number of real keys; later keys in the last tile are beyond the end."""
         return self.padded_len if self.window is None else self.window
 
     @property
     def exponent(self) -> float:
-        """Factor from the result of `capped` to an exponent of 2, less `offset`."""
+        """Factor that turns the result of `capped` into an exponent of 2, less
+        `offset`."""
         cap = self.soft_cap
         return LOG2_E * (self.scale if cap is None else 2.0 * cap)
 
@@ -95,10 +97,10 @@ class Problem:
         return 0.0 if self.soft_cap is None else LOG2_E * self.soft_cap
 
     def capped(self, scores: jax.Array) -> jax.Array:
-        """Apply the nonlinear part of the soft cap to raw scores q k.
+        """Apply the nonlinear part of the soft cap to raw scores q k^T.
 
-        tanh(x) = 1 - 2 r, r = 1 / (exp(2 x) + 1): the instruction tanh.approx has an
-        error of 2^-11 (PTX ISA), which the cap would multiply.
+        tanh(x) = 1 - 2 r with r = 1 / (exp(2 x) + 1). The instruction tanh.approx is
+        not used: its error of 2^-11 (PTX ISA) would be multiplied by the cap.
 
         Returns:
           scores if there is no cap, otherwise -r.
@@ -109,9 +111,10 @@ class Problem:
         return -1.0 / (jnp.exp2(scores * twice) + 1.0)
 
     def times_slope(self, probs: jax.Array, capped: jax.Array) -> jax.Array:
-        """Multiply by the derivative of the cap, computed from the result of `capped`.
+        """Multiply probs by the cap's derivative, computed from the result of `capped`.
 
-        It is 4 r (1 - r), because 1 - tanh(x)^2 loses all digits if tanh(x) is near 1.
+        The derivative is 4 r (1 - r); 1 - tanh(x)^2 would lose all digits for tanh(x)
+        near 1.
         """
         if self.soft_cap is None:
             return probs
@@ -120,19 +123,20 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Order:
-    """Order of the thread blocks: of all heads, the heaviest tiles first.
+    """Order of the thread blocks: the heaviest tiles of all heads first.
 
     So the last thread blocks to start are short. If all heads together read more than
-    fits in the L2 cache, sections of heads run one after the other.
+    fits in the L2 cache, the heads are split into sections that run one after the
+    other.
     """
 
     heads: int
-    """Heads of the grid, in each row of the batch."""
+    """Number of heads in the grid, per sequence."""
     sections: int
     tiles: int
-    """Tiles of a head."""
+    """Number of tiles of a head."""
     heads_of_section: int
-    """Sections, over all rows of the batch."""
+    """Number of heads in a section, summed over the sequences of the batch."""
 
     @staticmethod
     def of(
@@ -151,11 +155,12 @@ class Order:
           p: sizes.
           batch: B.
           heads: number of heads in the grid.
-          other_heads: heads whose arrays are walked.
-          tile: positions of a tile.
+          other_heads: number of heads whose arrays are walked.
+          tile: number of positions in a tile.
           uneven: whether some tiles have much longer walks than others.
           entry_bytes: bytes of all walked arrays per position and column; by default
-            two 16-bit numbers. Sections of more bytes may have fewer thread blocks.
+            two 16-bit numbers. If an entry has more bytes, sections may have fewer
+            thread blocks.
         """
         least = _LEAST_SECTION * (2 if uneven else 1) * 4 // entry_bytes
         rows, num_tiles = batch * heads, -(-p.seq_len // tile)
@@ -176,16 +181,16 @@ class Order:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """The last axis runs fastest."""
+        """(sections, tiles, heads of a section); the last axis varies fastest."""
         return self.sections, self.tiles, self.heads_of_section
 
     def place(self, section: Scalar, head: Scalar) -> tuple[Scalar, Scalar]:
-        """Return row of the batch and head, from their positions in the grid."""
+        """Return the sequence and head for a section and a head within it."""
         row = section * self.heads_of_section + head
         return floor_div(row, self.heads), lax.rem(_int32(row), _int32(self.heads))
 
     def here(self) -> tuple[Scalar, Scalar, Scalar]:
-        """Return row of the batch, head and tile of this thread block."""
+        """Return the sequence, head and tile of this thread block."""
         section, tile, head = (lax.axis_index(name) for name in GRID_NAMES)
         return *self.place(section, head), tile
 
@@ -210,7 +215,7 @@ def fill_rings(
       steps: number of steps in each round, at least 1.
       stages: entries of each ring buffer.
       rings: for each ring buffer, the barriers that release its entries, and a function
-        of round, step and entry that starts the copies into the entry.
+        of (round, step, entry) that starts the copies into the entry.
     """
 
     @pl.loop(0, rounds)
@@ -245,10 +250,10 @@ def release_before(barriers: Any, step: Scalar, stages: int) -> None:
 
 
 def in_loop(index: Scalar) -> jax.Array:
-    """Return index, hidden from the compiler.
+    """Return index behind an optimization barrier, so the compiler cannot trace it.
 
-    Addresses that depend on it are computed at each use. Otherwise all addresses of a
-    loop stay in registers throughout, and accumulators are spilled.
+    Addresses that depend on the result are computed at each use. Otherwise all
+    addresses of a loop stay in registers throughout, and accumulators are spilled.
     """
     return lax.optimization_barrier(index)
 
@@ -261,7 +266,7 @@ def accumulator(columns: int) -> Any:
 def smem_tile(shape: tuple[int, ...], dtype: Any, block: int = 64) -> Any:
     """Describe shared memory that wgmma reads: 16-bit, 8-row swizzles.
 
-    The swizzle, 64 or 32 numbers, is the widest that divides the rows and the block,
+    The swizzle is the wider of 64 and 32 numbers that divides the rows and the block,
     because a matmul sums over whole swizzles.
     """
     columns = 64 if shape[-1] % 64 == 0 and block % 64 == 0 else 32
@@ -278,7 +283,7 @@ def smem_sums(shape: tuple[int, ...]) -> Any:
 
 
 def compiler_params() -> plgpu.CompilerParams:
-    """Barriers and fences are explicit in the kernels; Pallas adds none."""
+    """Return parameters without automatic barriers; the kernels have their own."""
     return plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True)
 
 
