@@ -19,7 +19,7 @@ from mjax.health.settings import Settings, read_expected, read_limits
 from mjax.processes.config import DistributedConfig, split_address
 
 _SOURCE_S = 60.0
-"""Time limit of one probe. Chosen: jax starts on eight GPUs in half of it."""
+"""Time limit of one probe. Chosen: twice the time in which jax starts on eight GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def checks_of(asked: DoctorFlags) -> list[Check]:
-    """Return the checks of this host in display order."""
+    """Return the checks to run on this host, in display order."""
     mine = [
         *software.CHECKS,
         *network.checks(asked.hosts, asked.ports, asked.connect),

@@ -1,7 +1,7 @@
-"""Make checks that judge the facts found by `mjax.doctor.probe`.
+"""Make checks that judge the facts collected by `mjax.doctor.probe`.
 
-Input: a kind of fact and its arguments. Output: a check of `mjax.health`, whose runner
-runs each probe once, with a time limit.
+Input: a kind of facts and its arguments. Output: a check for the runner of
+`mjax.health`, which runs each probe once, with a time limit.
 """
 
 import json
@@ -24,12 +24,12 @@ _FAILING: Mapping[int, str] = MappingProxyType(
     | {-signal.SIGKILL: "it was killed, for example because memory ran out"}
     | {1: "it raised an error"}
 )
-"""Exit codes of a probe that show a fault of the host."""
+"""Exit code of a probe that shows a fault of the host -> the reason."""
 Facts = Mapping[str, Any]
 
 
 def probe(kind: str, *words: str) -> Command:
-    """Return the source of the facts of a kind."""
+    """Return the command that prints the facts of a kind."""
     return Command((sys.executable, "-m", "mjax.doctor.probe", kind, *words))
 
 
@@ -41,15 +41,15 @@ def check(
     action: str,
     failing: Mapping[int, str] = _FAILING,
 ) -> Check:
-    """Return a check of facts.
+    """Return a check that judges facts.
 
     Args:
       name: `group.what`, in lower case.
-      what: statement in one line that is true if a run can start on the host.
-      source: a `probe`.
+      what: one-line statement that is true if a run can start on the host.
+      source: result of `probe`.
       judge: pure function that judges the facts.
-      action: action for a person if the check fails.
-      failing: exit codes with another meaning than for most probes.
+      action: text that says what to do if the check fails.
+      failing: exit code -> reason, where it differs from that of most probes.
     """
 
     def judged(text: str, settings: Settings) -> Verdict:

@@ -1,4 +1,4 @@
-"""Check the folders that a run writes: the work dir, caches, temporary files."""
+"""Check the folders that a run writes to: work dir, caches, temporary files."""
 
 import os
 import tempfile
@@ -10,14 +10,14 @@ from mjax.health.check import Check
 from mjax.health.findings import Verdict, failed, ok
 
 _OF_ONE_HOST = ("btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs")
-"""Types of file systems that other hosts cannot see unless they are exported."""
+"""Types of file systems that are visible only on one host unless exported."""
 _LEAST_FILES = 10_000
-"""Minimum number of files that can still be created. Chosen: a save of a thousand hosts
-has as many."""
+"""Minimum number of files that can still be created. Chosen: one save of a thousand
+hosts creates this many."""
 
 
 def usable(facts: Facts, *, least_gb: int | float) -> Verdict:
-    """Check that a run's file operations work in the folder, and that it has space."""
+    """Check that the folder has space, and that a run's file operations work."""
     place = f"{facts['path']} ({facts['type']})"
     if facts["error"]:
         return failed(f"{place}: {facts['error']}")
@@ -39,16 +39,16 @@ def shared(facts: Facts) -> Verdict:
 
 
 def cache_folder() -> Path:
-    """Return the caches of compiled programs and tokens (XDG base directories)."""
+    """Return the cache folder for programs and tokens (XDG base directories)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "mjax"
 
 
 def checks(work_dir: str, hosts: int, least_gb: int | float) -> Sequence[Check]:
-    """Return the checks of a run.
+    """Return the checks of a run's folders.
 
     Args:
       work_dir: work dir of the future run.
-      hosts: number of hosts; several need a shared file system.
+      hosts: number of hosts; with more than one, the file system must be shared.
       least_gb: required free space in the work dir, in GB.
     """
     places = {

@@ -15,11 +15,11 @@ _GROUP = Command(
         *("--processes", "2", "--clients"),
     )
 )
-"""Two processes, each with one CPU device."""
+"""Command that starts a group of two processes, each with one CPU device."""
 
 
 def host_name(facts: Facts, *, hosts: int) -> Verdict:
-    """Check that this host's name resolves to it, also from other hosts."""
+    """Check that this host's name resolves to an address that other hosts can use."""
     if facts["error"]:
         return failed(facts["error"])
     addresses = facts["addresses"]
@@ -49,12 +49,12 @@ def group(facts: Facts) -> Verdict:
 
 
 def checks(hosts: int, ports: Sequence[int], connect: Sequence[str]) -> list[Check]:
-    """Return the checks of a run.
+    """Return the checks of names, ports and a process group.
 
     Args:
       hosts: number of hosts of the run.
-      ports: ports on which it will listen on this host.
-      connect: addresses host:port to which it will connect.
+      ports: ports on which the run will listen on this host.
+      connect: addresses host:port to which the run will connect.
     """
     found = [
         check(

@@ -1,8 +1,9 @@
-"""Find facts about this host: `python -m mjax.doctor.probe KIND [WORDS]`.
+"""Collect facts about this host: `python -m mjax.doctor.probe KIND [WORDS]`.
 
-Output: one JSON object on stdout, which a check judges. Each kind runs in its own
-process, since a broken library may crash it and a network file system may block it for
-ever. At first only the standard library is imported; each kind imports what it needs.
+Output: one JSON object on stdout, the facts, which a check judges. Each kind of facts
+is collected in its own process, because a broken library may crash the process and a
+network file system may block it for ever. At first only the standard library is
+imported; each kind imports further modules itself.
 """
 
 import contextlib
@@ -25,7 +26,7 @@ _NVIDIA = Path("/proc/driver/nvidia")
 _NUM_BYTES = 2**20
 """Bytes written to test a folder. Chosen: more than a page, and fast."""
 _CONNECT_S = 5.0
-"""Timeout to connect to an address. Chosen: far more than a round trip between two
+"""Timeout of a connection to an address. Chosen: far more than a round trip between two
 hosts."""
 
 
@@ -34,10 +35,11 @@ def packages() -> dict[str, Any]:
 
     Returns:
       python: version of the interpreter; requires_python: version that mjax requires.
-      required: [requirement, installed version or null] of each package that mjax
-      always needs.
-      extras: from the name of an extra to its [requirement, version or null].
-      jaxlib: its version; plugins: versions of jax's CUDA plugins by package name.
+      required: list of [requirement, installed version or null], for each package that
+        mjax always needs.
+      extras: name of an extra -> its list of [requirement, installed version or null].
+      jaxlib: version of jaxlib; plugins: package name of a CUDA plugin of jax ->
+        version.
     """
     about = importlib.metadata.metadata("mjax")
     names = about.get_all("Provides-Extra") or []
@@ -52,7 +54,7 @@ def packages() -> dict[str, Any]:
 
 
 def _wanted(package: str, extra: str) -> list[tuple[str, str | None]]:
-    """Return the requirements of an extra of a package; for "" those without extras."""
+    """Return (requirement, version) of an extra's packages; of no extra for ""."""
     from packaging.requirements import Requirement
 
     found = []
@@ -71,7 +73,7 @@ def _wanted(package: str, extra: str) -> list[tuple[str, str | None]]:
 
 
 def _plugins() -> dict[str, str]:
-    """Return the versions of jax's installed CUDA plugins, by name."""
+    """Return package name -> version, for each installed CUDA plugin of jax."""
     names = [f"jax-cuda{major}-plugin" for major in (12, 13)]
     return {name: found for name in names if (found := _version(name)) is not None}
 
@@ -86,9 +88,10 @@ def devices() -> dict[str, Any]:
     """Start jax and compute a matmul on each device of this host.
 
     Returns:
-      platform, kinds (of each device), seconds, plugins (as `packages`), driver (of
-      NVIDIA, or ""), gpus (that the driver has), visible (CUDA_VISIBLE_DEVICES, or
-      null), and error: what went wrong, or "".
+      platform; kinds (device kind of each device); seconds (the time that it took);
+      plugins (as in `packages`); driver (version of the NVIDIA driver, or ""); gpus
+      (number of GPUs that the driver lists); visible (CUDA_VISIBLE_DEVICES, or null);
+      error (reason of a failure, or "").
     """
     # Use little memory: a run may be training here.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
@@ -105,7 +108,7 @@ def devices() -> dict[str, Any]:
             got = float(jax.jit(lambda x: (x @ x).sum())(ones))
             if got != 64**3:
                 found["error"] = f"{device}: a product of ones adds up to {got:g}"
-    except Exception as error:  # any error is a finding
+    except Exception as error:  # any error is reported as a fact
         found["error"] = f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):
         found["driver"] = (_NVIDIA / "version").read_text().splitlines()[0]
@@ -117,11 +120,11 @@ def devices() -> dict[str, Any]:
 
 
 def host_name() -> dict[str, Any]:
-    """Return this host's name, its addresses, and whether they reach it.
+    """Return this host's name, its addresses, and whether they reach this host.
 
     Returns:
-      name; addresses (of the name); error: why the name has no address, or why a
-      connection to this host by its name fails, or "".
+      name; addresses (to which the name resolves); error (why the name has no address,
+      or why a connection to this host by its name fails, or "").
     """
     name = socket.gethostname()
     found: dict[str, Any] = {"name": name, "addresses": [], "error": ""}
@@ -172,8 +175,9 @@ def folder(path: str) -> dict[str, Any]:
     A folder that does not exist yet is tested in its nearest existing parent.
 
     Returns:
-      path, tried (the nearest existing folder), type (of the file system), free_bytes,
-      free_files (-1: without a limit), seconds, and error, or "".
+      path; tried (the nearest existing folder); type (of the file system); free_bytes;
+      free_files (-1 if unlimited); seconds (the time that it took); error (reason of a
+      failure, or "").
     """
     wanted = Path(path).expanduser().absolute()
     tried, began_s = wanted, time.monotonic()
@@ -198,11 +202,11 @@ def folder(path: str) -> dict[str, Any]:
 
 
 def _use(tried: Path) -> None:
-    """Write, sync, rename, read back, create once, lock: as saves and caches do.
+    """Use files as saves and caches do: write, sync, rename, read, create, lock.
 
     Raises:
-      OSError: an operation is refused.
-      RuntimeError: an operation silently had no effect.
+      OSError: an operation failed.
+      RuntimeError: an operation reported success but had no effect.
     """
     data = os.urandom(_NUM_BYTES)
     with tempfile.TemporaryDirectory(prefix=".mjax-doctor-", dir=tried) as name:

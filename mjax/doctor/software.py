@@ -20,7 +20,7 @@ from mjax.health.findings import Verdict, failed, judge_each, ok, unknown
 _PACKAGES = probe("packages")
 _DEVICES = probe("devices")
 _LEAST_DRIVER: Mapping[str, str] = MappingProxyType({"12": "525", "13": "580"})
-"""Minimum branch of the driver by major version of CUDA, see above."""
+"""Major version of CUDA -> minimum driver branch (source above)."""
 _DRIVER = re.compile(r"\b(\d{3}(?:\.\d+){1,2})\b")
 _NO_GPU = "no NVIDIA driver is loaded on this host"
 
@@ -42,7 +42,7 @@ def _problem(requirement: str, version: str | None) -> str:
 
 
 def packages(facts: Facts) -> Verdict:
-    """Check that required packages are installed in usable versions."""
+    """Check that all required packages are installed in suitable versions."""
     pairs = facts["required"]
     problems = [(wanted, _problem(wanted, have)) for wanted, have in pairs]
     return judge_each(
@@ -52,7 +52,7 @@ def packages(facts: Facts) -> Verdict:
 
 
 def extras(facts: Facts) -> Verdict:
-    """Check that partly installed extras are complete, in usable versions."""
+    """Check that each partly installed extra is complete, in suitable versions."""
     whole, problems = [], []
     for name, pairs in facts["extras"].items():
         found = [(wanted, have, _problem(wanted, have)) for wanted, have in pairs]
@@ -77,7 +77,7 @@ def jax_computes(facts: Facts) -> Verdict:
 
 
 def jax_sees_gpus(facts: Facts) -> Verdict:
-    """Check that jax uses the GPUs of the host."""
+    """Check that jax uses all GPUs of the host."""
     gpus = facts["gpus"]
     if not gpus:
         return unknown(_NO_GPU)
@@ -96,7 +96,7 @@ def jax_sees_gpus(facts: Facts) -> Verdict:
 
 
 def plugin(facts: Facts) -> Verdict:
-    """Check that jax has exactly one CUDA plugin, in the version of jaxlib."""
+    """Check that jax has exactly one CUDA plugin, of jaxlib's version."""
     plugins, jaxlib = facts["plugins"], facts["jaxlib"]
     if not plugins:
         return unknown("no CUDA plugin of jax is installed")

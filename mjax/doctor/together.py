@@ -1,17 +1,17 @@
 """Checks that need all processes of a run.
 
-Input: the report of each host, and the config by which processes find each other.
-Output: on process 0, one line for each joint step and one for each unhealthy host; the
-same exit code in all processes. Steps, in order:
+Input: the report of each host, and the config with which the processes find each other.
+Output: process 0 prints one line for each joint step and one for each failed check of a
+host. All processes return the same exit code. Steps, in order:
 
 - *meet*: all processes connect to the coordinator (`mjax.processes.distributed`).
-- *same*: files of mjax, versions and environment are equal.
+- *same*: mjax's files, package versions and environment are equal in all processes.
 - *files*: each process reads a file that process 0 has just written to the work dir,
   and process 0 reads a file of each process.
-- *sum*: a number is added over all devices, which connects them as the first step of a
+- *sum*: a number is summed over all devices, which connects them as the first step of a
   run does.
 
-After a failed step, the later ones are not tried: a run would also end there.
+After a failed step the later steps are skipped: a run would fail there too.
 """
 
 import contextlib
@@ -38,8 +38,8 @@ from mjax.processes.config import DistributedConfig
 from mjax.processes.device_sum import device_sum
 
 _SEEN_S = 30.0
-"""Seconds until all processes must see a new file: the time for which NFS caches a
-folder (nfs(5), acdirmin)."""
+"""Seconds within which all processes must see a new file: the time for which NFS caches
+a folder (nfs(5), acdirmin)."""
 _POLL_S = 0.2
 _FIX = "Give all hosts the same mjax, packages and environment"
 
@@ -50,7 +50,7 @@ class Step:
 
     name: str
     state: str
-    """`ok`, `failed`, or `unknown` if not tried."""
+    """`ok`, `failed`, or `unknown` if the step was skipped."""
     value: str = ""
     reason: str = ""
 
@@ -68,7 +68,7 @@ def main(
 
     Args:
       report: report of this host, from `mjax.health.check_command.to_json`.
-      config: config by which processes find each other.
+      config: config with which the processes find each other.
       hosts: number of hosts of the run, each with at least one process.
       work_dir: work dir of the run; process 0 creates and removes a folder in it.
       limit_s: time limit of each step.
@@ -86,7 +86,7 @@ def main(
         }
         print(json.dumps(found) if is_json else "\n".join(_lines(steps, reports)))
         sys.stdout.flush()
-    elif steps[0].state == "failed":  # process 0 cannot know why
+    elif steps[0].state == "failed":  # process 0 cannot tell why
         print(f"error: {steps[0].name}: {steps[0].reason}", file=sys.stderr)
     return 0 if is_ok else 1
 
@@ -98,7 +98,7 @@ def _take(
     work_dir: Path,
     limit_s: int | float,
 ) -> tuple[list[Step], list[Mapping[str, Any]]]:
-    """Run the steps; return their results, and the reports of connected processes."""
+    """Run the steps; return their results and the reports of connected processes."""
     reports = [report]
 
     def meet() -> str:
@@ -145,7 +145,7 @@ def _take(
 
 @contextlib.contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """Reserve stdout for the report, since gloo and NCCL write to it from C++."""
+    """Send stdout to stderr meanwhile, because gloo and NCCL write to it from C++."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -187,16 +187,16 @@ def _limit(
 
 
 def _files(work_dir: Path, limit_s: int | float) -> str:
-    """Let all processes read a file of process 0, and process 0 a file of each.
+    """Check that all processes read process 0's file, and process 0 a file of each.
 
     Raises:
-      RuntimeError: in all processes, if a file was not seen or had other content.
+      RuntimeError: a file was not seen or had other content; raised in all processes.
     """
     agreement = Agreement("files", timeout_s=limit_s)
     nonce = agreement.from_rank(0, secrets.token_hex(8))
     folder = work_dir / f".mjax-doctor-{nonce}"
     rank, num = distributed.rank(), distributed.num_processes()
-    seen_s = min(_SEEN_S, limit_s / 2)  # the other processes wait for this one
+    seen_s = min(_SEEN_S, limit_s / 2)  # the other processes wait for this process
 
     def write() -> None:
         if rank == 0:
@@ -262,11 +262,11 @@ def _sum() -> str:
 
 
 def _lines(steps: list[Step], reports: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield lines for people: the steps, then each unhealthy host."""
+    """Yield lines to print: the steps, then each failed check of a host."""
     for step in steps:
         said = f": {step.reason}" if step.reason else f" {step.value}"
         yield f"{step.state:10} together.{step.name}{said}"
-    # Of several processes on a host, the worst report counts.
+    # If a host has several processes, its worst report counts.
     hosts = {one["host"]: one for one in sorted(reports, key=lambda one: not one["ok"])}
     for name, report in hosts.items():
         for one in report["checks"]:

@@ -1,24 +1,25 @@
-"""Choose the bytes of weights or gradients that XLA may combine into one collective.
+"""Choose how many bytes of weights or gradients XLA may combine in one collective.
 
 Input: the weights of one layer, and their sharding. Output: thresholds for the three
 kinds of data-parallel collectives. `mjax.hardware.xla_flags` turns them into options.
 
-The weights of a layer are gathered, and its gradients reduced, in a window: the compute
-time of the preceding layer (`mjax.step.prefetch`). So without a pipeline the thresholds
-are the bytes of one layer.
+The weights of a layer are gathered, and its gradients reduced, while the preceding
+layer computes (`mjax.step.prefetch`). This compute time is the collectives' window. So
+without a pipeline each threshold is the bytes of one layer.
 
-- Below them each weight has its own collective. Each counts against the limit of
-  collectives in flight, and most start after the last matmul of the window.
-- Above them XLA may combine two layers, or a layer with the embedding. Data can be used
-  only when its whole collective has arrived, but the window is still that of one layer.
+- With smaller thresholds each weight has its own collective. Each counts against the
+  limit of collectives in flight, and most start after the last matmul of the window.
+- With larger thresholds XLA may combine two layers, or a layer with the embedding. Data
+  can be used only when its whole collective has arrived, but the window is still the
+  compute time of one layer.
 
-In a pipeline the weights of a layer are joined into few large ones. The first tick
-gathers them layer by layer, and the first matmul of a layer is the window for the
-weights of the second (`mjax.pipeline.pieces`). So the thresholds are the bytes of the
+In a pipeline the weights of a layer are joined into a few large arrays. The first tick
+gathers these layer by layer, and a layer's first matmul is the window for the weights
+of its second matmul (`mjax.pipeline.pieces`). So each threshold is the bytes of the
 smallest matrix: norms and biases are combined, matrices are not.
 
-XLA compares a threshold with the bytes of a collective's result: the whole weights for
-an all-gather, one shard for a reduce-scatter. docs/overlap.md has counts from compiled
+XLA compares a threshold with the bytes of a collective's result: whole weights for an
+all-gather, one shard for a reduce-scatter. docs/overlap.md has counts from compiled
 programs.
 """
 
@@ -33,12 +34,12 @@ class Weight:
     size: int
     """Number of entries on one tp device, unsharded over dp_shard."""
     is_matrix: bool
-    """False for scales and biases."""
+    """Whether the weight is a matrix; False for scales and biases."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """Bytes of the result of a combined collective on one device, by kind."""
+    """Largest result of a combined collective, in bytes per device, by kind."""
 
     all_gather: int
     reduce_scatter: int
@@ -58,13 +59,13 @@ def choose_thresholds(
     shards_per_node: int,
     is_pipeline: bool,
 ) -> Thresholds:
-    """Choose the thresholds.
+    """Choose the thresholds for combining collectives.
 
     Args:
       gathered: the weights of one layer.
       reduced: the weights that have gradients.
-      gather_bytes: largest bytes of gathered weights in a collective; None chooses.
-      reduce_bytes: largest bytes of gradients before reduction; None chooses.
+      gather_bytes: maximum bytes of gathered weights in a collective; None chooses.
+      reduce_bytes: maximum bytes of unreduced gradients in a collective; None chooses.
       gather_itemsize: bytes of a gathered entry.
       reduce_itemsize: bytes of a reduced entry.
       level: ZeRO level.
@@ -74,7 +75,7 @@ def choose_thresholds(
       is_pipeline: whether weights are joined and gathered in pieces.
     Returns:
       The thresholds. An all-reduce carries whole gradients at levels 0 and 1, and one
-      shard of them at levels 2 and 3.
+      shard of the gradients at levels 2 and 3.
     """
     if gather_bytes is None:
         gather_bytes = _together(gathered, is_pipeline) * gather_itemsize

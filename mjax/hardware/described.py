@@ -1,9 +1,10 @@
 """Build a mesh of described GPUs, which need not be present.
 
-Input: the name of a GPU in `gpus.GPUS` and axis sizes. Output: a mesh as from
+Input: the name of a GPU in `gpus.GPUS`, and axis sizes. Output: a mesh as from
 `build_mesh`. Its devices cannot hold arrays. But a function traced for the mesh sees
-their kind, and a lowered program compiles to the instructions of that GPU, with the
-collectives of that mesh. It needs jax's CUDA plugin (`make env-plan`), but no GPU.
+the kind of its devices, and a lowered program compiles to the instructions of that GPU,
+with the collectives of that mesh. Compiling needs jax's CUDA plugin (`make env-plan`),
+but no GPU.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from mjax.mesh.host_memory import HOST_KIND
 
 
 class NoPluginError(RuntimeError):
-    """jax has no CUDA plugin, which compiles for GPUs."""
+    """jax's CUDA plugin, which compiles for GPUs, is not installed."""
 
 
 def described_mesh(
@@ -37,13 +38,13 @@ def described_mesh(
     Args:
       sizes: size of every axis; the product is the number of GPUs.
       gpu: a name in `gpus.GPUS`.
-      gpus_per_node: GPUs per host; a smaller mesh is part of one host.
-      tp_across_hosts: as for `build_mesh`.
+      gpus_per_node: GPUs per host; a mesh of fewer GPUs is part of one host.
+      tp_across_hosts: as in `build_mesh`.
     Returns:
-      A mesh of axes `AXES`, each of type Auto, host by host with one process each.
+      A mesh of axes `AXES`, each of type Auto, in order of hosts, one process per host.
     Raises:
       ValueError: the name is unknown, the GPUs do not fill whole hosts, or
-        `build_mesh` refuses.
+        `build_mesh` refuses the sizes.
       NoPluginError: jax has no CUDA plugin.
     """
     devices = described_devices(sizes.num_devices, gpu=gpu, gpus_per_node=gpus_per_node)
@@ -78,9 +79,9 @@ def described_devices(
     Args:
       num_devices: total number of GPUs.
       gpu: a name in `gpus.GPUS`.
-      gpus_per_node: GPUs per host; fewer GPUs in all are part of one host.
+      gpus_per_node: GPUs per host; fewer devices than this are part of one host.
     Returns:
-      jax devices that can compile but not run; process_index is the host.
+      jax devices that can compile but not run; process_index is the host's index.
     Raises:
       ValueError: the name is unknown, or the GPUs do not fill whole hosts.
       NoPluginError: jax has no CUDA plugin.
@@ -115,14 +116,14 @@ def described_devices(
 
 
 def put_in_host_memory(lowered: jax.stages.Lowered, results: Sequence[bool]) -> None:
-    """Mark results in host memory, and the arguments donated to them.
+    """Mark results that are in host memory, and the arguments donated to them.
 
-    For present devices jax does this. Described devices have no memories, so a sharding
+    jax does this for present devices. Described devices have no memories, so a sharding
     on them loses its memory kind.
 
     Args:
       lowered: a program for described devices; changed in place.
-      results: for each result of the program, whether it is in pinned host memory.
+      results: whether each result of the program is in pinned host memory.
     Raises:
       RuntimeError: a result in host memory has no argument donated to it.
     """
@@ -161,10 +162,10 @@ def _check_name(gpu: str) -> None:
 
 
 def _target_config(gpu: Gpu) -> str:
-    """Write the description in XLA's format: GpuTargetConfigProto, as text.
+    """Return the description in XLA's format, a GpuTargetConfigProto as text.
 
-    Limits that are equal for compute capabilities 8.0, 9.0 and 10.0 are constants here
-    (CUDA C++ Programming Guide, table of technical specifications).
+    Limits that compute capabilities 8.0, 9.0 and 10.0 share are constants here (CUDA
+    C++ Programming Guide, table of technical specifications).
     """
     major, minor = gpu.compute_capability
     # From Hopper on, use the generation-specific instructions: sm_90a, not sm_90.

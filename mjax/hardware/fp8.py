@@ -1,6 +1,6 @@
 """Check whether devices support FP8 matmuls.
 
-Input: a mesh of real or described devices. Output: a text that describes how they
+Input: a mesh of real or described devices. Output: a text that says how these devices
 multiply 8-bit floats, or an error. Source: NVIDIA, PTX ISA, section mma: `.e4m3` and
 `.e5m2` from sm_89 on. On older GPUs XLA silently computes in 16 bits, more slowly than
 a run without FP8.
@@ -18,7 +18,8 @@ def describe_fp8(mesh: Mesh | AbstractMesh) -> str:
     """Describe how the devices of a mesh multiply 8-bit floats.
 
     Raises:
-      ValueError: they are GPUs without FP8 matmuls, or of unknown compute capability.
+      ValueError: the devices are GPUs without FP8 matmuls, or of unknown compute
+        capability.
     """
     device = mesh.abstract_mesh.abstract_device
     if device.platform == "cpu":

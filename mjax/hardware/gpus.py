@@ -1,7 +1,7 @@
 """Describe GPUs: data for the compiler and for time estimates.
 
-Input: nothing. Output: `GPUS`, one description per model, and the peak of a device by
-its name, which MFU uses. Sources are beside each number:
+Input: nothing. Output: `GPUS`, one description per GPU model, and the peak FLOP/s of a
+device by its name, for MFU. A comment gives the source of each number:
 
 - spec: XLA's description of a real device, in openxla/xla, folder
   xla/backends/gpu/target_config/specs; the file and the commit are given;
@@ -18,24 +18,25 @@ class Gpu:
     """Data of a GPU for the compiler and for time estimates."""
 
     device_kind: str
-    """Name as in jax.Device.device_kind of a present device."""
+    """The `jax.Device.device_kind` of a real device."""
     compute_capability: tuple[int, int]
     num_sms: int
-    """Streaming multiprocessors."""
+    """Number of streaming multiprocessors."""
     clock_ghz: float
     memory_bytes: int
-    """Memory as reported by the driver, less than in the data sheet."""
+    """Bytes of memory that the driver reports, fewer than in the data sheet."""
     memory_bytes_per_s: int
     l2_bytes: int
     shared_memory_per_sm_bytes: int
     shared_memory_per_block_bytes: int
-    """Maximum per block that requests more than the default of 48 KiB."""
+    """Maximum for a thread block that requests more than the default of 48 KiB."""
     peak_bf16_flops_per_s: float
-    """Dense peak; half of the data sheet's figure with sparsity."""
+    """Dense bf16 peak; half of the data sheet's figure with sparsity."""
     node_link_bytes_per_s: int
     """NVLink, one direction, all links of one GPU; half of a data sheet's figure."""
     network_bytes_per_s: int
-    """Per direction and GPU, with the usual network card of that generation."""
+    """Network, one direction, per GPU, with the usual network card of its
+    generation."""
     host_link_bytes_per_s: int
     """PCIe to the memory of the host, one direction; half of a data sheet's figure."""
 
@@ -81,7 +82,7 @@ GPUS = MappingProxyType(
             host_link_bytes_per_s=64_000_000_000,
         ),
         "h200": Gpu(
-            # spec: h200.txtpb, commit 4336d12; except the name, which is that in jax.
+            # spec: h200.txtpb, commit 4336d12; except the name, which is jax's.
             device_kind="NVIDIA H200",
             compute_capability=(9, 0),
             num_sms=132,
@@ -121,12 +122,12 @@ GPUS = MappingProxyType(
         ),
     }
 )
-"""GPUs that can be described, by name."""
+"""Name -> GPU that can be described."""
 
-# Dense bf16 FLOP/s by substring of `device_kind`; the first match wins. A described GPU
-# stands for all variants of its model that are not listed before it. Source of the
-# others: NVIDIA data sheets of H200 NVL, H100 PCIe and NVL, GB200 NVL72, L40S and L4;
-# half of a figure with sparsity.
+# Dense bf16 FLOP/s by substring of `device_kind`; the first match wins. An entry taken
+# from GPUS covers all variants of its model that are not listed before it. Source of
+# the other entries: NVIDIA data sheets of H200 NVL, H100 PCIe and NVL, GB200 NVL72,
+# L40S and L4; half of the figure with sparsity.
 _PEAKS = (
     ("H200 NVL", 835.5e12),
     ("H100 PCIe", 756e12),
@@ -142,11 +143,11 @@ _PEAKS = (
 
 
 def peak_flops_per_s(device_kind: str) -> float | None:
-    """Return the dense bf16 peak of one device; None if unknown.
+    """Return the dense bf16 peak of one device, in FLOP/s; None if unknown.
 
     Args:
-      device_kind: value of `jax.Device.device_kind`. A slice of a device (MIG) is
-        unknown, because its name does not give its share of the peak.
+      device_kind: value of `jax.Device.device_kind`. The peak of a MIG slice is
+        unknown, because its name does not give its share of the device.
     """
     if "MIG" in device_kind:
         return None

@@ -8,21 +8,22 @@ class Utilization:
     """Model FLOPs utilization: what is counted, over which peak."""
 
     flops_per_token: float
-    """Model FLOPs of forward and backward, attention over the visible window."""
+    """Model FLOPs per token, forward and backward, with attention over visible
+    pairs."""
     peak_flops_per_s: float | None
-    """Dense bf16 peak of one device; None where it is unknown."""
+    """Dense bf16 peak of one device, in FLOP/s; None if unknown."""
     num_devices: int
-    """Devices in the mesh."""
+    """Number of devices in the mesh."""
 
     def mfu(self, tokens_per_s: float) -> float | None:
-        """Return the fraction of the peak, None where the peak is unknown."""
+        """Return the MFU as a fraction of the peak; None if the peak is unknown."""
         if self.peak_flops_per_s is None:
             return None
         peak = self.peak_flops_per_s * self.num_devices
         return self.flops_per_token * tokens_per_s / peak
 
     def describe(self) -> str:
-        """Return the formula with its numbers, for people."""
+        """Return a text with the formula and its numbers."""
         if self.peak_flops_per_s is None:
             return (
                 f"MFU unknown: no peak for this device (set --peak-tflops); "

@@ -2,10 +2,11 @@
 
 Thresholds for combined collectives follow from the model (`mjax.hardware.combining`).
 
-Options are passed per program, as compiler options. These override XLA_FLAGS, change no
-process-wide state, and also work for a program that is planned without a GPU. An option
-that the installed XLA does not know is left out and reported at the start of a run.
-docs/overlap.md lists the options that other frameworks set, and the results.
+Options are passed per program, as compiler options. Compiler options override
+XLA_FLAGS, change no process-wide state, and also apply to a program that is planned
+without a GPU. An option that the installed XLA does not have is left out; the run
+reports it at its start. docs/overlap.md lists the options that other frameworks set,
+and their effects.
 """
 
 import dataclasses
@@ -28,8 +29,8 @@ class Use:
 
     sizes: AxisSizes
     tp_chunks: int
-    """Number of chunks of activations in tensor-parallel communication; 1 is no
-    chunking."""
+    """Number of chunks into which tensor-parallel communication splits activations; 1
+    means no chunking."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,7 +41,7 @@ class Option:
     value: Value
     why: str
     since: str
-    """Oldest jax with which it was tried."""
+    """Oldest version of jax with which the option was tried."""
     applies: Callable[[Use], bool]
     platform: Literal["cpu", "gpu"] = "gpu"
     """Platform to which the option applies."""
@@ -121,24 +122,24 @@ TABLE = (
         platform="cpu",
     ),
 )
-"""Sources. GPU: schedules that XLA makes for H200s (docs/overlap.md), except the limit
+"""Sources. GPU: XLA's schedules for H200s (docs/overlap.md), except for the time limit
 of an execution (docs/resilience.md). CPU: docs/parallelism.md, "Simulated devices"."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """The options of one program."""
+    """The options chosen for one program."""
 
     used: tuple[Option, ...] = ()
     unknown: tuple[Option, ...] = ()
-    """Wanted options that the installed XLA does not know."""
+    """Options that apply to the program, but that the installed XLA does not have."""
 
     def as_compiler_options(self) -> dict[str, Value]:
         """Return the options in use, for `jax.jit` and `Lowered.compile`."""
         return {option.name: option.value for option in self.used}
 
     def describe(self) -> list[str]:
-        """Return a line for each option."""
+        """Return one line of text for each option."""
         lines = [f"XLA: {o.name}={o.value}: {o.why}" for o in self.used]
         return lines + [
             f"XLA: {o.name}={o.value} left out: this XLA does not know it (tried with "
@@ -148,7 +149,7 @@ class Chosen:
 
 
 def _combine_options(thresholds: Thresholds, use: Use) -> tuple[Option, ...]:
-    """Return the options for combined collectives over data parallelism."""
+    """Return the options that limit combined data-parallel collectives."""
     unit = "the smallest matrix" if _has_pipeline(use) else "the weights"
     gathers = (
         f"a gather carries up to {unit} of one layer; separate gathers start late, and "
@@ -181,8 +182,8 @@ def choose(
     """Choose the options for the programs of a training run.
 
     Args:
-      mesh: mesh of the step. Nothing can be compiled for an abstract mesh, so all
-        wanted options count as known.
+      mesh: mesh of the step. Nothing can be compiled for an abstract mesh, so no option
+        is tested; all are kept.
       tp_chunks: number of chunks, as in `Use`.
       thresholds: bytes of combined collectives; None keeps XLA's defaults.
     """
@@ -198,7 +199,7 @@ def choose(
 def for_collectives(mesh: Mesh | AbstractMesh) -> dict[str, Value]:
     """Return the options of a program with collectives that is not a training step.
 
-    On GPUs there are none, because the GPU options in the table are for steps.
+    On GPUs the result is empty, because the GPU options in the table are for steps.
 
     Args:
       mesh: mesh of the program, with any axes.
@@ -214,7 +215,7 @@ def _platform(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _known(mesh: Mesh | AbstractMesh, wanted: Sequence[Option]) -> Chosen:
-    """Separate the options that the installed XLA knows from unknown ones."""
+    """Separate the options that the installed XLA has from those that it lacks."""
     if isinstance(mesh, AbstractMesh):
         return Chosen(used=tuple(wanted))
     device = mesh.devices.flat[0]
@@ -227,7 +228,7 @@ def _known(mesh: Mesh | AbstractMesh, wanted: Sequence[Option]) -> Chosen:
 
 @functools.cache
 def _is_known(device: Any, name: str, value: Value) -> bool:
-    """Compile a trivial program with an option, possibly for a described device."""
+    """Return whether a trivial program compiles with an option, for any device."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     nothing = jax.jit(lambda: 0, out_shardings=sharding).lower()
     try:

@@ -1,1 +1,1 @@
-"""The transformer, its configuration, and its counts."""
+"""The transformer, its configuration, and counts of parameters and FLOPs."""

@@ -26,7 +26,7 @@ _POSITIVE = (
     *("attn_soft_cap", "logit_soft_cap", "embed_scale"),
 )
 _TURNS = {"llama3": (1.0, 4.0), "yarn": (1.0, 32.0)}
-"""Default slow and fast turns, of Llama 3.1 and of the YaRN paper."""
+"""RoPE type -> default (slow, fast) turns, from Llama 3.1 and the YaRN paper."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,7 +215,7 @@ class ModelConfig:
         self._check_offload()
 
     def _check_offload(self) -> None:
-        """Refuse a loading horizon without offload, or out of range."""
+        """Refuse a loading horizon that is out of range, or given without offload."""
         asked = self.offload_horizon
         if asked is not None and asked < 1:
             raise ValueError(
@@ -246,11 +246,11 @@ class ModelConfig:
 
     @property
     def loading_horizon(self) -> int | None:
-        """How many layers ahead inputs are loaded; None keeps them on the device."""
+        """How many layers ahead inputs are loaded; None if they stay on the device."""
         return (self.offload_horizon or 1) if self.remat == "offload" else None
 
     def _check_rope_type(self) -> None:
-        """Refuse options of rotary scaling that its type does not use."""
+        """Refuse options that the type of rotary scaling does not use."""
         options = {
             "rope_original_len": self.rope_original_len,
             "rope_slow_turns": self.rope_slow_turns,
@@ -306,7 +306,7 @@ class ModelConfig:
 
     @property
     def padded_vocab(self) -> int:
-        """V rounded up to the multiple."""
+        """V rounded up to a multiple of `vocab_multiple`."""
         return -(-self.vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
@@ -332,7 +332,7 @@ class ModelConfig:
 
     @property
     def rope_config(self) -> RopeConfig:
-        """Rotation of queries and keys."""
+        """Configuration of the rotation of queries and keys."""
         return RopeConfig(
             head_width=self.head_width,
             base=self.rope_base,
@@ -345,7 +345,7 @@ class ModelConfig:
 
     @property
     def _scaled_rope(self) -> dict[str, Any]:
-        """Options of only llama3 and yarn."""
+        """Return the options that only llama3 and yarn have."""
         if self.rope_type == "linear":
             return {}
         slow, fast = _TURNS[self.rope_type]
@@ -362,7 +362,7 @@ class ModelConfig:
 
     @property
     def windowed_rope_config(self) -> RopeConfig | None:
-        """Rotation in layers with a window; None if it is the same as in the others."""
+        """Rotation in layers with a window; None if equal to the other layers'."""
         if self.rope_windowed_base is None:
             return None
         return RopeConfig(
@@ -381,7 +381,7 @@ class ModelConfig:
 
     @property
     def norm_config(self) -> NormConfig:
-        """The norm of each position."""
+        """Configuration of the norms."""
         return NormConfig(
             kind=self.norm,
             eps=self.norm_eps,
@@ -391,7 +391,7 @@ class ModelConfig:
 
     @property
     def block_config(self) -> BlockConfig:
-        """Sizes and options of all blocks."""
+        """Configuration that all blocks share."""
         std = (
             (2 / (5 * self.d_model)) ** 0.5 if self.init_std is None else self.init_std
         )
@@ -428,9 +428,9 @@ class ModelConfig:
 
 
 def yarn_magnitude(scaling: float, factor: float = 1.0) -> float:
-    """Return 0.1 factor ln(scaling) + 1, or 1 if nothing is scaled.
+    """Return 0.1 factor ln(scaling) + 1, or 1 if positions are not scaled.
 
-    Source: Peng et al. 2023, arXiv:2309.00071, eq. 22; the factor, DeepSeek-V2,
+    Source: Peng et al. 2023, arXiv:2309.00071, eq. 22; factor: DeepSeek-AI 2024,
     arXiv:2405.04434, section 3.1.4.
     """
     return 1.0 if scaling <= 1 else 0.1 * factor * math.log(scaling) + 1.0

@@ -1,4 +1,4 @@
-"""Counts of a model: parameters, visible pairs, FLOPs. Makes no array."""
+"""Count a model's parameters, visible pairs and FLOPs, without creating arrays."""
 
 import functools
 
@@ -18,7 +18,7 @@ def num_params(config: ModelConfig) -> int:
 
 @functools.cache
 def num_adapter_params(config: ModelConfig, adapters: AdapterConfig) -> int:
-    """Count the parameters of all adapters, the only trained ones."""
+    """Count the parameters of all adapters: the only trained parameters."""
     params = abstract_params(config, adapters=adapters)[1]
     leaves = jax.tree_util.tree_leaves_with_path(params)
     return sum(
@@ -43,9 +43,9 @@ def flops_per_token(
     masked scores and elementwise work are not counted.
 
     With adapters the weights are frozen and have no gradient. They count 2 x instead of
-    3 x (forward, gradient of the inputs); attention and the adapters count 3 x. The
-    unused gradient of the first layer's input is counted, because layers run in a loop
-    in which all are the same.
+    3 x (forward, and gradient of the inputs); attention and the adapters count 3 x. The
+    unused gradient of the first layer's input is counted, because the layers run in a
+    loop with one program for all.
 
     Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1. Differs: attention
     counts only visible pairs, not the full square.

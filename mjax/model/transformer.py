@@ -1,10 +1,11 @@
 """The transformer: its parameters, embedding, layers and loss.
 
-`Transformer` is a Flax NNX module that only defines the model. It is split once into a
-graph definition and a tree of parameters, and merged inside the step. Its methods run
-per device inside the step's shard_map. The parameters of all blocks are stacked, so one
-compiled layer serves all: `[L, ...]` in the order of the layers, or `[slots, ...]` in
-the order of a partition over pipeline stages.
+`Transformer` is a Flax NNX module that defines the model and holds no training state.
+It is split once into a graph definition and a tree of parameters, and merged inside the
+step. Its methods run per device inside the step's shard_map. The parameters of all
+blocks are stacked, so all layers share one compiled program. Stacked parameters are
+`[L, ...]` in the order of the layers, or `[slots, ...]` in the order of a partition
+over pipeline stages.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,7 @@ from mjax.model.config import ModelConfig
 from mjax.pipeline.partition import EMPTY, Partition
 
 Params = dict[str, Any]
-"""Nested dict of arrays; the leaves below "blocks" are stacked over layers."""
+"""Nested dict of arrays; leaves below "blocks" have a leading dim of layers."""
 
 
 class Transformer(nnx.Module):
@@ -65,12 +66,14 @@ class Transformer(nnx.Module):
 
         Args:
           config: the architecture.
-          rngs: source of randomness; with a layer's index, it decides its parameters.
+          rngs: source of randomness; it and a layer's index determine the parameters of
+            the layer.
           partition: the slots in which a run stores the layers; None stores all layers
             in order.
           tp_chunks: see `layers.block.Block`; parameters do not depend on it.
           in_fp8: see `layers.block.Block`; parameters do not depend on it.
-          adapters: adapters of the blocks; the other parameters do not depend on them.
+          adapters: adapters of the blocks; parameters of the model do not depend on
+            them.
         """
         self.config = config
         std = config.block_config.std
@@ -109,10 +112,11 @@ class Transformer(nnx.Module):
 
         Args:
           tokens: token ids.
-          positions: token positions in documents; required for learned positions.
+          positions: position of each token in its document; required for learned
+            positions.
           key: key of the dropout masks; None in evaluation.
         Returns:
-          this device's t = T/tp positions.
+          Hidden states at this device's t = T/tp positions.
         """
         at_start = None if key is None else key.at(0)
         return dropout(self.embed(tokens, positions), self.config.dropout, at_start)
@@ -124,7 +128,7 @@ class Transformer(nnx.Module):
 
         Args:
           positions: position of each token in its document.
-          segments: document of each token; None means one document per row.
+          segments: document number of each token; None means one document per sequence.
         """
         windowed = self.config.windowed_rope_config
         return Context(
@@ -146,12 +150,12 @@ class Transformer(nnx.Module):
         """Run all blocks, or those whose parameters are given.
 
         Args:
-          x: input of the first.
-          context: context of these rows.
+          x: input of the first block.
+          context: result of `context` for these sequences.
           stacked: parameters [n, ...] of n consecutive blocks; None uses all blocks.
           key: as in `start`.
           first_layer: index of the first block in the whole model, a multiple of the
-            period of the layer kinds.
+            length of the pattern of layer kinds.
           guard: (index in these blocks, layer, input) -> output; may skip layers.
         """
         if stacked is None:
@@ -201,7 +205,7 @@ class Transformer(nnx.Module):
     def loss(
         self, x: Float[Array, "B t D"], targets: Int[Array, "B T"]
     ) -> Float[Array, ""]:
-        """Return the targets' summed negative log-likelihood, nats.
+        """Return the targets' summed negative log-likelihood, in nats.
 
         Args:
           x: output of the last block.
@@ -229,10 +233,10 @@ def _stacked_blocks(
     in_fp8: bool,
     adapters: AdapterConfig | None,
 ) -> Block:
-    """Make one block with stacked leaves; each layer is drawn from its own key.
+    """Make one block with stacked leaves; each layer has its own random key.
 
-    A partition orders the keys, not the parameters, so each layer is drawn in the slot
-    that stores it.
+    A partition permutes the keys, not the parameters, so each layer is drawn directly
+    in the slot that stores it.
     """
     parallel = config.block == "parallel"
     kind = ParallelBlock if parallel else SerialBlock
@@ -268,7 +272,7 @@ def abstract_params(
     adapters: AdapterConfig | None = None,
     in_fp8: bool = False,
 ) -> tuple[Any, Any]:
-    """Return the model's GraphDef and its abstract parameters (no memory, no device).
+    """Return the model's GraphDef and abstract parameters, without using a device.
 
     Every leaf is an nnx.Param of a ShapeDtypeStruct, with metadata `logical` (the names
     of its dims, without the layer dim) and `decay`. Leaves of the blocks are stacked
@@ -290,7 +294,7 @@ def abstract_params(
 
 
 def map_params(f: Callable[[nnx.Variable, bool], Any], state: Any) -> Params:
-    """Map f(leaf, stacked) over the parameters; stacked: has a leading layer dim."""
+    """Map f(leaf, is_stacked) over the parameters; stacked leaves have a layer dim."""
 
     def leaf(path: Any, variable: nnx.Variable) -> Any:
         return f(variable, path[0].key == "blocks")

@@ -1,4 +1,4 @@
-"""Split the URL of an object store into bucket and prefix; nothing is contacted."""
+"""Split the URL of an object store into bucket and prefix, without network access."""
 
 import dataclasses
 import re
@@ -6,7 +6,7 @@ from typing import Literal
 
 _SCHEMES = ("s3", "gs")
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<rest>.*)", re.DOTALL)
-# The rules of S3; those of GCS also allow underscores and up to 222 characters.
+# S3's rules for bucket names. GCS also allows underscores and up to 222 characters.
 # https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html
 # https://cloud.google.com/storage/docs/buckets#naming
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,220}[a-z0-9]")
@@ -20,11 +20,12 @@ class Address:
     scheme: Literal["s3", "gs"]
     bucket: str
     prefix: str
-    """Prefix of the names of all objects, without slashes at its ends; "": none."""
+    """Prefix of the names of all objects, without leading or trailing slashes; "" if
+    there is none."""
 
     @property
     def url(self) -> str:
-        """The address as people write it, without a slash at the end."""
+        """The address as a URL, without a trailing slash."""
         return f"{self.scheme}://{self.bucket}/{self.prefix}".rstrip("/")
 
     def child(self, name: str) -> "Address":
@@ -38,13 +39,13 @@ def is_url(text: str) -> bool:
 
 
 def parse(text: str, flag: str) -> Address:
-    """Read a URL.
+    """Parse the URL of an object store.
 
     Args:
       text: the URL.
-      flag: flag that gave it, such as --ckpt.remote; messages begin with it.
+      flag: flag that gave the URL, such as --ckpt.remote; error messages begin with it.
     Raises:
-      ValueError: it is not of the form s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
+      ValueError: the URL is not of the form s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
     """
     found = _URL.fullmatch(text)
     if found is None or found["scheme"] not in _SCHEMES:

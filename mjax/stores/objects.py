@@ -1,7 +1,7 @@
 """The interface of an object store, and its errors.
 
-Names of objects are relative to the URL that was opened, with slashes between their
-parts. Writes are atomic: a reader sees a complete object or none. Nothing is renamed.
+Object names are relative to the URL that was opened; slashes separate their parts.
+Writes are atomic: a reader sees a complete object or none. Objects cannot be renamed.
 Every method may be called from several threads.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 CHUNK_BYTES = 8 << 20
 """Bytes per part of a large upload, and per read of `stream`."""
 MAX_PARTS = 9_000
-"""Parts of an upload; S3 and GCS allow 10,000."""
+"""Maximum number of parts of an upload; S3 and GCS allow 10,000."""
 
 
 class MissingError(FileNotFoundError):
@@ -22,11 +22,11 @@ class MissingError(FileNotFoundError):
 
 
 class ConflictError(RuntimeError):
-    """The object does not have the expected version; nothing was written."""
+    """The object does not have the expected version, so it was not written or read."""
 
 
 class RefusedError(ValueError):
-    """The store refuses the request: no such bucket, no permission, no credentials."""
+    """The store refuses the request: missing bucket, permission or credentials."""
 
 
 class UnavailableError(OSError):
@@ -34,35 +34,35 @@ class UnavailableError(OSError):
 
 
 class Absent(enum.Enum):
-    """See `ABSENT`."""
+    """Type of `ABSENT`."""
 
     ABSENT = "absent"
 
 
 ABSENT = Absent.ABSENT
-"""Expected version of an object that must not exist."""
+"""Passed as the expected version of an object that must not exist."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Version:
-    """Identifies the content of an object; different content has another version."""
+    """Identifies the content of an object; different contents differ in version."""
 
     etag: str | None
     generation: str | None
-    """Version number on GCS, or in an S3 bucket that keeps versions."""
+    """Version number on GCS, or in a versioned S3 bucket."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Object:
-    """An object, without its content."""
+    """Description of an object, without its content."""
 
     name: str
     num_bytes: int
     version: Version
     modified_s: float
-    """Time of the write: seconds since 1970, by the clock of the store."""
+    """Time of the write in seconds since 1970, by the store's clock."""
     facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Metadata written with the content; empty in listings, which leave it out."""
+    """Metadata written with the content; always empty in a listing."""
 
 
 class ObjectStore(abc.ABC):
@@ -76,23 +76,23 @@ class ObjectStore(abc.ABC):
 
     @abc.abstractmethod
     def objects(self, under: str = "") -> Iterator[Object]:
-        """Yield all objects below a folder, in the order of their names.
+        """Yield all objects below a folder, sorted by name.
 
         Args:
-          under: the folder, such as `steps/120`; its name is matched whole.
+          under: the folder, such as `steps/120`, which does not match `steps/1200`.
         """
 
     @abc.abstractmethod
     def folders(self, under: str = "") -> list[str]:
-        """List the names of the direct subfolders of a folder, in order."""
+        """List the names of the direct subfolders of a folder, sorted."""
 
     @abc.abstractmethod
     def find(self, name: str) -> Object:
-        """Describe an object.
+        """Return the description of an object.
 
         Raises:
-          MissingError: there is no such object, or no such bucket: the answer of the
-            store is the same.
+          MissingError: the object or the bucket does not exist; the store gives the
+            same answer for both.
         """
 
     @abc.abstractmethod
@@ -104,18 +104,18 @@ class ObjectStore(abc.ABC):
         *,
         version: Version | None = None,
     ) -> bytes:
-        """Return the bytes from `start` to before `stop`; None: to the end.
+        """Return the bytes from `start` up to, but without, `stop`.
 
         If the object ends before `stop`, fewer bytes are returned.
 
         Args:
           name: name of the object.
-          start: the first byte.
-          stop: the byte after the last.
-          version: version that the object must have; None: any.
+          start: offset of the first byte.
+          stop: offset after the last byte; None means the end of the object.
+          version: version that the object must have; None means any.
         Raises:
           MissingError: there is no such object.
-          ConflictError: it has another version now.
+          ConflictError: the object now has another version.
           ValueError: `start` is behind its end.
         """
 
@@ -136,35 +136,37 @@ class ObjectStore(abc.ABC):
         expected: Version | Absent | None = None,
         facts: Mapping[str, str] | None = None,
     ) -> Version:
-        """Write a small object in one request.
+        """Write a small object in one request; return its new version.
 
-        A request whose answer was lost is sent again. With `expected` the second one
-        then raises ConflictError although the first one has written the object:
-        compare the content.
+        If the answer to a request is lost, the request is repeated. With `expected` the
+        repeated request then raises ConflictError although the first one wrote the
+        object, so the caller must compare the content.
 
         Args:
           name: name of the object.
           data: its content.
-          expected: the version to replace, or ABSENT; None replaces any version.
-          facts: metadata to keep with the content: lower-case names, ASCII values.
+          expected: the version to replace, or ABSENT to create the object; None
+            replaces any version.
+          facts: metadata to store with the content; lower-case names, ASCII values.
         Returns:
-          the new version.
+          The new version.
         Raises:
-          ConflictError: the object has another version, or exists.
+          ConflictError: the object has another version than `expected`, or exists
+            although ABSENT was given.
         """
 
     @abc.abstractmethod
     def upload(self, name: str, path: Path, *, facts: Mapping[str, str]) -> None:
-        """Copy a local file into an object, and replace an existing object.
+        """Copy a local file into an object, replacing an existing object.
 
-        A large file is sent in parts, a few at a time, with bounded memory. Parts of an
-        upload that was killed stay in the bucket unseen, until a lifecycle rule of the
-        bucket deletes them.
+        A large file is sent in parts, a few at a time, with bounded memory. The parts
+        of a killed upload stay in the bucket, invisible to readers, until a lifecycle
+        rule of the bucket deletes them.
 
         Args:
           name: name of the object.
           path: path of the file, which must not change during the call.
-          facts: as for `write`.
+          facts: as in `write`.
         Raises:
           OSError: the file cannot be read.
         """
@@ -176,13 +178,14 @@ class ObjectStore(abc.ABC):
     def stream(
         self, name: str, start: int = 0, *, chunk_bytes: int = CHUNK_BYTES
     ) -> Iterator[bytes]:
-        """Yield the content from `start` on in chunks, each read on its own.
+        """Yield the content from `start` on in chunks, with one request per chunk.
 
-        One chunk is in memory at a time. All chunks are of one version of the object.
+        Only one chunk is in memory at a time. All chunks are of the same version of the
+        object.
 
         Raises:
           MissingError: there is no such object.
-          ConflictError: it was replaced during the read.
+          ConflictError: the object was replaced during the read.
           UnavailableError: the store sends too few or too many bytes.
           ValueError: `start` is behind its end.
         """
@@ -194,7 +197,7 @@ class ObjectStore(abc.ABC):
         for first in range(start, found.num_bytes, chunk_bytes):
             last = min(first + chunk_bytes, found.num_bytes)
             chunk = self.read(name, first, last, version=found.version)
-            if len(chunk) != last - first:  # the version is the same: not damage
+            if len(chunk) != last - first:  # not a changed object
                 raise UnavailableError(
                     f"cannot read {self.url}/{name}: the store sent {len(chunk)} bytes "
                     f"for bytes {first} to {last} of {found.num_bytes}"
@@ -203,5 +206,5 @@ class ObjectStore(abc.ABC):
 
 
 def part_bytes(num_bytes: int) -> int:
-    """Return the size of the parts of an upload."""
+    """Return the size of the parts of an upload, in bytes."""
     return max(CHUNK_BYTES, -(-num_bytes // MAX_PARTS))

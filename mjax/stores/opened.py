@@ -1,14 +1,14 @@
-"""Object stores through obstore: S3, compatible stores, and GCS.
+"""Object stores accessed through obstore: S3, compatible stores, and GCS.
 
-Credentials and endpoints come from the environment, as obstore reads it: for S3
-AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
+Credentials and endpoints come from the environment variables and services that obstore
+reads: for S3 AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_REGION,
 AWS_ENDPOINT_URL, a web identity, a container or the instance; for GCS
 GOOGLE_APPLICATION_CREDENTIALS, GOOGLE_SERVICE_ACCOUNT, the login of gcloud or the
 instance. Profiles in ~/.aws are not read.
 
 If the connection or the server fails, obstore repeats the request after 0.1 s, 0.2 s
 and so on up to 15 s. Requests to S3 are signed over the SHA-256 of their content, which
-S3 compares. No call holds the interpreter's lock while it waits.
+S3 verifies. No call holds the interpreter's lock while it waits.
 
 Source: https://developmentseed.org/obstore (put, get, list, RetryConfig).
 """
@@ -46,7 +46,7 @@ _STATUS = re.compile(r"status code: ([0-9]{3})")
 _XML_REASON = re.compile(
     r"<Code>([^<]*)</Code>.*?<Message>([^<]*)</Message>", re.DOTALL
 )
-# Addresses at which clouds issue credentials, and messages about them.
+# Parts of error texts about credentials: addresses that issue them, and messages.
 _CREDENTIALS = (
     *("169.254.16", "169.254.17", "metadata.google", "token request"),
     *("Missing AccessKeyId", "Missing SecretAccessKey"),
@@ -64,13 +64,13 @@ _REMEDIES = {
 
 
 def require(address: Address, flag: str) -> None:
-    """Check that the library is installed, without importing it.
+    """Check that obstore is installed, without importing it.
 
     Args:
       address: URL to open.
-      flag: flag that gave it.
+      flag: flag that gave the URL, for messages.
     Raises:
-      ValueError: it is not installed.
+      ValueError: obstore is not installed.
     """
     if importlib.util.find_spec("obstore") is None:
         raise ValueError(
@@ -81,15 +81,14 @@ def require(address: Address, flag: str) -> None:
 def open_store(
     address: Address, flag: str, *, patience_s: int | float = 60
 ) -> ObjectStore:
-    """Open the objects below a URL; nothing is contacted.
+    """Return the store of the objects below a URL; this makes no request.
 
     Args:
       address: the URL.
       flag: flag that gave it, for messages.
       patience_s: seconds for which a request is repeated before UnavailableError.
     Raises:
-      ValueError: the library is not installed, or a setting in the environment is
-        wrong.
+      ValueError: obstore is not installed, or a setting in the environment is wrong.
     """
     require(address, flag)
     return _Opened(address, flag, patience_s)
@@ -112,7 +111,8 @@ class _Opened(ObjectStore):
                 client_options={
                     "connect_timeout": _CONNECT_S * second,
                     "timeout": _REQUEST_S * second,
-                    # An endpoint with http:// is a deliberate choice of the user.
+                    # An http:// endpoint must have been set on purpose, so http is
+                    # allowed.
                     "allow_http": any(
                         "http://" in os.environ.get(name, "") for name in _ENDPOINTS
                     ),
@@ -208,14 +208,14 @@ class _Opened(ObjectStore):
         if self._address.scheme == "s3" and doomed:
             with self._told(doomed[0], "delete"):
                 return self._obstore.delete(self._store, doomed)
-        for name in doomed:  # on GCS a missing object would end the deletion
+        for name in doomed:  # on GCS a missing object would abort the whole deletion
             with contextlib.suppress(MissingError), self._told(name, "delete"):
                 self._obstore.delete(self._store, name)
         return None
 
     @contextlib.contextmanager
     def _told(self, name: str, action: str) -> Iterator[None]:
-        """Raise the errors of obstore as ours, with the URL and a remedy."""
+        """Turn obstore's errors into errors of `objects`, with URL and remedy."""
         where = f"{self.url}/{name}".rstrip("/")
         try:
             yield
@@ -229,7 +229,7 @@ class _Opened(ObjectStore):
             raise self._problem(str(error), where, action) from error
 
     def _problem(self, text: str, where: str, action: str) -> Exception:
-        """Classify an error by its text: obstore has one class for most."""
+        """Classify an error by its text, because most have one class in obstore."""
         status = found[1] if (found := _STATUS.search(text)) else ""
         if status == "416":
             return ValueError(f"{where} ends before the requested bytes")
@@ -262,7 +262,7 @@ def _is_of_credentials(text: str) -> bool:
 
 
 def _reason(text: str) -> str:
-    """Shorten an error of obstore, which ends with the debug form of its cause."""
+    """Shorten an error text of obstore, which ends with its cause in debug format."""
     if found := _XML_REASON.search(text):
         return f"{found[1]} ({found[2]})"
     return text.partition("\n")[0].partition(" - ")[2] or text.partition("\n")[0]
@@ -280,6 +280,7 @@ def _object(
         num_bytes=meta["size"],
         version=_version(meta),
         modified_s=meta["last_modified"].timestamp(),
-        # Attributes of every store have capital letters in their names: Content-Type.
+        # Attributes set by the store have capital letters in their names, like
+        # Content-Type.
         facts={k: v for k, v in (attributes or {}).items() if k.islower()},
     )

@@ -86,8 +86,7 @@ class Problem:
 
     @property
     def exponent(self) -> float:
-        """Factor that turns the result of `capped` into an exponent of 2, less
-        `offset`."""
+        """Factor that turns `capped` into an exponent of 2 without `offset`."""
         cap = self.soft_cap
         return LOG2_E * (self.scale if cap is None else 2.0 * cap)
 
