@@ -1,10 +1,10 @@
 """Inspect and copy saved steps: `python -m mjax.ckpt
 ls|verify|show|fetch|reshard|export PATH`.
 
-In the first four commands PATH may be an s3:// or gs:// URL, the --ckpt.remote of a
-run. Works on any machine, whatever mesh wrote the steps, and uses only the CPU. Exit
-codes: 0 success; 1 a checkpoint is damaged or belongs to another run; 2 bad input, or
-the store refuses.
+In the first four commands PATH may be the --ckpt.remote of a run, an s3:// or gs://
+URL. The commands work on any machine, whatever mesh wrote the steps, and use only the
+CPU. Exit codes: 0 success; 1 a checkpoint is damaged or belongs to another run; 2 bad
+input, or the store refuses access.
 """
 
 import dataclasses
@@ -103,7 +103,8 @@ Family = Literal[
     "gemma3_text",
     "gpt2",
 ]
-"""The families of `hugging_face.families`, which is imported only for an export."""
+"""Names of the families of `hugging_face.families`, a module imported only by
+export."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,7 @@ def main(argv: list[str] | None = None) -> int:
                 return _reshard(command)
             case Export():
                 return _export(command)
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
     except DamagedError as error:
@@ -220,7 +221,7 @@ def _time(seconds: float) -> str:
 
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> Iterator[str]:
-    """Align columns, all to the right but the last."""
+    """Yield lines of aligned columns: the last to the left, all others to the right."""
     lines = [header, *rows]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header) - 1)]
     for line in lines:
@@ -248,7 +249,7 @@ def _verify(command: Verify) -> int:
 
 
 def _verify_remote(command: Verify) -> int:
-    """Read the steps of an object store."""
+    """Verify the steps of an object store; return the exit code."""
     remote, only = listing.find(command.path)
     code = OK
     for step in listing.choose(remote, only, command.step):
@@ -261,13 +262,13 @@ def _verify_remote(command: Verify) -> int:
 
 
 def _verified(place: places.Place, folder: epath.Path) -> tuple[str, int]:
-    """Read one step; return a line about it and the exit code."""
-    # Here because it imports jax, which `ls` and `show` do not need.
+    """Verify one step; return a line about it and the exit code."""
+    # Imported here because it imports jax, which `ls` and `show` do not need.
     import jax
 
     from mjax.ckpt.saved_step import SavedStep
 
-    # Orbax asks for the number of processes, which starts a backend.
+    # Orbax asks for the number of processes, which starts a backend of jax.
     jax.config.update("jax_platforms", "cpu")
     try:
         saved = SavedStep(folder)
@@ -299,7 +300,7 @@ def _show(command: Show) -> int:
 
 
 def _show_remote(command: Show) -> int:
-    """Print the commit and the manifest of a step in an object store."""
+    """Print the commit and the manifest of a step of an object store."""
     remote, only = listing.find(command.path)
     step = listing.choose(remote, only, command.step)[-1]
     commit, manifest = listing.described(remote, step)
@@ -329,7 +330,7 @@ def _show_remote(command: Show) -> int:
 
 
 def _show_hugging_face(command: Show) -> int:
-    """Print the flags of a model in the Hugging Face format."""
+    """Print the model flags for a model in Hugging Face format."""
     from mjax.hugging_face.params import flags_of  # as in `_verified`
 
     if command.json or command.step is not None:
@@ -395,7 +396,7 @@ def _largest(leaf: Leaf, pieces: Iterable[Piece]) -> float:
 
 
 def _flat(facts: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values of nested mappings under dotted names."""
+    """Yield (dotted name, value) for each value of nested mappings."""
     for name, value in facts.items():
         if isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
@@ -422,7 +423,7 @@ def _fetch(command: Fetch) -> int:
 
 
 def _reshard(command: Reshard) -> int:
-    import jax  # this, and the backend, as in `_verified`
+    import jax  # imported here and with a backend for the reasons given in `_verified`
 
     from mjax.ckpt.reshard import copy_step
     from mjax.ckpt.saved_step import SavedStep
@@ -460,7 +461,7 @@ def _export(command: Export) -> int:
 
 
 def _checked_out(path: str) -> epath.Path:
-    """Refuse an output path that holds anything but a folder of checkpoints."""
+    """Return the output path; refuse one that is not a folder of checkpoints."""
     folder = epath.Path(path)
     if folder.exists() and any(folder.iterdir()):
         place = places.find(path)

@@ -1,10 +1,10 @@
-"""Arrays on disk: written through Orbax, read piece by piece.
+"""Read and write arrays on disk: written through Orbax, read piece by piece.
 
-`state/` of a step is an Orbax PyTree checkpoint with one leaf a name (TensorStore, zarr
-in OCDBT, not compressed), so that Orbax reads it without us. Orbax's own path from
-device to disk hides the host copy. We hand it a leaf type instead, `HostLeaf`, whose
-checksums have been taken. Orbax is imported when it is needed (`orbax_handlers`):
-reading pieces does not need it.
+The folder `state/` of a step is an Orbax PyTree checkpoint with one leaf per name
+(TensorStore, zarr in OCDBT, not compressed), so Orbax can read it without mjax. Orbax's
+own path from device to disk does not expose the host copy. So Orbax is given another
+leaf type, `HostLeaf`, whose checksums are already computed. Orbax is imported only when
+it is needed (`orbax_handlers`); reading pieces does not need it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,11 +22,11 @@ from mjax.ckpt.manifest import DamagedError, Leaf
 
 
 def write_part(step_dir: epath.Path, leaves: Mapping[str, HostLeaf], part: int) -> None:
-    """Write the pieces of one process, and bring them to the disk.
+    """Write the pieces of one process, and sync them to disk.
 
     Args:
-      step_dir: folder of the step; it exists.
-      leaves: all leaves, each with the pieces that this process writes.
+      step_dir: existing folder of the step.
+      leaves: all leaves by name, each with the pieces that this process writes.
       part: index of the process.
     Raises:
       OSError, ValueError: the store refuses, as when it is full.
@@ -38,7 +38,7 @@ def write_part(step_dir: epath.Path, leaves: Mapping[str, HostLeaf], part: int) 
 
 
 def merge_parts(step_dir: epath.Path) -> None:
-    """Make one checkpoint of the parts of all processes; one process calls it.
+    """Merge the parts of all processes into one checkpoint; one process calls this.
 
     Raises:
       OSError, ValueError: the store refuses.
@@ -49,20 +49,20 @@ def merge_parts(step_dir: epath.Path) -> None:
 
 
 class PieceWriter:
-    """Writes a step piece by piece, as one process; holds what was added since `flush`.
+    """Writes a step piece by piece from one process; buffers pieces until `flush`.
 
     A save writes all its pieces in one transaction, from an existing host copy. This
-    class is for states that are never in memory as a whole.
+    class is for states that never fit in memory as a whole.
     """
 
     def __init__(
         self, step_dir: epath.Path, leaves: Mapping[str, tuple[Leaf, tuple[int, ...]]]
     ) -> None:
-        """Write what Orbax wants to know of the leaves.
+        """Write the metadata of the leaves that Orbax needs.
 
         Args:
-          step_dir: folder of the step; it exists.
-          leaves: all of them, each with the shape of a piece.
+          step_dir: existing folder of the step.
+          leaves: all leaves by name, each with the shape of a piece.
         Raises:
           OSError, ValueError: the store refuses.
         """
@@ -77,7 +77,7 @@ class PieceWriter:
         self._transaction = ts.Transaction(atomic=True)
 
     def add(self, name: str, box: Box, values: Shaped[ndarray, "..."]) -> None:
-        """Take a piece; it must not change until `flush`.
+        """Add a piece, whose values must not change until `flush`.
 
         Raises:
           OSError, ValueError: the store refuses.
@@ -91,7 +91,7 @@ class PieceWriter:
         writing.result()
 
     def flush(self) -> None:
-        """Bring to the disk what was added.
+        """Sync the added pieces to disk.
 
         Raises:
           OSError, ValueError: the store refuses, as when it is full.
@@ -101,14 +101,15 @@ class PieceWriter:
 
 
 class Reader:
-    """Reads boxes of the arrays of a step."""
+    """Reads boxes (rectangular parts) of a step's arrays."""
 
     def __init__(self, step_dir: epath.Path, *, part: int | None = None) -> None:
-        """Open nothing yet.
+        """Store the path; no file is opened yet.
 
         Args:
           step_dir: folder of the step.
-          part: read the part of this process only, before or without merging.
+          part: index of the only process whose part is read, which need not be merged;
+            None reads the merged checkpoint.
         """
         folder = step_dir / STATE
         self._base = kvstore(folder if part is None else folder / part_dir(part))
@@ -119,8 +120,8 @@ class Reader:
         """Return a box of a leaf.
 
         Raises:
-          ValueError: the files are missing or damaged, as far as TensorStore sees it,
-            or hold an array of another shape or dtype.
+          ValueError: TensorStore finds the files missing or damaged, or they hold an
+            array of another shape or dtype.
         """
         if name not in self._opened:
             opened = {
@@ -135,16 +136,16 @@ class Reader:
 
 
 def check_orbax_reads(step_dir: epath.Path, names: Iterable[str]) -> None:
-    """Check that Orbax alone would read the very arrays that `Reader` reads.
+    """Check that Orbax alone would read the same arrays as `Reader`.
 
-    Orbax goes through files of its own, which `Reader` does not need. It starts a
+    Orbax reads metadata files of its own, which `Reader` does not need. Orbax starts a
     backend of jax.
 
     Args:
       step_dir: folder of the step.
-      names: names of its leaves.
+      names: names of the step's leaves.
     Raises:
-      DamagedError: it would read others, or fail.
+      DamagedError: Orbax would read other arrays, or would fail.
       RuntimeError: the store does not answer.
     """
     from mjax.ckpt import orbax_handlers
@@ -157,7 +158,7 @@ def check_orbax_reads(step_dir: epath.Path, names: Iterable[str]) -> None:
             found = handler.restore(folder)
     except (PermissionError, TimeoutError) as error:
         raise RuntimeError(f"{where} cannot be read now: {error}") from error
-    except Exception as error:  # Orbax trusts its files: damaged, they raise anything
+    except Exception as error:  # if its files are damaged, Orbax may raise any error
         reason = next(iter(str(error).splitlines()), "")
         raise DamagedError(
             f"{where} cannot be read by Orbax: {type(error).__name__}: {reason}"

@@ -1,26 +1,26 @@
-"""Boxes: the rectangular parts of arrays that are written, read and placed."""
+"""Boxes: rectangular parts of arrays, the units of writing, reading and placing."""
 
 import math
 from collections.abc import Sequence
 
 Box = tuple[tuple[int, int], ...]
-"""(start, stop) in every dim; empty for a scalar."""
+"""(start, stop) for every dim; empty for a scalar."""
 
 
 def box_of(index: Sequence[slice], shape: Sequence[int]) -> Box:
-    """Turn the slices that jax gives for a shard into numbers."""
+    """Return the box of a shard from the slices that jax gives for it."""
     return tuple(
         part.indices(size)[:2] for part, size in zip(index, shape, strict=True)
     )
 
 
 def slices(box: Box) -> tuple[slice, ...]:
-    """Return the box as an index."""
+    """Return the box as an index into its array."""
     return tuple(slice(start, stop) for start, stop in box)
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
-    """Return the sizes of a box."""
+    """Return the size of a box in every dim."""
     return tuple(stop - start for start, stop in box)
 
 
@@ -39,7 +39,7 @@ def overlap(a: Box, b: Box) -> Box | None:
 
 
 def within(part: Box, whole: Box) -> tuple[slice, ...]:
-    """Return the index of a part in an array that holds `whole`."""
+    """Return the index of `part` in an array that holds only the box `whole`."""
     return tuple(
         slice(start - origin, stop - origin)
         for (start, stop), (origin, _) in zip(part, whole, strict=True)

@@ -9,7 +9,7 @@ from mjax.stores import address
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Rules for the steps to keep: one rule is enough; the newest is always kept."""
+    """Rules for keeping steps: one rule is enough; the newest step is always kept."""
 
     last: int = 3
     """Keep the newest k steps."""
@@ -19,7 +19,11 @@ class Retention:
     """Keep the k evaluated steps with the lowest `eval_loss`."""
 
     def stays(self, steps: Mapping[int, float | None]) -> set[int]:
-        """Return the good steps to keep, given the `eval_loss` of each or None."""
+        """Return the steps to keep.
+
+        Args:
+          steps: good step -> its `eval_loss`, or None if it was not evaluated.
+        """
         newest = sorted(steps)[-max(1, self.last) :]
         multiples = [s for s in steps if self.every and s % self.every == 0]
         losses = sorted(
@@ -32,7 +36,7 @@ class Retention:
 
 _REMOTE = "--ckpt.remote"
 _PATIENCE = 10
-"""Consecutive saves that may fail if --ckpt.max-unsaved is absent."""
+"""Number of consecutive saves that may fail if --ckpt.max-unsaved is absent."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,7 @@ class CkptConfig:
 
     @property
     def unsaved_limit(self) -> int:
-        """Steps without a new checkpoint after which the run stops."""
+        """Number of steps without a new checkpoint after which the run stops."""
         if self.max_unsaved is not None:
             return self.max_unsaved
         return _PATIENCE * self.every
@@ -118,12 +122,12 @@ class CkptConfig:
 
     @property
     def retention(self) -> Retention:
-        """Rules for the steps to keep in the store."""
+        """Rules for keeping steps in the folder of checkpoints."""
         return Retention(last=self.keep, every=self.keep_every, best=self.keep_best)
 
     @property
     def remote_retention(self) -> Retention:
-        """Rules for the steps to keep at `remote`."""
+        """Rules for keeping steps at `remote`."""
         return dataclasses.replace(self.retention, last=self.remote_keep or self.keep)
 
 

@@ -1,9 +1,10 @@
-"""Only the latest start of a run may change the folder of its steps.
+"""Let only the latest start of a run change the folder of its steps.
 
-Input: the folder. Output: `owner.json` in it, which names process 0 of that start. A
-process that lost the network to all hosts except the store, and continues, finds
-another name there and is refused. The name is read just before a save begins and before
-it is committed; an action that began before the name was replaced still completes.
+Input: the folder. Output: the file `owner.json` in it, which names process 0 of the
+latest start. A process of an earlier start may still run, for example because it lost
+the network to all hosts except the store. It finds another name in the file and is
+refused. The name is read just before a save begins and before it is committed. An
+action that began before the name was replaced still completes.
 """
 
 import dataclasses
@@ -21,12 +22,12 @@ _FILE = "owner.json"
 
 
 class TakenOverError(RuntimeError):
-    """Another start of the run has the folder now."""
+    """Another start of the run now owns the folder."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Owner:
-    """The content of the file: a start of a run, identified by its process 0."""
+    """Content of owner.json: a start of a run, identified by its process 0."""
 
     owner: str
     launch: str
@@ -36,12 +37,12 @@ class Owner:
     time: str
 
     def is_later(self, launch: str, generation: int) -> bool:
-        """Return whether this is a later generation of a launch, if it is one."""
+        """Return whether this owner is a later generation of the given launch."""
         return self.launch == launch != "" and self.generation > generation
 
 
 def new_owner(launch: str, generation: int) -> Owner:
-    """Name this process as the owner; arguments as for `Fence.claim`."""
+    """Return this process as an owner; arguments as in `Fence.claim`."""
     return Owner(
         owner=secrets.token_hex(8),
         launch=launch,
@@ -53,23 +54,23 @@ def new_owner(launch: str, generation: int) -> Owner:
 
 
 class Fence:
-    """The fence around one folder, as one process sees it."""
+    """The fence of one folder, in one process."""
 
     def __init__(self, folder: epath.Path) -> None:
-        """Name the folder; it need not exist. Without a claim nothing is refused."""
+        """Store the path, which need not exist. Until `claim` nothing is refused."""
         self._folder, self._owner = folder, ""
         self.problem: str | None = None
-        """The start that has taken over, if this process has seen one."""
+        """Text that names the start that has taken over; None if none was seen."""
 
     def claim(self, launch: str, generation: int) -> None:
-        """Own the folder from now on.
+        """Make this start the owner of the folder.
 
         Args:
-          launch: launch that started this process; empty: a person started it.
+          launch: id of the launch that started this process; "" if there is none.
           generation: generation of the launch.
         Raises:
-          TakenOverError: a later generation of the same launch owns it.
-          OSError: the store refuses.
+          TakenOverError: a later generation of the same launch owns the folder.
+          OSError: the folder cannot be written.
         """
         found = self._read()
         if found is not None and found.is_later(launch, generation):
@@ -85,13 +86,13 @@ class Fence:
         """Check that this start still owns the folder.
 
         Raises:
-          TakenOverError: another start owns it.
-          OSError: the store does not answer.
+          TakenOverError: another start owns the folder.
+          OSError: the file system does not answer.
         """
         if not self._owner:
             return
         found = self._read()
-        # If the file is missing, the folder was deleted or moved: no other owner.
+        # If the file is missing, the folder was deleted or moved, so there is no owner.
         if found is not None and found.owner != self._owner:
             self._refuse(found)
 

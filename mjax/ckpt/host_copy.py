@@ -1,9 +1,9 @@
 """Stage 1 of a save: from the devices to host memory, while training waits.
 
-If several devices hold a box, only replica 0 (in jax's numbering) is copied; a copy for
-the local tier has all boxes of this process. On return the device buffers may be
-donated: nothing refers to them. The next save reuses the buffers, so the system
-allocates no new memory.
+A box is a rectangular part of an array (`boxes`). If several devices hold a box, only
+replica 0 (in jax's numbering) is copied; a copy for the local tier has all boxes of
+this process. After the copy the device buffers may be donated: nothing refers to them.
+The next save reuses the host buffers, so it allocates no new memory.
 """
 
 import dataclasses
@@ -22,58 +22,58 @@ from mjax.ckpt.manifest import Leaf
 from mjax.mesh.host_memory import HOST_KIND
 
 PARAMS = "params."
-"""Prefix of the names of leaves whose values must all be finite."""
+"""Prefix of the leaf names of parameters, whose values must all be finite."""
 
 
 @dataclasses.dataclass(frozen=True)
 class HostPiece:
-    """A box of a leaf in host memory."""
+    """Values of a box of a leaf, in host memory."""
 
     box: Box
     data: Any
-    """numpy array, or jax array in pinned host memory; see `array`."""
+    """The values: a numpy array, or a jax array in pinned host memory; see `array`."""
     is_first: bool
-    """Whether this process is the one that copies this box for the store."""
+    """Whether this process is the one that writes this box to the store."""
 
     def array(self) -> Shaped[np.ndarray, "..."]:
-        """Return the values; no copy on a CPU."""
+        """Return the values, on a CPU without a copy."""
         return np.asarray(self.data)
 
     @property
     def is_finite(self) -> bool:
-        """Whether no value is an infinity or NaN; true of whole numbers."""
+        """Whether no value is infinite or NaN; always true for integers."""
         values = self.array()
         if not values.size or not jnp.issubdtype(values.dtype, jnp.inexact):
             return True
-        # Both pass NaN on, and take no second array.
+        # Both propagate NaN, and need no second array.
         return bool(np.isfinite(values.min()) and np.isfinite(values.max()))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostLeaf:
-    """One global array, and the pieces of it that this process has copied."""
+    """Description of a global array, and its pieces that this process has copied."""
 
     leaf: Leaf
     chunk: tuple[int, ...]
-    """Shape of one piece."""
+    """Shape of one piece, in elements."""
     pieces: tuple[HostPiece, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HostCopy:
-    """A state in host memory: the part of this process."""
+    """This process's part of a state, in host memory."""
 
     leaves: Mapping[str, HostLeaf]
     num_bytes: int
-    """Bytes of all pieces."""
+    """Bytes of all pieces of this process."""
     copy_s: float
     """Seconds that the copy took."""
 
 
 def why_unusable(leaves: Mapping[str, HostLeaf]) -> str | None:
-    """Say which parameter is not finite; None: all are.
+    """Return a text that names a parameter that is not finite; None if all are.
 
-    Such a state is useless: every later state would have the same parameters.
+    Such a state is useless: the parameter would stay non-finite in every later state.
     """
     for name, leaf in leaves.items():
         if name.startswith(PARAMS):
@@ -93,12 +93,12 @@ class HostMemory:
         self._buffers: dict[tuple[str, Box], np.ndarray] = {}
 
     def copy(self, leaves: Mapping[str, jax.Array], *, replicas: bool) -> HostCopy:
-        """Copy the state off the devices; the previous copy becomes invalid.
+        """Copy the state off the devices, overwriting the previous copy.
 
         Args:
-          leaves: global arrays by name.
-          replicas: copy each box that this process holds, even if another process has
-            replica 0 of it.
+          leaves: global arrays by leaf name.
+          replicas: whether to copy each box that this process holds, even if another
+            process has its replica 0.
         """
         started_s = time.perf_counter()
         shards = {name: _chosen(array, replicas) for name, array in leaves.items()}
@@ -122,10 +122,11 @@ class HostMemory:
         )
 
     def _fetch(self, name: str, box: Box, data: jax.Array) -> Any:
-        """Copy the values of one shard into memory that nothing else writes."""
+        """Return the values of one shard in memory that nothing else writes to."""
         if next(iter(data.devices())).platform != "cpu":
-            return jax.block_until_ready(data)  # in pinned memory, see `_start`
-        # np.asarray of a CPU array copies nothing: a donated step would write into it.
+            return jax.block_until_ready(data)  # already in pinned memory, see `_start`
+        # np.asarray does not copy a CPU array: a step that donates it would overwrite
+        # it.
         values = np.asarray(data)
         buffer = self._buffers.get((name, box))
         if (
@@ -139,7 +140,7 @@ class HostMemory:
 
 
 def _chosen(array: jax.Array, replicas: bool) -> dict[Box, Any]:
-    """Choose one shard for each box that is copied."""
+    """Return box -> the shard to copy it from."""
     chosen: dict[Box, Any] = {}
     for shard in array.addressable_shards:
         box = box_of(shard.index, array.shape)
@@ -149,10 +150,10 @@ def _chosen(array: jax.Array, replicas: bool) -> dict[Box, Any]:
 
 
 def _start(shard: Any) -> tuple[jax.Array, bool]:
-    """Let a device begin to send; the transfers of all devices run side by side."""
+    """Start a device's transfer, in parallel with those of the other devices."""
     data = shard.data
     if shard.device.platform != "cpu":
         pinned = SingleDeviceSharding(shard.device, memory_kind=HOST_KIND)
-        # Copy even what is on the host already: the next step overwrites it.
+        # Copy arrays on the host as well, because the next step overwrites them.
         data = jax.device_put(data, pinned, may_alias=False)
     return data, shard.replica_id == 0

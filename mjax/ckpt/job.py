@@ -1,4 +1,4 @@
-"""A save as a job, with its progress and its phases; independent of Orbax.
+"""A save as a job, its progress and its phases; independent of Orbax.
 
 Input: a host copy. Output: the job that `saving` queues and `orbax_save` carries out.
 """
@@ -18,25 +18,25 @@ PHASES = {
     "checked": False,
     "committed": True,
 }
-"""Whether process 0 acts alone."""
+"""Name of each phase, in order -> whether process 0 acts alone in it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """A host copy that is to become a saved step."""
+    """The host copy of one step, to be written to the store."""
 
     step: int
     save_id: str
     copy: HostCopy | str
-    """The host copy, or the reason why there is none; the attempt then fails."""
+    """The host copy; or the reason why there is none, with which attempts fail."""
     run: Mapping[str, Any]
-    """JSON facts that belong to the state."""
+    """JSON metadata to store with the state."""
     max_attempts: int | None
-    """Number of attempts before giving up; None tries until there is a newer job."""
+    """Number of attempts before giving up; None retries until there is a newer job."""
 
     @property
     def leaves(self) -> Mapping[str, HostLeaf]:
-        """The host copy of this process."""
+        """Leaf name -> its pieces in the host copy of this process."""
         return {} if isinstance(self.copy, str) else self.copy.leaves
 
     @property
@@ -47,9 +47,9 @@ class Job:
 
 @dataclasses.dataclass(kw_only=True)
 class Progress:
-    """Progress of one process in an attempt."""
+    """Progress of one attempt, on one process."""
 
     folder: epath.Path | None = None
-    """Folder in which the step is written."""
+    """Unfinished folder that the step is written to; None before it exists."""
     checksum_s: float = 0.0
     read_back_s: float = 0.0

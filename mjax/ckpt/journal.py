@@ -1,7 +1,8 @@
 """The journal of a run's checkpoints in the work dir: one JSON object per line.
 
-The work dir and the store of the checkpoints may be two file systems. The journal lists
-steps that a store has lost completely, and damaged steps on a read-only store.
+The work dir and the folder of checkpoints may be on two file systems. So the journal
+still lists the steps that the folder has lost completely, and damaged steps in a folder
+that is read-only.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ QUARANTINED = "quarantined"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Record:
-    """One line of the journal; fields that its event does not use are empty."""
+    """One line of the journal; fields that the event does not use are empty."""
 
     event: str
     step: int
@@ -33,20 +34,20 @@ class Record:
 
 
 class Journal:
-    """The file checkpoints.jsonl; one process writes, all may read."""
+    """The file checkpoints.jsonl: one process writes it, all may read it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Name the file; it need not exist."""
+        """Store the path of the file, which need not exist."""
         self._path = Path(path)
 
     def write(self, event: str, step: int, **facts: Any) -> None:
         """Append an event and flush it to disk.
 
         Raises:
-          OSError: it cannot be written.
+          OSError: the file cannot be written.
         """
         record = {"event": event, "step": step, "time": time.strftime("%FT%T%z")}
-        # A line that a full disk cut off before is ended first.
+        # First end a line that a full disk has truncated.
         data = "\n" + json.dumps(record | facts) + "\n"
         with self._path.open("a") as file:
             file.write(data)
@@ -54,7 +55,7 @@ class Journal:
             os.fsync(file.fileno())
 
     def records(self) -> "Records":
-        """Return the current content."""
+        """Read the file and return its records."""
         return Records(tuple(self._read()))
 
     def _read(self) -> Iterator[Record]:
@@ -63,7 +64,7 @@ class Journal:
             return
         known = {field.name for field in dataclasses.fields(Record)}
         for line in self._path.read_text(errors="replace").splitlines():
-            # An invalid line was cut off by a kill or a full disk, or is damaged.
+            # An invalid line was truncated by a kill or a full disk, or is damaged.
             with contextlib.suppress(ValueError):
                 found = checked_json.read(line, dict[str, Any])
                 fields = {k: v for k, v in found.items() if k in known}
@@ -73,9 +74,9 @@ class Journal:
         """Return the id of the run, which stays the same while its work dir exists.
 
         Args:
-          new: becomes the id if the run has none yet.
+          new: the id to give the run if it has none yet.
         Raises:
-          OSError: it has none yet, and the file cannot be written.
+          OSError: the run has no id yet, and the file cannot be written.
         """
         found = self.records().run_id
         if found is None:
@@ -85,19 +86,19 @@ class Journal:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The content of the journal at one time."""
+    """The records of the journal at one time."""
 
     records: tuple[Record, ...] = ()
 
     @property
     def run_id(self) -> str | None:
-        """The id of the run; None if it was not written yet, or was lost."""
+        """The id of the run; None if it is not written yet, or was lost."""
         ids = (r.run_id for r in self.records if r.event == STARTED)
         return next((found for found in ids if found), None)
 
     @property
     def quarantined(self) -> dict[tuple[int, str], str]:
-        """(step, save id) of the steps that must not be restored again, and why."""
+        """(step, save id) of each step that must not be restored -> the reason."""
         return {
             (r.step, r.save_id): r.reason
             for r in self.records
@@ -106,21 +107,22 @@ class Records:
 
     @property
     def last_saved(self) -> int | None:
-        """The last step that was committed; None where there was none."""
+        """The highest step that was committed; None if there is none."""
         return max((r.step for r in self.records if r.event == SAVED), default=None)
 
     def why_foreign(self, step: int, save_id: str) -> str | None:
-        """Say why this run cannot have saved a step of the store; None: it may have.
+        """Return why this run cannot have saved a step; None if it may have.
 
-        A save id begins with the id of the run, so a step without a record of its own
-        is still known: a run may be killed between a save and its record. Ids from
-        before, without the run's, are compared with the records of the same step.
+        A save id begins with the id of the run. So a step that has no record is still
+        recognised, for example if the run was killed between a save and its record. Old
+        save ids, which lack the run's id, are compared with the records of the same
+        step.
 
         Args:
-          step: number of its folder.
-          save_id: from its manifest.
+          step: the step's number, from the name of its folder.
+          save_id: the step's save id, from its manifest.
         """
-        if not save_id:  # its manifest cannot be read: it is damaged
+        if not save_id:  # the manifest cannot be read: the step is damaged
             return None
         origin = origin_of(save_id)
         known = {
@@ -143,31 +145,31 @@ class Records:
 
 
 def new_save_id(origin: str, start: int) -> str:
-    """Make an id of a save: the run, the start of the run, and a random part.
+    """Return a new save id: run id, number of the start, and a random part.
 
     Args:
-      origin: the id of the run; for a copy of a step, the origin of its save id.
-      start: number of the start of the run, above those of all earlier starts that it
-        knows; for a copy of a step, that of its save id.
+      origin: the id of the run; for a copy of a step, `origin_of` the step's save id.
+      start: number of this start of the run, larger than those of all earlier starts
+        that it has records of; for a copy of a step, `start_of` the step's save id.
     """
     return f"{origin}-{start}-{secrets.token_hex(8)}"
 
 
 def origin_of(save_id: str) -> str:
-    """Return the run id with which a save id begins; an old save id is returned."""
+    """Return the run id with which a save id begins, or an old save id unchanged."""
     return save_id.partition("-")[0]
 
 
 def start_of(save_id: str) -> int:
-    """Return the number of the start that saved a step; 0 for an old save id."""
+    """Return the number of the start that saved the step; 0 for an old save id."""
     parts = save_id.split("-")
     return int(parts[1]) if len(parts) == 3 and parts[1].isdecimal() else 0
 
 
 def age_of(step: int, save_id: str) -> tuple[int, int]:
-    """Return a sort key of steps: the newest step of the newest branch is the largest.
+    """Return a sort key: the newest step of the newest branch has the largest key.
 
-    A start that goes back to an older step begins a branch. Its steps may have lower
-    numbers than those of the branch that it left.
+    A start that resumes from an older step begins a branch. The steps of the new branch
+    may have lower numbers than those of the branch that it left.
     """
     return start_of(save_id), step

@@ -1,7 +1,7 @@
 """The TensorStore specs of the arrays of a step on disk.
 
 Input: folders, names and shapes. Output: specs for `tensorstore.open`. No file is
-touched.
+opened.
 """
 
 from typing import Any
@@ -11,11 +11,11 @@ from etils import epath
 from mjax.ckpt.host_copy import HostLeaf
 
 STATE = "state"
-"""Folder of the arrays, in that of the step."""
+"""Name of the folder of the arrays, in the folder of the step."""
 
 
 def spec(base: Any, name: str, value: HostLeaf) -> dict[str, Any]:
-    """Describe a new array to TensorStore."""
+    """Return the TensorStore spec of a new array."""
     return {
         "driver": "zarr",
         "kvstore": {"driver": "ocdbt", "base": base, "path": name},
@@ -29,11 +29,11 @@ def spec(base: Any, name: str, value: HostLeaf) -> dict[str, Any]:
 
 
 def part_dir(part: int) -> str:
-    """Return the name of a folder that Orbax merges."""
+    """Return the name of the folder of one process's part, which Orbax merges."""
     return f"ocdbt.process_{part}"
 
 
 def kvstore(folder: epath.Path) -> Any:
-    """Describe a folder to TensorStore: a URL, or a local path."""
+    """Return the TensorStore spec of a folder, given by URL or local path."""
     text = folder.as_posix()
     return f"{text}/" if "://" in text else {"driver": "file", "path": f"{text}/"}

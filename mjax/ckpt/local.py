@@ -1,14 +1,14 @@
-"""Copies of the state on each host, between the checkpoints.
+"""Keep copies of the state on each host, between the checkpoints.
 
-Each process writes all boxes that its own devices hold to a folder of its host (a RAM
-disk, an SSD), every few steps, without waiting for the others:
+Every few steps each process writes all boxes (parts of arrays) that its devices hold to
+a folder on its host (a RAM disk, an SSD), without waiting for other processes:
 
     <local dir>/<run>/process-<i>/<step>/
 
 A copy exists as long as its host. At a restart on the same mesh, each process reads its
-own copy if it is intact; otherwise it gets every box over the devices' network from a
-process with a replica of the box. If no process has some box, the copy is useless, and
-an older copy or the newest step of the store is used.
+own copy if it is intact. Otherwise it receives each box over the devices' network from
+a process with a replica of that box. If any box is on no process, the copy is useless;
+an older copy or the newest step of the store is used instead.
 """
 
 import contextlib
@@ -37,24 +37,24 @@ _UNFINISHED = ".unfinished-"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A copy of a process, as described by its manifest."""
+    """A copy that a process has, as its manifest describes it."""
 
     step: int
     copy_id: str
-    """Id of the copy; the same in all processes that copied this state together."""
+    """Id of the copy, equal on all processes that copied this state together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Copy:
-    """The content of copy.json."""
+    """Content of copy.json."""
 
     copy_id: str
     sum: int
-    """CRC32C of the text that lists the pieces."""
+    """CRC32C of the text of the list of pieces."""
     leaves: Mapping[str, Leaf]
     run: Mapping[str, Any]
     step: int | None = None
-    """None, here and below, in copies of older versions."""
+    """This field and those below are None in copies of older versions of mjax."""
     run_name: str | None = None
 
 
@@ -62,10 +62,10 @@ class LocalCopies:
     """The copies of one process."""
 
     def __init__(self, directory: str, run: str, rank: int) -> None:
-        """Name the folder; nothing is made.
+        """Store the path of the folder; nothing is created.
 
         Args:
-          directory: directory of this host.
+          directory: folder on this host, --ckpt.local-dir.
           run: name of the run; copies of other runs are ignored.
           rank: rank of this process.
         """
@@ -87,12 +87,12 @@ class LocalCopies:
     ) -> None:
         """Copy the state off the devices, and write it in the background.
 
-        Errors go to stderr and the run continues: it does not need every copy.
+        Errors are printed to stderr and the run continues: it does not need every copy.
 
         Args:
-          offer: step and id.
-          make_leaves: returns global arrays by name.
-          run: JSON facts that belong to the state.
+          offer: step and id of the copy.
+          make_leaves: returns global arrays by leaf name.
+          run: JSON metadata to store with the state.
         """
         self.wait()
         self._guarded("copy the state to", lambda: self._start(offer, make_leaves, run))
@@ -113,20 +113,20 @@ class LocalCopies:
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the last copy is written."""
+        """Wait until the last copy is written, or has failed."""
         if self._thread is not None:
             self._thread.join()
 
     def discard_after(self, step: int) -> None:
         """Delete copies that are newer than the step from which the run resumes.
 
-        Otherwise the copies of an earlier start would replace those of this one.
+        Otherwise newer copies of an earlier start would win over those of this start.
         Copies that cannot be deleted are reported on stderr.
         """
         self._guarded("delete abandoned copies in", lambda: self._discard_after(step))
 
     def offers(self) -> list[Offer]:
-        """List the copies whose manifests can be read and are intact, oldest first."""
+        """List the copies whose manifests are readable and intact, oldest first."""
         found = []
         for step in self._steps():
             with contextlib.suppress(ValueError, RuntimeError):
@@ -137,16 +137,16 @@ class LocalCopies:
     def read(
         self, offer: Offer, wanted: Mapping[str, tuple[Leaf, list[Box]]]
     ) -> tuple[dict[str, dict[Box, np.ndarray]], Mapping[str, Any]]:
-        """Read boxes of a copy, each compared with its checksum.
+        """Read boxes of a copy, and compare each with its checksum.
 
         Args:
-          offer: offer of this process, or of another one that copied at the same time.
-          wanted: boxes of each leaf, as the copy must have them.
+          offer: offer of the copy, from this process or one that copied with it.
+          wanted: leaf name -> its description and the boxes to read.
         Returns:
-          arrays by leaf and box, and the JSON facts that were saved with them.
+          Leaf name -> box -> values, and the JSON metadata that was saved with them.
         Raises:
-          DamagedError: a box is not in the copy, or differs.
-          RuntimeError: the files do not answer.
+          DamagedError: a box is missing, or differs from its checksum.
+          RuntimeError: the file system does not answer.
         """
         body = self._manifest(offer.step)
         folder = self._folder / str(offer.step)
@@ -174,7 +174,7 @@ class LocalCopies:
         return sorted(int(name) for name in names if kind_of(name) == "step")
 
     def _manifest(self, step: int) -> _Copy:
-        """Read copy.json of a folder that must hold this step of this run."""
+        """Return copy.json of a folder, which must hold this step of this run."""
         path = self._folder / str(step) / _FILE
         found: _Copy = manifest.unseal(read_file(path), str(path), _Copy)
         if found.step not in (None, step) or found.run_name not in (
@@ -188,7 +188,7 @@ class LocalCopies:
         return found
 
     def _guarded(self, what: str, act: Callable[[], None]) -> None:
-        """Run an action and report its errors: the run can continue without a copy."""
+        """Run an action and report its errors; the run continues without a copy."""
         try:
             act()
         except (OSError, ValueError, RuntimeError, MemoryError) as error:
@@ -237,7 +237,7 @@ class LocalCopies:
         unfinished.rename(target)
 
     def _make_room(self, step: int) -> None:
-        """Delete unfinished copies, a copy of this step, and all older ones but one."""
+        """Delete unfinished copies, a copy of this step, all older ones except one."""
         if not self._folder.exists():
             return
         for path in self._folder.iterdir():
@@ -248,10 +248,10 @@ class LocalCopies:
 
 
 def to_text(offers: list[Offer]) -> str:
-    """Write offers for the other processes."""
+    """Return offers as a text, to send to other processes."""
     return json.dumps([dataclasses.asdict(offer) for offer in offers])
 
 
 def from_text(text: str) -> list[Offer]:
-    """Read what `to_text` wrote."""
+    """Return the offers in a text that `to_text` returned."""
     return [Offer(**offer) for offer in json.loads(text)]

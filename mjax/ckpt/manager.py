@@ -1,15 +1,15 @@
 """Save and restore the training state.
 
-Input: a state (any pytree of arrays) with the JSON facts about the run. Output: one
-folder per saved step. The state is stored as a flat mapping from the path of a leaf
-(`params.embed.table`) to its global array: what is on disk depends on names and shapes
-only, never on the mesh, on the number of processes or on container classes.
+Input: a state (any pytree of arrays) with JSON metadata of the run. Output: one folder
+per saved step. The state is stored as a flat mapping from the path of a leaf
+(`params.embed.table`) to its global array. So the data on disk depend only on names and
+shapes, not on the mesh, the number of processes or container classes.
 
 Saving has two stages: the copy to host memory, for which training waits
-(`host_copy`), and the writing in the background (`saving`). Restoring takes the newest
-step whose every byte has the checksum of what was saved (`saved_step`, `placing`);
-damaged ones are put aside. With --ckpt.remote a copy of each step goes on to an object
-store (`remote`). See docs/checkpoints.md for what is promised.
+(`host_copy`), and the writing in the background (`saving`). Restoring uses the newest
+step whose bytes all match their checksums (`saved_step`, `placing`); damaged steps are
+put aside. With --ckpt.remote each step is then copied to an object store (`remote`).
+docs/checkpoints.md lists the guarantees.
 """
 
 import contextlib
@@ -38,16 +38,16 @@ from mjax.ckpt.saving import Attempt, Writer
 from mjax.ckpt.store import Store
 from mjax.processes.agreement import DAY_S, Agreement
 
-_LAST_ATTEMPTS = 8  # over about two minutes
+_LAST_ATTEMPTS = 8  # attempts over about two minutes
 
 
 class Answer(enum.Enum):
-    """The answer to a request to save."""
+    """Answer to the question whether a step can be saved."""
 
     ACCEPTED = "accepted"
     """`save` may be called now."""
     BUSY = "busy"
-    """The save before is still being written; ask again at the next step."""
+    """The previous save is still being written; ask again at the next step."""
     HOPELESS = "hopeless"
     """Saves have failed for so long that the run should stop."""
 
@@ -64,12 +64,12 @@ class Checkpoints:
         config: CkptConfig,
         unfit: Unfit = lambda step, run: "",
     ) -> None:
-        """Open the folder of the checkpoints without making or changing anything.
+        """Open the folder of checkpoints, without creating or changing anything.
 
         Args:
           work_dir: work dir of the run, which contains the journal.
           config: location of the steps, and rules for keeping them.
-          unfit: decides which steps the run must not use.
+          unfit: function that decides which steps the run must not use.
         """
         self._unfit = unfit
         self.store = Store(config.dir or work_dir / "checkpoints")
@@ -99,11 +99,12 @@ class Checkpoints:
     # -------------------------------------------------------------------------- saving
 
     def ask(self, step: int, *, is_last: bool = False) -> Answer:
-        """Say whether the state can be saved now; `save` follows ACCEPTED.
+        """Return whether the state can be saved now; if ACCEPTED, call `save`.
 
         Args:
-          step: optimizer steps that the state has seen.
-          is_last: the run ends after it: never BUSY, never HOPELESS.
+          step: number of optimizer steps in the state.
+          is_last: whether the run ends after this save; the answer is then never BUSY
+            or HOPELESS.
         """
         return Answer(self._agreement.decide(lambda: self._answer(step, is_last).value))
 
@@ -126,19 +127,19 @@ class Checkpoints:
         *,
         is_last: bool = False,
     ) -> HostCopy | None:
-        """Copy the state off the devices, and let it be written in the background.
+        """Copy the state off the devices, and start writing it in the background.
 
-        On return the device buffers may be donated. A copy that could not be written so
-        far is given up for the new one.
+        After the call the device buffers may be donated. The new copy replaces an older
+        copy that could not be written yet.
 
         Args:
-          step: optimizer steps that the state has seen.
-          make_state: returns the pytree of global arrays, sharded at will.
-          run: JSON facts that belong to the state: config, data position, versions.
-          is_last: give up after a few attempts.
+          step: number of optimizer steps in the state.
+          make_state: returns the pytree of global arrays, with any sharding.
+          run: JSON metadata of the state: config, data position, versions.
+          is_last: whether to give up after a few attempts.
         Returns:
-          the copy; None where the step is saved already, the store hangs, or nothing
-          could be copied, which the next attempt tells.
+          The copy. None if the step is already saved, if the store hangs, or if the
+          copy failed; the next attempt reports a failed copy.
         """
         save_id = self._agreement.decide(lambda: self._new_save_id(step))
         self._wanted_step = step
@@ -161,9 +162,9 @@ class Checkpoints:
         return copy
 
     def _new_save_id(self, step: int) -> str:
-        """Wait for the previous save, on process 0, and name the new one.
+        """Wait for the previous save, on process 0; return an id for the new one.
 
-        Returns "" if the step is saved already or the store hangs.
+        The result is "" if the step is already saved or the store hangs.
         """
         self._writer.supersede()
         if not self._writer.wait_unless_hung(self._config.hung_s):
@@ -171,7 +172,7 @@ class Checkpoints:
         if step == self._writer.saved_step:
             return ""
         self._run_id = self._run_id or self._find_run_id()
-        with contextlib.suppress(OSError):  # tried again at the next save
+        with contextlib.suppress(OSError):  # retried at the next save
             self._journal.run_id(self._run_id)
         if self._last_start is None:
             self._last_start = self._find_last_start()
@@ -179,13 +180,13 @@ class Checkpoints:
         return new_save_id(self._run_id, 1 + max(self._last_start, seen))
 
     def copy_is_due(self, step: int) -> bool:
-        """Say whether `copy` is to be called after this step."""
+        """Return whether `copy` must be called after this step."""
         return self._copies is not None and step % self._config.local_every == 0
 
     def copy(
         self, step: int, make_state: Callable[[], PyTree], run: Mapping[str, Any]
     ) -> None:
-        """Copy the state to every host, see `local`; arguments as in `save`.
+        """Copy the state to every host (see `local`); arguments as in `save`.
 
         No copy is made while any process still writes the previous one.
         """
@@ -197,12 +198,12 @@ class Checkpoints:
             copies.save(offer, lambda: by_path(make_state()), run)
 
     def attempts(self) -> list[Attempt]:
-        """Return how tries to write went since the last call; empty but on process 0.
+        """Return outcomes of writes since the last call; empty except on process 0.
 
-        The journal is kept up to date.
+        Also records them in the journal.
 
         Raises:
-          RuntimeError: the background thread has died.
+          RuntimeError: the background thread has failed.
         """
         self._writer.wait(0.0)
         ended: list[Attempt] = []
@@ -227,10 +228,10 @@ class Checkpoints:
         return attempt
 
     def uploads(self) -> list[Upload]:
-        """Return how uploads went since the last call; empty but on process 0.
+        """Return outcomes of uploads since the last call; only on process 0.
 
         Raises:
-          RuntimeError: the background thread has died.
+          RuntimeError: the background thread has failed.
         """
         return [] if self._link is None else self._link.uploads()
 
@@ -240,11 +241,11 @@ class Checkpoints:
         """Wait until the steps of the work dir are in the object store.
 
         Args:
-          stopped_s: returns the seconds since a stop by a signal; None: there was none.
-            It is called about once a second, the same number of times on every process.
+          stopped_s: returns the seconds since a signal stopped the run, or None if none
+            did. It is called about once a second, equally often on every process.
         Returns:
-          what is missing after --ckpt.remote-wait-s, or --ckpt.remote-stop-wait-s after
-          a stop, for people; "" if nothing is.
+          Text that says what is still missing after --ckpt.remote-wait-s, or after
+          --ckpt.remote-stop-wait-s if a signal stopped the run; "" if nothing is.
         """
         return "" if self._link is None else self._link.finish(stopped_s)
 
@@ -259,7 +260,7 @@ class Checkpoints:
         return self._writer.is_writing
 
     def why_unsaved(self, step: int) -> str:
-        """Say for how long nothing was saved, and why; on process 0."""
+        """Return a text on how long nothing was saved, and why; on process 0."""
         if self._fence_problem is not None:
             return self._fence_problem
         stalled = f"a write has not ended after {self._config.timeout_s} s"
@@ -271,9 +272,9 @@ class Checkpoints:
         )
 
     def wait(self) -> bool:
-        """Wait until the last save is committed or given up; return whether it is.
+        """Wait for the last save to end; return whether it was committed.
 
-        A save to a store that hangs is given up too; `why_unsaved` gives the reason.
+        A save is given up if its store hangs; `why_unsaved` then gives the reason.
         """
         return self._agreement.decide(self._end_of_save) == "saved"
 
@@ -296,12 +297,13 @@ class Checkpoints:
     def newest(self) -> Manifest | None:
         """Return the manifest of the newest step in the store or at --ckpt.remote.
 
-        See `Recovery.newest`. If host copies exist, an empty store is not an error.
+        None if no step exists. If host copies exist, an empty store is not an error.
+        See `Recovery.newest`.
 
         Raises:
-          ValueError: --ckpt.remote refuses, or holds the steps of another run.
-          LostError: it has steps, and none is of use.
-          RuntimeError: it does not answer, and the store has no step.
+          ValueError: --ckpt.remote refuses access, or holds the steps of another run.
+          LostError: --ckpt.remote has steps, but none is usable.
+          RuntimeError: --ckpt.remote does not answer, and the work dir has no step.
         """
         if self._link is not None and (found := self._link.newest()):
             return found
@@ -316,14 +318,14 @@ class Checkpoints:
         return found
 
     def where(self, step: int) -> str:
-        """Say where a step is: in the store, or at --ckpt.remote."""
+        """Return a text on where a step is: in the store, or at --ckpt.remote."""
         is_here = self._link is None or step in self.store.steps()
         return str(self.store.directory if is_here else self._config.remote)
 
     def restore(self, abstract_state: PyTree) -> Restored | None:
-        """Read the newest intact state; see `Recovery.restore`.
+        """Return the newest intact state; see `Recovery.restore`.
 
-        A newer step of --ckpt.remote is brought into the store first.
+        A newer step at --ckpt.remote is first copied into the store.
         """
         if self._link is not None:
             self._link.fetch()
@@ -337,14 +339,14 @@ class Checkpoints:
         restored = self._restored(abstract_state)
         if restored is not None:
             self._last_good_step = restored.store_step
-            if restored.store_step == restored.step:  # a copy is always newer
+            if restored.store_step == restored.step:  # a host copy is always newer
                 self._writer.saved_step = self._wanted_step = restored.step
         if self._copies is not None:
             self._copies.discard_after(0 if restored is None else restored.step)
         return restored
 
     def _restored(self, abstract_state: PyTree) -> Restored | None:
-        """Restore, with the step that took the place of damaged ones, if one did."""
+        """Restore; if steps are damaged, use the next older step that is intact."""
         put_aside: list[str] = []
         while True:
             try:
@@ -361,21 +363,21 @@ class Checkpoints:
                 return self._link.described(restored, put_aside)
 
     def check_nothing_remote(self) -> None:
-        """Refuse a new run in place of an old one where --ckpt.remote has steps.
+        """Refuse to start a new run if --ckpt.remote already has steps.
 
         Raises:
-          ValueError, RuntimeError: it has; or as `newest`.
+          ValueError, RuntimeError: it has steps; or as in `newest`.
         """
         if self._link is not None:
             self._agreement.decide(self._link.check_empty)
 
     def claim(self, launch: str, generation: int) -> None:
-        """Claim the store for this start of the run; arguments as for `Fence.claim`.
+        """Claim the store for this start of the run, and start the uploads.
 
-        Uploads to --ckpt.remote begin.
+        Arguments as in `Fence.claim`.
 
         Raises:
-          RuntimeError: a later start has claimed it, or the store refuses.
+          RuntimeError: a later start has claimed the store, or the store refuses.
         """
 
         def act() -> str:
@@ -393,12 +395,12 @@ class Checkpoints:
             self._link.start(launch, generation)
 
     def _run_name(self) -> str:
-        """Name the run for its copies; a copied work dir gets another name."""
+        """Return the run's name for host copies; a copied work dir has another name."""
         path = hashlib.sha256(str(self._work_dir.resolve()).encode()).hexdigest()
         return f"{self._journal.run_id(self._find_run_id())}-{path[:8]}"
 
     def _find_run_id(self) -> str:
-        """Return the id of the run: from the journal, or a step, or a new one."""
+        """Return the id of the run, from the journal or a saved step; or a new id."""
         if found := self._journal.records().run_id:
             return found
         for step in reversed(self.store.steps()):
@@ -409,7 +411,7 @@ class Checkpoints:
         return secrets.token_hex(8)
 
     def _find_last_start(self) -> int:
-        """Return the largest number of a start in the journal and in saved steps."""
+        """Return the largest start number in the journal and the saved steps."""
         records = self._journal.records().records
         ids = [record.save_id for record in records if record.event == SAVED]
         for step in self.store.steps():

@@ -1,12 +1,16 @@
-"""The manifest of a saved step: leaves, pieces, checksums, facts of the run.
+"""The manifest of a saved step: leaves, pieces, checksums, metadata of the run.
 
-A step's folder holds, beside the arrays,
+A leaf is a named array of the state. A box is a rectangular part of an array, given by
+its (start, stop) in every dim (`boxes`); a piece is a box as it was written. Besides
+the arrays, a step's folder holds
 
-- `pieces.<i>.json`: the boxes of leaves that process i wrote, each with the CRC32C of
-  its bytes, computed in host memory before they were written;
-- `checkpoint.json`, written last: step, leaves, checksums of the files above, facts.
+- `pieces.<i>.json`: the pieces that process i wrote, each with its box and the CRC32C
+  of its bytes, computed in host memory before they were written;
+- `checkpoint.json`, written last: step, leaves, the checksums of the files above, and
+  JSON metadata of the run (config, data position, seed, versions).
 
-Both are *sealed*: the first line holds the format, and the CRC32C of it and the rest.
+Both kinds of file are *sealed*: their first line gives the format and its version, and
+a CRC32C that covers these and the rest of the file.
 """
 
 import dataclasses
@@ -16,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import google_crc32c
-import ml_dtypes  # noqa: F401  numpy learns bfloat16 and its kin
+import ml_dtypes  # noqa: F401  registers bfloat16 and the FP8 types in numpy
 import numpy as np
 from jaxtyping import Shaped
 
@@ -25,10 +29,10 @@ from mjax.ckpt.boxes import Box, size_of
 
 FORMAT = "mjax-checkpoint"
 VERSION = 1
-"""Increased when an older reader would misread the new format."""
+"""Version of the format; increased when older readers would misread a new file."""
 
 MAIN_FILE = "checkpoint.json"
-_SUM_BYTES = 1 << 24  # Other threads run between two parts of this size.
+_SUM_BYTES = 1 << 24  # bytes per call; other threads run between two calls
 
 
 class DamagedError(RuntimeError):
@@ -37,14 +41,14 @@ class DamagedError(RuntimeError):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Leaf:
-    """One global array."""
+    """Shape and dtype of one global array."""
 
     shape: tuple[int, ...]
     dtype: str
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """Number of elements."""
         return math.prod(self.shape)
 
     @property
@@ -65,22 +69,22 @@ class Piece:
 
 
 Pieces = dict[str, list[Piece]]
-"""Pieces by the name of the leaf."""
+"""Leaf name -> its pieces."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The content of checkpoint.json."""
+    """Content of checkpoint.json."""
 
     step: int
-    """Optimizer steps that the state has seen."""
+    """Number of optimizer steps in the state."""
     save_id: str
-    """Id that differs between two saves of one step."""
+    """Id of the save; two saves of the same step have different ids."""
     leaves: Mapping[str, Leaf]
     part_sums: Sequence[int]
-    """CRC32C of the text of `pieces.<i>.json`, by i."""
+    """Element i is the CRC32C of the text of `pieces.<i>.json`."""
     run: Mapping[str, Any]
-    """JSON facts: config, data position, seed, versions."""
+    """JSON metadata: config, data position, seed, versions."""
 
     @property
     def num_bytes(self) -> int:
@@ -101,17 +105,17 @@ def crc32c(array: Shaped[np.ndarray, "..."]) -> int:
 
 
 def text_crc32c(text: str) -> int:
-    """Return the CRC32C of a text in UTF-8."""
+    """Return the CRC32C of a text encoded as UTF-8."""
     return google_crc32c.value(text.encode())
 
 
 def part_name(process: int) -> str:
-    """Return the name of the file of one process."""
+    """Return the name of the file that lists the pieces of one process."""
     return f"pieces.{process}.json"
 
 
 def seal(body: Any) -> str:
-    """Write JSON below a line with the format and the checksum of what follows."""
+    """Return a sealed text: a line with format, version and checksum, then the JSON."""
     text = json.dumps(body, indent=1, sort_keys=True)
     total = _seal_crc32c(FORMAT, VERSION, text)
     head = {"format": FORMAT, "version": VERSION, "crc32c": total}
@@ -128,15 +132,15 @@ class _Head:
 
 
 def unseal(text: str, where: str, kind: Any = Any) -> Any:
-    """Return what `seal` wrote, as the type of its value.
+    """Check a sealed text and return its body as a value of type `kind`.
 
     Args:
       text: text of the file.
       where: name of the file, for messages.
-      kind: as for `checked_json.read`.
+      kind: type of the body, as in `checked_json.read`.
     Raises:
-      DamagedError: not what `seal` wrote.
-      ValueError: a newer version wrote it.
+      DamagedError: the text is not one that `seal` returned.
+      ValueError: a newer version of mjax wrote the text.
     """
     first, _, rest = text.partition("\n")
     try:
@@ -159,7 +163,10 @@ def unseal(text: str, where: str, kind: Any = Any) -> Any:
 
 
 def _seal_crc32c(name: str, version: int, text: str) -> int:
-    """Sum the version too: one flipped bit would make a newer format of it."""
+    """Return the CRC32C of the format, its version and the body.
+
+    The version is covered because a flipped bit could turn it into a newer one.
+    """
     return text_crc32c(f"{name} {version}\n{text}")
 
 
@@ -169,7 +176,7 @@ def write_manifest(manifest: Manifest) -> str:
 
 
 def read_manifest(text: str, where: str) -> Manifest:
-    """Return what `write_manifest` wrote; raises as `unseal`."""
+    """Parse a text of `write_manifest`; errors as in `unseal`."""
     found: Manifest = unseal(text, where, Manifest)
     for name, leaf in found.leaves.items():
         try:
@@ -180,14 +187,14 @@ def read_manifest(text: str, where: str) -> Manifest:
 
 
 def write_pieces(pieces: Pieces) -> str:
-    """Return the text of one process' file."""
+    """Return the text of the file that lists one process's pieces."""
     return seal(
         {name: [[p.box, p.crc32c] for p in some] for name, some in pieces.items()}
     )
 
 
 def read_pieces(text: str, where: str) -> Pieces:
-    """Return what `write_pieces` wrote; raises as `unseal`."""
+    """Parse a text of `write_pieces`; errors as in `unseal`."""
     return {
         name: [Piece(box, crc) for box, crc in some]
         for name, some in unseal(text, where, dict[str, list[tuple[Box, int]]]).items()
@@ -195,7 +202,7 @@ def read_pieces(text: str, where: str) -> Pieces:
 
 
 def check_complete(leaves: Mapping[str, Leaf], pieces: Pieces, where: str) -> None:
-    """Check that the pieces cover every leaf.
+    """Check that the pieces cover every element of every leaf.
 
     Raises:
       DamagedError: elements are missing; the message names the leaf.
