@@ -190,7 +190,7 @@ def test_a_clock_that_was_set_back_between_starts_is_reported(tmp_path):
     write_start(tmp_path, 2, -3600.0, second, {45: ("save", 2.0)})
     series = read_series(tmp_path)
     (problem,) = series.problems
-    assert "took step 41 is 36" in problem
+    assert "took step 41 has a clock 36" in problem
     assert (np.diff(series.step_end_s) > 0).all()
     save = next(mark for mark in series.marks if mark.kind == "save")
     assert save.start_s == pytest.approx(series.step_end_s[44], abs=1e-6)

@@ -59,8 +59,8 @@ class BurnConfig:
     memory_mib: int | None = None
     """MiB of memory to test; absent: a quarter of the free memory, at most 256."""
     limit_s: float = 120.0
-    """Time limit in seconds of one measurement, and of the start of jax; longer counts
-    as hung."""
+    """Time limit in seconds of one measurement, and of the start of jax; a process that
+    takes longer counts as hung."""
     join_s: int = 600
     """Seconds to wait for the other processes of --num-processes."""
     coordinator: str | None = None
