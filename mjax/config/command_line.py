@@ -124,7 +124,7 @@ def parse(
     *,
     base: TrainConfig | None = None,
 ) -> tuple[TrainConfig, Command]:
-    """Turn command-line arguments into a config; exit on bad arguments.
+    """Return the config of a command line, and the options outside it.
 
     Args:
       argv: arguments, without the program's name.
@@ -151,7 +151,7 @@ def parse_with[Own](
     examples: Sequence[str] = (),
     meanings: Mapping[str, str] = OTHER_NAMES,
 ) -> tuple[TrainConfig, Command, Own]:
-    """Parse like `parse`, for a program with additional flags of its own.
+    """Return the results of `parse`, and the additional flags of a program.
 
     Args:
       own: dataclass of the additional flags, with their defaults.

@@ -23,7 +23,8 @@ _MAX_FLAGS = 4
 _MAX_VALUES = 6
 """Maximum number of values tried for a field, nearest first."""
 _MAX_KEPT = 2
-"""Maximum number of values kept for a further flag if they solve only one problem."""
+"""Maximum number of values per field that solve the current problem but cause another
+one; a further flag is tried with each."""
 _MAX_NODES = 16
 """Maximum number of changes to which a further flag is added; this bounds the search
 time."""
@@ -134,7 +135,8 @@ def _next_flags(
             if not again:
                 kept = [(longer, again)]
                 break
-            # The smallest axis is progress even if the product is still wrong.
+            # Setting pp or tp to 1 is progress, even if the product of the axes is
+            # still wrong.
             is_smallest = field in ("mesh.pp", "mesh.tp") and value == 1
             ends_problem = _rule(again) != _rule(problem)
             if len(kept) < _MAX_KEPT and (ends_problem or is_smallest):
@@ -234,7 +236,7 @@ def _device_counts(asked: tuple[int, ...], devices: Devices) -> list[int]:
 
 
 def _multiples(step: int, value: int) -> list[int]:
-    """List multiples of step, nearest to value first; the larger of two equals."""
+    """List multiples of step, nearest to value first; ties: larger first."""
     first = max(1, value // step - _MAX_VALUES // 2)
     return _by_distance((step * (first + n) for n in range(_MAX_VALUES)), value)
 

@@ -22,7 +22,7 @@ class Positional:
     """Marks a positional field, whose value has no flag: Annotated[str, this]."""
 
     metavar: str
-    """Its name in messages and in the help."""
+    """Name of the value in messages and in the help."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Flag:
     """One field that a command line may set."""
 
     path: tuple[str, ...]
-    """Names of the fields that lead to it, and last its own."""
+    """Names of the fields that lead to the field, and last its own."""
     hint: Any
     """Type, without annotations."""
     default: Any
@@ -59,7 +59,7 @@ class Flag:
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is a switch, without a value."""
+        """Whether the flag is a switch, without a value."""
         return self.hint is bool and self.default is not MISSING
 
     @property

@@ -2,7 +2,7 @@
 
 A flag is --group.field, with hyphens or underscores. Its value is the next word, or
 follows =. Lists take all words up to the next flag. A switch takes no value, and
---group.no-field turns it off. If a flag is repeated, the last value counts.
+--group.no-field turns it off. If a flag is repeated, the last value is used.
 """
 
 import dataclasses

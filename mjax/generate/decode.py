@@ -331,7 +331,10 @@ def _attend_to_ring(
     k: Array,
     v: Array,
 ) -> tuple[Array, Ring]:
-    """Replace the attention core; slots use the sequence dim."""
+    """Return attention to the ring, and the ring with the new keys and values.
+
+    It replaces the attention core. The sequence dim of q, k and v holds the slots.
+    """
     del core
     ring = cache.append(ring, k[0], v[0], positions)
     out = cache.attend(
@@ -347,7 +350,7 @@ def _attend_to_ring(
 def make_decoder(
     opened: Opened, *, num_slots: int, max_len: int
 ) -> tuple[Decoder, Weights]:
-    """Build the functions of a model and unstack its parameters into layers.
+    """Return the decoder of a model, and its parameters unstacked into layers.
 
     Args:
       opened: the model.

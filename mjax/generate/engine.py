@@ -242,7 +242,7 @@ class Engine:
         return self._event(slot, running, token)
 
     def _draw(self) -> Iterator[Event]:
-        """Draw tokens of all slots; drop tokens after the end of an answer.
+        """Draw tokens of all slots; yield events without those after an answer's end.
 
         The next dispatch starts before the tokens of this one are read, so that the
         devices compute while the host decodes text.

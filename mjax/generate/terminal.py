@@ -81,7 +81,7 @@ def _first(system: str | None, encode: ChatEncoder) -> list[Message]:
 
 
 def _messages() -> Iterator[str]:
-    """Read messages, one per line; skip empty lines.
+    """Yield the messages read, one per line, without empty lines.
 
     Raises:
       ValueError: a line is not UTF-8.

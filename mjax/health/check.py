@@ -59,9 +59,9 @@ class Check:
     """Exit statuses whose output is judged; after any other status the check is
     unknown."""
     needs_idle: bool = False
-    """Whether only an idle host can pass it."""
+    """Whether only an idle host can pass the check."""
     for_training: bool = False
-    """Whether it matters only with GPUs or RDMA: it cannot fail a host without them."""
+    """Whether the check matters only with GPUs or RDMA, and cannot fail other hosts."""
     failing: Mapping[int, str] = MappingProxyType({})
     """Maps each exit status that is itself a fault of the host to its meaning."""
 
@@ -72,7 +72,7 @@ class Report:
 
     findings: Sequence[Finding]
     readings: Mapping[Source, Reading]
-    """Readings of all their sources."""
+    """Readings of the sources of all checks."""
     seconds: float
 
     @property

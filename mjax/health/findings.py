@@ -34,9 +34,9 @@ class Verdict:
     value: str = ""
     """The value read, with its unit; the worst of several devices."""
     limit: str = ""
-    """The limit that it was compared with."""
+    """The limit that the value was compared with."""
     reason: str = ""
-    """Why it is not ok, with the name of the device."""
+    """Why the state is not ok, with the name of the device."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ class Log:
         return " or ".join(way.shown for way in self.ways)
 
     def read(self, limit_s: float) -> Reading:
-        """Read it; the text is a `Digest` as JSON."""
+        """Read the log; the text is a `Digest` as JSON."""
         until_s = time.monotonic() + limit_s
         reasons = []
         for way in self.ways:

@@ -31,7 +31,7 @@ class Called:
         return self.name
 
     def read(self, limit_s: float) -> Reading:
-        """Read it."""
+        """Read the source."""
         reading = self.source.read(limit_s)
         if reading.absent:
             return dataclasses.replace(reading, absent=f"there is no {self.name}")

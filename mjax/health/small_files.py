@@ -76,11 +76,11 @@ class Each:
 
     @property
     def shown(self) -> str:
-        """Its command line."""
+        """The command line."""
         return f"{' '.join(self.argv)} {self._given(Path(self.pattern).name)}"
 
     def read(self, limit_s: float) -> Reading:
-        """Run all of them, one after the other."""
+        """Run the command for all devices, one after the other."""
         until_s = time.monotonic() + limit_s
         names = sorted(
             {path.name for path in Path("/").glob(self.pattern.lstrip("/"))},

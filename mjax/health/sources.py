@@ -76,7 +76,7 @@ class Source(Protocol):
         ...
 
     def read(self, limit_s: float) -> Reading:
-        """Read it, in limit_s seconds at most."""
+        """Read the source, in limit_s seconds at most."""
         ...
 
 
@@ -88,11 +88,11 @@ class Command:
 
     @property
     def shown(self) -> str:
-        """Its command line."""
+        """The command line."""
         return " ".join(self.argv)
 
     def read(self, limit_s: float) -> Reading:
-        """Run it."""
+        """Run the program and read its output."""
         try:
             process = subprocess.Popen(
                 self.argv,
@@ -127,7 +127,7 @@ class File:
         return self.path
 
     def read(self, limit_s: float) -> Reading:
-        """Read it; files of /proc and /sys do not report their size."""
+        """Read the file; files of /proc and /sys do not report their size."""
         del limit_s
         try:
             with Path(self.path).open("rb") as file:
@@ -184,12 +184,12 @@ class Environment:
         return " ".join(f"${prefix}*" for prefix in self.prefixes)
 
     def read(self, limit_s: float) -> Reading:
-        """Read them; if there are none, the text is empty."""
+        """Read the variables; if there are none, the text is empty."""
         del limit_s
         return self.of(os.environ)
 
     def of(self, environment: Mapping[str, str]) -> Reading:
-        """Read them there."""
+        """Read the variables of a given environment."""
         found = sorted(
             f"{name}={value}\n"
             for name, value in environment.items()
@@ -225,7 +225,7 @@ class _Output:
     error: bytes
     """The end of stderr."""
     is_late: bool
-    """Whether it reached its time limit before it ended."""
+    """Whether the program reached the time limit before it ended."""
 
 
 def _drain(process: subprocess.Popen[bytes], until_s: float) -> _Output:

@@ -51,7 +51,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     microstep: int
     """Progress within the phase, such as batches of an evaluation."""
     has_stepped: bool
-    """Whether its first step has ended."""
+    """Whether the first step of the process has ended."""
     entered: int
     """Number of operations begun. All processes of a run begin the same operations in
     the same order, so the process with the lowest count is behind; the lowest

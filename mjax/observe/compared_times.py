@@ -78,7 +78,7 @@ def phases(record: Record) -> dict[str, Steps]:
     """Return the seconds of each phase by step, as means over ranks and devices.
 
     Phases that fewer than half of the steps have are left out, and so are the first
-    steps of each start. If a step ran twice, the run whose result was kept counts.
+    steps of each start. If a step ran twice, the time of the kept result is used.
     """
     by_step: dict[int, dict[str, list[float]]] = {}
     starts: dict[int, list[SpanFile]] = collections.defaultdict(list)

@@ -86,7 +86,7 @@ def read(path: Path) -> tuple[bytes, str]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Open a file to read bytes as they were before compression.
+    """Yield an open file that reads bytes as they were before compression.
 
     Raises:
       OSError: it cannot be read, or turns out to be truncated or damaged while open.
@@ -136,7 +136,9 @@ def compress(path: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(final: Path) -> Iterator[tuple[io.BufferedWriter, Path]]:
-    """Open the file that will replace another one; only one process may at a time.
+    """Yield the open file that will replace `final`, and its path.
+
+    Only one process may compress a file at a time.
 
     Raises:
       OSError: another process has it open.

@@ -188,7 +188,7 @@ def says(times: StepTimes, found: Outlier) -> str:
 
 
 def _usual(times: StepTimes) -> str:
-    """Name the quantity that is 100%."""
+    """Return the name of the quantity that is 100%."""
     return "the usual compute of a step" if times.has_stamps else "a usual step"
 
 

@@ -137,7 +137,7 @@ def _read_text(path: Path) -> str:
 
 
 def _read_rows(path: Path, problems: list[str]) -> Rows:
-    """Read the rows, ascending by step; of several rows of a step the last counts."""
+    """Read the rows, ascending by step; the last of several rows of a step is used."""
     if not path.exists():
         raise ValueError(
             f"{path} does not exist; name the work dir of a run with --work-dir"

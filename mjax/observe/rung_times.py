@@ -64,7 +64,7 @@ class Compared:
     less: str
     verdict: Verdict
     measured: Measured | None
-    """Its times; None: it was not run, or failed."""
+    """Times of the rung; None if it was not run or failed."""
     reason: str = ""
     """Reason why there is nothing to compare."""
     gain: float | None = None
@@ -99,7 +99,7 @@ def series(record: Record, kinds: Collection[str] = ()) -> Steps:
 
     Args:
       record: records of a short run.
-      kinds: kinds of spans between steps that count too; the first rank's are used.
+      kinds: kinds of spans of the lowest rank between steps, whose time is added.
     """
     pauses: dict[int, float] = {}
     if kinds and record.files:
@@ -121,7 +121,7 @@ def series(record: Record, kinds: Collection[str] = ()) -> Steps:
 
 
 def _steps(record: Record) -> list[int]:
-    """Return the steps that count: all but the last, which is saved and evaluated."""
+    """Return the measured steps: without warm-up and the last one, which is saved."""
     return sorted(record.rows)[compared_times.WARM_UP : -1]
 
 

@@ -212,7 +212,10 @@ def _smaller_model(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
 
 
 def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
-    """Keep the sequences per device, so a step takes as long unless hosts wait."""
+    """Return the rung on one host, with as many sequences per device.
+
+    A step takes as long unless hosts wait for each other.
+    """
     hosts, batch = origin.hosts, config.batch
     if hosts == 1:
         raise _NothingError("the run has one host")

@@ -32,11 +32,11 @@ class Seen:
     phase: Phase
     step: int
     age_s: float
-    """Seconds since its last progress; infinite if it has no records."""
+    """Seconds since the last progress; infinite if the rank has no records."""
     has_stepped: bool
-    """Whether its first step has ended."""
+    """Whether the first step of the rank has ended."""
     code: int | None = None
-    """Exit code, if it ended by itself."""
+    """Exit code, if the rank ended by itself."""
     state: str = "?"
     """Letter of /proc/PID/stat, "gone" if there is no such process, "?" if it runs on
     another machine."""
@@ -45,9 +45,9 @@ class Seen:
     doing: str = ""
     """Name of the open span; "" without beats."""
     is_beating: bool | None = None
-    """Whether it still beats; None if unknown."""
+    """Whether the rank still beats; None if unknown."""
     quiet_s: float | None = None
-    """Seconds since its last beat, by the wall clocks of its host and of this host;
+    """Seconds since the last beat, by the wall clocks of its host and of this host;
     None without beats."""
     stack: str = ""
     devices: tuple[int, ...] = ()

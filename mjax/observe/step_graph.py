@@ -315,7 +315,7 @@ class _Table:
         before: Sequence[int],
         start_s: float = -np.inf,
     ) -> int:
-        """Add an operation that starts when its predecessors have ended."""
+        """Add an operation that starts after its predecessors; return its index."""
         came_s = max([self.rows[each][5] for each in before], default=start_s)
         came_s = min(max(came_s, start_s), end_s)
         self.rows.append((phase, worker, step, micro, came_s, end_s))
@@ -371,7 +371,7 @@ def _joint(
     before: Sequence[int],
     groups: _Groups,
 ) -> list[int]:
-    """Add an operation of all workers in which the members of a group wait.
+    """Add an operation of all workers, for which groups wait; return the indices.
 
     A join (an operation without work) collects the ranks of a group: edges between all
     pairs of thousands of ranks would not fit into memory.
@@ -391,7 +391,7 @@ def _joint(
 def _between(
     table: _Table, times: _Times, worker: int, step: int, last: Sequence[int]
 ) -> int:
-    """Add the operations before the first pass: waits for data and for the host."""
+    """Add the waits for data and host before the first pass; return the last index."""
     begin_s = float(times.begin_s[worker, step])
     ended_s = times.end_s[worker, step - 1] if step else times.before_s[worker]
     gap_s = max(begin_s - float(ended_s), 0.0)

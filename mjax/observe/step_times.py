@@ -39,7 +39,7 @@ UNSTAMPED: dict[str, Role] = {
 }
 """Phases of a host. The host that waits least for its device came last."""
 _INTERRUPTS = frozenset({"eval", "ckpt"})
-"""Kinds of spans whose step does not count; nor does the next step."""
+"""Kinds of spans whose step is left out, and the step after it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,7 +230,7 @@ def _layout(
 
 
 def _missing(files: Sequence[SpanFile]) -> tuple[str, ...]:
-    """Describe devices of the mesh that have no file."""
+    """Return a problem if devices of the mesh have no file."""
     sizes = files[0].header.mesh.values()
     devices = {device for found in files for device in found.header.devices}
     absent = sorted(set(range(int(np.prod(list(sizes))))) - devices)
@@ -246,7 +246,7 @@ def _missing(files: Sequence[SpanFile]) -> tuple[str, ...]:
 def _silent(
     files: Sequence[SpanFile], columns: Sequence[tuple[int, int]], values: np.ndarray
 ) -> tuple[str, ...]:
-    """Describe processes that have a file but no times."""
+    """Return a problem if processes have a file but no times."""
     is_silent = np.isnan(values).all(axis=(0, 2))
     ranks = sorted(
         {
@@ -265,7 +265,7 @@ def _silent(
 
 
 def _gathered(rows: Sequence[dict[int, _Step]]) -> tuple[str, ...]:
-    """Describe the hosts' lateness that a gather before the step spreads to all."""
+    """Return a problem if a gather before the step hides which host is late."""
     if not any("gather" in step.host_s for each in rows for step in each.values()):
         return ()
     return (

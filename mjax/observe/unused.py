@@ -109,7 +109,7 @@ def _beta2(run: Mapping[str, Any]) -> float | None:
 
 
 def _problems(names: set[str]) -> tuple[str, ...]:
-    """Describe the parameters that have no moments."""
+    """Return a problem if parameters have no moments."""
     params = sorted(n.removeprefix(_PARAMS) for n in names if n.startswith(_PARAMS))
     without = [n for n in params if not {f"{NU}{n}", f"{MU}{n}"} <= names]
     if not without:

@@ -71,7 +71,9 @@ class Beats:
             self._beat()
 
     def _beat(self, end: int | None = None) -> None:
-        # None during an update by the main thread; for ever if that thread stops in it.
+        # `marks.word()` returns None while the main thread updates the word, and keeps
+        # returning None if that thread stops during an update. The last complete word
+        # is used then.
         self._word = word = self._marks.word() or self._word
         if word is None:
             return

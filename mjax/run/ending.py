@@ -59,12 +59,12 @@ class _Watch:
             self._poll_s = max(_POLL_S, num_processes / _POLLS_PER_S)
 
     def hold(self) -> None:
-        """Leave signals to a `StopRequest` from now on."""
+        """From now on, leave signals to a `StopRequest`."""
         with self._lock:
             self._exit_code, self._is_early = None, False
 
     def release(self, exit_code: int) -> None:
-        """Exit with the exit code of the run from now on."""
+        """From now on, a signal ends the process with `exit_code`."""
         with self._lock:
             self._exit_code = exit_code
 
@@ -208,7 +208,12 @@ class StopRequest:
 
 
 def _start_agreement() -> Callable[[int], bool]:
-    """Let jax catch SIGTERM in place of the current handler; return its query."""
+    """Let jax catch SIGTERM in place of the current handler.
+
+    Returns:
+      jax's function that takes the number of a safe point and returns whether all
+      processes stop there.
+    """
     import jax
     from jax._src.distributed import global_state
     from jax.experimental import multihost_utils
@@ -254,7 +259,8 @@ def _has_others() -> bool:
     """Return whether this process has joined others."""
     if "jax" not in sys.modules:  # the process has only read its flags
         return False
-    # jax.process_count() would start the devices; a refused process ends before that.
+    # jax.process_count() would initialise the devices; a process with invalid flags
+    # exits without needing them.
     from mjax.processes import distributed
 
     return distributed.num_processes() > 1

@@ -185,10 +185,10 @@ def _is_wanted() -> bool:
 
 
 def name_of(config: TrainConfig, mesh: Mesh, facts: Mapping[str, Any]) -> str:
-    """Hash everything that determines the step.
+    """Return a hash of everything that determines the step.
 
-    It includes the hosts of the processes, which determine the order of devices in the
-    mesh.
+    This includes the hosts of the processes, which determine the order of devices in
+    the mesh.
     """
     ingredients = {
         **ingredients_of(config, mesh),

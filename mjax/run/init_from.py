@@ -1,8 +1,9 @@
 """Initialise a new run with the parameters of another run or a Hugging Face model.
 
 Input: a path. Output: parameters on the mesh of this run, independent of the mesh that
-wrote them. One process reads each part of an array and puts it straight on its devices.
-Optimizer, step and data start afresh.
+wrote them. Each part of an array is read by only one process, which puts it directly on
+its own devices; processes that need the same part get it from there. Optimizer, step
+and data start afresh.
 """
 
 import dataclasses
@@ -140,7 +141,7 @@ def _with_adapters(
     """Add adapters in PEFT format, whose names are those of the base's family.
 
     Raises:
-      ValueError: the adapters have another form.
+      ValueError: the adapters do not fit `adapters` or the model.
     """
     if places.is_hugging_face(base_path):
         family, _ = read_config(base_path)

@@ -73,18 +73,22 @@ class Program(Protocol):
 
     @property
     def find_corruption(self) -> Callable[[Any], Corruption | None] | None:
-        """Compare the replicas of a state; None if there is only one replica."""
+        """A function that compares the replicas of a state; None with one replica."""
         ...
 
     @property
     def gather_first(self) -> Callable[[Any], Any] | None:
-        """Gathers the parameters that the step uses first; None: the step does it."""
+        """A function that gathers the parameters that the step uses first; None: the
+        step gathers them."""
         ...
 
     def train_step(
         self, state: Any, batch: Any, /, *first: Any
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Take a step; donates the state; `first` comes from `gather_first`, if any."""
+        """Return the state after a step, and its metrics; donates the state.
+
+        `first` is the result of `gather_first`, if any.
+        """
         ...
 
     def eval_step(self, params: Any, batch: Any, /) -> Mapping[str, Any]:
@@ -243,7 +247,7 @@ class Loop:
         return metrics
 
     def _begin(self, step: int, stop: StopRequest) -> int:
-        """Finish the work that is still due for the initial state.
+        """Finish the work due for the initial state; return DONE or why the run ends.
 
         A stop may have come before its evaluation. If it is the last state, it may be
         only in a host copy and in no checkpoint. This also compiles the check for
@@ -344,7 +348,7 @@ class Loop:
         return self._has_diverged
 
     def _is_corrupted(self, step: int, *, keeps: bool) -> bool:
-        """Compare the replicas if due; every process gets the same result."""
+        """Return whether replicas differ, if a check is due; equal on all processes."""
         find = self.program.find_corruption
         is_due = keeps or step % self.cadence.replica_check_every == 0
         if find is None or not is_due:
@@ -405,7 +409,7 @@ class Loop:
         self._save_facts = {}
 
     def _evaluate(self, step: int, is_stopped: Callable[[], bool]) -> Row:
-        """Evaluate the state; the progress word is updated at each batch."""
+        """Return the metrics of an evaluation; updates the progress word per batch."""
         self.watch.slow_steps.skip()
         self.watch.spans.enter("eval", "eval", step)
         batches = itertools.count()

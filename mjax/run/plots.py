@@ -89,7 +89,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
 def thinned(
     steps: Sequence[int], values: Sequence[float], most: int
 ) -> tuple[list[int], list[float]]:
-    """Reduce a long curve to the lowest and the highest value of each piece.
+    """Return the steps and values of a curve: the extremes of each piece if it is long.
 
     Args:
       steps: step numbers, ascending.

@@ -166,7 +166,11 @@ def _begun(config: TrainConfig, command: Command) -> Path | None:
 def _check_versions(
     config: TrainConfig, command: Command, files: remote.RemoteFiles | None
 ) -> str:
-    """Refuse files in stores that changed since the run began; on process 0."""
+    """Refuse files in stores that changed since the run began. Called on process 0.
+
+    Returns:
+      an empty string, the value that all processes agree on.
+    """
     path = _begun(config, command)
     if path is not None and files is not None:
         work_dir.check_data_files(path, files.versions)
@@ -411,7 +415,11 @@ def _check_memory(built: Built, mesh: Mesh) -> None:
 
 
 def _look_at_work_dir(config: TrainConfig, command: Command) -> str:
-    """Choose the work dir and refuse another run's. Called on process 0."""
+    """Choose the work dir and refuse another run's. Called on process 0.
+
+    Returns:
+      its path, absolute path and whether a run has begun there, as JSON.
+    """
     path = work_dir.choose(config.work_dir, short_name(command.recipe))
     if command.restart_from_scratch:
         _check_moves(config, path)
@@ -448,7 +456,7 @@ def _check_moves(config: TrainConfig, path: Path) -> None:
 
 
 def _claim(run: Run, command: Command) -> str:
-    """Claim the work dir for this run, after every check has passed.
+    """Claim the work dir for this run, after every check has passed; return its path.
 
     Called on process 0.
     """

@@ -102,7 +102,7 @@ def _is_file(name: str) -> bool:
 
 
 def _digest(facts: Mapping[str, Any]) -> str:
-    """Hash the files of mjax, whether git tracks them or not."""
+    """Return a hash of the files of mjax, whether git tracks them or not."""
     files = {name: value for name, value in facts.items() if _is_file(name)}
     return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 

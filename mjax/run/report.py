@@ -162,9 +162,9 @@ def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
 def describe_combine(
     combine: CombineConfig, options: Iterable[str], sizes: AxisSizes, zero: int
 ) -> Iterator[str]:
-    """Say which limits of combined collectives are set and have no effect.
+    """Yield warnings about limits of combined collectives that have no effect.
 
-    A run may be resumed where they have none, so they are not refused.
+    A run may be resumed where its limits have no effect, so they are not refused.
 
     Args:
       combine: limits that the user sets.
@@ -191,7 +191,7 @@ def describe_combine(
 
 
 def describe_gather_first(program: Program) -> Iterator[str]:
-    """Say which weights, if any, are gathered before a step has its batch."""
+    """Yield a line about weights that are gathered before a step has its batch."""
     if program.gather_first is None:
         return
     num_bytes = sum(
@@ -272,7 +272,7 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
 def describe_new_steps(
     saved: Mapping[str, Any], config: TrainConfig, step: int, opt_state: Any
 ) -> Iterator[str]:
-    """Say how a resumed run with another --steps changes the learning rate.
+    """Yield how a resumed run with another --steps changes the learning rate.
 
     Other flags of the schedule may not change.
 
@@ -311,7 +311,7 @@ def device_memory() -> terminal.Memory | None:
 def brief(
     lines: Iterable[str], config: TrainConfig, needed: memory.Estimate
 ) -> Iterator[str]:
-    """Select the lines of a description that a terminal shows first.
+    """Yield the lines of a description that a terminal shows first.
 
     Args:
       lines: texts of the description, each of one or more lines.

@@ -78,7 +78,7 @@ def _stash_line(schedule: Schedule, stash: Stash, num_bytes: int) -> str:
 
 
 def _ignored(config: PipelineConfig) -> Iterator[str]:
-    """Name the pipeline options given to a run without a pipeline."""
+    """Yield a line with the pipeline options given to a run without a pipeline."""
     default = PipelineConfig()
     changed = [
         f"--pipeline.{name.replace('_', '-')}"
@@ -151,7 +151,7 @@ def _sent_bytes(config: TrainConfig, sizes: AxisSizes) -> int:
 
 
 def _sent_lines(schedule: Schedule, num_bytes: int) -> Iterator[str]:
-    """Count the bytes that the stages must send, and that lockstep does send."""
+    """Yield lines with the bytes that stages must send, and that lockstep sends."""
     last = schedule.num_stages - 1
     if last == 0:
         yield "sent between stages: nothing, there is one stage"

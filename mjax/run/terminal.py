@@ -31,7 +31,7 @@ class Stream(Protocol):
     """The output streams: stdout, stderr."""
 
     def isatty(self) -> bool:
-        """Return whether it is a terminal."""
+        """Return whether the stream is a terminal."""
         ...
 
 

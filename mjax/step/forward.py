@@ -200,7 +200,7 @@ class Forward(abc.ABC):
         """
 
     def _in_order[R](self, per_device: Callable[..., R]) -> Callable[..., R]:
-        """Order the collectives on simulated devices."""
+        """Return the function; on simulated devices its collectives are ordered."""
         platform = self.mesh.abstract_mesh.abstract_device.platform
         is_simulated = platform == "cpu" and self.mesh.size > 1
         return in_order(per_device) if is_simulated else per_device

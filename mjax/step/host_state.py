@@ -58,7 +58,8 @@ class HostUpdate:
     num_steps: int
     """Optimizer steps of the whole run."""
     stacked: PyTree[bool]
-    """Booleans in the tree of the trained parameters: True for leaves [slots, ...]."""
+    """Booleans in the tree of the trained parameters: True for leaves [slots, ...]. A
+    slot is a place for one layer; some slots are empty if stages differ in size."""
     decayed: PyTree[bool]
     """Booleans in the same tree: True for leaves with weight decay."""
     num_stages: int
@@ -152,7 +153,10 @@ class HostUpdate:
     def _counted(
         self, accept: Bool[Array, ""], norm: Float[Array, ""], opt_state: Any
     ) -> Any:
-        """Return the state with its counts of steps advanced; no piece has them."""
+        """Return the state with its step counts advanced by one, if accepted.
+
+        The updates of pieces return only moments. The moments of this result are empty.
+        """
         tx = optim.build_optimizer(
             self.config, num_steps=self.num_steps, stacked=[], decayed=[]
         )
@@ -162,7 +166,7 @@ class HostUpdate:
     def _layer_by_layer(
         self, update: Update, grads: Leaves, params: Leaves, moments: Moments
     ) -> tuple[Leaves, Moments]:
-        """Update leaves [slots, ...], one slot of every stage at a time."""
+        """Return updated leaves [slots, ...]: one slot of every stage at a time."""
         stages = self.num_stages
         num = params[0].shape[0] // stages
         fold = _on_leaves(lambda x: x.reshape(stages, num, *x.shape[1:]))
@@ -187,7 +191,7 @@ class HostUpdate:
     def _at_once(
         self, update: Update, grads: Leaves, params: Leaves, moments: Moments
     ) -> tuple[Leaves, Moments]:
-        """Update leaves in one piece."""
+        """Return updated leaves, updated in one piece."""
         new, back = update(grads, params, _on_leaves(to_device)(moments))
         return new, _on_leaves(to_host)(back)
 
@@ -203,7 +207,7 @@ def _with_moments(opt_state: Any, moments: Moments) -> Any:
 
 
 def _read_before_written(following: Moments, back: Moments) -> tuple[Moments, Moments]:
-    """Copy each leaf back after the same leaf of the following layer has arrived.
+    """Return both, each leaf of `back` after the same leaf of `following` has arrived.
 
     Both copies use the same array in host memory: one reads it, the other writes it.
     Without this order XLA would keep a second copy of that array on the host.

@@ -173,7 +173,7 @@ def norm_to_clip(
 
 
 def _clip_to_norm(max_norm: float) -> optax.GradientTransformationExtraArgs:
-    """Clip like Optax's clip_by_global_norm, but by a norm that the caller passes.
+    """Return Optax's clip_by_global_norm, but by a norm that the caller passes.
 
     A piecewise update sees only a part of the gradients at a time.
     """
@@ -201,7 +201,7 @@ def _widen(x: Array) -> Array:
 def _compute_in_float32(
     inner: optax.GradientTransformationExtraArgs,
 ) -> optax.GradientTransformationExtraArgs:
-    """Run an update in float32; cast its state back to the dtypes that it had.
+    """Return `inner` computed in float32, with its state cast back to its dtypes.
 
     Float32 needs no change. With bfloat16 parameters Optax would round the norms and
     the decay, and the moments would change to the dtype of the gradients.
@@ -216,7 +216,7 @@ def _compute_in_float32(
 
 
 def _scale_by_trust_ratio(stacked: PyTree[bool]) -> optax.GradientTransformation:
-    """Map Optax's scale_by_trust_ratio over the layers of each stacked leaf.
+    """Return Optax's scale_by_trust_ratio, mapped over layers of stacked leaves.
 
     The trust ratio depends only on the L2 norms of update and parameter, so this calls
     Optax on these norms, not on the tensors. Optax computes each norm twice: the second

@@ -120,7 +120,10 @@ class Plain(Forward):
         finish: bool,
         first: _First | None,
     ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
-        """Add the gradients of a microbatch; with `finish`, reduce the sum over dp."""
+        """Return weights, loss, and (sum of gradients, log) after a microbatch.
+
+        With `finish`, the sum is reduced over dp.
+        """
         total, log = so_far
         at = dropout_key(key, micro)
         whole = self._whole(ends, first) if self.level == 3 else ends

@@ -111,8 +111,8 @@ class OverlappedLayers:
         Tracing a kind takes about as long as tracing one pass.
 
         Args:
-          x: [B, t, D], input of a layer; only its type counts.
-          weights: weights of the layer; only their types count.
+          x: [B, t, D], input of a layer; only its type is used.
+          weights: weights of the layer; only their types are used.
         """
         params = jax.eval_shape(lambda: self._at(weights, 0))
         pattern = self.pattern

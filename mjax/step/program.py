@@ -368,7 +368,10 @@ def _metric_shardings(
 def _make_is_finite(
     shardings: TrainState, mesh: Mesh | AbstractMesh
 ) -> Callable[[TrainState], Bool[Array, ""]]:
-    """Check that all floats are finite, on their devices; all-reduce one number."""
+    """Return a jittable check that all floats of a state are finite.
+
+    Each device checks its own floats; one number is all-reduced.
+    """
 
     def num_bad(state: TrainState) -> Array:  # per device
         leaves = jax.tree.leaves(state)
@@ -395,7 +398,7 @@ def _make_train_step(
     num_steps: int,
     on_host: TrainState,
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """Join gradients, guard and optimizer into one function."""
+    """Return the function of a step: gradients, guard and optimizer."""
 
     def update(
         accept: Array, norm: Array, grads: Params, opt_state: Any, params: Params

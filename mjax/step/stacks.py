@@ -17,7 +17,7 @@ Index = int | Int[Array, ""]
 
 
 def scan(body: Any, carry: PyTree, xs: Array) -> tuple[PyTree, PyTree]:
-    """Scan like lax.scan, without initialising the stacks of results.
+    """Return the results of lax.scan, without initialising the stacks of results.
 
     lax.scan fills each stack with zeros before the loop overwrites it. XLA fills one
     array and copies it for each stack of the same shape, which takes 2 to 5% of a step

@@ -97,7 +97,7 @@ def _smallest(leaves: list[Array]) -> int:
 def mark_global(
     log: Log, values: PyTree, place: Place, mesh: Mesh | AbstractMesh
 ) -> tuple[Log, PyTree]:
-    """Append a row on every device, outside shard_map.
+    """Append a row on every device, outside shard_map; return the log and `values`.
 
     Args:
       log: log of all devices.

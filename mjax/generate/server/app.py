@@ -239,7 +239,7 @@ class _Generation:
 
     @contextlib.contextmanager
     def _ticket(self, job: Job) -> Iterator[Ticket]:
-        """Accept a job, and free its capacity at the end."""
+        """Accept a job and yield its ticket; free its capacity at the end."""
         ticket = self._scheduler.open(job.requests)
         self._counters.num_prompt_tokens += job.num_prompt_tokens
         try:

@@ -85,7 +85,10 @@ def judge(
 
 
 def _has_token(headers: Mapping[str, str], tokens: frozenset[str]) -> bool:
-    """Compare with all tokens, so that the time does not reveal a close match."""
+    """Return whether the request has a token.
+
+    All tokens are compared, so that the time does not reveal a close match.
+    """
     scheme, _, given = headers.get("authorization", "").partition(" ")
     given = given.strip() if scheme.lower() == "bearer" else ""
     equal = [listening.is_equal(given, token) for token in tokens]

@@ -52,7 +52,7 @@ async def read(receive: Receive, headers: Mapping[str, str], limits: Limits) -> 
 
 
 def _exceeds(length: str, most: int) -> bool:
-    """Compare a string of digits, perhaps thousands, with a number."""
+    """Return whether a number, given as perhaps thousands of digits, exceeds `most`."""
     return len(length) > 15 or int(length) > most
 
 

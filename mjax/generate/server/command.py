@@ -1,7 +1,8 @@
 """`python -m mjax.generate MODEL --serve PORT`: an HTTP server for one model.
 
 Input: flags. Output: a server with OpenAI's API until SIGTERM or Ctrl-C; its address
-on stdout. Exit codes: 0 stopped by a signal, 2 bad input, 1 anything else.
+on stdout. Exit codes: 0 stopped by a signal, 130 stopped by Ctrl-C before the server
+has started, 2 bad input, 1 anything else.
 
 Flags, tokens and the port are checked before the model is opened.
 """
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 _NAME_CHARS = 100
 
 
-# A base class, because the limits are flags without a prefix.
+# Inherits from Limits, rather than holding one, so that the limits are flags without a
+# prefix.
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ServeFlags(Limits):
     """Serve a model over HTTP with OpenAI's completions and chat API."""

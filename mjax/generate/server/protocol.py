@@ -201,7 +201,7 @@ def _stop(given: Any) -> tuple[str, ...]:
 
 
 def _prompts(given: Any) -> tuple[Prompt, ...]:
-    """Distinguish text, a list of texts, token ids, and a list of these."""
+    """Return the prompts of text, a list of texts, token ids, or a list of these."""
     if isinstance(given, list) and given and all(type(x) is int for x in given):
         return (_ids(given, "prompt"),)
     several = given if isinstance(given, list) else [given]

@@ -184,7 +184,7 @@ class ModelServer:
 
 @contextlib.contextmanager
 def _signals(news: "queue.SimpleQueue[str]") -> Iterator[None]:
-    """Put SIGTERM and Ctrl-C into a queue.
+    """Put SIGTERM and Ctrl-C into a queue inside a with statement.
 
     SimpleQueue.put is safe in a signal handler; Event.set is not.
     """

@@ -59,7 +59,7 @@ def choose(
     free = np.ones(num_hosts, bool)
     members = found.members.astype(np.float64)
     sets = found.weights / found.weights.sum()
-    # "Many are bad" counts as one more set, which intersects each group of two hosts.
+    # "Many are bad" is one more set, which intersects each group of two hosts.
     weights = np.append(found.weights, found.many)
     weights /= weights.sum()
     patterns = np.zeros(len(weights), np.intp)
@@ -86,7 +86,7 @@ def choose(
 def _is_better(
     told: float, group: list[int], best: float, best_group: list[int]
 ) -> bool:
-    """Prefer more information; within 1%, prefer the smaller group."""
+    """Return whether `group` tells more than the best group; within 1%: is smaller."""
     if abs(told - best) <= 0.01 * best:
         return len(group) < len(best_group)
     return told > best

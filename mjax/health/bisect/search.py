@@ -222,7 +222,7 @@ def _each_alone(problem: Problem, in_test: np.ndarray, failed: np.ndarray) -> Pr
 
 
 def _filled_singles(problem: Problem, hosts: Sequence[int]) -> tuple[Group, ...]:
-    """Make groups of one suspect each, filled up with hosts known to be good."""
+    """Return groups of one suspect each, filled up with hosts known to be good."""
     missing, good = problem.config.min_hosts - 1, list(problem.good)
     groups = []
     for host in hosts:

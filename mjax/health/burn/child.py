@@ -215,7 +215,7 @@ class _Child:
         return f"the measuring process {how}{during}: {last[:_NOTE_CHARS]}"
 
     def end(self) -> None:
-        """Kill it and its descendants; do not wait for an unkillable process."""
+        """Kill the process and its descendants; do not wait if it cannot be killed."""
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self._process.poll() is None:

@@ -123,7 +123,7 @@ def _round(
     """Run one round and add it to the burn.
 
     Raises:
-      Stopped: a signal arrived; the round does not count.
+      Stopped: a signal arrived; the round is discarded.
     """
     started_s = time.monotonic()
     found: list[Measured] = []
@@ -256,7 +256,7 @@ def _not_measured(config: BurnConfig, checks: Sequence[Check]) -> list[Check]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Record SIGTERM and Ctrl-C instead of exiting."""
+    """Yield a list to which SIGTERM and Ctrl-C are appended, instead of exiting."""
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: received.append(number))

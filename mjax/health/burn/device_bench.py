@@ -77,7 +77,9 @@ class Bench:
 def per_device(
     mesh: Mesh, function: Callable[..., jax.Array]
 ) -> Callable[..., jax.Array]:
-    """Compile a function that runs per device, over the first dim of its arguments.
+    """Return a jitted function that runs `function` on each device.
+
+    Arguments and results are split over the first dim.
 
     Replication of arguments is not checked: every device gets equal ones on purpose.
     """
@@ -99,7 +101,7 @@ def scatter(x: jax.Array) -> jax.Array:
 
 
 def check_place(x: jax.Array, device: Device) -> None:
-    """Raise if a result is from another device: the report would misname it.
+    """Raise if a result is not on `device`, because the report would misname it.
 
     Raises:
       RuntimeError: it is not on the device.

@@ -66,7 +66,7 @@ def processor(path: Path = Path("/proc/cpuinfo")) -> str:
 
 
 def repeat(budget_s: float) -> Iterator[int]:
-    """Count the repeats of a measurement until the time budget is used, at least 3."""
+    """Yield the index of each repeat until the time budget is used; at least 3."""
     end_s, count = time.monotonic() + budget_s, 0
     while count < LEAST_REPEATS or time.monotonic() < end_s:
         yield count

@@ -63,9 +63,10 @@ def drift(
 
     The drift is the change of the least-squares line from the first time to the last,
     in percent of the mean. The null model: the same values in random order. Over all
-    orders the slope has mean 0 and variance s^2 / Sxx, with s^2 over n - 1, and it
-    becomes normal (Wald and Wolfowitz 1944, Annals of Mathematical Statistics 15, 358).
-    Warm-up and throttling count as drift too, whatever their cause.
+    orders the slope has mean 0 and variance s^2 / Sxx, where s^2 is the sample variance
+    (divisor n - 1) and Sxx the sum of squared deviations of the times. For many rounds
+    it is normal (Wald and Wolfowitz 1944, Annals of Mathematical Statistics 15, 358).
+    Warm-up and throttling are drift too, whatever their cause.
 
     Returns:
       drift in percent, and its bound in 95 of 100 random orders; None with too few
@@ -85,15 +86,14 @@ def drift(
 
 
 def _of_round(found: Mapping[str, Measured], name: str) -> Measured | None:
-    """Return the result of a measurement in a round; None if another row reports it.
+    """Return the result of a measurement in a round; None if another result covers it.
 
-    If a kind could not be measured, one row represents all its parts; otherwise the
-    parts represent the kind.
+    If a kind could not be measured, one result stands for all its parts; otherwise the
+    results of the parts stand for the kind.
     """
     if name in found:
         return found[name]
-    speaks = any(is_within(other, name) or is_within(name, other) for other in found)
-    if speaks:
+    if any(is_within(other, name) or is_within(name, other) for other in found):
         return None
     return Measured(name=name, outcome="incomplete", note="no result")
 
@@ -203,7 +203,7 @@ def _devices(
 
 
 def _order(name: str) -> int:
-    """Sort by kind; rows of a kind keep their order."""
+    """Return a sort key: the index of the kind; results of a kind keep their order."""
     return next(
         (i for i, kind in enumerate(KINDS) if is_within(name, kind)), len(KINDS)
     )

@@ -1,7 +1,7 @@
 """Copies within, to, from and between devices, and collectives; all bytes are checked.
 
-Input: a `Bench`. Output: `Measured`. Runs in a process that `health burn` starts;
-`workloads` defines the values.
+Input: a `Bench`. Output: `Measured`. Runs in a process that `health burn` starts. The
+units and formulas of the results are in `mjax.health.burn.workloads`.
 """
 
 import functools

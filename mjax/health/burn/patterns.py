@@ -43,7 +43,7 @@ def small_factor(n: int, seed: int) -> NDArray[np.int8]:
 def wrong_rows(
     a: NDArray[np.int8], b: NDArray[np.int8], found: NDArray[np.generic]
 ) -> str | None:
-    """Compare a matrix with the exact a b^T, without computing a b^T.
+    """Return how a matrix differs from the exact a b^T, which is not computed, or None.
 
     Multiply all three with a vector of integers x: found x must equal a (b^T x).
     Because no entry of x is 0, a single wrong entry in a row is always found; several
@@ -69,7 +69,7 @@ def wrong_rows(
 
 
 def different_bits(digests: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Name the devices whose results differ from the majority.
+    """Return text that names devices whose results differ, or None if none differ.
 
     Args:
       digests: for each device, the count of each digest of the same GEMM.
@@ -120,7 +120,7 @@ def memory_fault(
 
 
 def wrong_blocks(written: Sequence[bytes], read: Sequence[bytes]) -> str | None:
-    """Compare the checksums of blocks, in order."""
+    """Return text that lists blocks whose checksums differ, or None."""
     wrong = [
         i for i, pair in enumerate(zip(written, read, strict=True)) if len({*pair}) > 1
     ]

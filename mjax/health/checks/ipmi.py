@@ -62,7 +62,7 @@ class Sensor:
 
     @property
     def number(self) -> tuple[float, str] | None:
-        """Its reading, with the unit."""
+        """The number and the unit of the reading; None if it has no number."""
         found = _READING.match(self.reading)
         return (float(found[1]), found[2]) if found else None
 

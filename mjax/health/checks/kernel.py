@@ -2,9 +2,9 @@
 
 The source gives a `Digest` (JSON) of the matches of the rules of `kernel_log.toml`,
 which cites the source for the format and meaning of each line. This module decides
-which faults fail a host. A fault that only a reboot or a repair ends counts since boot;
-a fault that a reset ends, or that ends by itself, counts for `window_h` hours. So a
-fault that was repaired last week does not fail the host forever.
+which faults fail a host. A fault that only a reboot or a repair ends fails the host
+until the next boot. A fault that a reset ends, or that ends by itself, fails it for
+`window_h` hours. So a fault that was repaired last week does not fail the host forever.
 """
 
 import dataclasses
@@ -112,7 +112,7 @@ def xid(text: str, settings: Settings) -> Verdict:
     """No GPU had an Xid whose cause is not a program.
 
     The number of the Xid decides, by the lists of `kernel_log.toml`. Xid 154 gives the
-    action that the driver requests; only the last such line of a GPU counts.
+    action that the driver requests; only the last such line of a GPU is used.
     """
     found = digest(text)
     window_h = settings.limit("kernel.xid", "window_h")
@@ -132,7 +132,7 @@ def _xid(match: Match, last: Match | None, window_h: int) -> str:
     Args:
       match: the Xid.
       last: the last action that the driver requested for this GPU.
-      window_h: hours for which an Xid that a reset clears counts.
+      window_h: hours for which an Xid that a reset clears is a problem.
     """
     rules = kernel_rules.shipped()
     number = int(match.code)

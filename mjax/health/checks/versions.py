@@ -96,7 +96,7 @@ class Packages:
         return "packages of Python"
 
     def read(self, limit_s: float) -> Reading:
-        """List them."""
+        """List the packages."""
         del limit_s
         found = {
             re.sub(r"[-_.]+", "-", found.name).lower(): found.version

@@ -143,7 +143,7 @@ def _check(args: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _observations(args: argparse.Namespace) -> Iterator[Observation]:
-    """Read the given sources of links."""
+    """Yield the links of each given source."""
     if args.switches_only and args.fabric_dump is None:
         raise ValueError("--switches-only describes --fabric-dump; give both")
     if args.fabric_dump is not None:
@@ -164,7 +164,7 @@ def _observations(args: argparse.Namespace) -> Iterator[Observation]:
 
 
 def _reports(folder: Path | None) -> tuple[list[HostReport], list[str]]:
-    """Read the reports of hosts; an unreadable report is a problem."""
+    """Return the readable reports of hosts, and problems of the others."""
     reports: list[HostReport] = []
     problems: list[str] = []
     for path in [] if folder is None else _files(folder, "--reports"):

@@ -35,7 +35,7 @@ class Finding:
     kind: str
     text: str
     nodes: tuple[str, ...] = ()
-    """Hosts and switches that it concerns."""
+    """Hosts and switches that the finding concerns."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,7 +97,7 @@ def read(text: str | bytes) -> HostReport:
 
 
 def _rows(value: Any, kind: Any, name: str) -> Iterator[Any]:
-    """Yield the rows of a list as dataclasses, ignoring other keys."""
+    """Yield the entries of a list as dataclasses, ignoring other keys."""
     known = {field.name for field in dataclasses.fields(kind)}
     for index, row in enumerate(checked_json.check(value, list[dict[str, Any]], name)):
         kept = {key: item for key, item in row.items() if key in known}

@@ -55,5 +55,5 @@ class Observation:
     """Maps the GUID of a node to the number of its listed ports; only if the source
     also lists ports without a link."""
     problems: tuple[str, ...] = ()
-    """Reasons why it may be incomplete; if there are any, it never counts as a
-    match."""
+    """Reasons why the report may be incomplete; a report with reasons never counts as
+    a match."""

@@ -41,10 +41,10 @@ class Nic:
     rail: int | None = None
     fabric: Fabric = "infiniband"
     rate_gbps: int | None = None
-    """Rate of its link in Gb/s."""
+    """Rate of the link in Gb/s."""
     node_description: str | None = None
-    """The part of its InfiniBand node description after the host's name, such as HCA-1;
-    absent: its name."""
+    """The part of the InfiniBand node description after the host's name, such as HCA-1;
+    absent: `name`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

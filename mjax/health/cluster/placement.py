@@ -70,7 +70,7 @@ class Placement:
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as JSON."""
+        """Return the placement as JSON."""
         return {
             "hosts": [*self.hosts],
             "spares": [*self.spares],

@@ -45,7 +45,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def _split(pattern: str) -> Iterator[str]:
-    """Split at the commas outside brackets."""
+    """Yield the parts between commas that are outside brackets."""
     start, depth = 0, 0
     for place, letter in enumerate(pattern):
         depth += (letter == "[") - (letter == "]")

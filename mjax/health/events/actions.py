@@ -114,7 +114,10 @@ class Actions:
         self._plan()
 
     def resume(self, now_ns: int) -> list[Record]:
-        """Finish interrupted steps; call it once, as soon as the log time is known."""
+        """Finish interrupted steps, and return their records.
+
+        Call it once, as soon as the log time is known.
+        """
         records = []
         for device in self._state.all():
             if device.step == "disabling":
@@ -154,7 +157,7 @@ class Actions:
         return [first, *after]
 
     def advance(self, now_ns: int) -> list[Record]:
-        """Test the devices that are due; enable those that pass."""
+        """Test the devices that are due, enable those that pass; return the records."""
         records: list[Record] = []
         if self._due_ns is None or now_ns < self._due_ns:
             return records  # the usual case, for each line
@@ -177,7 +180,7 @@ class Actions:
         self._due_ns = min((one.due_ns for one in self._waiting()), default=None)
 
     def release(self, name: str, now_ns: int) -> Record:
-        """Forget a device that a person has enabled again.
+        """Forget a device that a person has enabled again; return the record.
 
         Raises:
           ValueError: it is not disabled.
@@ -190,7 +193,7 @@ class Actions:
         return _record(known[name], now_ns, "released", "info", "released by a person")
 
     def _act(self, detection: Detection, data: dict[str, Any]) -> list[Record]:
-        """Disable a device, or record the command for a person."""
+        """Disable a device and return the records, or put the command into `data`."""
         rule, name = detection.rule, _device_name(detection)
         try:
             argvs = argvs_of(detection)

@@ -2,8 +2,8 @@
 
 Input: rules and lines. Output: `Detection`s. Pure: no clock, no file. Times come from
 the log, so the result does not depend on the speed of arrival. Per device, each rule
-keeps the times of at most a small multiple of `count` lines. A late line counts at its
-own time, and a repeated line counts once.
+keeps the times of at most a small multiple of `count` lines. A late line is counted at
+its own time, and a repeated line is counted once.
 """
 
 import bisect
@@ -42,7 +42,7 @@ class Detection:
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """Numbers of lines that matched, and of those that did not count."""
+    """Numbers of lines that matched, and of those that were not counted."""
 
     matched: int = 0
     duplicates: int = 0

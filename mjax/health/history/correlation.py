@@ -191,7 +191,7 @@ def _judge(
     num_shifts: int,
     rate: float,
 ) -> Correlations:
-    """Compare each statistic with its null model, and correct for their number."""
+    """Return comparisons of statistics with null models, corrected for their number."""
     names = [*tested]
     sizes = {name: np.abs(tested[name][0]) for name in names}
     p = [float(np.mean(sizes[n] >= sizes[n][0] - _EPSILON)) for n in names]

@@ -35,9 +35,9 @@ class Standing:
     score: float
     """Sum of decayed weights; 0: no fault is known."""
     why_not: str
-    """Why it may not be used; empty if it may."""
+    """Why the host may not be used; empty if it may."""
     has_burned: bool
-    """Whether it passed a burn after its last fault."""
+    """Whether the host passed a burn after its last fault."""
     num_faults: int
     last_fault_ns: int | None = None
 
@@ -140,7 +140,7 @@ def score_of(events: Iterable[HostEvent], now_ns: int, half_life_ns: float) -> f
 def why_not(events: Sequence[HostEvent]) -> str:
     """Return why a host may not be used; empty if it may.
 
-    A burn counts if it began after the last event that requires one.
+    A burn clears the host if it began after the last event that requires one.
 
     Args:
       events: events of one host, in any order.

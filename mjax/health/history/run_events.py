@@ -6,9 +6,9 @@ hosts, and the number of unreadable lines. An unterminated last line is still be
 written, and is left for the next import. A copy of the file gives the same events, so
 importing it again adds nothing.
 
-Kinds that count: `failure` (its hosts share the blame), `evict`, `check` of one host,
-`host` that is back, and `log` lines that name hardware. `rank_end` does not count: most
-ranks end because another rank ended, which `failure` names.
+Kinds that become events of hosts: `failure` (its hosts share the blame), `evict`,
+`check` of one host, `host` that is back, and `log` lines that name hardware. `rank_end`
+is left out, because most ranks end after another rank ended, which `failure` names.
 """
 
 import dataclasses
@@ -174,6 +174,6 @@ def _kind_of(line: Line, failure: str) -> tuple[Kind, str, str] | None:
         return Kind.RETURNED, "", ""
     rule = line.data.get("rule")
     if line.kind == "log" and rule in HARDWARE_RULES:
-        # A broken host repeats its lines: they count once per generation.
+        # A broken host repeats its lines, which are one event per generation.
         return Kind.FAULT, "logged", f"log/{rule}"
     return None

@@ -106,7 +106,7 @@ class Prediction:
 
 
 def read_phases(starts: Starts, clients: Starts) -> tuple[Phase, ...]:
-    """Combine the repeats of all sizes.
+    """Return the phases of a start, each with the repeats of all sizes.
 
     Args:
       starts: starts of processes.

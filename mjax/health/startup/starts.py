@@ -65,7 +65,7 @@ class _Member:
     log: Path
 
     def release(self) -> None:
-        """Release it into the next phase; a dead process is detected elsewhere."""
+        """Release the process into the next phase; a dead one is detected elsewhere."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(b"\n")

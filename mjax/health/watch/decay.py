@@ -82,7 +82,7 @@ class ErrorDecay:
         self._reported_s: float | None = None
 
     def feed(self, increment: Increment, flap_s: float | None) -> Detection | None:
-        """Add an increment.
+        """Add an increment; return a detection if errors are too frequent.
 
         Args:
           increment: increment of the counters.

@@ -23,9 +23,9 @@ OFFSETS = np.linspace(-0.04, 0.06, 6)
 POWERS = (0.0, 0.7, 1.0, 1.5, 2.0)
 """Powers of time with which the level drops; 0: at once. Chosen."""
 LOSSES = 1 - np.exp(-np.arange(0.08, 1.55, 0.05))
-"""Lost fractions of the rate to try, from the smallest that counts to three lanes of
-four, in steps of the level that are smaller than its noise. Tuned: coarser steps miss
-the level of lost lanes."""
+"""Lost fractions of the rate to try, from the smallest fault to three lanes of four, in
+steps of the level that are smaller than its noise. Tuned: coarser steps miss the level
+of lost lanes."""
 MOST_ONSETS = 20
 """Maximum number of onsets tried. Chosen for run time."""
 SLOWEST = 1.6

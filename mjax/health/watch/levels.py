@@ -79,7 +79,7 @@ def find_levels(
 def _by_class(
     bursts: tuple[Burst, ...], sizes: list[float], same: float
 ) -> dict[int, list[float]]:
-    """Group rates by class; new sizes are added to `sizes`."""
+    """Return the rates of each class; new sizes are added to `sizes`."""
     rates: dict[int, list[float]] = {}
     for burst in bursts:
         kind = CUT

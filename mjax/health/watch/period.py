@@ -278,7 +278,7 @@ def _apart(table: Array, rate_hz: float, length_s: float) -> Array:
 
 
 def _segments(parts: Sequence[Traffic], most: int) -> Iterator[Traffic]:
-    """Split stretches into equal segments without gaps, of at most `most` samples."""
+    """Yield equal segments of stretches, without gaps, of at most `most` samples."""
     for part in parts:
         pieces = max(1, round(len(part) / most))
         for index in np.array_split(np.arange(len(part)), pieces):

@@ -131,7 +131,7 @@ class StepTraffic:
         return parts, Steps(end_s=steps[:, 0], step_s=steps[:, 1])
 
     def _judge(self, now_s: float) -> Detection | None:
-        """Compare the block with earlier ones."""
+        """Return a detection if the block differs from earlier blocks."""
         limits = self._limits
         block = self.traffic()
         if block is None:

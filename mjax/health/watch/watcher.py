@@ -70,7 +70,7 @@ class Watcher:
         return [each for each in found if each is not None]
 
     def _count(self, increment: Increment) -> list[Detection | None]:
-        """Pass an increment to all detectors that read counters."""
+        """Pass an increment to all detectors that read counters; return the results."""
         flap = self._flaps.feed(increment)
         errors = self._errors.feed(increment, self._flaps.last_s)
         self._neighbours.feed(increment)
@@ -88,7 +88,7 @@ class Watcher:
             self._rates.feed(end_s, bursts)
 
     def _judge(self, now_s: float) -> list[Detection]:
-        """Attribute slow bursts to a decay or a neighbour, every `judge_s`."""
+        """Return the causes of slow bursts, a decay or a neighbour, every `judge_s`."""
         judge_s = self._limits.decay.judge_s
         if self._judge_s is None:
             self._judge_s = now_s + judge_s

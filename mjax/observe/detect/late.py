@@ -14,10 +14,10 @@ import numpy as np
 type Pattern = Literal["lasting", "episodes", "irregular"]
 _QUANTILE = 0.85
 """Quantile over the steps. Chosen: a host that is slow in a third of the second half
-counts."""
+is found."""
 _SMOOTH_QUANTILE = 0.75
 """Quantile over the medians of blocks of steps. Chosen: a host that is slow in the
-second half counts."""
+second half is found."""
 _BLOCK_STEPS = 10
 """Steps of a block. Chosen: longer than a blip of a healthy host."""
 _DRAWS = 200

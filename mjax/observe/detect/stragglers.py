@@ -105,18 +105,18 @@ class Outlier:
     cause: Cause
     channel: Channel
     ratio: float
-    """Time in its slow steps (upper quantile) over that of its peers."""
+    """Time in the slow steps of the host (upper quantile) over that of its peers."""
     cost: float
-    """Its excess, as a fraction of the usual compute of a step."""
+    """Excess of the host, as a fraction of the usual compute of a step."""
     z: float
-    """Its excess in units of the deviation of its peers."""
+    """Excess of the host, in units of the deviation of its peers."""
     confidence: float
-    """Fraction of bootstrap samples in which it is above the limit."""
+    """Fraction of bootstrap samples in which the host is above the limit."""
     pattern: Pattern
     since_step: int
     """First slow step, counted from the first row."""
     ranks: tuple[int, ...]
-    """Its ranks that are above the limit."""
+    """Ranks of the host that are above the limit."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

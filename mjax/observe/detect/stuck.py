@@ -301,7 +301,10 @@ def _blame(graph: _Graph, host_log_s: NDArray[np.float64]) -> tuple[Sequence[int
 
 
 def _skipped(graph: _Graph) -> tuple[Sequence[int], str] | None:
-    """Find a rank that skipped a collective: its group is in another collective."""
+    """Return ranks that skipped a collective, and the evidence; None if none did.
+
+    The evidence: the group of such a rank is in another collective.
+    """
     for axis in _COLLECTIVE:
         for members in graph.groups[axis]:
             inside = members[graph.axis[members] == axis]

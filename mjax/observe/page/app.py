@@ -62,9 +62,9 @@ def make_app(page: Page, *, token: str, names: frozenset[str]) -> Starlette:
 
 
 def _safe(endpoint: _Endpoint) -> _Endpoint:
-    """Answer invalid requests and internal errors with one line.
+    """Return an endpoint that answers invalid requests and internal errors in one line.
 
-    It runs inside the guard, so that these answers also have its headers.
+    The endpoint runs inside the guard, so that these answers also have its headers.
     """
 
     async def safe(request: Request) -> Response:

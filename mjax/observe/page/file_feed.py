@@ -195,7 +195,7 @@ class FileFeed:
     def _header(
         self, source: str, path: Path, share: Share
     ) -> tuple[spans.Header, bytes] | None:
-        """Read the first line of a file; None if it is absent or invalid."""
+        """Return the header of a file and its line; None if absent or invalid."""
         try:
             line = first_line(path)
             if line is None:

@@ -126,7 +126,7 @@ class Grids:
         )
 
     def _current(self, header: Header, lines: Sequence[Line]) -> list[Line]:
-        """Drop steps that a later start repeated, and clear older ones."""
+        """Return the lines whose steps no later start repeated; void older results."""
         begins = self._begins.setdefault(header.rank, {})
         end = _MOST_LEAP + ((self._first or 0) + self._used) * self._width
         most = end if self._used else np.inf

@@ -39,10 +39,10 @@ class Process:
 
     header: Header
     where: str
-    """Source of its spans, for people: a path, or a table."""
+    """Source of the spans, for people: a path, or a table."""
     newest_step: int = 0
     code: int | None = None
-    """Exit code, if it ended by itself."""
+    """Exit code, if the process ended by itself."""
     span: Span | None = None
     """The span that ended last; the host's span if its line has one."""
     lines: collections.deque[Line] = dataclasses.field(
@@ -62,7 +62,7 @@ class Process:
 
     @property
     def progress_ns(self) -> int:
-        """Wall-clock end of its newest span; without spans, its start."""
+        """Wall-clock end of the newest span, or start of the process without spans."""
         if self.span is None:
             return self.header.wall_ns
         return self.wall_ns(self.span.end_ns)

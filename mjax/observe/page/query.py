@@ -18,7 +18,7 @@ class BadQueryError(ValueError):
 
 
 class Query:
-    """The parameters of a request; the last one of a name counts."""
+    """The parameters of a request; if a name is repeated, the last value is used."""
 
     def __init__(self, given: Mapping[str, str]) -> None:
         """Store the parameters as written."""

@@ -21,7 +21,7 @@ _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 
 
 def address_of(listen: str) -> tuple[str, int]:
-    """Read HOST:PORT; an IPv6 address needs brackets.
+    """Return host and port of HOST:PORT; an IPv6 address needs brackets.
 
     Raises:
       ValueError: the text is not an address.

@@ -362,7 +362,7 @@ class StoreFeed:
 
 
 def _lines(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Line]]:
-    """Group consecutive spans into lines."""
+    """Yield (file id, line) for each run of consecutive spans of one line."""
     at, step, barrier = None, -1, None
     own: list[Span] = []
     for file_id, n, of_step, of_barrier, *span in rows:

@@ -129,7 +129,7 @@ def _parse_spans(
 def parse_metrics(
     data: bytes, start: int, first_line: int, mark: Mark, revision: int
 ) -> Parsed:
-    """Parse rows of metrics.jsonl; the last one of several rows for a step counts."""
+    """Parse rows of metrics.jsonl; the last of several rows for a step is used."""
     rows: dict[int, tuple[Any, ...]] = {}
     bad = []
     number = first_line - 1
@@ -227,7 +227,7 @@ def _span_table(lines: Sequence[spans.Line], file_id: int) -> pa.Table:
 def _process_event(
     event: spans.Event, header: spans.Header, mark: Mark, at_byte: int, text: bytes
 ) -> tuple[Any, ...]:
-    """Make a row from an event that a process wrote into its spans."""
+    """Return a row of the table `events` for an event that a process wrote."""
     found = {"time_ns": event.time_ns, "source": "process", "kind": event.kind}
     found |= {"generation": header.generation, "host": header.host}
     found |= {"rank": header.rank, "severity": event.severity, "text": event.text}
@@ -237,7 +237,7 @@ def _process_event(
 def _event_row(
     event: dict[str, Any], mark: Mark, at_byte: int, text: bytes
 ) -> tuple[Any, ...]:
-    """Make a row of the table `events`."""
+    """Return a row of the table `events`, its columns in order."""
     words = [_word(event, name) for name in ("source", "kind", "severity", "text")]
     source, kind, severity, said = words
     generation, rank = (

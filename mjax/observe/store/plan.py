@@ -209,7 +209,7 @@ def _process(header: spans.Header) -> tuple[str, int, int]:
 
 
 def _row(file_id: int, header: spans.Header) -> tuple[Any, ...]:
-    """Make a row of the table `processes`."""
+    """Return a row of the table `processes`, its columns in order."""
     return (
         *(file_id, header.run, header.generation, header.rank, header.host),
         *(header.pid, header.wall_ns, header.monotonic_ns),

@@ -161,7 +161,7 @@ def _delete_steps(store: Store, run: str, begin: int, end: int | None) -> int:
 
 
 def _delete_metrics(store: Store, run: str) -> Iterator[int]:
-    """Delete rows from the first step on."""
+    """Delete rows from the first step on; yield the number deleted in each batch."""
     while True:
         ((first,),) = store.query("select min(step) from metrics where run = ?", [run])
         if first is None:

@@ -155,7 +155,7 @@ async def _ignore(error: Exception) -> None:
 
 
 def _groups(batches: Sequence[Batch]) -> Iterator[list[Batch]]:
-    """Put batches into messages of a size that the server accepts."""
+    """Yield groups of batches, each of a size that the server accepts."""
     group: list[Batch] = []
     size = 0
     for batch in batches:

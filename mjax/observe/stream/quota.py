@@ -30,11 +30,11 @@ class Spool:
     disk_bytes: int
     modified_s: float
     is_closed: bool
-    """Whether its process has ended, or a later one has replaced it."""
+    """Whether the writing process has ended, or a later one has replaced it."""
     is_stored: bool
-    """Whether all its complete lines are in the store."""
+    """Whether all complete lines of the file are in the store."""
     is_log: bool = False
-    """Whether it may be compressed although it is not in the store."""
+    """Whether the file is a log, which may be compressed without being in the store."""
 
     @property
     def small_bytes(self) -> int:
@@ -105,7 +105,7 @@ def carry_out(action: Action) -> None:
 
 
 def put_aside(path: Path) -> Path:
-    """Rename a rotated log, so that the next rotation does not replace it.
+    """Rename a rotated log, so that the next rotation keeps it; return the new path.
 
     Raises:
       OSError: it is gone, or was written meanwhile.

@@ -133,7 +133,7 @@ def has_whole_lines(tail: Tail) -> bool:
 
 
 def _cut(tail: Tail, data: bytes, start: int, number: int) -> Iterator[Batch]:
-    """Split complete lines into batches."""
+    """Yield batches of complete lines."""
     begin = place = 0
     first = number
     while place < len(data):

@@ -36,7 +36,7 @@ class MarksRequest:
     collector: str = ""
     """Name of the sender: its host and work dir."""
     behind_bytes: int = 0
-    """Bytes of its files that it has not sent."""
+    """Bytes of the sender's files that are not sent yet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,9 @@ class Placed:
     tick: int | None
     microbatch: int | None
     is_slot: bool
-    """Whether it is work of a pipeline slot."""
+    """Whether the event is work of a pipeline slot."""
     is_chosen: bool
-    """Whether it ran under a conditional, as for slots that may be skipped."""
+    """Whether the event ran under a conditional, as for slots that may be skipped."""
 
 
 def place_events(
@@ -49,8 +49,8 @@ def place_events(
       events: events of one window, in the order of their starts.
       tables: tables of the modules that may have run.
       is_gpu: whether the devices are GPUs. On a GPU, events of loops and calls are
-        copies of their conditions, and count; on a CPU they are wrappers around the
-        events inside, and are left out.
+        copies of their conditions, and are kept; on a CPU they are wrappers around
+        the events inside, and are left out.
     Returns:
       All events except those wrappers; an event in no table has the phase `unknown`.
     """

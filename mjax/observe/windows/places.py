@@ -40,23 +40,23 @@ class Place:
     phase: Phase | Literal["unknown"]
     role: Role
     is_recomputed: bool
-    """Whether it is recomputed in the backward pass, to which it belongs."""
+    """Whether the instruction is recomputed in the backward pass, and belongs to it."""
     is_slot: bool
-    """Whether it is work of a pipeline slot."""
+    """Whether the instruction is work of a pipeline slot."""
     is_container: bool
-    """Whether it is a loop, a call or a conditional, whose instructions have their own
-    events."""
+    """Whether this is a loop, a call or a conditional; the instructions in it have
+    their own events."""
     singles: dict[str, int]
-    """Indices from its scopes: layers, ticks, microbatches."""
+    """Indices from the scopes: layers, ticks, microbatches."""
     place: int
     """Position in the repeating pattern of layers."""
     loops: tuple[str, ...]
-    """Keys in the table of the loops around it, the outermost first."""
+    """Keys in the table of the enclosing loops, the outermost first."""
     is_direct: bool
-    """Whether it runs in each iteration of the innermost loop, without a conditional
-    between."""
+    """Whether each iteration of the innermost loop runs the instruction, without a
+    conditional between."""
     is_chosen: bool
-    """Whether it is inside a conditional, at any depth."""
+    """Whether the instruction is inside a conditional, at any depth."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

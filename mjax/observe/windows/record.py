@@ -127,7 +127,7 @@ class Recorder:
             self._tried(lambda: self._write(folder, step, mark, span))
 
     def _tried(self, action: Callable[[], object]) -> bool:
-        """Run the body of the `with` statement; its errors do not end the run."""
+        """Run an action; return whether recording still works. Errors are warnings."""
         if self._is_broken:
             return False
         try:

@@ -2,10 +2,10 @@
 
 Input: placed events of one device. Output: for each phase and role the sum of all
 events, and its *exposed* part. At each instant between the first event and the last,
-exactly one running event counts: computation before communication, then the one that
-began first. So the exposed seconds of all phases and roles and the idle seconds add up
-to the span. The rest of a sum is overlapped: for a collective, the device computed at
-the same time.
+the time belongs to exactly one running event: computation before communication, then
+the one that began first. So the exposed seconds of all phases and roles and the idle
+seconds add up to the span. The rest of a sum is overlapped: for a collective, the
+device computed at the same time.
 
 An event of a collective lasts at least until all members of its group have entered it,
 so the communication of a device includes its waits for others.
@@ -27,7 +27,7 @@ class Seconds:
     total_s: float
     """Sum of all events."""
     exposed_s: float
-    """Exposed part of the total: not overlapped by another event that counts."""
+    """Exposed part of the total: the time that belongs to these events, see above."""
     events: int
 
     @property

@@ -16,7 +16,7 @@ class TensorBoard:
         self._writer: Any = None
 
     def start(self, run: RunFacts, config: Config) -> None:
-        """Open an event file; hide the steps after `start_step` of earlier files."""
+        """Open an event file that hides the steps after `start_step` in older files."""
         del config  # is in config.json beside it
         self._writer = importlib.import_module("tensorboardX").SummaryWriter(
             str(run.work_dir / "tensorboard"), purge_step=run.start_step + 1
