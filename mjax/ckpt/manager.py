@@ -346,7 +346,7 @@ class Checkpoints:
         return restored
 
     def _restored(self, abstract_state: PyTree) -> Restored | None:
-        """Restore; if steps are damaged, use the next older step that is intact."""
+        """Restore, and repeat while a newer step can be fetched from --ckpt.remote."""
         put_aside: list[str] = []
         while True:
             try:

@@ -1,7 +1,8 @@
-"""Orbax handlers that write our arrays, and that report what Orbax would read.
+"""Orbax handlers that write host copies, and that report what Orbax would read.
 
-Input: host copies, folders. Output: handlers of Orbax. Importing it loads Orbax, which
-takes a quarter of a second: `arrays` does so when something is written or checked.
+Input: host copies and folders. Output: handlers for Orbax. Importing this module
+imports Orbax, which takes a quarter of a second, so `arrays` imports it only to write
+or check.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ PyTreeSave = ocp.args.PyTreeSave
 
 
 class _HostLeafHandler(type_handlers.TypeHandler):
-    """Writes the pieces of `HostLeaf` as Orbax writes those of a jax array."""
+    """Writes the pieces of a `HostLeaf` as Orbax writes the shards of a jax array."""
 
     def __init__(self, part: int) -> None:
         self._part = part
@@ -44,7 +45,7 @@ class _HostLeafHandler(type_handlers.TypeHandler):
         transaction = ts.Transaction(atomic=True)
         pairs = zip(values, infos, strict=True)
         writing = [self._write(x, info, transaction) for x, info in pairs if x.pieces]
-        # After an error the others are waited for: they refer to the host copy.
+        # After an error, wait for the other writes: they still read the host copy.
         for outcome in await asyncio.gather(*writing, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -63,7 +64,7 @@ class _HostLeafHandler(type_handlers.TypeHandler):
 
 
 class _Locator(type_handlers.TypeHandler):
-    """Instead of reading arrays, says where Orbax would read them."""
+    """Handler that returns where Orbax would read arrays instead of reading them."""
 
     def typestr(self) -> str:
         return "jax.Array"
@@ -86,7 +87,7 @@ class _Locator(type_handlers.TypeHandler):
 
 
 def writer(part: int) -> ocp.PyTreeCheckpointHandler:
-    """Make the handler that writes the pieces of one process."""
+    """Return the handler that writes the pieces of one process."""
     registry = type_handlers.create_type_handler_registry(
         (HostLeaf, _HostLeafHandler(part))
     )
@@ -97,7 +98,7 @@ def writer(part: int) -> ocp.PyTreeCheckpointHandler:
 
 
 def locator() -> ocp.PyTreeCheckpointHandler:
-    """Make the handler that restores, for each array, where Orbax would read it."""
+    """Return the handler that gives, for each array, where Orbax would read it."""
     registry = type_handlers.create_type_handler_registry((jax.Array, _Locator()))
     with quiet():
         return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
@@ -105,7 +106,7 @@ def locator() -> ocp.PyTreeCheckpointHandler:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Suppress Orbax' warnings that there is no metadata of jax arrays."""
+    """Suppress Orbax's warnings that metadata of jax arrays is missing."""
     logger = logging.getLogger("absl")
 
     def keep(record: logging.LogRecord) -> bool:

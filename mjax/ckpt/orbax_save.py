@@ -1,7 +1,7 @@
-"""One attempt to save a step, carried by Orbax' AsyncCheckpointer.
+"""One attempt to save a step, run by Orbax's AsyncCheckpointer.
 
-Orbax orders the phases and owns the thread that ends with the commit. A handler and a
-class of temporary paths of ours fill them:
+Orbax runs the phases in order, in a thread that ends with the commit. A handler and a
+class of temporary paths implement the phases:
 
     folder      temporary path, create     process 0 makes <step>.unfinished-*
     written     handler, commit future     all sum, write and fsync their pieces
@@ -9,9 +9,9 @@ class of temporary paths of ours fill them:
     checked     handler, finalize          all read their pieces back, and compare
     committed   temporary path, finalize   process 0 fsyncs and renames the folder
 
-Every phase is agreed on (`phases`). So Orbax is told that each process saves alone
-(`active_processes`, `primary_host`): none of its own barriers runs, neither as a
-collective of the devices nor with a time limit of its own.
+The processes agree on the result of every phase (`phases`). So Orbax is told that each
+process saves alone (`active_processes`, `primary_host`), and runs none of its own
+barriers, which are device collectives or have their own time limits.
 """
 
 import concurrent.futures
@@ -36,24 +36,24 @@ from mjax.ckpt.saved_step import read_checked
 from mjax.ckpt.store import Store, manifest_in, pieces_in, write_file
 
 _DAY_S = 86_400
-# Our own message has the reason, on one line; Orbax would add two tracebacks.
+# mjax prints the reason on one line; Orbax would add two tracebacks.
 _OF_FAILED_SAVES = "Handler Commit operations or the Commit callback"
 
 
 def save_once(job: Job, store: Store, phases: Phases, progress: Progress) -> None:
-    """Save a step; return when it is committed, on all processes alike.
+    """Save a step; return on every process when it is committed.
 
-    Call this from a daemon thread: Orbax' threads are then daemons too, and a store
-    that hangs does not keep the program from ending.
+    Call this from a daemon thread. Orbax's threads are then daemons too, so a store
+    that hangs does not keep the program from exiting.
 
     Args:
-      job: the save.
+      job: host copy and description of the step.
       store: folder of the steps.
-      phases: phases of a new attempt, with PHASES.
-      progress: filled in, even if the attempt fails.
+      phases: the phases PHASES of a new attempt.
+      progress: updated in place, even if the attempt fails.
     Raises:
-      FailedError: a phase failed on some process; no step has appeared.
-      OSError, RuntimeError: Orbax failed on this process alone.
+      FailedError: a phase failed on some process; the step was not committed.
+      OSError, RuntimeError: Orbax failed on this process only.
     """
     assert threading.current_thread().daemon
     logging.getLogger("absl").addFilter(_is_no_failed_save)
@@ -69,7 +69,7 @@ def save_once(job: Job, store: Store, phases: Phases, progress: Progress) -> Non
             primary_host=None, active_processes={phases.rank}
         ),
         file_options=ocp.options.FileOptions(skip_sync_file_validations=True),
-        # The manifest of a step says more than Orbax' metadata of it.
+        # A step's manifest contains more than Orbax's metadata, which are not needed.
         checkpoint_metadata_store=ocp.metadata.metadata_store(
             enable_write=False, blocking_write=True
         ),
@@ -79,7 +79,7 @@ def save_once(job: Job, store: Store, phases: Phases, progress: Progress) -> Non
         with checkpointer:
             checkpointer.save(store.path(job.step), args=_StepSave(job))
     finally:
-        concurrent.futures.wait(handler.writing)  # if Orbax failed beside it
+        concurrent.futures.wait(handler.writing)  # if Orbax itself failed
 
 
 class _StepHandler(ocp.AsyncCheckpointHandler):
@@ -95,13 +95,13 @@ class _StepHandler(ocp.AsyncCheckpointHandler):
     async def async_save(
         self, directory: epath.Path, *_: Any, args: "_StepSave"
     ) -> list[Any]:
-        """Begin to write; the future ends when all processes have written."""
+        """Start writing; the future ends when all processes have written."""
         self._job = args.job
         self.writing = [_in_background(lambda: self._write(directory, args.job))]
         return self.writing
 
     def finalize(self, directory: epath.Path) -> None:
-        """Make one checkpoint of the parts, and read it back; not yet committed."""
+        """Merge the parts into one checkpoint and read it back, before the commit."""
         job, sums = self._job, self._part_sums
         assert job is not None
         self._phases.lead("merged", lambda: _merge(directory, job, sums))
@@ -144,10 +144,10 @@ class _StepSave(ocp.args.CheckpointArgs):
 def _agreed_path(
     job: Job, store: Store, phases: Phases, progress: Progress
 ) -> type[atomicity_types.TemporaryPath]:
-    """Make the class by which Orbax makes and renames the folder of one attempt."""
+    """Return the class with which Orbax creates and renames an attempt's folder."""
 
     class AgreedPath(atomicity_types.TemporaryPath):
-        """The folder of an attempt; a failure on process 0 is known to all."""
+        """The folder of an attempt; a failure on process 0 fails all processes."""
 
         def __init__(self, final_path: epath.Path) -> None:
             self._final_path = final_path
@@ -196,9 +196,9 @@ def _agreed_path(
 
 
 def remove_unfinished(progress: Progress) -> None:
-    """Delete the folder of an attempt that failed, on process 0.
+    """Delete the folder of a failed attempt, on process 0.
 
-    What cannot be deleted now is deleted before the next attempt.
+    If it cannot be deleted now, it is deleted before the next attempt.
     """
     if progress.folder is not None:
         with contextlib.suppress(OSError):
@@ -206,7 +206,7 @@ def remove_unfinished(progress: Progress) -> None:
 
 
 def _no_barrier(*, key: str, timeout_ms: int) -> None:
-    """Do not wait: `phases` has agreed on every phase."""
+    """Replace a barrier of Orbax: `phases` synchronises the processes already."""
 
 
 def _is_no_failed_save(record: logging.LogRecord) -> bool:
@@ -214,13 +214,13 @@ def _is_no_failed_save(record: logging.LogRecord) -> bool:
 
 
 def _in_background(act: Callable[[], None]) -> concurrent.futures.Future[None]:
-    """Act in a thread that does not hold up the end of the program."""
+    """Call `act` in a thread that does not keep the program from exiting."""
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def run() -> None:
         try:
             future.set_result(act())
-        except BaseException as error:  # Orbax raises it
+        except BaseException as error:  # Orbax raises it from the future
             future.set_exception(error)
 
     threading.Thread(target=run, name="mjax-ckpt-write", daemon=True).start()
@@ -229,7 +229,7 @@ def _in_background(act: Callable[[], None]) -> concurrent.futures.Future[None]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Part:
-    """The pieces that one process writes, with checksums taken in host memory."""
+    """The pieces that one process writes, with checksums computed in host memory."""
 
     leaves: Mapping[str, HostLeaf] = dataclasses.field(default_factory=dict)
     pieces: Pieces = dataclasses.field(default_factory=dict)
@@ -239,7 +239,7 @@ class _Part:
 
 
 def _summed(copy: HostCopy | str) -> _Part:
-    """Take the checksums of the pieces that this process writes."""
+    """Compute the checksums of the pieces that this process writes."""
     if isinstance(copy, str):
         raise RuntimeError(copy)
     leaves = _first_pieces(copy)
@@ -259,7 +259,7 @@ def _summed(copy: HostCopy | str) -> _Part:
 
 
 def _merge(folder: epath.Path, job: Job, sums: list[int]) -> str:
-    """Make one checkpoint of the parts of all processes, and write the manifest."""
+    """Merge the parts of all processes into one checkpoint, and write the manifest."""
     arrays.merge_parts(folder)
     text = manifest.write_manifest(
         Manifest(
@@ -285,7 +285,7 @@ def _read_back(folder: epath.Path, part: _Part) -> None:
 
 
 def _first_pieces(copy: HostCopy) -> dict[str, HostLeaf]:
-    """Leave out the boxes that another process writes."""
+    """Return the leaves without the boxes that another process writes."""
     return {
         name: dataclasses.replace(
             value, pieces=tuple(p for p in value.pieces if p.is_first)

@@ -1,7 +1,7 @@
-"""Agreement between the background threads that save one step.
+"""Agree on each phase of a save between the background threads of all processes.
 
-An attempt to save has phases. A phase that fails on one process fails on all of them,
-at once and with the same text.
+An attempt to save consists of phases. A phase that fails on one process fails on all
+processes immediately, with the same error text.
 """
 
 import collections
@@ -12,25 +12,25 @@ from typing import Any, NoReturn
 from mjax.processes.agreement import DAY_S, Agreement
 
 EXPECTED = (OSError, ValueError, RuntimeError, MemoryError)
-"""Errors that a store or a machine can cause; others are bugs of this program."""
+"""Errors that a store or a machine can cause; any other error is a bug in mjax."""
 
 
 class FinalError(RuntimeError):
-    """A failure that every other attempt would meet again."""
+    """A failure that every further attempt would repeat."""
 
 
 class FailedError(RuntimeError):
     """A phase failed on some process; every process raises this, with the same text.
 
-    Where it failed, the cause is what was raised there.
+    On the process that failed, the cause (`__cause__`) is the original error.
     """
 
     is_final = False
-    """Whether another attempt would be useless; only process 0 knows."""
+    """Whether another attempt would be useless; set on process 0 only."""
 
 
 def open_agreement() -> Agreement:
-    """Open the agreement of the threads that save, for the phases of all attempts."""
+    """Open the agreement that the saving threads use for the phases of all attempts."""
     return Agreement("saves", (FailedError,), timeout_s=DAY_S)
 
 
@@ -40,11 +40,11 @@ class Phases:
     def __init__(
         self, agreement: Agreement, names: Mapping[str, bool], *, timeout_s: int
     ) -> None:
-        """Begin.
+        """Begin an attempt.
 
         Args:
-          agreement: used by the saving threads only.
-          names: names of the phases, in order, and whether process 0 acts alone in it.
+          agreement: agreement that only the saving threads use.
+          names: name of each phase, in order -> whether process 0 acts alone in it.
           timeout_s: time after which a phase fails if a process does not answer. The
             wait for process 0 has no limit, because it may be slow.
         """
@@ -54,32 +54,32 @@ class Phases:
         self._timeout_s = timeout_s if agreement.rank == 0 else DAY_S
 
     def lead(self, name: str, act: Callable[[], str]) -> str:
-        """Act on process 0, and return its result on every process.
+        """Call `act` on process 0, and return its result on every process.
 
         Raises:
-          FailedError: it failed.
+          FailedError: `act` failed.
         """
         self._enter(name, is_led=True)
 
         def guarded() -> str:
             try:
                 return act()
-            except BaseException as error:  # the others have to know, whatever it is
+            except BaseException as error:  # all processes must know
                 raise FailedError(in_words(error)) from error
 
         return self._agreement.decide(guarded)
 
     def together(self, name: str, act: Callable[[], int]) -> list[int]:
-        """Act on every process; return the results by process.
+        """Call `act` on every process; return the list of results in order of rank.
 
         Raises:
-          FailedError: it failed on some process, or a process does not answer.
+          FailedError: `act` failed on a process, or a process does not answer.
         """
         self._enter(name, is_led=False)
         problem = None
         try:
             answer: list[Any] = [act(), None, False]
-        except BaseException as error:  # the others have to know, whatever it is
+        except BaseException as error:  # all processes must know
             problem = error
             answer = [0, in_words(error), isinstance(error, FinalError)]
         text = json.dumps(answer)
@@ -93,9 +93,9 @@ class Phases:
         return json.loads(values)
 
     def fail(self, problem: BaseException) -> str:
-        """Let the next phase fail on all processes; return what they say.
+        """Make the next phase fail on all processes; return the joint error text.
 
-        For an error between two phases, which the other processes cannot see.
+        For an error between two phases, of which the other processes do not know.
         """
         text = in_words(problem)
 
@@ -115,18 +115,18 @@ class Phases:
         assert entered == (name, is_led), entered
 
     def close(self, decision: Any = None) -> Any:
-        """End the attempt; return the decision of process 0, a JSON, everywhere."""
+        """End the attempt; return process 0's decision, a JSON value, on all."""
         return json.loads(self._agreement.decide(lambda: json.dumps(decision)))
 
 
 def in_words(problem: BaseException) -> str:
-    """Say what an error is about, in one line."""
+    """Return the text of an error in one line."""
     lines = str(problem).splitlines()
     return lines[0] if lines else repr(problem)
 
 
 def _values(answers: Sequence[str]) -> str:
-    """Merge the answers of all processes, by rank, or say what failed."""
+    """Merge the answers of all processes in order of rank; raise if any failed."""
     found = [json.loads(answer) for answer in answers]
     errors = [f"process {rank}: {e}" for rank, (_, e, _) in enumerate(found) if e]
     if errors:

@@ -1,6 +1,6 @@
-"""Find the steps of a path: a work dir, a folder of steps, or one step.
+"""Find the steps at a path: a work dir, a folder of steps, or one step.
 
-Nothing here reads arrays or imports jax, so that listing a folder is fast.
+This module neither reads arrays nor imports jax, so listing a folder is fast.
 """
 
 import contextlib
@@ -22,37 +22,38 @@ _CONFIG = "config.json"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Place:
-    """Location of steps."""
+    """The steps that a path refers to."""
 
     store: Store
     journal: Journal | None = None
     """Journal of the run; None if the path is not a work dir."""
     only: epath.Path | None = None
-    """The path is this step, under whatever name."""
+    """Folder of the only step, under any name; None if the path is not a single
+    step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A step as a listing shows it."""
+    """One step of a listing."""
 
     name: str
-    """Name of its folder."""
+    """Name of the step's folder."""
     state: Literal[
         "good", "damaged", "newer", "foreign", "quarantined", "unfinished", "unreadable"
     ]
-    """State according to the manifest; the arrays were not read."""
+    """State according to the step's manifest; the arrays were not read."""
     reason: str | None = None
-    """Why it is not good."""
+    """Why the step is not good; None if it is."""
     num_bytes: int | None = None
-    """Bytes of all arrays; None, here and below, if there is no manifest."""
+    """Bytes of all arrays. This field and those below are None without a manifest."""
     num_leaves: int | None = None
     eval_loss: float | None = None
     written_at: float | None = None
-    """Time at which the manifest was written here: seconds since 1970."""
+    """Modification time of the manifest here, in seconds since 1970."""
 
 
 def find(path: str) -> Place:
-    """Find the steps that are meant by a path; change nothing.
+    """Find the steps that a path refers to, without changing anything.
 
     Raises:
       ValueError: the path is absent, or holds no checkpoints of mjax.
@@ -82,7 +83,7 @@ def find(path: str) -> Place:
 
 
 def is_hugging_face(folder: str | os.PathLike[str]) -> bool:
-    """Say whether a folder holds a model in the form of Hugging Face."""
+    """Return whether a folder holds a model in Hugging Face format."""
     path = located(folder)
     if not path.is_dir():
         return False
@@ -91,10 +92,10 @@ def is_hugging_face(folder: str | os.PathLike[str]) -> bool:
 
 
 def choose(place: Place, step: int | None) -> epath.Path:
-    """Return the folder of one step, the newest where none is named.
+    """Return the folder of a step, or of the newest step if `step` is None.
 
     Raises:
-      ValueError: there is none, or not this one, or another run saved it.
+      ValueError: there is no step, or not this one, or another run saved it.
     """
     if place.only is not None:
         if step is not None and place.only.name != str(step):
@@ -110,7 +111,7 @@ def choose(place: Place, step: int | None) -> epath.Path:
             f"{', '.join(map(str, steps))}; give one of these as --step"
         )
     folder = place.store.path(steps[-1] if step is None else step)
-    with contextlib.suppress(DamagedError):  # who reads it says so
+    with contextlib.suppress(DamagedError):  # its reader reports the error
         if why := why_foreign(place, manifest_in(folder)):
             raise ValueError(
                 f"{folder} is not of this run: {why}. Give that folder itself to use "
@@ -123,7 +124,7 @@ def committed(place: Place) -> list[int]:
     """List the steps of a folder, damaged or not.
 
     Raises:
-      ValueError: there is none.
+      ValueError: the folder has no step.
     """
     store = place.store
     if steps := store.steps():
@@ -139,10 +140,10 @@ def committed(place: Place) -> list[int]:
 
 
 def entries(place: Place) -> list[Entry]:
-    """List the steps by their manifests, then what is quarantined or unfinished.
+    """List the steps from their manifests, then quarantined and unfinished ones.
 
     Raises:
-      ValueError: there is nothing at all.
+      ValueError: there is no step of any kind.
     """
     store = place.store
     aside, unfinished = store.quarantined(), store.unfinished()
@@ -160,9 +161,9 @@ def entries(place: Place) -> list[Entry]:
 
 
 def why_foreign(place: Place, manifest: Manifest) -> str | None:
-    """Say why a step does not belong to the run; None if the path is not a work dir.
+    """Return why a step is not of the run; None if it is, or without a work dir.
 
-    In a folder of checkpoints, or one checkpoint, no journal records the run.
+    A folder of checkpoints, or one checkpoint, has no journal that identifies the run.
     """
     return _records(place).why_foreign(manifest.step, manifest.save_id)
 
@@ -172,28 +173,29 @@ def _records(place: Place) -> Records:
 
 
 def describe(folder: epath.Path) -> tuple[Manifest, Pieces]:
-    """Return what a step says about itself, checked without its arrays.
+    """Return a step's manifest and pieces, checked without reading arrays.
 
     Raises:
-      DamagedError: it is missing, incomplete, or not what was written.
-      ValueError: a newer version of mjax wrote it.
+      DamagedError: a file is missing, incomplete, or not what was written.
+      ValueError: a newer version of mjax wrote the step.
     """
     manifest = manifest_in(folder)
     return manifest, pieces_in(folder, manifest)
 
 
 def written_at(folder: epath.Path) -> float:
-    """Return when the manifest of a step was written here, seconds since 1970."""
+    """Return the manifest's modification time here, in seconds since 1970."""
     return float((folder / MAIN_FILE).stat().mtime)
 
 
 def _entry(folder: epath.Path, reason: str | None, records: Records) -> Entry:
-    """Describe one folder by its name and its manifest.
+    """Return the entry of one folder, from its name and its manifest.
 
     Args:
       folder: folder of the step.
-      reason: why it was quarantined, if its name says that it was.
-      records: records of the run, on what was quarantined under its own name, and why.
+      reason: why the folder was quarantined; None if its name is that of a step.
+      records: records of the run, which name the steps that were quarantined without
+        being renamed, with the reason.
     """
     kind = kind_of(folder.name)
     if kind == "unfinished":
@@ -229,10 +231,10 @@ def _entry(folder: epath.Path, reason: str | None, records: Records) -> Entry:
 
 
 def _configured_dir(work_dir: epath.Path) -> str | None:
-    """Return the --ckpt.dir of the run of a work dir, None where it had none.
+    """Return the --ckpt.dir of a work dir's run; None if it was not given.
 
     Raises:
-      ValueError: its config cannot be read.
+      ValueError: the config in the work dir cannot be read.
     """
     path = work_dir / _CONFIG
     if not path.exists():

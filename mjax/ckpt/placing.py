@@ -1,9 +1,9 @@
 """Load a saved step onto the devices of any mesh.
 
 A process reads the pieces that its devices need and compares each with its checksum. If
-devices of several processes hold the same box (replicas), one process reads it and the
-others get it over the devices' own network: a step is read from the store only once,
-however many replicas there are.
+devices of several processes hold the same box (a rectangular part of an array), one
+process reads it and the others receive it over the devices' network. So each box is
+read from the store only once, however many replicas there are.
 
 Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 4.4 (fast recovery).
 """
@@ -23,10 +23,10 @@ from mjax.ckpt.boxes import Box, box_of, shape_of
 from mjax.hardware.xla_flags import for_collectives
 from mjax.mesh.host_memory import HOST_KIND
 
-_NUM_READERS = 8  # leaves that are read at the same time
+_NUM_READERS = 8  # number of leaves that are read at the same time
 
 Host = dict[str, dict[Box, np.ndarray]]
-"""Values that a process has read, by leaf and box."""
+"""Leaf name -> box -> values that this process has read."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,26 +34,26 @@ class Plan:
     """The sources of the values of one leaf."""
 
     box_of: dict[Any, Box]
-    """Box of every device of the mesh."""
+    """Device of the mesh -> the box that it holds."""
     source: dict[Box, Any]
-    """For each box, the device from which all others with this box get it."""
+    """Box -> the device from which all other devices with this box receive it."""
     is_shared: bool
-    """Some box is on devices of several processes, and not all of them have read it."""
+    """Whether some process must receive a box that another process has read."""
 
     def reads(self, process: int) -> list[Box]:
-        """Return the boxes that a process supplies."""
+        """Return the boxes that a process must read and supply."""
         return [b for b, d in self.source.items() if d.process_index == process]
 
 
 def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | None:
-    """Plan which process supplies each box of a leaf; all processes plan the same.
+    """Plan which device supplies each box of a leaf; equal on all processes.
 
     Args:
-      leaf: with its sharding.
-      holders: the processes that have read all their boxes; None: nobody has, and the
-        plan says who reads what.
+      leaf: shape, dtype and sharding of the leaf.
+      holders: ranks of the processes that have already read all their boxes. None means
+        that none has, and the plan determines which process reads each box.
     Returns:
-      the plan; None if no holder has one of the boxes.
+      The plan; None if some box is on no holder.
     """
     assert leaf.sharding is not None
     boxes = _boxes_of(leaf.sharding, leaf.shape)
@@ -76,7 +76,7 @@ def plan(leaf: jax.ShapeDtypeStruct, holders: set[int] | None = None) -> Plan | 
 
 
 def own_boxes(leaf: jax.ShapeDtypeStruct) -> list[Box]:
-    """Return the boxes that the devices of this process hold, each once."""
+    """Return the distinct boxes that the devices of this process hold."""
     assert leaf.sharding is not None
     this = jax.process_index()
     boxes = _boxes_of(leaf.sharding, leaf.shape)
@@ -84,7 +84,7 @@ def own_boxes(leaf: jax.ShapeDtypeStruct) -> list[Box]:
 
 
 def _boxes_of(sharding: jax.sharding.Sharding, shape: Sequence[int]) -> dict[Any, Box]:
-    """Say which box of an array each device of the mesh holds."""
+    """Return device -> the box of the array that it holds, for the whole mesh."""
     indices = sharding.devices_indices_map(tuple(shape))
     return {
         device: box_of(index, shape)
@@ -97,18 +97,18 @@ def read(
     read_boxes: Callable[[str, list[Box]], list[np.ndarray]],
     abstract: Mapping[str, jax.ShapeDtypeStruct],
 ) -> Host:
-    """Read this process' share; touches no device.
+    """Read the boxes that this process supplies, without using a device.
 
     Args:
-      read_boxes: returns boxes of a leaf; called by several threads. Its errors
-        pass through.
-      abstract: shapes, dtypes and shardings of the leaves.
+      read_boxes: returns the values of boxes of a leaf, given its name. Several threads
+        call it; its errors are passed on.
+      abstract: leaf name -> shape, dtype and sharding.
     """
     wanted: dict[str, list[Box]] = {}
     this = jax.process_index()
     for name, leaf in abstract.items():
         planned = plan(leaf)
-        assert planned is not None  # without holders every box has a reader
+        assert planned is not None  # without holders it always exists
         wanted[name] = planned.reads(this)
 
     def read_leaf(name: str) -> dict[Box, np.ndarray]:
@@ -124,14 +124,15 @@ def place(
     abstract: Mapping[str, jax.ShapeDtypeStruct],
     holders: set[int] | None = None,
 ) -> dict[str, jax.Array]:
-    """Put what the processes have read on the devices; every process calls it.
+    """Put the values that all processes have read on the devices.
 
-    A shared leaf of host memory is summed on the devices first. Such leaves follow each
-    other, so that a device holds one of them at a time.
+    Every process calls this. A leaf in host memory that processes share is first summed
+    on the devices. Such leaves are placed one after the other, so a device holds only
+    one of them at a time.
 
     Args:
-      host: what this process has read; leaf by leaf it is let go.
-      abstract: shapes, dtypes and NamedShardings.
+      host: values that this process has read; emptied leaf by leaf.
+      abstract: leaf name -> shape, dtype and NamedSharding.
       holders: as in `plan`.
     """
     placed: dict[str, jax.Array] = {}
@@ -144,7 +145,7 @@ def place(
         if not planned.is_shared:
             placed[name] = _placed(leaf, planned, values)
         elif leaf.sharding is not None and leaf.sharding.memory_kind == HOST_KIND:
-            if leaf not in sums:  # leaves of one type share a program
+            if leaf not in sums:  # leaves of one type share a compiled program
                 sums[leaf] = _totals({"leaf": leaf})
             parts = {"leaf": _scattered(leaf, planned, values)}
             placed[name] = _moved(sums[leaf](parts)["leaf"], leaf.sharding)
@@ -158,14 +159,14 @@ def place(
 
 
 def _moved(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Copy an array to other memory; wait, as its own memory is not free before."""
+    """Copy an array to other memory and wait, because its old memory is freed after."""
     return jax.device_put(x, sharding).block_until_ready()
 
 
 def _placed(
     leaf: jax.ShapeDtypeStruct, plan: Plan, values: Mapping[Box, np.ndarray]
 ) -> jax.Array:
-    """Put boxes on the devices of this process, which has them all."""
+    """Put boxes on the devices of this process, which has read all of them."""
     sharding = leaf.sharding
     assert sharding is not None
     own = [d for d in plan.box_of if d in sharding.addressable_devices]
@@ -182,7 +183,7 @@ def _placed(
 def _scattered(
     leaf: jax.ShapeDtypeStruct, plan: Plan, values: Mapping[Box, np.ndarray]
 ) -> jax.Array:
-    """Make the bits [copies, *shape] of a leaf: one copy of each box, else zeros."""
+    """Return a leaf's bits [copies, *shape]: each box in one copy, zeros in others."""
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding)
     bits = _bits(leaf)
@@ -202,7 +203,7 @@ def _scattered(
 
 
 def _totals(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
-    """Compile the sums over the copies: exact, being taken of bits as whole numbers."""
+    """Compile sums over copies; they are exact, because bits are added as integers."""
     shardings = {name: leaf.sharding for name, leaf in leaves.items()}
 
     def totals(scattered: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -224,17 +225,17 @@ def _totals(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
 
 
 def _bits(leaf: jax.ShapeDtypeStruct) -> np.dtype:
-    """Return the whole numbers as wide as an element of a leaf."""
+    """Return the unsigned integer type with the width of a leaf's elements."""
     return np.dtype(f"uint{8 * leaf.dtype.itemsize}")
 
 
 def _stacked(sharding: Any) -> PartitionSpec:
-    """Return the spec of the copies [copies, *shape] of a leaf, one on each replica."""
+    """Return the spec of a leaf's [copies, *shape], with one copy per replica."""
     return PartitionSpec(_replicated_axes(sharding), *sharding.spec)
 
 
 def _replicated_axes(sharding: Any) -> tuple[str, ...]:
-    """Return the mesh axes along which every device holds the same."""
+    """Return the mesh axes over which the sharding replicates."""
     used: set[str] = set()
     for entry in sharding.spec:
         used |= {entry} if isinstance(entry, str) else {*(entry or ())}

@@ -1,8 +1,8 @@
 """Find the newest intact state and bring it onto the devices.
 
-All processes agree on the step. A damaged step of the store is renamed; if that is
-impossible, it is recorded in the journal and ignored from then on. The same happens to
-a step that is newer than the one to which the run goes back (`Unfit`).
+All processes agree on the step. A damaged step of the store is put aside: it is
+renamed, or if that is impossible, recorded in the journal and ignored from then on. The
+same happens to a step that is newer than the one to which the run goes back (`Unfit`).
 """
 
 import contextlib
@@ -25,35 +25,35 @@ from mjax.processes.agreement import Agreement
 _NAMED_DIFFERENCES = 5
 
 Unfit = Callable[[int, Mapping[str, Any]], str]
-"""Maps a step and its saved facts to why the run cannot continue from it, or "".
-All processes must answer alike."""
+"""Maps a step and its JSON metadata to the reason why the run cannot continue from it,
+or "". The result must be the same on all processes."""
 
 
 class LostError(RuntimeError):
-    """The saved state is missing or damaged, and a person must choose."""
+    """The saved state is missing or damaged; the user must decide how to go on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Restored:
-    """A state from a saved step, and what belongs to it."""
+    """A state from a saved step, its metadata and its source."""
 
     step: int
     state: PyTree
     run: Mapping[str, Any]
-    """JSON facts that were saved with it."""
+    """JSON metadata that was saved with the state."""
     source: str
-    """Description of its source."""
+    """Text that says where the state was read from."""
     bytes_read: int
-    """Bytes of pieces that this process read."""
+    """Bytes of the pieces that this process read."""
     put_aside: tuple[str, ...]
-    """Steps that were damaged or unfit: where they are now and why."""
+    """One text per damaged or unfit step: where it is now, and why."""
     store_step: int
-    """The newest step of the store that may be restored; 0: none."""
+    """The newest step of the store that may be restored; 0 if there is none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Found:
-    """The part of a step that one process has read, or why it could not."""
+    """The part of a step that one process has read, or why it could not be read."""
 
     host: placing.Host
     run: Mapping[str, Any]
@@ -63,7 +63,7 @@ class _Found:
 
 
 class Recovery:
-    """Restores; every process makes the same calls in the same order."""
+    """Restores the state; every process must make the same calls in the same order."""
 
     def __init__(
         self,
@@ -73,21 +73,21 @@ class Recovery:
         copies: LocalCopies | None,
         unfit: Unfit,
     ) -> None:
-        """Look nowhere yet; copies are those of this process' host."""
+        """Store the arguments; `copies` are those on the host of this process."""
         self._store, self._journal = store, journal
         self._agreement, self._copies = agreement, copies
         self._unfit = unfit
 
     def newest(self) -> Manifest | None:
-        """Return what the newest step of the store says; its arrays are not read.
+        """Return the manifest of the newest usable step of the store.
 
-        Steps whose manifest is damaged, or that are unfit, are passed over, and stay
-        where they are.
+        Unfit steps, and steps whose manifest is damaged, are skipped and stay where
+        they are. Arrays are not read.
 
         Raises:
-          LostError: the run has saved steps, and the store has none of them.
+          LostError: the run has saved steps, but the store has none of them.
           ValueError: a newer version of mjax wrote the step, or another run saved it;
-            or no step is fit.
+            or all steps are unfit.
         """
 
         def find() -> str:
@@ -109,16 +109,16 @@ class Recovery:
         return manifest.read_manifest(text, "the newest step") if text else None
 
     def restore(self, abstract_state: PyTree) -> Restored | None:
-        """Read the newest intact state onto the shardings that are asked for.
+        """Read the newest intact state into the given shardings.
 
         Args:
           abstract_state: pytree of `jax.ShapeDtypeStruct` with NamedShardings.
         Returns:
-          the state: same structure, shapes, dtypes and shardings; None where nothing
-          was ever saved.
+          The state, with the same structure, shapes, dtypes and shardings; None if
+          nothing was ever saved.
         Raises:
           ValueError: the step holds other leaves; see `check_matches`.
-          LostError: steps were saved and none is intact, or none is there.
+          LostError: steps were saved, but none is left or none is intact.
           RuntimeError: the store does not answer.
         """
         wanted = by_path(abstract_state)
@@ -148,11 +148,11 @@ class Recovery:
         return None
 
     def _roll_back(self) -> list[str]:
-        """Put aside the steps that are unfit; return where they are now and why."""
+        """Put aside unfit steps; return one text for each: where it is now, and why."""
 
         def move() -> str:
             unfit: dict[int, str] = {}
-            with contextlib.suppress(LostError):  # which is said when it matters
+            with contextlib.suppress(LostError):  # reported later, if no copy is usable
                 for step in self._steps():
                     with contextlib.suppress(DamagedError, ValueError):
                         found = self._store.manifest(step)
@@ -164,7 +164,7 @@ class Recovery:
         return json.loads(self._agreement.decide(move))
 
     def _newest_step(self, *, has_copies: bool) -> int | None:
-        """Return the newest step of the store that may be restored."""
+        """Return the newest step of the store that may be restored, or None."""
         try:
             text = self._agreement.decide(lambda: json.dumps(self._own_newest()))
         except LostError:
@@ -174,15 +174,15 @@ class Recovery:
         return max(json.loads(text), default=None)
 
     def _own_newest(self) -> list[int]:
-        """Return the newest step that may be restored, if there is one.
+        """Return a list of the newest step that may be restored, or an empty list.
 
         Raises:
-          ValueError: another run saved it.
-          LostError: as `_steps`.
+          ValueError: another run saved the step.
+          LostError: as in `_steps`.
         """
         newest = self._steps()[-1:]
         for step in newest:
-            with contextlib.suppress(DamagedError):  # which is found when it is read
+            with contextlib.suppress(DamagedError):  # found when it is read
                 self._check_own(self._store.manifest(step))
         return newest
 
@@ -217,7 +217,7 @@ class Recovery:
         )
 
     def _read_step(self, step: int, wanted: Mapping[str, Any]) -> _Found:
-        """Read this process' share."""
+        """Read this process's part of a step."""
         try:
             saved = SavedStep(self._store.path(step))
             _check_leaves(saved.manifest, wanted)
@@ -229,7 +229,7 @@ class Recovery:
         return _Found(host=host, run=saved.manifest.run, bytes_read=saved.bytes_read)
 
     def _agree_on(self, found: _Found) -> list[str]:
-        """Return the damages that any process found; raise if one had other trouble."""
+        """Return the damage that each process found; raise if one had another error."""
         other = "" if found.trouble is None else str(found.trouble)
         texts = self._agreement.all_of(json.dumps([found.damage, other]))
         if found.trouble is not None:
@@ -244,7 +244,7 @@ class Recovery:
         """List the steps of the store that may be restored, oldest first.
 
         Raises:
-          LostError: there were some, and there is none now.
+          LostError: there were steps, but none is left.
         """
         records = self._journal.records()
         refused = records.quarantined
@@ -267,7 +267,7 @@ class Recovery:
         return steps
 
     def _lost(self) -> list[str]:
-        """Say where steps are that may not be restored, and why."""
+        """Return one text per step that may not be restored: where it is, and why."""
         refused = self._journal.records().quarantined
         found = [
             f"{self._store.path(step)}: {refused[step, self._id(step)]}"
@@ -285,7 +285,7 @@ class Recovery:
             return ""
 
     def _put_aside(self, step: int, reason: str) -> str:
-        """Quarantine a damaged step; return where it is now and why."""
+        """Quarantine a damaged step; return a text on where it is now, and why."""
         return self._agreement.decide(lambda: self._move(step, reason))
 
     def _move(self, step: int, reason: str, *, is_damaged: bool = True) -> str:
@@ -300,7 +300,7 @@ class Recovery:
     # -------------------------------------------------------------- copies on hosts
 
     def _offers(self) -> list[Offer]:
-        """List the copies that any process has, oldest first; the same in all."""
+        """List the copies of all processes, oldest first; equal on every process."""
         copies = self._copies
         if copies is None:
             return []
@@ -317,7 +317,7 @@ class Recovery:
         *,
         store_step: int,
     ) -> Restored | None:
-        """Restore from the hosts, if every box is on some host."""
+        """Restore from copies on the hosts; None if some box is on no host."""
         found = self._read_copy(offer, wanted)
         damages = [
             json.loads(t) for t in self._agreement.all_of(json.dumps(found.damage))
@@ -346,7 +346,7 @@ class Recovery:
         )
 
     def _read_copy(self, offer: Offer, wanted: Mapping[str, Any]) -> _Found:
-        """Read all boxes of this process from its host."""
+        """Read all boxes of this process from the copy on its host."""
         if self._copies is None:
             return _Found(host={}, run={}, damage="no --ckpt.local-dir")
         own = {
@@ -362,7 +362,7 @@ class Recovery:
 
 
 def check_matches(saved: Manifest, abstract_state: PyTree) -> None:
-    """Check that a step holds exactly these leaves.
+    """Check that a step holds exactly the leaves of a state.
 
     Args:
       saved: manifest of the step.
@@ -395,12 +395,12 @@ def _check_leaves(saved: Manifest, abstract: Mapping[str, Any]) -> None:
 
 
 def leaf_of(array: Any) -> Leaf:
-    """Describe an array, or a `jax.ShapeDtypeStruct`, as manifests do."""
+    """Return the manifest's description of an array or a `jax.ShapeDtypeStruct`."""
     return Leaf(shape=tuple(array.shape), dtype=str(array.dtype))
 
 
 def by_path(tree: PyTree) -> dict[str, Any]:
-    """Name every leaf by its path, in the order of `jax.tree.leaves`."""
+    """Return path -> leaf, in the order of `jax.tree.leaves`."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)

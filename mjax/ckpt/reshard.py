@@ -1,8 +1,8 @@
-"""Copy a step into another folder of steps, in smaller pieces if wanted.
+"""Copy a step to another folder of steps, in smaller pieces if requested.
 
-A piece of the source is read once, compared with its checksum, cut, and written; this
-takes the memory of a few pieces. Like a save, the copy is read back before it appears
-under its number.
+Each piece of the source is read once, compared with its checksum, split, and written;
+this takes the memory of a few pieces. As in a save, the copy is read back before it is
+committed under its number.
 """
 
 import contextlib
@@ -20,25 +20,25 @@ from mjax.ckpt.manifest import Manifest, Piece, Pieces
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store, write_file
 
-_HELD_BYTES = 1 << 26  # written together, so that small leaves are not a file each
+_HELD_BYTES = 1 << 26  # bytes written together, so small leaves share a file
 
 
 def copy_step(
     source: SavedStep, store: Store, max_piece_bytes: int | None = None
 ) -> Manifest:
-    """Copy a step; it appears whole or not at all.
+    """Copy a step atomically: the destination has the complete step or none.
 
     Args:
       source: step to copy.
       store: destination; its folder need not exist, and no run may write there.
       max_piece_bytes: maximum size of a piece of the copy; None keeps the pieces.
     Returns:
-      the manifest of the copy: that of the source, except for a new save id that begins
-      with the same run id.
+      The manifest of the copy. It equals that of the source, except for a new save id
+      that begins with the same run id.
     Raises:
-      ValueError: the store has the step, or is in use.
-      DamagedError: the source is not what was saved; nothing is left of the copy.
-      OSError: the store refuses, as when it has no space.
+      ValueError: the destination already has the step, or is in use.
+      DamagedError: the source differs from what was saved; the copy is deleted.
+      OSError: the destination cannot be written, for example because it is full.
     """
     step = source.manifest.step
     if step in store.steps():
@@ -65,16 +65,18 @@ def copy_step(
 def smaller_chunk(
     chunk: Sequence[int], shape: Sequence[int], itemsize: int, max_bytes: int
 ) -> tuple[int, ...]:
-    """Cut the shape of a piece along its first dims until it has at most so many bytes.
+    """Split a piece along its first dims until it has at most `max_bytes`.
 
-    Where an array has several pieces along a dim, the new size divides the old one, so
-    that no new piece lies in two old ones.
+    If an array has several pieces along a dim, the new size divides the old size, so no
+    new piece overlaps two old pieces.
 
     Args:
-      chunk: shape of a piece now.
+      chunk: present shape of a piece.
       shape: shape of the array.
       itemsize: bytes of an element.
       max_bytes: maximum size of a new piece; at least `itemsize`.
+    Returns:
+      The shape of a new piece.
     """
     new = list(chunk)
     for dim, size in enumerate(chunk):
@@ -90,7 +92,7 @@ def smaller_chunk(
 
 
 def _write(source: SavedStep, folder: epath.Path, max_bytes: int | None) -> Manifest:
-    """Write a whole step into an unfinished folder."""
+    """Write a copy of the step into an unfinished folder; return its manifest."""
     chunks = {name: _chunk(source, name, max_bytes) for name in source.names()}
     leaves = {name: (source.manifest.leaves[name], chunks[name]) for name in chunks}
     writer = arrays.PieceWriter(folder, leaves)
@@ -128,7 +130,7 @@ def _all_pieces(source: SavedStep) -> Iterator[tuple[str, Piece]]:
 
 
 def _chunk(source: SavedStep, name: str, max_bytes: int | None) -> tuple[int, ...]:
-    """Choose the shape of the pieces of a leaf; those at the end may be smaller."""
+    """Return the shape of a leaf's new pieces; those at the ends may be smaller."""
     [first] = {
         shape_of(piece.box)
         for piece in source.pieces[name]
@@ -141,7 +143,7 @@ def _chunk(source: SavedStep, name: str, max_bytes: int | None) -> tuple[int, ..
 
 
 def _cut(box: Box, chunk: Sequence[int]) -> Iterator[Box]:
-    """Cut a box along a grid; its start is on the grid."""
+    """Yield the parts of a box on a grid of chunks; its start is on the grid."""
     edges = [
         [(at, min(at + size, stop)) for at in range(start, stop, size)]
         or [(start, stop)]

@@ -1,6 +1,6 @@
-"""One saved step: its manifest, and its arrays, read and checked piece by piece.
+"""Read a saved step: its manifest, and its arrays piece by piece.
 
-A value that leaves this module has been compared with its checksum.
+Every value that this module returns has been compared with its checksum.
 """
 
 import json
@@ -18,19 +18,19 @@ from mjax.ckpt.boxes import Box
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece, Pieces
 from mjax.ckpt.store import manifest_in, pieces_in
 
-# Codes of TensorStore that say nothing about the stored data.
+# Error codes of TensorStore that say nothing about the stored data.
 _STORE_TROUBLE = (
     *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"),
     *("ABORTED", "RESOURCE_EXHAUSTED"),
 )
-# An error of a disk or a network that TensorStore does not know: it may be temporary,
-# and if it is not, the step cannot be read.
+# An error of a disk or a network that TensorStore has no code for. It may be temporary;
+# if it is not, the step cannot be read.
 _UNKNOWN = "UNKNOWN"
 _PAUSES_S = (0.5, 1.0, 2.0)
 
 
 class SavedStep:
-    """A committed step, whatever mesh and however many processes wrote it."""
+    """A committed step, written by any mesh and any number of processes."""
 
     def __init__(self, path: epath.Path) -> None:
         """Read the manifest and the list of pieces.
@@ -38,13 +38,13 @@ class SavedStep:
         Args:
           path: path of the step's folder.
         Raises:
-          DamagedError: they are missing, incomplete, or not what was written.
+          DamagedError: these files are missing, incomplete, or not what was written.
           ValueError: a newer version of mjax wrote them.
         """
         self.path = path
         self.manifest: Manifest = manifest_in(path)
         self.bytes_read = 0
-        """Bytes of pieces that were read through this object."""
+        """Bytes of all pieces that this object has read."""
         self.pieces: Pieces = pieces_in(path, self.manifest)
         self._reader = arrays.Reader(path)
         self._lock = threading.Lock()
@@ -64,7 +64,7 @@ class SavedStep:
     def read(
         self, name: str, index: tuple[slice, ...] | EllipsisType = ...
     ) -> Shaped[np.ndarray, "..."]:
-        """Return a part of a leaf; raises as `read_boxes`."""
+        """Return a part of a leaf; errors as in `read_boxes`."""
         shape = self.shape(name)
         whole = tuple(slice(None) for _ in shape)
         box = boxes.box_of(whole if index is ... else index, shape)
@@ -73,10 +73,10 @@ class SavedStep:
     def read_boxes(
         self, name: str, wanted: Sequence[Box]
     ) -> list[Shaped[np.ndarray, "..."]]:
-        """Return boxes of a leaf; each piece that they touch is read once.
+        """Return the values of boxes of a leaf; each piece they overlap is read once.
 
         Raises:
-          DamagedError, RuntimeError: as `read_checked`.
+          DamagedError, RuntimeError: as in `read_checked`.
         """
         dtype = self.dtype(name)
         out = [np.empty(boxes.shape_of(box), dtype) for box in wanted]
@@ -92,10 +92,10 @@ class SavedStep:
         return out
 
     def read_piece(self, name: str, piece: Piece) -> Shaped[np.ndarray, "..."]:
-        """Return one piece as it was in host memory when it was saved.
+        """Return the values of one piece, as saved.
 
         Raises:
-          DamagedError, RuntimeError: as `read_checked`.
+          DamagedError, RuntimeError: as in `read_checked`.
         """
         where = f"{self.path.name}/{arrays.STATE}"
         data = read_checked(
@@ -106,22 +106,24 @@ class SavedStep:
         return data
 
     def config(self) -> str:
-        """Return the config of the run that saved it, as JSON.
+        """Return the config of the run that saved the step, as JSON text.
 
         Raises:
-          ValueError: it was saved without one.
+          ValueError: the step was saved without a config.
         """
         if "config" not in self.manifest.run:
             raise ValueError(f"{self.path} does not record its config")
         return json.dumps(self.manifest.run["config"])
 
     def verify(self) -> None:
-        """Read everything and compare it with its checksums.
+        """Read all pieces and compare them with their checksums.
 
-        Check too that Orbax alone reads the same arrays, which starts a backend of jax.
+        Also checks that Orbax alone reads the same arrays; this starts a backend of
+        jax.
 
         Raises:
-          DamagedError, RuntimeError: as `read_checked`, of the first that differs.
+          DamagedError, RuntimeError: as in `read_checked`, for the first piece that
+            fails.
         """
         arrays.check_orbax_reads(self.path, self.names())
         for name, pieces in self.pieces.items():
@@ -132,10 +134,10 @@ class SavedStep:
 def read_checked(
     reader: arrays.Reader, name: str, leaf: Leaf, piece: Piece, where: str
 ) -> Shaped[np.ndarray, "..."]:
-    """Read a piece and compare it with its checksum.
+    """Return the values of a piece, compared with its checksum.
 
     Raises:
-      DamagedError: it is not there, or differs.
+      DamagedError: the piece is missing, or differs from its checksum.
       RuntimeError: the store does not answer; the piece may be intact.
     """
     where = f"{where}: {name} {list(piece.box)}"
@@ -148,13 +150,13 @@ def read_checked(
 def _read_patiently(
     reader: arrays.Reader, name: str, leaf: Leaf, piece: Piece, where: str
 ) -> Shaped[np.ndarray, "..."]:
-    """Read a piece; try again after errors that may be temporary."""
+    """Return the values of a piece; retry after errors that may be temporary."""
     for pause_s in (*_PAUSES_S, None):
         try:
             return reader.read(name, leaf, piece.box)
         except (ValueError, OSError, IndexError) as error:
             reason = str(error).splitlines()[0]
-            # The rest of the text may hold any path.
+            # The rest of the text may contain any path.
             is_trouble = reason.startswith(_STORE_TROUBLE)
             if pause_s is not None and (is_trouble or reason.startswith(_UNKNOWN)):
                 time.sleep(pause_s)

@@ -1,11 +1,10 @@
 """Stage 2 of a save: from host memory to the store, in the background.
 
-One thread in each process. It lets Orbax write, check and commit the host copy
-(`orbax_save`), and does what Orbax cannot: if an attempt fails, the folder is deleted
-and the same host copy is tried again after a pause, until it succeeds or a newer copy
-takes its place; older steps are deleted after a newer one is safe.
-
-Process 0 decides whether there is another attempt and tells the others.
+Each process has one thread for this. Orbax writes, checks and commits the host copy
+(`orbax_save`). The thread adds retries and retention. If an attempt fails, the folder
+is deleted and the same host copy is tried again after a pause, until it succeeds or a
+newer copy replaces it. Older steps are deleted after a newer one is committed. Process
+0 decides whether there is another attempt, and tells the other processes.
 """
 
 import concurrent.futures.thread
@@ -30,32 +29,33 @@ _POLL_S = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Outcome of one try, on process 0."""
+    """Outcome of one try to save, on process 0."""
 
     step: int
     save_id: str
     number: int
-    """1 for the first try of a job."""
+    """Number of the try: 1 for the first try of a job."""
     error: str | None
-    """None: the step is saved."""
+    """Why the try failed; None if the step is saved."""
     pause_s: float | None
-    """Seconds until the next try; None: there is none."""
+    """Seconds until the next try; None if there is none."""
     write_s: float
-    """Seconds from the first folder to the last rename."""
+    """Seconds from the creation of the folder to its final rename."""
     checksum_s: float
-    """Seconds of these that process 0 spent on the checksums of its host copy."""
+    """Part of write_s that process 0 spent on the checksums of its host copy."""
     read_back_s: float
-    """Seconds of these that process 0 spent on reading its part back."""
+    """Part of write_s that process 0 spent on reading its part back."""
     num_bytes: int
     """Bytes of all arrays, over all processes."""
     removed: tuple[int, ...] = ()
-    """Older steps that were deleted after this one was safe."""
+    """Older steps that were deleted after this step was committed."""
     warning: str | None = None
-    """Problem after the step was saved, for example in deleting older steps."""
+    """Problem after the step was saved, for example an older step that could not be
+    deleted; None if there was none."""
 
     @property
     def metrics(self) -> dict[str, int | float]:
-        """Fields of the next row of metrics, once the step is in the store."""
+        """Fields for the next row of metrics; empty if the step is not saved."""
         return {
             "ckpt_step": self.step,
             "ckpt_write_s": self.write_s,
@@ -63,7 +63,7 @@ class Attempt:
         }
 
     def describe(self) -> str:
-        """Describe the outcome for people."""
+        """Return the outcome as a line of text."""
         if self.error is not None:
             then = "it is given up"
             if self.pause_s is not None:
@@ -83,7 +83,7 @@ class Attempt:
 
 
 class Writer:
-    """The background thread of one process; every process makes the same calls."""
+    """The background thread of one process; all processes make the same calls."""
 
     def __init__(
         self,
@@ -97,15 +97,15 @@ class Writer:
     ) -> None:
         """Start the thread.
 
-        Orbax is imported here, before the run takes a step: a broken installation is
-        not a failed save, and the first save does not wait for the import.
+        Orbax is imported here, before the run's first step. So a broken installation is
+        found at once, and the first save need not wait for the import.
 
         Args:
-          store: where steps go.
-          retention: decides which older steps stay.
+          store: folder of the steps.
+          retention: rules for keeping older steps.
           agreement: agreement of the writers of all processes, see `open_agreement`.
-          refused: returns (step, save id) of the steps that may not be restored.
-          held: returns the steps that must stay in the store for now.
+          refused: returns (step, save id) of the steps that must not be restored.
+          held: returns the steps that must not be deleted for now.
           timeout_s: time after which an attempt fails if a process does not answer.
         """
         from mjax.ckpt import orbax_save
@@ -113,9 +113,9 @@ class Writer:
         self._save_once = orbax_save.save_once
         self._remove_unfinished = orbax_save.remove_unfinished
         self.attempts: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
-        """How tries went, on process 0."""
+        """Outcomes of tries, on process 0."""
         self.saved_step: int | None = None
-        """The last step that was committed, or from which the run resumed."""
+        """The last step that was committed, or that the run resumed from."""
         self._store, self._retention, self._agreement = store, retention, agreement
         self._refused, self._held, self._timeout_s = refused, held, timeout_s
         self._rank = agreement.rank
@@ -135,7 +135,7 @@ class Writer:
 
     @property
     def is_writing(self) -> bool:
-        """Whether process 0 writes now; not while it pauses between two tries."""
+        """Whether process 0 is writing, rather than pausing between two tries."""
         return self._is_writing
 
     @property
@@ -144,9 +144,9 @@ class Writer:
         return self._is_writing and time.monotonic() - self._since_s > self._timeout_s
 
     def claim(self) -> bool:
-        """Let process 0 begin no other try; false if it is in one.
+        """Keep process 0 from beginning another try; return False if it is in one.
 
-        After true, a newer job may be submitted without waiting for a store.
+        After True, a newer job may be submitted without waiting for a store.
         """
         with self._lock:
             if not self._is_writing:
@@ -154,16 +154,16 @@ class Writer:
             return not self._is_writing
 
     def _begin_try(self) -> bool:
-        """Say whether process 0 should try again."""
+        """Return whether process 0 should try again; if so, a try has begun."""
         with self._lock:
             self._is_writing = not self._superseded.is_set()
             self._since_s = time.monotonic()
             return self._is_writing
 
     def submit(self, job: Job) -> None:
-        """Write a host copy; on process 0 the one before must be done, see `wait`.
+        """Queue a job; on process 0 the previous job must be done, see `wait`.
 
-        Another process may still wait for a store that process 0 has given up. That
+        Another process may still wait for a store that process 0 has given up on. That
         process begins the job when the store answers.
         """
         assert self._rank != 0 or self._is_idle.is_set()
@@ -176,11 +176,11 @@ class Writer:
         self._jobs.put(job)
 
     def supersede(self) -> None:
-        """Tell process 0 to give up the present job at its next pause."""
+        """Make process 0 give up the current job at its next pause."""
         self._superseded.set()
 
     def wait(self, timeout_s: int | float | None = None) -> bool:
-        """Wait until the last job is saved or given up; say whether it is."""
+        """Wait until the last job is saved or given up; return False on timeout."""
         done = self._is_idle.wait(timeout_s)
         self._raise_failure()
         return done
@@ -191,9 +191,9 @@ class Writer:
         An attempt that takes longer than the time limit is reported on stderr.
 
         Args:
-          hung_s: seconds in one attempt after which the store is given up.
+          hung_s: seconds of one attempt after which the store counts as hung.
         Returns:
-          False if the store hangs; the job is still open.
+          False if the store hangs; the job is then unfinished.
         """
         told_s = 0
         while not self.wait(_POLL_S):
@@ -201,14 +201,14 @@ class Writer:
             if lasted_s > hung_s:
                 return False
             if lasted_s <= told_s:
-                told_s = 0  # another attempt has begun
+                told_s = 0  # a new attempt has begun
             if lasted_s > told_s + self._timeout_s:
                 told_s += self._timeout_s
                 _warn(f"a write has not ended after {told_s} s; still waiting for it")
         return True
 
     def close(self) -> None:
-        """Stop after the present job; leave a store that hangs."""
+        """Stop after the current job, without waiting for a store that hangs."""
         self._jobs.put(None)
         self._thread.join(_LONGEST_PAUSE_S)
         if self._thread.is_alive():
@@ -224,7 +224,7 @@ class Writer:
         while (job := self._jobs.get()) is not None:
             try:
                 self._save(job)
-            except BaseException as error:  # whatever it is, `wait` raises it
+            except BaseException as error:  # `wait` raises any error
                 self._failure = error
             self._is_writing = False
             with self._lock:
@@ -233,7 +233,7 @@ class Writer:
                     self._is_idle.set()
 
     def _save(self, job: Job) -> None:
-        """Try until the job is saved, given up, or a newer one waits."""
+        """Try until the job is saved or given up, or a newer job waits."""
         pause_s = _FIRST_PAUSE_S
         for number in range(1, 1 << 30):
             phases = Phases(self._agreement, PHASES, timeout_s=self._timeout_s)
@@ -261,7 +261,7 @@ class Writer:
         except FailedError as problem:
             error, bug = str(problem), problem.__cause__
             pause_s = None if problem.is_final else pause_s
-        except BaseException as problem:  # on this process alone, between two phases
+        except BaseException as problem:  # on this process only, between two phases
             error, bug = phases.fail(problem), problem
         if bug is not None and not isinstance(bug, EXPECTED):
             phases.close({"saved": False, "again": False})
@@ -281,7 +281,7 @@ class Writer:
         )
 
     def _lead_on(self, attempt: Attempt, phases: Phases) -> bool:
-        """Report an attempt, on process 0, and decide whether there is another."""
+        """Report an attempt, on process 0; return whether there is another one."""
         if attempt.error is None:
             self.saved_step = attempt.step
             phases.close({"saved": True, "again": False})
@@ -298,7 +298,7 @@ class Writer:
         return goes_on
 
     def _pruned(self, attempt: Attempt) -> Attempt:
-        """Delete the older steps that are no longer kept."""
+        """Delete steps that are no longer kept; return the attempt with them added."""
         try:
             removed = self._store.prune(
                 self._retention,
@@ -312,10 +312,11 @@ class Writer:
 
 
 def _leave_executors() -> None:
-    """Let the program end although a store hangs.
+    """Let the program exit although a store hangs.
 
-    Orbax writes its metadata on threads of asyncio's executor. They are daemons, as the
-    thread that started them, but Python waits at its end for every executor.
+    Orbax writes its metadata on threads of asyncio's executor. These threads are
+    daemons, like the thread that started them, but Python waits for every executor at
+    exit.
     """
     queues: Any = concurrent.futures.thread._threads_queues
     for thread in [*queues]:
@@ -324,5 +325,5 @@ def _leave_executors() -> None:
 
 
 def _warn(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads stderr
+    with contextlib.suppress(OSError):  # stderr may be closed
         print(f"warning: {text}", file=sys.stderr, flush=True)

@@ -6,9 +6,9 @@
     90.rolled-back/           quarantined too: the run has gone back behind it
     owner.json                which start of the run may change the folder, see `fence`
 
-A step appears under its number by one rename, after everything in it is on the disk. It
-disappears by a rename too, before its files are deleted. So a process that is killed at
-any time leaves steps that are whole, and folders that are not called by a number.
+A step is committed by renaming its folder to its number, after all its files are synced
+to disk. Before its files are deleted, the folder is renamed again. So a process that is
+killed at any time leaves only complete steps, and folders whose name is not a number.
 """
 
 import contextlib
@@ -44,26 +44,26 @@ _NAME = re.compile(
     rf"|{re.escape(_UNFINISHED)}[0-9a-f]+)"
 )
 _REASON_FILE = "damaged.json"
-_MARGIN = 1.02  # of the arrays' bytes: what the files around them take
+_MARGIN = 1.02  # free space needed over the arrays' bytes, for other files
 
 
 Kind = Literal["step", "quarantined", "unfinished"]
 
 
 class Store:
-    """The folder; one process of a run changes it, all may read."""
+    """The folder of steps: one process of a run changes it, all may read it."""
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
-        """Name the folder; it need not exist. Local paths may be relative.
+        """Store the path of the folder, which need not exist and may be relative.
 
         Raises:
-          ValueError: it is a URL of a kind that no installed library opens.
+          ValueError: the path is a URL that no installed library can open.
         """
         self.directory = located(directory)
         self.fence = Fence(self.directory)
 
     def steps(self) -> list[int]:
-        """List the steps that were committed, oldest first, damaged or not."""
+        """List the committed steps, including damaged ones, in increasing order."""
         if not self.directory.exists():
             return []
         names = [path.name for path in self.directory.iterdir()]
@@ -74,27 +74,27 @@ class Store:
         return self.directory / str(step)
 
     def manifest(self, step: int) -> Manifest:
-        """Read what a step says about itself.
+        """Read the manifest of a step.
 
         Raises:
-          DamagedError: it is missing or not what was written.
-          ValueError: a newer version of mjax wrote it.
+          DamagedError: the manifest is missing, or is not what was written.
+          ValueError: a newer version of mjax wrote the manifest.
         """
         return manifest_in(self.path(step))
 
     # ------------------------------------------------------------------------- writing
 
     def begin(self, step: int, num_bytes: int) -> epath.Path:
-        """Make the folder in which a step is written.
+        """Create the unfinished folder that a step is written to.
 
         Unfinished folders of earlier attempts and dead processes are deleted first.
 
         Args:
           step: step to save.
-          num_bytes: number of bytes of all arrays.
+          num_bytes: bytes of all arrays.
         Raises:
-          OSError: the folder cannot be written, or has no space for so many bytes.
-          TakenOverError: another start of the run has the folder now.
+          OSError: the folder cannot be written, or has too little space.
+          TakenOverError: another start of the run now owns the folder.
         """
         self.fence.check()
         self.directory.mkdir(parents=True, exist_ok=True)
@@ -105,25 +105,25 @@ class Store:
         return path
 
     def commit(self, unfinished: epath.Path, step: int) -> None:
-        """Let a complete folder appear under its number.
+        """Rename a complete folder to its step number.
 
         Raises:
-          OSError: it cannot be renamed.
-          TakenOverError: another start of the run has the folder now.
+          OSError: the folder cannot be renamed.
+          TakenOverError: another start of the run now owns the folder.
         """
         _sync_tree(unfinished)
         self.fence.check()
         target = self.path(step)
-        if target.exists():  # useless, or the run would have continued from it
+        if target.exists():  # unusable, or the run would have resumed from it
             self.quarantine(step, "another save of this step has taken its place")
         unfinished.rename(target)
         _sync(self.directory)
 
     def clean(self) -> None:
-        """Delete what is unfinished.
+        """Delete unfinished folders.
 
         Raises:
-          OSError: it cannot be deleted.
+          OSError: a folder cannot be deleted.
         """
         if self.directory.exists():
             for path in self.directory.iterdir():
@@ -134,7 +134,7 @@ class Store:
         """Delete a step.
 
         Raises:
-          OSError: it cannot be deleted.
+          OSError: the step cannot be deleted.
         """
         doomed = self.directory / f"{step}{_UNFINISHED}{secrets.token_hex(4)}"
         self.path(step).rename(doomed)
@@ -148,18 +148,18 @@ class Store:
         refused: Container[tuple[int, str]] = (),
         held: Collection[int] = (),
     ) -> list[int]:
-        """Delete the good steps that no rule keeps; return them.
+        """Delete the good steps that no rule keeps; return the deleted steps.
 
-        The rules ignore damaged and refused steps, and folders that hold another step
-        than their name says; these stay.
+        Damaged and refused steps, and folders that hold another step than their name
+        says, stay and do not count for the rules.
 
         Args:
-          retention: the rules.
-          newest: the step that was committed last; it stays whatever its number.
-          refused: (step, save id) of what may not be restored.
-          held: steps that stay for now, as while they are uploaded.
+          retention: rules for keeping steps.
+          newest: step that was committed last; it is kept whatever its number.
+          refused: (step, save id) of steps that must not be restored.
+          held: steps to keep for now, for example while they are uploaded.
         Raises:
-          OSError: one cannot be deleted.
+          OSError: a step cannot be deleted.
         """
         good: dict[int, float | None] = {}
         for step in self.steps():
@@ -175,27 +175,28 @@ class Store:
     def quarantine(
         self, step: int, reason: str, *, is_damaged: bool = True
     ) -> epath.Path:
-        """Give a step another name, with the reason inside; delete nothing.
+        """Rename a step, and write the reason into its folder; return the new path.
 
-        If the step is a link, only the link is renamed.
+        Nothing is deleted. If the step is a link, only the link is renamed.
 
         Args:
           step: step that must not be restored.
-          reason: why.
-          is_damaged: False: the step is intact, but the run goes back to an older one.
+          reason: why it must not be restored.
+          is_damaged: whether the step is damaged; if not, the run goes back to an older
+            step.
         Raises:
-          OSError: it cannot be renamed, as on a store that is read-only.
+          OSError: the step cannot be renamed, for example in a read-only folder.
         """
         aside = self._free(f"{step}.{'damaged' if is_damaged else 'rolled-back'}")
         self.path(step).rename(aside)
         record = {"step": step, "reason": reason, "time": time.strftime("%FT%T%z")}
         if not _is_link(aside):
-            with contextlib.suppress(OSError):  # the name tells the most important part
+            with contextlib.suppress(OSError):  # the new name already tells the state
                 (aside / _REASON_FILE).write_text(json.dumps(record, indent=1) + "\n")
         return aside
 
     def quarantined(self) -> dict[str, str]:
-        """Return the folders that were quarantined, by name, with the reason."""
+        """Return name of a quarantined folder -> the reason."""
         found = {}
         if self.directory.exists():
             for path in self.directory.iterdir():
@@ -204,7 +205,7 @@ class Store:
         return dict(sorted(found.items()))
 
     def unfinished(self) -> list[str]:
-        """Return the names of folders that are being written, or were left."""
+        """Return the names of unfinished folders, being written or left over."""
         if not self.directory.exists():
             return []
         names = [path.name for path in self.directory.iterdir()]
@@ -230,7 +231,7 @@ class Store:
 
 
 def kind_of(name: str) -> Kind | None:
-    """Say what a folder of this name is; None: it is not of this store."""
+    """Return the kind of a folder by its name; None if it is not of a store."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -241,9 +242,9 @@ def kind_of(name: str) -> Kind | None:
 
 
 def manifest_in(step_dir: epath.Path) -> Manifest:
-    """Read checkpoint.json of a folder; raises as `Store.manifest`.
+    """Read checkpoint.json of a folder; errors as in `Store.manifest`.
 
-    A folder that is called by a number must hold that step.
+    A folder whose name is a number must hold that step.
     """
     where = f"{step_dir.name}/{MAIN_FILE}"
     manifest = read_manifest(read_file(step_dir / MAIN_FILE), where)
@@ -256,11 +257,11 @@ def manifest_in(step_dir: epath.Path) -> Manifest:
 
 
 def pieces_in(step_dir: epath.Path, manifest: Manifest) -> Pieces:
-    """Read the list of the pieces of all processes; of the arrays, nothing.
+    """Read the lists of the pieces of all processes, without reading arrays.
 
     Raises:
       DamagedError: a file is missing or not what was written, or pieces are missing.
-      ValueError: a newer version of mjax wrote them.
+      ValueError: a newer version of mjax wrote the files.
     """
     found: Pieces = {name: [] for name in manifest.leaves}
     for part in range(len(manifest.part_sums)):
@@ -271,7 +272,7 @@ def pieces_in(step_dir: epath.Path, manifest: Manifest) -> Pieces:
 
 
 def pieces_of(step_dir: epath.Path, manifest: Manifest, part: int) -> Pieces:
-    """Read the list of the pieces of one process; raises as `pieces_in`."""
+    """Read the list of the pieces of process `part`; errors as in `pieces_in`."""
     where = f"{step_dir.name}/{part_name(part)}"
     text = read_file(step_dir / part_name(part))
     if text_crc32c(text) != manifest.part_sums[part]:
@@ -286,8 +287,8 @@ def read_file(path: epath.Path) -> str:
     """Read a text file of a step.
 
     Raises:
-      DamagedError: it is missing, a folder, or no text.
-      RuntimeError: the store does not answer; nothing is known of the file.
+      DamagedError: the file is missing, is a folder, or is not text.
+      RuntimeError: the store does not answer; the file may be intact.
     """
     where = f"{path.parent.name}/{path.name}"
     try:
@@ -303,27 +304,27 @@ def read_file(path: epath.Path) -> str:
 
 
 def write_file(path: epath.Path, text: str) -> None:
-    """Write a text file and bring it to the disk.
+    """Write a text file and sync it to disk.
 
     Raises:
-      OSError: the store refuses.
+      OSError: the file cannot be written.
     """
     path.write_text(text)
     _sync(path)
 
 
 def located(path: str | os.PathLike[str]) -> epath.Path:
-    """Return a local path as an absolute one, a URL as it is.
+    """Return a local path as an absolute path, and a URL unchanged.
 
     Raises:
-      ValueError: it is a URL of a kind that no installed library opens.
+      ValueError: the path is a URL that no installed library can open.
     """
     text = os.fspath(path)
     if "://" not in text:
         return epath.Path(text).absolute()
     try:
         found = epath.Path(text)
-        found.exists()  # which imports the library for this kind
+        found.exists()  # imports the library for this kind of URL
     except (ImportError, KeyError) as error:
         needed = f"{error}" if isinstance(error, ImportError) else "unknown kind of URL"
         raise ValueError(
@@ -348,7 +349,7 @@ def _is_link(path: epath.Path) -> bool:
 
 
 def delete(path: epath.Path) -> None:
-    """Delete a folder; of a link, or of a file in its place, only the name."""
+    """Delete a folder; if it is a link or a file, delete only that."""
     if _is_link(path) or not path.is_dir():
         path.unlink()
     else:
@@ -356,7 +357,7 @@ def delete(path: epath.Path) -> None:
 
 
 def _sync_tree(folder: epath.Path) -> None:
-    """Bring a folder to the disk: Orbax leaves its metadata to the system."""
+    """Sync all files of a folder to disk, because Orbax does not sync its metadata."""
     if "://" not in str(folder):
         for path, _, files in os.walk(folder, topdown=False):
             for name in files:
@@ -365,9 +366,9 @@ def _sync_tree(folder: epath.Path) -> None:
 
 
 def _sync(path: epath.Path) -> None:
-    """Bring a local file or the names in a local folder to the disk."""
+    """Sync a local file, or the names in a local folder, to disk."""
     if "://" in str(path):
-        return  # an object is durable once it is written
+        return  # an object is durable once it has been written
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

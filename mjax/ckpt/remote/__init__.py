@@ -1,1 +1,1 @@
-"""Saved steps in an object store, beside those of the work dir."""
+"""Copies of saved steps in an object store."""

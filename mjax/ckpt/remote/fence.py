@@ -1,8 +1,8 @@
-"""Only the latest start of a run may write below a URL.
+"""Let only the latest start of a run write below a URL.
 
-This is `mjax.ckpt.fence` for an object store. The store replaces the name of the owner
-only if it is still the version that was read. So if two starts claim the URL at the
-same time, the second one sees the first.
+This is `mjax.ckpt.fence` for an object store. A start replaces the owner's name only if
+the object still has the version that the start has read. So if two starts claim the URL
+at the same time, the second one sees the first.
 """
 
 import dataclasses
@@ -24,13 +24,13 @@ _TRIES = 5
 
 
 class RemoteFence:
-    """The fence around one URL, on process 0."""
+    """The fence of one URL, on process 0."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Name the store; without a claim nothing is refused."""
+        """Keep the store; until `claim` nothing is refused."""
         self._store, self._owner = store, ""
         self.problem: str | None = None
-        """The start that has taken over, if this process has seen one."""
+        """Text that names the start that has taken over; None if none was seen."""
 
     @property
     def is_claimed(self) -> bool:
@@ -38,14 +38,14 @@ class RemoteFence:
         return bool(self._owner)
 
     def claim(self, launch: str, generation: int) -> None:
-        """Own the URL from now on.
+        """Make this start the owner of the URL.
 
         Args:
-          launch: launch that started this process; empty: a person started it.
+          launch: id of the launch that started this process; "" if there is none.
           generation: generation of the launch.
         Raises:
-          TakenOverError: a later generation of the same launch owns it.
-          RuntimeError: several starts claim it again and again.
+          TakenOverError: a later generation of the same launch owns the URL.
+          RuntimeError: other starts claim the URL again and again.
         """
         ours = new_owner(launch, generation)
         text = (json.dumps(dataclasses.asdict(ours)) + "\n").encode()
@@ -55,7 +55,7 @@ class RemoteFence:
                 self._refuse(found)
             try:
                 self._store.write(OWNER_FILE, text, expected=version)
-            except ConflictError:  # another start claims it, or an answer was lost
+            except ConflictError:  # another start claims the URL, or an answer was lost
                 if self._read()[0] != ours:
                     continue
             self._owner = ours.owner
@@ -69,12 +69,12 @@ class RemoteFence:
         """Check that this start still owns the URL.
 
         Raises:
-          TakenOverError: another start owns it.
+          TakenOverError: another start owns the URL.
         """
         if not self._owner:
             return
         found, _ = self._read()
-        # A missing file was deleted: there is no other owner.
+        # If the object is missing, it was deleted, so there is no owner.
         if found is not None and found.owner != self._owner:
             self._refuse(found)
 

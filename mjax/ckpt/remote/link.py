@@ -1,7 +1,8 @@
 """The object store of a run, as `manager` uses it.
 
-Input: the flags of --ckpt.remote and the steps of the work dir. Output: the same steps
-in the store (`uploader`), or a newer one of it in the work dir (`source`).
+Input: the --ckpt.remote flags, and the steps of the work dir. Output: the same steps in
+the object store (`uploader`); or a newer step of the object store in the work dir
+(`source`).
 """
 
 import dataclasses
@@ -29,16 +30,16 @@ _PATIENCE_S = 20
 
 
 def opened(url: str, flag: str = FLAG) -> ObjectStore:
-    """Open the store of a URL; nothing is contacted.
+    """Return the object store of a URL; this makes no request.
 
     Raises:
-      ValueError: it is no such URL, or the library is not installed.
+      ValueError: the URL is not that of an object store, or obstore is not installed.
     """
     return open_store(address.parse(url, flag), flag, patience_s=_PATIENCE_S)
 
 
 class Link:
-    """The store of one run; every process makes the same calls in the same order."""
+    """The object store of one run; all processes make the same calls in order."""
 
     def __init__(
         self,
@@ -48,16 +49,16 @@ class Link:
         agreement: Agreement,
         unfit: Unfit,
     ) -> None:
-        """Open the store; nothing is contacted. Other arguments as for `Recovery`.
+        """Open the store; this makes no request.
 
         Args:
-          config: with `remote`.
+          config: config in which `remote` is set.
           local: steps of the work dir.
           journal: journal of the run.
           agreement: agreement of the training threads.
-          unfit: decides which steps the run must not use.
+          unfit: function that decides which steps the run must not use.
         Raises:
-          ValueError: the library is not installed.
+          ValueError: obstore is not installed.
         """
         assert config.remote is not None
         self._config, self._local, self._journal = config, local, journal
@@ -67,15 +68,15 @@ class Link:
         self._source = Source(self._remote, local, journal, agreement, unfit, outer)
         self._uploader: Uploader | None = None
         self.fence = RemoteFence(self._remote.store)
-        """Of this start; its problem is told by the next save that is due."""
+        """Fence of this start; the next save that is due reports its problem."""
         self.last_start = 0
-        """The largest number of a start in the store when it was claimed."""
+        """The largest start number in the store when it was claimed."""
         self._restored_step: int | None = None
 
     # ----------------------------------------------------------------------- restoring
 
     def check_empty(self) -> str:
-        """Refuse a store that has steps, for a run that begins anew; on process 0."""
+        """Refuse a store that has steps, for a run from scratch; on process 0."""
         self._source.look()
         if self._source.is_away:
             raise RuntimeError(
@@ -90,10 +91,10 @@ class Link:
         return ""
 
     def newest(self) -> Manifest | None:
-        """Return what the newest step there says, if it is newer than the work dir's.
+        """Return the newest step's manifest, if the step is newer than local ones.
 
         Raises:
-          ValueError, RuntimeError: as `Source.look` and `Source.newest`.
+          ValueError, RuntimeError: as in `Source.look` and `Source.newest`.
         """
 
         def find() -> str:
@@ -106,15 +107,15 @@ class Link:
 
     @property
     def branch_step(self) -> int | None:
-        """The step that was fetched, if its branch is newer than the work dir's."""
+        """The fetched step, if its branch is newer than that of the work dir."""
         return self._source.branch_step
 
     def fetch(self) -> bool:
-        """Bring that step into the work dir; see `Source.fetch`."""
+        """Copy the newest step into the work dir; see `Source.fetch`."""
         return self._source.fetch()
 
     def check_lost(self) -> None:
-        """Refuse to begin at step 0 if the store has steps; see `Source.check_lost`."""
+        """Refuse to begin at step 0 if steps were skipped; see `Source.check_lost`."""
 
         def check() -> str:
             self._source.check_lost()
@@ -125,10 +126,10 @@ class Link:
     def described(
         self, restored: Restored | None, put_aside: Sequence[str]
     ) -> Restored | None:
-        """Add to what was restored where it came from, and what was passed over.
+        """Add the object store to a restored state's source and skipped steps.
 
         Raises:
-          LostError: nothing was restored, and all steps there were passed over.
+          LostError: nothing was restored, and all steps of the store were skipped.
         """
         self._restored_step = 0 if restored is None else restored.step
         if restored is None:
@@ -143,19 +144,19 @@ class Link:
     # ----------------------------------------------------------------------- uploading
 
     def start(self, launch: str, generation: int) -> None:
-        """Claim the store, and begin to upload; arguments as for `Fence.claim`.
+        """Claim the store, and start uploading; arguments as in `Fence.claim`.
 
-        A store that does not answer is claimed when it does. Its steps above the one
-        that was restored are then put aside: the run has left their branch.
+        A store that does not answer is claimed as soon as it does. Its steps above the
+        restored one are then put aside, because the run has left their branch.
 
         Raises:
-          RuntimeError: a later start has claimed it.
-          ValueError: it refuses, or holds the steps of another run.
+          RuntimeError: a later start has claimed the store.
+          ValueError: the store refuses access, or holds the steps of another run.
         """
 
         def claim() -> None:
             if not self.fence.is_claimed:
-                self._source.check_own()  # `look` saw nothing if the store was away
+                self._source.check_own()  # `look` may have got no answer
                 ids = [commit.save_id for _, commit in self._remote.commits()]
                 self.last_start = max(map(start_of, ids), default=0)
                 self.fence.claim(launch, generation)
@@ -163,11 +164,11 @@ class Link:
 
         def act() -> str:
             if self._source.is_away:
-                return ""  # the thread tries, and tells; training does not wait for it
+                return ""  # the uploader retries and reports; training does not wait
             try:
                 claim()
             except UnavailableError:
-                return ""  # the thread tries again, and tells
+                return ""  # the uploader retries and reports
             return ""
 
         self._agreement.decide(act)
@@ -186,15 +187,15 @@ class Link:
         return set() if self._uploader is None else self._uploader.held()
 
     def notify(self) -> None:
-        """Tell that a step was saved in the work dir."""
+        """Tell the uploader that a step was saved in the work dir."""
         if self._uploader is not None:
             self._uploader.notify()
 
     def uploads(self) -> list[Upload]:
-        """Return how uploads went since the last call; empty but on process 0.
+        """Return outcomes of uploads since the last call; empty except on process 0.
 
         Raises:
-          RuntimeError: the thread has died.
+          RuntimeError: the uploader's thread has failed.
         """
         found: list[Upload] = []
         if self._uploader is not None:
@@ -207,10 +208,10 @@ class Link:
         return found
 
     def finish(self, stopped_s: Callable[[], float | None]) -> str:
-        """Wait for the uploads; say what is missing, or "".
+        """Wait for the uploads; return a text on what is missing, or "".
 
         Args:
-          stopped_s: as for `wait_for_uploads`.
+          stopped_s: as in `wait_for_uploads`.
         """
         uploader = self._uploader
         if uploader is None:
@@ -225,7 +226,7 @@ class Link:
         )
 
     def _missing(self, uploader: Uploader, why: str) -> str:
-        """Say which steps are not in the store; "": none, as `why` is empty."""
+        """Return a text on which steps are not in the store; "" if `why` is empty."""
         folder, damage = self._local.directory, uploader.damage
         if damage is not None and not why:
             return (
@@ -245,6 +246,6 @@ class Link:
         )
 
     def close(self) -> None:
-        """Stop to upload; what is not there yet stays in the work dir."""
+        """Stop uploading; steps that are not uploaded yet stay in the work dir."""
         if self._uploader is not None:
             self._uploader.close()

@@ -1,7 +1,8 @@
-"""The steps at a URL, for `python -m mjax.ckpt ls|show|verify|fetch URL`.
+"""List and read the steps at a URL, for `python -m mjax.ckpt COMMAND URL`.
 
 A URL is the --ckpt.remote of a run, or one step below it, `URL/120`. Nothing is changed
-there. No journal is read, so steps count as they are in the store.
+there. Without the journal of the run, only the object store determines the state of a
+step.
 """
 
 import dataclasses
@@ -20,30 +21,31 @@ _PATIENCE_S = 20
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RemoteEntry:
-    """A step as a listing shows it."""
+    """One step of a listing."""
 
     name: str
-    """Its number; with its save id where it was put aside."""
+    """The step's number, followed by its save id if the step was put aside."""
     state: Literal["good", "damaged", "newer", "quarantined"]
-    """State according to commit and checkpoint.json; the arrays were not read."""
+    """State according to the commit and checkpoint.json; the arrays were not read."""
     reason: str | None = None
-    """Why it is not good."""
+    """Why the step is not good; None if it is."""
     num_bytes: int | None = None
-    """Bytes of all arrays; None, here and below, if there is no manifest."""
+    """Bytes of all arrays. This field and those below are None without a manifest."""
     num_leaves: int | None = None
     eval_loss: float | None = None
     written_at: float | None = None
-    """When it was committed, by the clock of the store: seconds since 1970."""
+    """Time of the commit in seconds since 1970, by the store's clock."""
 
 
 def find(url: str) -> tuple[RemoteSteps, int | None]:
-    """Open a URL; return its steps, and the one that it names, if it does.
+    """Open a URL; return its steps, and the step that the URL names, or None.
 
-    A URL whose last part is a number names a run if it has steps of its own.
+    A URL that ends in a number names a run, not a step, if steps exist below it.
 
     Raises:
-      ValueError: it is no URL, or the library is not installed; or the store refuses.
-      UnavailableError: it does not answer.
+      ValueError: the URL is invalid, obstore is not installed, or the store refuses
+        access.
+      UnavailableError: the store does not answer.
     """
     place = address.parse(url, "PATH")
     above, _, last = place.prefix.rpartition("/")
@@ -58,10 +60,14 @@ def _open(place: address.Address) -> RemoteSteps:
 
 
 def choose(remote: RemoteSteps, only: int | None, step: int | None) -> list[int]:
-    """Return the steps that are meant, oldest first.
+    """Return the selected steps, oldest first.
 
+    Args:
+      remote: steps of the URL.
+      only: step that the URL names; None if it names a run.
+      step: --step; None selects all steps.
     Raises:
-      ValueError: there is none, or not this one.
+      ValueError: there is no step, or not the selected one.
     """
     steps, wanted = remote.steps(), step if only is None else only
     if not steps:
@@ -77,10 +83,10 @@ def choose(remote: RemoteSteps, only: int | None, step: int | None) -> list[int]
 
 
 def entries(remote: RemoteSteps, only: int | None) -> list[RemoteEntry]:
-    """List the steps by their commits, then what was put aside.
+    """List the steps from their commits, then the steps that were put aside.
 
     Raises:
-      ValueError: there is nothing at all, or not the one that the URL names.
+      ValueError: there is no step of any kind, or not the one that the URL names.
     """
     aside = {} if only is not None else remote.aside()
     steps = remote.steps() if aside else choose(remote, only, None)
@@ -111,18 +117,18 @@ def _entry(remote: RemoteSteps, step: int) -> RemoteEntry:
 
 
 def described(remote: RemoteSteps, step: int) -> tuple[Commit, Manifest]:
-    """Return the commit of a step and what the step says about itself.
+    """Return the commit and the manifest of a step.
 
     Raises:
-      DamagedError: one is missing, or not what was written.
-      ValueError: a newer version of mjax wrote it.
+      DamagedError: one of them is missing, or is not what was written.
+      ValueError: a newer version of mjax wrote the step.
     """
     commit = remote.commit(step)
     return commit, remote.manifest(commit)
 
 
 def verify(remote: RemoteSteps, step: int) -> int:
-    """Read every file of a step, compare it with its SHA-256, and count the bytes.
+    """Check the SHA-256 of every file of a step; return the number of bytes.
 
     Raises:
       DamagedError: a file is missing or differs.
@@ -134,12 +140,12 @@ def verify(remote: RemoteSteps, step: int) -> int:
 
 
 def fetch(remote: RemoteSteps, step: int, out: Store) -> Commit:
-    """Copy a step into a folder of checkpoints, compared with its SHA-256.
+    """Copy a step to a folder of checkpoints, and check the files' SHA-256.
 
     Raises:
-      DamagedError: a file is missing or differs; the folder is as before.
-      ValueError: the folder has this step.
-      OSError: it cannot be written.
+      DamagedError: a file is missing or differs; the folder did not change.
+      ValueError: the folder already has this step.
+      OSError: the folder cannot be written.
     """
     if step in out.steps():
         raise ValueError(f"{out.path(step)} exists; give another folder")

@@ -1,8 +1,8 @@
 """Compare a step of the work dir with its checksums before it is uploaded.
 
 Input: the folder of a committed step. Output: nothing, or an error that names the part
-that differs. The processes divide the pieces as they divide the files (`transfer`): a
-piece is read by the process that wrote it.
+that differs. Each process reads the pieces that it wrote, as it uploads the files that
+it wrote (`transfer`).
 """
 
 from etils import epath
@@ -20,14 +20,14 @@ def check(step_dir: epath.Path, save_id: str, rank: int, num_processes: int) -> 
 
     Args:
       step_dir: folder of the step.
-      save_id: save that the folder must hold.
+      save_id: id of the save that the folder must hold.
       rank: rank of this process.
       num_processes: number of processes. If more processes wrote the step, their pieces
         are distributed round-robin.
     Raises:
       DamagedError: a file is missing, or differs from what was saved.
-      OSError: the folder holds another save of the step by now.
-      RuntimeError: the disk does not answer; nothing is known of the step.
+      OSError: the folder now holds another save of the step.
+      RuntimeError: the disk does not answer, so the step could not be checked.
     """
     manifest = manifest_in(step_dir)
     if manifest.save_id != save_id:

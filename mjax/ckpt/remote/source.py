@@ -1,13 +1,14 @@
-"""Bring the newest step of an object store into the work dir, if it is newer.
+"""Copy the newest step of an object store into the work dir, if it is newer.
 
-Input: the steps there, and those of the work dir. Output: the step as a folder of the
-work dir, in the files that were saved, each compared with its SHA-256; it is then
-restored like any other. A step with a missing or changed object is skipped with a
-message, and the previous one is used. All processes download, each about as many bytes.
+Input: the steps of the object store, and those of the work dir. Output: the step as a
+folder in the work dir, whose files match their SHA-256; it is then restored like any
+other step. A step with a missing or changed object is skipped with a message, and the
+previous step is used. All processes download about as many bytes each.
 
-The newest step is that of the newest branch (`journal.age_of`), not the one with the
-highest number: a run that fell back while the store did not answer, or on another
-machine, has left the higher steps of the earlier branch. They are put aside.
+The newest step is the last one of the newest branch (`journal.age_of`), not the one
+with the highest number. A run may resume from an older step while the store does not
+answer, or on another machine. It then leaves the higher steps of the earlier branch,
+which are put aside.
 """
 
 import contextlib
@@ -44,16 +45,16 @@ _DAMAGED, _FETCHED = "damaged", "fetched"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Order:
-    """The step that all processes download."""
+    """The step that process 0 orders all processes to download."""
 
     commit: Commit
     folder: str
     is_newer_branch: bool
-    """Whether a later start than those of all local steps saved it."""
+    """Whether the start that saved the step is later than those of all local steps."""
 
 
 class Source:
-    """The object store as a source of steps; every process makes the same calls."""
+    """The object store as a source of steps; all processes make the same calls."""
 
     def __init__(
         self,
@@ -64,40 +65,42 @@ class Source:
         unfit: Unfit,
         outer: Sequence[ObjectStore],
     ) -> None:
-        """Look nowhere yet; other arguments as for `Recovery`.
+        """Store the arguments; this makes no request.
 
         Args:
-          remote: steps of the run.
+          remote: steps of the run in the object store.
           local: steps of the work dir.
           journal: journal of the run.
           agreement: agreement of the training threads.
-          unfit: decides which steps the run must not use.
-          outer: see `outer_urls`.
+          unfit: function that decides which steps the run must not use.
+          outer: stores of the URLs that `outer_urls` returns.
         """
         self._outer = outer
         self._remote, self._local, self._journal = remote, local, journal
         self._agreement, self._unfit = agreement, unfit
         self.is_away = False
-        """Whether the store did not answer at the start, on process 0."""
+        """On process 0, whether the store did not answer in `look`."""
         self._refused: dict[int, tuple[Commit | None, str]] = {}
         self._listed: dict[int, Commit | str] = {}
         self.fetched: dict[int, Commit] = {}
-        """Steps that were downloaded into the work dir."""
+        """Step that was downloaded into the work dir -> its commit."""
         self.branch_step: int | None = None
-        """The last of them that is of a newer branch than the work dir."""
+        """The last fetched step whose branch is newer than that of the work dir."""
         self.left_branch: list[str] = []
-        """Steps of the work dir whose branch was left, and why; on process 0."""
+        """On process 0, one text per local step whose branch was left, with the
+        reason."""
 
     def look(self) -> None:
-        """See that the store may be used by this run; on process 0.
+        """Check that this run may use the store; on process 0.
 
-        A small object is written and deleted: who may read may not always write. A
-        store that does not answer is an error only if the work dir has no step.
+        A small object is written and deleted, because permission to read does not imply
+        permission to write. A store that does not answer is an error only if the work
+        dir has no step.
 
         Raises:
-          ValueError: it refuses, holds the steps of another run, or is inside another
-            run's URL.
-          RuntimeError: it does not answer.
+          ValueError: the store refuses access, holds the steps of another run, or is
+            inside another run's URL.
+          RuntimeError: the store does not answer.
         """
         probe = f"probe-{secrets.token_hex(4)}"
         try:
@@ -118,11 +121,11 @@ class Source:
             )
 
     def check_own(self) -> None:
-        """Check that the newest step there, if any, may be of this run; on process 0.
+        """Check that this run can have saved the store's newest step; on process 0.
 
         Raises:
-          ValueError: another run saved it, or a newer version of mjax; or the URL is
-            inside that of another run.
+          ValueError: another run or a newer version of mjax saved the step, or the URL
+            is inside another run's URL.
           UnavailableError: the store does not answer.
         """
         self._check_outside()
@@ -132,9 +135,9 @@ class Source:
                 return
 
     def _check_outside(self) -> None:
-        """Refuse a URL among the objects of another run, which may delete them."""
+        """Refuse a URL among the objects of another run, which might delete them."""
         for outer in self._outer:
-            # Who may only use this URL may be refused above it.
+            # Credentials that are valid only for this URL are refused above it.
             with contextlib.suppress(MissingError, RefusedError):
                 outer.find(OWNER_FILE)
                 raise ValueError(
@@ -144,13 +147,13 @@ class Source:
                 )
 
     def newest(self) -> tuple[Commit, Manifest] | None:
-        """Return the newest step there, if it is newer than all of the work dir.
+        """Return the store's newest step if it is newer than all local steps.
 
-        On process 0. Steps that are damaged, or that the run must not use, are passed
-        over.
+        Call this on process 0. Steps that are damaged, or that the run must not use,
+        are skipped.
 
         Raises:
-          ValueError: another run saved it, or a newer version of mjax.
+          ValueError: another run or a newer version of mjax saved the step.
           RuntimeError: the store does not answer.
         """
         if self.is_away:
@@ -164,7 +167,7 @@ class Source:
                     return None
                 if step in self._refused:
                     continue
-                if step in self.fetched:  # and the restore has put it aside
+                if step in self.fetched:  # the restore has put it aside
                     why = "it has the bytes that were uploaded, but is damaged"
                     self._refused[step] = (self.fetched[step], why)
                     continue
@@ -177,10 +180,10 @@ class Source:
         return None
 
     def _newest_first(self, *, above: int) -> list[Commit]:
-        """Return the commits there, those of the newest branch first.
+        """Return the commits of the store, those of the newest branch first.
 
-        They are read once. Commits that cannot be read are refused if their step is
-        higher than all local ones.
+        The store is read once. A commit that cannot be read is refused if its step is
+        higher than all local steps.
         """
         if not self._listed:
             self._listed = dict(self._remote.commits_and_damage())
@@ -203,10 +206,10 @@ class Source:
         return commit, manifest
 
     def fetch(self) -> bool:
-        """Bring the newest usable step into the work dir; say whether one was brought.
+        """Copy the newest usable step to the work dir; return whether one was copied.
 
         Raises:
-          ValueError, RuntimeError: as `newest`; or the work dir has no space.
+          ValueError, RuntimeError: as in `newest`; or the work dir has no space.
         """
         while text := self._agreement.decide(self._begin):
             order: _Order = checked_json.read(text, _Order)
@@ -234,7 +237,7 @@ class Source:
         return json.dumps(dataclasses.asdict(order))
 
     def _download(self, order: _Order) -> tuple[str, str]:
-        """Download the share of this process; return damage and trouble."""
+        """Download this process's files; return texts of damage and of other errors."""
         rank, num = self._agreement.rank, self._agreement.num
         names = transfer.spread(order.commit.files, rank, num)
         try:
@@ -246,7 +249,7 @@ class Source:
         return "", ""
 
     def _end(self, order: _Order, answers: list[str]) -> str:
-        """Let the step appear in the work dir, or delete what was downloaded."""
+        """Commit the downloaded step in the work dir, or delete it."""
         folder, commit = epath.Path(order.folder), order.commit
         found = [json.loads(text) for text in answers]
         trouble = next((trouble for _, trouble in found if trouble), "")
@@ -254,12 +257,12 @@ class Source:
         try:
             if not (trouble or damage):
                 pieces_in(folder, manifest_in(folder))
-                self._leave_branch(commit.step)  # first: a kill would let them win
+                self._leave_branch(commit.step)  # first: after a kill they would win
                 self._local.commit(folder, commit.step)
                 return _FETCHED
         except DamagedError as error:
             damage = f"{self._remote.url}: {error}"
-        except OSError as error:  # the disk is full, or fails
+        except OSError as error:  # the disk is full, or has failed
             trouble = in_words(error)
         delete(folder)
         if trouble:
@@ -270,7 +273,7 @@ class Source:
         return _DAMAGED
 
     def _leave_branch(self, step: int) -> None:
-        """Move the local steps above a newer one of the store out of its way."""
+        """Quarantine the local steps above a newer step of the store."""
         for old in [*self._local_steps()]:
             if old > step:
                 why = f"a later start went on from an older step, to step {step}"
@@ -278,10 +281,10 @@ class Source:
                 self.left_branch.append(f"{where}: {why}")
 
     def check_lost(self) -> None:
-        """Check that the run may begin at step 0, since no step is of use.
+        """Check that the run may begin at step 0 although no step is usable.
 
         Raises:
-          LostError: the store has steps, and all were passed over.
+          LostError: the store has steps, but all were skipped.
         """
         if found := self.refused():
             raise LostError(
@@ -291,24 +294,25 @@ class Source:
             )
 
     def refused(self) -> list[str]:
-        """Say which steps were passed over, and why; on process 0."""
+        """Return one text per skipped step, with the reason; on process 0."""
         return [
             f"step {step} of {self._remote.url}: {why}"
             for step, (_, why) in sorted(self._refused.items())
         ]
 
     def put_aside(self, restored_step: int | None) -> None:
-        """Note the steps that were passed over in the store; on process 0.
+        """Put aside, in the store, the steps that were skipped; on process 0.
 
-        The fence must be claimed. They would take the place of good ones otherwise.
+        Otherwise retention would keep them in place of good steps. The fence must be
+        claimed.
 
         Args:
-          restored_step: step from which this start goes on, 0 for a new run; steps
-            above it are of a branch that was left. None: nothing was restored yet.
+          restored_step: step from which this start continues, 0 for a new run; steps
+            above it are on a branch that was left. None if nothing was restored yet.
         """
         told = {*self._refused}
         commits = dict(self._remote.commits())
-        if self.is_away:  # nothing was passed over yet
+        if self.is_away:  # nothing was checked yet
             for commit in commits.values():
                 self._usable(commit)
             self.is_away = False
@@ -333,7 +337,7 @@ class Source:
             )
 
     def _local_steps(self) -> Mapping[int, Any]:
-        """Return the steps of the work dir whose manifests are good."""
+        """Return step -> manifest, for local steps whose manifests are good."""
         refused, found = self._journal.records().quarantined, {}
         for step in self._local.steps():
             with contextlib.suppress(DamagedError, ValueError):
@@ -344,7 +348,7 @@ class Source:
 
 
 def outer_urls(url: str, flag: str) -> list[str]:
-    """Return the URLs of runs whose objects would contain a URL, if they are runs.
+    """Return the URLs that would contain this URL if they were URLs of runs.
 
     `URL/steps/7` and `URL/7` are inside `URL`.
     """
@@ -358,5 +362,5 @@ def outer_urls(url: str, flag: str) -> list[str]:
 
 
 def _warn(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads stderr
+    with contextlib.suppress(OSError):  # stderr may be closed
         print(f"warning: {text}", file=sys.stderr, flush=True)

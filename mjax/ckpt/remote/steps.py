@@ -7,10 +7,10 @@
     steps/120/<save id>/state/...
     aside/120.<save id>.json             a commit that is not to be restored, and why
 
-Nothing is renamed, and no listing needs to be complete before a commit: a step exists
-if its commit does, and the commit names every file with its checksum. Objects of a step
-without a commit are left over from a process that died; they are deleted after the next
-upload. A step that is saved again has another save id, so its files never mix with
+A step exists if its commit exists, and the commit names every file with its checksum.
+So no object needs to be renamed, and no listing needs to be complete. Objects without a
+commit are left over from a process that died; they are deleted after the next upload.
+If a step is saved again, the new save has another save id, so its files never mix with
 those of the previous save.
 
 A step is complete in the work dir before it is copied to the store, so an unreachable
@@ -45,7 +45,7 @@ FOLDERS = _COMMITS, _STEPS, _ASIDE = "commits", "steps", "aside"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class File:
-    """A file of a step."""
+    """Size and checksum of a file of a step."""
 
     num_bytes: int
     sha256: str
@@ -54,14 +54,14 @@ class File:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Commit:
-    """The content of commits/<step>.json."""
+    """Content of commits/<step>.json."""
 
     step: int
     save_id: str
     files: Mapping[str, File]
-    """Files by the path in the folder of the step."""
+    """Path in the step's folder -> file."""
     eval_loss: float | None
-    """Loss for retention; None if the step was not evaluated."""
+    """Held-out loss, for retention; None if the step was not evaluated."""
 
     @property
     def num_bytes(self) -> int:
@@ -71,7 +71,7 @@ class Commit:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Aside:
-    """The content of aside/<step>.<save id>.json."""
+    """Content of aside/<step>.<save id>.json."""
 
     step: int
     save_id: str
@@ -81,11 +81,12 @@ class Aside:
 class RemoteSteps:
     """The steps below one URL.
 
-    All methods raise RefusedError and UnavailableError of `stores.objects`.
+    In addition to the errors that each method names, all methods raise RefusedError and
+    UnavailableError of `stores.objects`.
     """
 
     def __init__(self, store: ObjectStore) -> None:
-        """Name the store; nothing is contacted."""
+        """Keep the store; this makes no request."""
         self.store = store
 
     @property
@@ -94,7 +95,7 @@ class RemoteSteps:
         return self.store.url
 
     def steps(self) -> list[int]:
-        """List the steps that are committed, oldest first, damaged or not."""
+        """List the committed steps, including damaged ones, in increasing order."""
         names = [found.name for found in self.store.objects(_COMMITS)]
         stems = [name.removeprefix(f"{_COMMITS}/").split(".")[0] for name in names]
         return sorted(int(stem) for stem in stems if stem.isdecimal())
@@ -103,13 +104,13 @@ class RemoteSteps:
         """Read the commit of a step.
 
         Raises:
-          DamagedError: it is missing, not what was written, or of another step.
-          ValueError: a newer version of mjax wrote it.
+          DamagedError: the commit is missing, not what was written, or of another step.
+          ValueError: a newer version of mjax wrote the commit.
         """
         return self.commit_and_version(step)[0]
 
     def commit_and_version(self, step: int) -> tuple[Commit, Version]:
-        """Read the commit of a step, with the version of its object; as `commit`."""
+        """Read the commit of a step and its object's version; errors as in `commit`."""
         name = _commit_name(step)
         where = f"{self.url}/{name}"
         try:
@@ -129,11 +130,11 @@ class RemoteSteps:
         return f"{self._folder(commit.step, commit.save_id)}/{file}"
 
     def manifest(self, commit: Commit) -> Manifest:
-        """Read what a step says about itself, checked against its commit.
+        """Read the manifest of a step, and check it against the commit.
 
         Raises:
-          DamagedError: it is missing, or differs.
-          ValueError: a newer version of mjax wrote it.
+          DamagedError: the manifest is missing, or differs.
+          ValueError: a newer version of mjax wrote the manifest.
         """
         name = self.object_name(commit, MAIN_FILE)
         where = f"{self.url}/{name}"
@@ -146,13 +147,13 @@ class RemoteSteps:
         return found
 
     def written_at(self, step: int) -> float:
-        """Return when a step was committed, by the clock of the store, since 1970."""
+        """Return the time of a commit in seconds since 1970, by the store's clock."""
         return self.store.find(_commit_name(step)).modified_s
 
     # ------------------------------------------------------------------------- writing
 
     def missing(self, commit: Commit) -> str:
-        """Say which files are not there in their size; "" if all are."""
+        """Return a text on which files are missing or have a wrong size, or ""."""
         folder = self._folder(commit.step, commit.save_id)
         sizes = {o.name: o.num_bytes for o in self.store.objects(folder)}
         for file, expected in commit.files.items():
@@ -162,7 +163,7 @@ class RemoteSteps:
         return ""
 
     def write_commit(self, commit: Commit) -> None:
-        """Let a step whose files are all there exist, in place of an older save of it.
+        """Commit a step whose files are all uploaded; it replaces any older save.
 
         Raises:
           ConflictError: another process committed this step at the same time.
@@ -176,12 +177,12 @@ class RemoteSteps:
                 _commit_name(commit.step), text.encode(), expected=expected
             )
         except ConflictError:
-            # The answer to the same request may have been lost.
+            # The answer to an earlier attempt at this request may have been lost.
             if self.store.read(_commit_name(commit.step)) != text.encode():
                 raise
 
     def put_aside(self, commit: Commit, reason: str) -> str:
-        """Keep a step from being restored; its files stay. Return where it is noted."""
+        """Withdraw a step's commit, keeping its files; return the new object's URL."""
         name = f"{_ASIDE}/{commit.step}.{commit.save_id}.json"
         body = Aside(step=commit.step, save_id=commit.save_id, reason=reason)
         self.store.write(name, seal(dataclasses.asdict(body)).encode())
@@ -189,7 +190,7 @@ class RemoteSteps:
         return f"{self.url}/{name}"
 
     def aside(self) -> dict[tuple[int, str], str]:
-        """Return the steps that were put aside, as (step, save id), with the reason."""
+        """Return (step, save id) -> reason, for the steps that were put aside."""
         found = {}
         for entry in [*self.store.objects(_ASIDE)]:
             with contextlib.suppress(MissingError, DamagedError, UnicodeDecodeError):
@@ -199,13 +200,13 @@ class RemoteSteps:
         return found
 
     def prune(self, retention: Retention, *, newest: int) -> list[int]:
-        """Delete the steps that no rule keeps; return them.
+        """Delete the steps that no rule keeps; return the deleted steps.
 
-        Commits that cannot be read stay, and take no good one's place.
+        Commits that cannot be read stay, and do not count for the rules.
 
         Args:
-          retention: the rules.
-          newest: the step that was committed last; it stays whatever its number.
+          retention: rules for keeping steps.
+          newest: step that was committed last; it is kept whatever its number.
         """
         commits = dict(self.commits())
         losses = {step: commit.eval_loss for step, commit in commits.items()}
@@ -216,10 +217,10 @@ class RemoteSteps:
         return doomed
 
     def clean(self, keep: Collection[tuple[int, str]]) -> None:
-        """Delete the files of saves that have no commit, and were not put aside.
+        """Delete the files of saves without a commit, unless they were put aside.
 
         Args:
-          keep: (step, save id) of what is still to be uploaded.
+          keep: (step, save id) of saves to keep, because they are being uploaded.
         """
         kept = {(commit.step, commit.save_id) for _, commit in self.commits()}
         kept |= {*self.aside(), *keep}
@@ -229,22 +230,23 @@ class RemoteSteps:
                 continue
             for save_id in self.store.folders(f"{_STEPS}/{step}"):
                 number = int(step)
-                # A commit that cannot be read does not say which save it is of.
+                # A commit that cannot be read does not tell its save id; its step keeps
+                # all saves.
                 is_unknown = number in steps and all(s != number for s, _ in kept)
                 if (number, save_id) not in kept and not is_unknown:
                     self._delete_folder(self._folder(number, save_id))
 
     def commits(self) -> Iterator[tuple[int, Commit]]:
-        """Yield the commits that can be read, by step, lowest first."""
+        """Yield (step, commit) for readable commits, in increasing order."""
         for step in self.steps():
             with contextlib.suppress(DamagedError, ValueError):
                 yield step, self.commit(step)
 
     def commits_and_damage(self) -> Iterator[tuple[int, Commit | str]]:
-        """Yield each commit by step, lowest first, or how it is damaged.
+        """Yield (step, commit or text of its damage), in increasing order.
 
         Raises:
-          ValueError: a newer version of mjax wrote one.
+          ValueError: a newer version of mjax wrote a commit.
         """
         for step in self.steps():
             try:

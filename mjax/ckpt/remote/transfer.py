@@ -1,8 +1,8 @@
-"""Files of a step between a local folder and an object store, with their SHA-256.
+"""Copy the files of a step between a folder and an object store; check their SHA-256.
 
-Each process uploads the files that it has written, which are in its host's cache of
-files, and downloads its share of those that are missing. Memory is that of a few parts
-of one file (`stores.objects.CHUNK_BYTES`).
+Each process uploads the files that it wrote, because they are still in its host's page
+cache. For a download, the files are divided among the processes. Both need memory for
+only a few parts of one file (`stores.objects.CHUNK_BYTES` each).
 """
 
 import contextlib
@@ -17,14 +17,15 @@ from mjax.ckpt.remote.steps import Commit, File, RemoteSteps
 from mjax.stores.objects import ConflictError, MissingError
 
 _SHA256 = "sha256"
-# As `layout.part_dir`, which imports jax, and `manifest.part_name` name them.
+# Matches the files that one process wrote. The names are those of `manifest.part_name`
+# and of `layout.part_dir`, which would import jax.
 _OF_PROCESS = re.compile(r"state/ocdbt\.process_([0-9]+)/|pieces\.([0-9]+)\.json$")
 _TRIES = 2
-"""Downloads of a file that arrives changed, before the object counts as damaged."""
+"""Number of downloads with a wrong SHA-256 after which an object counts as damaged."""
 
 
 def files_of(folder: Path) -> list[str]:
-    """List the files of a step by their path in its folder."""
+    """Return the paths of all files of a step, relative to its folder and sorted."""
     found = [
         (Path(path) / name).relative_to(folder).as_posix()
         for path, _, names in os.walk(folder)
@@ -34,17 +35,17 @@ def files_of(folder: Path) -> list[str]:
 
 
 def share(files: Iterable[str], rank: int, num_processes: int) -> list[str]:
-    """Return the files that a process uploads: those that it has written.
+    """Return the files that a process must upload: those that it wrote.
 
-    Process 0 merged and committed the step, so it uploads files that belong to no
-    process. If more processes wrote the step than there are now, their files are
+    Process 0 merged and committed the step, so it uploads the files that belong to no
+    process. If more processes wrote the step than exist now, their files are
     distributed round-robin.
     """
     return [file for file in files if _writer(file) % num_processes == rank]
 
 
 def _writer(file: str) -> int:
-    """Return the process that has written a file of a step."""
+    """Return the rank of the process that wrote a file of a step."""
     found = _OF_PROCESS.match(file)
     return int(found[1] or found[2]) if found else 0
 
@@ -53,7 +54,7 @@ def hashed(path: Path) -> File:
     """Read a file and return its size and SHA-256.
 
     Raises:
-      OSError: it cannot be read.
+      OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, _SHA256)
@@ -61,7 +62,7 @@ def hashed(path: Path) -> File:
 
 
 def hashed_files(folder: Path, names: Iterable[str]) -> dict[str, File]:
-    """Return size and SHA-256 of files of a local step, by name; raises as `hashed`."""
+    """Return name -> size and SHA-256 of files of a local step; errors as `hashed`."""
     return {name: hashed(folder / name) for name in names}
 
 
@@ -72,17 +73,18 @@ def upload(
     folder: Path,
     files: Mapping[str, File],
 ) -> None:
-    """Copy files of a local step into the store; those that are there already stay.
+    """Copy files of a local step to the object store, except those already there.
 
-    An object carries the SHA-256 that was taken before the upload, and appears whole.
-    So an interrupted upload continues with the first missing file.
+    Each object is written atomically, with the SHA-256 of the file in its metadata. An
+    object with the same size and SHA-256 is not sent again, so an interrupted upload
+    continues with the first missing file.
 
     Args:
-      remote: the steps.
+      remote: steps of the object store.
       step: number of the step.
-      save_id: id of its save.
+      save_id: id of the step's save.
       folder: folder of the local step.
-      files: files to copy, see `hashed_files`.
+      files: files to copy, as `hashed_files` returns them.
     Raises:
       OSError: a file cannot be read, or the store does not answer.
     """
@@ -102,7 +104,7 @@ def upload(
 def download(
     remote: RemoteSteps, commit: Commit, folder: Path, names: Iterable[str]
 ) -> None:
-    """Copy files of a step from the store into a local folder, and compare them.
+    """Copy files of a step from the object store to a folder; check their SHA-256.
 
     Raises:
       DamagedError: an object is missing, or is not what was uploaded.
@@ -114,7 +116,7 @@ def download(
             target.parent.mkdir(parents=True, exist_ok=True)
             check(remote, commit, name, target)
         except OSError as error:
-            if error.errno is None:  # of the store, whose message is complete
+            if error.errno is None:  # from the store, with a complete message
                 raise
             raise OSError(
                 f"cannot write {target}: {error.strerror}; make room in "
@@ -125,15 +127,15 @@ def download(
 def check(
     remote: RemoteSteps, commit: Commit, name: str, target: Path | None = None
 ) -> None:
-    """Read a file of a step from the store and compare it with its SHA-256.
+    """Read a file of a step from the object store, and check its SHA-256.
 
     Args:
-      remote: the steps.
-      commit: commit of the step.
-      name: name of the file.
+      remote: steps of the object store.
+      commit: commit of the step, with the expected size and SHA-256.
+      name: path of the file in the step's folder.
       target: local file to write; None writes no file.
     Raises:
-      DamagedError, OSError: as `download`.
+      DamagedError, OSError: as in `download`.
     """
     expected = commit.files[name]
     where = f"{remote.url}/{remote.object_name(commit, name)}"
@@ -164,7 +166,7 @@ def _copy(remote: RemoteSteps, name: str, target: Path | None) -> File:
 
 
 def spread(files: Mapping[str, File], rank: int, num_processes: int) -> list[str]:
-    """Return the files that a process downloads: about as many bytes for each."""
+    """Return the files that a process must download; all get about as many bytes."""
     loads = [0] * num_processes
     chosen = []
     for name, file in sorted(files.items(), key=lambda item: -item[1].num_bytes):

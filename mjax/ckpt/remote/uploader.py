@@ -1,15 +1,15 @@
-"""The background thread of each process that copies saved steps into the store.
+"""Copy saved steps into the object store, in a background thread of each process.
 
-Input: steps that were committed in the work dir. Output: the same steps in the store.
-Process 0 chooses a step, the newest that is not there first; each process compares the
-pieces that it has written with their checksums and uploads its files; process 0
-compares what is there with what was sent, and writes the commit. The training thread
-only wakes the thread of process 0.
+Input: steps that were committed in the work dir. Output: the same steps in the object
+store. Process 0 chooses the newest step that is not in the store yet. Each process
+compares the pieces that it wrote with their checksums, and uploads the files that it
+wrote. Process 0 then checks the sizes of the uploaded objects and writes the commit.
+The training thread only wakes the thread of process 0.
 
-If anything fails, the step stays in the work dir, the reason is told once, and the
-newest step is tried again after 1, 2, 4, ... 60 seconds. What is there already is not
-sent again. While a step is being uploaded it is not deleted in the work dir; steps that
-retention deletes there before their turn came are left out, and so are damaged steps.
+If anything fails, the step stays in the work dir, the reason is reported once, and the
+newest step is tried again after 1, 2, 4, ... 60 seconds. Files that are already in the
+store are not sent again. The work dir does not delete a step while it is uploaded.
+Damaged steps, and steps that retention deletes before their turn, are not uploaded.
 """
 
 import contextlib
@@ -44,29 +44,30 @@ class Upload:
     step: int
     url: str
     error: str | None
-    """None: the step is in the store."""
+    """Why the upload failed; None if the step is in the store."""
     upload_s: float = 0.0
-    """Seconds of the last try."""
+    """Duration of the last try, in seconds."""
     num_bytes: int = 0
-    """Bytes of all files."""
+    """Bytes of all files of the step."""
     tries: int = 1
-    """Number of tries since the last step that was uploaded."""
+    """Number of tries since the last successful upload."""
     waited_s: float = 0.0
-    """Seconds since the first of them."""
+    """Seconds since the first of these tries failed; 0 if none did."""
     is_tried_again: bool = True
-    """After an error: False if the step is damaged, so another try is useless."""
+    """After an error, whether the upload is retried; it is not if the step is
+    damaged."""
     removed: tuple[int, ...] = ()
-    """Older steps that were deleted in the store."""
+    """Older steps that were then deleted from the store."""
 
     @property
     def metrics(self) -> dict[str, int | float]:
-        """Fields of the next row of metrics; none after an error."""
+        """Fields for the next row of metrics; empty after an error."""
         if self.error is not None:
             return {}
         return {"ckpt_upload_step": self.step, "ckpt_upload_s": self.upload_s}
 
     def describe(self) -> str:
-        """Describe the outcome for people."""
+        """Return the outcome as a line of text."""
         if self.error is not None and not self.is_tried_again:
             return (
                 f"warning: checkpoint {self.step} is not uploaded to {self.url}: "
@@ -89,7 +90,7 @@ class Upload:
 
 
 class Uploader:
-    """The thread of one process; every process makes the same calls."""
+    """The thread of one process; all processes make the same calls."""
 
     def __init__(
         self,
@@ -106,52 +107,53 @@ class Uploader:
 
         Args:
           local: steps of the work dir.
-          remote: where they are copied.
-          fence: around it.
-          retention: which steps stay there.
-          agreement: agreement of the uploaders of all processes.
-          refused: returns (step, save id) of local steps that may not be restored.
-          claim: claims the fence on process 0, before the first upload; what it raises
-            is tried again.
+          remote: steps of the object store, the destination.
+          fence: fence of the object store.
+          retention: rules for keeping steps in the object store.
+          agreement: agreement that only the uploaders of all processes use.
+          refused: returns (step, save id) of local steps that must not be restored.
+          claim: claims the fence on process 0 before the first upload; it is called
+            again if it raises.
         """
         self.uploads: queue.SimpleQueue[Upload] = queue.SimpleQueue()
-        """How uploads went, on process 0."""
+        """Outcomes of uploads, on process 0."""
         self._local, self._remote, self._fence = local, remote, fence
         self._retention, self._agreement = retention, agreement
         self._refused, self._claim = refused, claim
         self._done: dict[int, Commit] | None = None
-        """The steps that are in the store; None: it was not asked yet."""
+        """Step in the object store -> its commit; None before the store is listed."""
         self._damaged: dict[tuple[int, str], str] = {}
-        """(step, save id) of damaged local steps, and why; "": an unreadable id."""
+        """(step, save id) of a damaged local step -> the damage; the save id is "" if
+        it cannot be read."""
         self._held: int | None = None
         self._tries, self._since_s = 0, 0.0
         self.problem = ""
-        """Why the last try has failed, on process 0; "": it has not."""
+        """On process 0, why the last try failed; "" if it did not."""
         self._wake, self._is_closing = threading.Event(), False
         self._num_notified, self._num_current = 0, -1
         self._failure: BaseException | None = None
         self._thread = threading.Thread(
             target=self._work, name="mjax-ckpt-uploader", daemon=True
         )
-        self._wake.set()  # what an earlier start has left
+        self._wake.set()  # for steps that an earlier start did not upload
         self._thread.start()
 
     def held(self) -> set[int]:
-        """Return the steps of the work dir that must stay there now, on process 0."""
+        """Return the steps that must stay in the work dir for now, on process 0."""
         step = self._held
         return set() if step is None else {step}
 
     def notify(self) -> None:
-        """Tell process 0 that a step was committed."""
+        """Wake the thread of process 0, because a step was committed."""
         self._num_notified += 1
         self._wake.set()
 
     def hurry(self) -> None:
-        """Let process 0 try again now, and not after its pause."""
+        """Make process 0 try again now instead of after its pause."""
         self._wake.set()
 
     def wait(self, timeout_s: int | float) -> bool:
-        """Wait, on process 0, until nothing is left to upload; say whether it is so."""
+        """Wait, on process 0, for all uploads; return whether none is left."""
         until_s = time.monotonic() + timeout_s
         while not self._is_current and self._thread.is_alive():
             if time.monotonic() >= until_s:
@@ -161,41 +163,41 @@ class Uploader:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the thread runs; it ends too if another start has taken over."""
+        """Whether the thread runs; it also ends if another start has taken over."""
         return self._thread.is_alive()
 
     @property
     def failure(self) -> str:
-        """What has ended the thread of this process; "": nothing has."""
+        """The error that ended this process's thread; "" if there was none."""
         return "" if self._failure is None else repr(self._failure)
 
     def left(self) -> list[int]:
-        """Return the local steps that are still to be uploaded, on process 0."""
+        """Return the local steps that are not uploaded yet, on process 0."""
         return sorted(self._wanted(dict(self._done or {})))
 
     @property
     def damage(self) -> tuple[int, str] | None:
-        """The newest local step and its damage, if it is known to be damaged."""
+        """The newest local step and its damage; None if no damage is known."""
         newest = max(self._local.steps(), default=0)
         found = [why for (step, _), why in [*self._damaged.items()] if step == newest]
         return (newest, found[-1]) if found else None
 
     @property
     def _is_current(self) -> bool:
-        """Whether nothing was left to upload after the last step was told of."""
+        """Whether all steps up to the last `notify` are uploaded."""
         return self._num_current == self._num_notified
 
     def close(self) -> None:
-        """Stop after the present try; leave a store that hangs."""
+        """Stop after the current try, without waiting for a store that hangs."""
         self._is_closing = True
         self._wake.set()
         self._thread.join(_FIRST_PAUSE_S)
 
     def check(self) -> None:
-        """Raise what has ended the thread, if anything has.
+        """Raise if an error has ended the thread.
 
         Raises:
-          RuntimeError: a bug, or another process that does not answer.
+          RuntimeError: the thread ended by a bug, or a process does not answer.
         """
         if self._failure is not None:
             raise RuntimeError(
@@ -208,7 +210,7 @@ class Uploader:
                 self._lead()
             else:
                 self._follow()
-        except BaseException as error:  # whatever it is, `check` raises it
+        except BaseException as error:  # `check` raises any error
             self._failure = error
 
     # ----------------------------------------------------------------------- process 0
@@ -223,14 +225,14 @@ class Uploader:
             step, num_notified = self._held, self._num_notified
             try:
                 step = self._held = self._next()
-                if step is None:  # of the steps that were told before it looked
+                if step is None:  # of those before this `notify`
                     self._num_current = num_notified
                     pause_s, self._tries, self.problem = None, 0, ""
                     continue
                 self._num_current = -1
                 self._upload(step)
             except TakenOverError:
-                break  # the fence tells; nothing may be written any more
+                break  # the fence reports it; writing is now forbidden
             except _LocalDamageError as error:
                 self._leave_out(error.step, error.save_id, str(error))
             except EXPECTED as error:
@@ -239,11 +241,11 @@ class Uploader:
             finally:
                 self._held = None
             pause_s = None
-            self._wake.set()  # there may be another one
+            self._wake.set()  # there may be another step
         self._order(_STOP)
 
     def _failed(self, step: int | None, error: BaseException) -> float:
-        """Tell a failure once; return the pause until the next try."""
+        """Report a failure once; return the seconds until the next try."""
         self.problem = in_words(error)
         if not self._tries:
             self._since_s = time.monotonic()
@@ -256,7 +258,7 @@ class Uploader:
         return min(_FIRST_PAUSE_S * 2 ** min(self._tries - 1, 9), _LONGEST_PAUSE_S)
 
     def _leave_out(self, step: int, save_id: str, reason: str) -> None:
-        """Tell once that a local step is damaged; it is not uploaded by this start."""
+        """Report once that a local step is damaged; this start does not upload it."""
         is_known = (step, save_id) in self._damaged
         if is_known or step not in self._local.steps():  # retention has deleted it
             return
@@ -272,16 +274,16 @@ class Uploader:
         )
 
     def _next(self) -> int | None:
-        """Choose the step to upload: the newest first, then those that are kept."""
+        """Choose the step to upload: the newest that is wanted; None if none is."""
         if self._done is None:
             self._claim()
             self._done = dict(self._remote.commits())
         return max(self._wanted(self._done), default=None)
 
     def _wanted(self, there: Mapping[int, Commit]) -> set[int]:
-        """Return the local steps that are to be uploaded.
+        """Return the local steps that must be uploaded.
 
-        They are the newest, and those that the rules of the store keep.
+        These are the newest step, and those that the store's retention keeps.
         """
         here = self._good()
         done = {(step, commit.save_id) for step, commit in there.items()}
@@ -291,9 +293,9 @@ class Uploader:
         return {s for s in stays & here.keys() if (s, here[s][0]) not in done}
 
     def _good(self) -> dict[int, tuple[str, float | None]]:
-        """Return save id and loss of the steps of the work dir that may be restored.
+        """Return step -> (save id, loss), for local steps that may be restored.
 
-        Steps that are known to be damaged are left out, so they replace no good step.
+        Steps known to be damaged are left out, so they never replace a good step.
         """
         refused, found = self._refused(), {}
         for step in self._local.steps():
@@ -364,11 +366,11 @@ class Uploader:
         self._agreement.from_rank(0, text)
 
     def _merged(self, step: int, save_id: str, own: str) -> dict[str, File]:
-        """Merge what all processes have sent.
+        """Merge the lists of files that all processes have uploaded.
 
         Raises:
-          _LocalDamageError: one has found the step damaged.
-          OSError: one could not send its files.
+          _LocalDamageError: a process has found the step damaged.
+          OSError: a process could not upload its files.
         """
         files: dict[str, File] = {}
         answers = [json.loads(text) for text in self._agreement.all_of(own)]
@@ -390,15 +392,15 @@ class Uploader:
             self._agreement.all_of(self._send(step, save_id))
 
     def _send(self, step: int, save_id: str) -> str:
-        """Upload the files of this process; return them, or what went wrong.
+        """Upload this process's files; return them, its damage and its error as JSON.
 
-        Nothing is sent before the pieces of this process were compared.
+        The pieces of this process are compared with their checksums first.
         """
         rank, num = self._agreement.rank, self._agreement.num
         path, files, damage, problem = self._local.path(step), {}, "", ""
         folder = Path(path)
         try:
-            if not (folder / MAIN_FILE).exists():  # a network file system may be late
+            if not (folder / MAIN_FILE).exists():  # a network file system can lag
                 raise OSError(f"{folder} is not seen on its host")
             names = transfer.share(transfer.files_of(folder), rank, num)
             hashed = transfer.hashed_files(folder, names)
@@ -414,7 +416,7 @@ class Uploader:
 
 
 class _LocalDamageError(RuntimeError):
-    """A step of the work dir is not what was saved."""
+    """A step of the work dir differs from what was saved."""
 
     def __init__(self, step: int, save_id: str, reason: str) -> None:
         super().__init__(reason)
@@ -422,5 +424,5 @@ class _LocalDamageError(RuntimeError):
 
 
 def open_agreement() -> Agreement:
-    """Open the agreement of the threads that upload."""
+    """Open the agreement that the uploading threads use."""
     return Agreement("uploads", timeout_s=DAY_S)

@@ -1,9 +1,9 @@
 """Wait for uploads at the end of a run.
 
-Input: the uploader of each process, and the limits. Output: on every process at the
-same time, what is missing in the store. The processes meet once a second: a process
-that left earlier would take its part of an upload with it, and one that does not answer
-must not hold up the others.
+Input: the uploader of each process, and the time limits. Output: a text on what is
+missing in the store, on every process at the same time. The processes synchronise once
+a second. If one process exited early, its part of an upload would be lost; a process
+that does not answer must not delay the others.
 """
 
 import time
@@ -14,7 +14,7 @@ from mjax.processes.agreement import Agreement
 
 _ROUND_S = 1.0
 _ANSWER_S = 60
-"""Seconds after which a process that does not answer is given up."""
+"""Seconds after which a process that does not answer is no longer waited for."""
 _GO_ON = "go on"
 
 
@@ -27,21 +27,21 @@ def wait_for_uploads(
     stopped_s: Callable[[], float | None],
     missing: Callable[[str], str],
 ) -> str:
-    """Wait until all is uploaded or a limit has passed; return what is missing.
+    """Wait for all uploads or a time limit; return a text on what is missing.
 
-    Every process calls this; all return the same text, unless one does not answer.
+    Every process calls this. All return the same text, unless one does not answer.
 
     Args:
       uploader: the uploader of this process.
       agreement: agreement of the training threads.
-      wait_s: --ckpt.remote-wait-s, after which the rest stays in the work dir.
-      stop_wait_s: --ckpt.remote-stop-wait-s: the same, from a stop by a signal on.
-      stopped_s: returns the seconds since the stop; None: the run was not stopped. All
-        processes call it in every round.
-      missing: describes what is missing, called on process 0 at the end with the reason
-        for which the wait ended; "": the uploader has nothing left to do.
+      wait_s: time limit, --ckpt.remote-wait-s.
+      stop_wait_s: time limit from a stop by a signal on, --ckpt.remote-stop-wait-s.
+      stopped_s: returns the seconds since a signal stopped the run; None if none did.
+        All processes call it in every round.
+      missing: returns the text on what is missing. Process 0 calls it at the end with
+        the reason why the wait ended, or "" if nothing is left to upload.
     Returns:
-      the description, the same on every process; "" if nothing is missing.
+      The result of `missing`, the same on every process; "" if nothing is missing.
     """
     began_s = time.monotonic()
     uploader.hurry()
