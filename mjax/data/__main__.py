@@ -47,10 +47,10 @@ class Show:
             raise ValueError(f"--batch-size must be at least 1, got {self.batch_size}")
 
     def of_run(self) -> "Show":
-        """Return the command with the settings of the config.json of work_dir.
+        """Return the command with the settings of work_dir's config.json.
 
         Raises:
-          ValueError: it cannot be read, or a flag sets the same.
+          ValueError: the file cannot be read, or a flag sets one of its settings.
         """
         if self.work_dir is None:
             return self
@@ -123,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command.
 
     Returns:
-      the exit code: 0, 2 after bad input, 42 after Ctrl-C, or 1.
+      The exit code: 0 success, 2 bad input, 42 Ctrl-C, 1 any other failure.
     """
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     try:
@@ -161,16 +161,16 @@ def main(argv: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("stopped; the same command continues from here", file=sys.stderr)
         return 42
-    except BrokenPipeError:  # the reader (head, less) has seen enough
+    except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 
 def check_same_data(dataset: Dataset, work_dir: str | None) -> None:
-    """Refuse data that have changed since the run of a work dir saved a checkpoint.
+    """Refuse data that have changed since a run saved its newest checkpoint.
 
     Raises:
-      ValueError: they differ from those that the run read.
+      ValueError: the data differ from those that the run read.
     """
     if work_dir is None:
         return
@@ -188,7 +188,7 @@ def check_same_data(dataset: Dataset, work_dir: str | None) -> None:
 
 
 def prepared_lines(prepared: list[TokenFiles]) -> Iterator[str]:
-    """Describe token files in lines of `name value`."""
+    """Yield lines of `name value` that describe token files."""
     for files in prepared:
         yield f"folder                 {files.folder}"
         yield f"documents              {files.survey.num_documents}"
@@ -204,7 +204,7 @@ def mirror_lines(command: Mirror) -> Iterator[str]:
     """Run a command on a folder of blocks; yield lines of `name value`.
 
     Raises:
-      ValueError: not a folder of blocks, or a live run holds the blocks to remove.
+      ValueError: the folder has no blocks, or a live run uses the blocks to remove.
     """
     folder = pathlib.Path(command.folder)
     if command.action == "purge":
@@ -237,7 +237,7 @@ def unfinished_lines(command: Unfinished) -> Iterator[str]:
 
 
 def info_lines(dataset: Dataset) -> Iterator[str]:
-    """Describe a dataset in lines of `name value`."""
+    """Yield lines of `name value` that describe a dataset."""
     for index, corpus in enumerate(dataset.corpora):
         held_out = corpus.counts["held_out"]
         yield f"corpus {index}               {corpus.name}"
@@ -265,7 +265,7 @@ def info_lines(dataset: Dataset) -> Iterator[str]:
 
 
 def show_lines(dataset: Dataset, command: Show) -> Iterator[str]:
-    """Decode a batch; each line of text carries its row and its segment."""
+    """Yield the decoded batch; each line begins with its sequence and segment."""
     ids = dataset.train.ids(command.step, command.batch_size)
     batch = read(dataset.train.corpora, ids)
     num_rows, seq_len = batch["tokens"].shape

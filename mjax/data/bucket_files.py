@@ -1,8 +1,8 @@
 """List and read the files below s3://BUCKET/PREFIX and gs://BUCKET/PREFIX.
 
-Files are read in the version that the store listed; a file that was replaced since is
-refused. Once all files have arrived, this host keeps the list for a start at which the
-store does not answer.
+A file is read only in the version that the store listed; a file that was replaced later
+is refused. Once all files have been downloaded, this host keeps the list, so a later
+start needs no answer from the store.
 """
 
 import difflib
@@ -27,19 +27,19 @@ from mjax.stores.objects import (
 from mjax.stores.opened import open_store
 
 FLAG = "--data.path"
-_PATIENCE_S = 15  # the mirror asks again after that
+_PATIENCE_S = 15  # the mirror retries after that
 _log = logging.getLogger(__name__)
 
 
 def list_files(path: str, folder: pathlib.Path) -> Listing:
-    """List the files of a prefix, or one object, without reading them.
+    """List the objects below a prefix, or a single object, without reading them.
 
     Args:
       path: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
-      folder: where the list is kept.
+      folder: folder in which the list is kept.
     Raises:
-      ValueError: there is no object or no text; the store refuses (bucket, permission,
-        credentials); or it does not answer and no list is kept.
+      ValueError: there is no object, or none with text; the store refuses access
+        (bucket, permission, credentials); or it does not answer and no list is kept.
     """
     address = parse(path, FLAG)
     kept = kept_list(path, folder)
@@ -89,20 +89,20 @@ def list_files(path: str, folder: pathlib.Path) -> Listing:
 
 
 def kept_list(path: str, folder: pathlib.Path) -> pathlib.Path:
-    """Return the file in which a list is kept.
+    """Return the path of the file in which a list is kept.
 
     Args:
       path: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
-      folder: where lists are kept.
+      folder: folder in which lists are kept.
     Raises:
-      ValueError: path is no URL of a store.
+      ValueError: `path` is not the URL of a store.
     """
     url = parse(path, FLAG).url
     return folder / f"{hashlib.sha256(url.encode()).hexdigest()[:32]}.listing"
 
 
 _Objects = dict[str, tuple[int, Version]]
-"""Bytes and version of each object, by name."""
+"""Name of an object -> (bytes, version)."""
 
 
 def _objects(store: ObjectStore) -> _Objects:
@@ -115,7 +115,7 @@ def _objects(store: ObjectStore) -> _Objects:
 
 
 def _only_object(address: Address) -> tuple[ObjectStore, _Objects]:
-    """Return the single object that a URL names, in the store of its parent prefix."""
+    """Return the store of a URL's parent prefix, and the object that the URL names."""
     above, _, name = address.url.rpartition("/")
     store = open_store(parse(above, FLAG), FLAG, patience_s=_PATIENCE_S)
     try:
@@ -132,11 +132,11 @@ def _only_object(address: Address) -> tuple[ObjectStore, _Objects]:
 def _read_range(
     store: ObjectStore, objects: _Objects, name: str, start: int, length: int
 ) -> bytes:
-    """Read bytes of an object in the version that was listed.
+    """Return bytes of an object in the version that was listed.
 
     Raises:
       OSError: the store does not answer.
-      ValueError: it refuses, or the object was replaced or removed.
+      ValueError: the store refuses access, or the object was replaced or removed.
     """
     try:
         return store.read(name, start, start + length, version=objects[name][1])
@@ -168,7 +168,7 @@ def _write(kept: pathlib.Path, base: str, objects: _Objects) -> None:
 
 
 def _read(kept: pathlib.Path) -> tuple[str, _Objects]:
-    """Return base and objects of a kept list; no objects if there is no list."""
+    """Return the base URL and objects of a kept list; no objects without a list."""
     try:
         found = checked_json.check(cache_files.read_json(kept), dict[str, Any], "")
         rows = checked_json.check(found["objects"], dict[str, list[Any]], "")

@@ -1,25 +1,25 @@
 """The `bytes` tokenizer as a tokenizer.json that other libraries load.
 
-Input: the name of the token that ends a document. Output: the text of a byte-level BPE
-without merges: the id of a byte is its value, and 256 ends a document. No library is
-needed to write it.
+Input: the name of the token that ends a document. Output: the text of a tokenizer.json
+for a byte-level BPE without merges: the id of a byte is its value, and id 256 ends a
+document. Writing it needs no library.
 
-Source: the table of characters that stand for bytes is GPT-2's (`bytes_to_unicode` in
+Source: GPT-2's table of characters that represent bytes (`bytes_to_unicode` in
 github.com/openai/gpt-2, src/encoder.py), which the `tokenizers` library calls
-ByteLevel; the fields are those of its tokenizer.json.
+ByteLevel; the fields are those of that library's tokenizer.json.
 """
 
 import functools
 import json
 
 _NUM_BYTES = 256
-# The bytes that stand for themselves in GPT-2's table.
+# The bytes that GPT-2's table represents by their own character.
 _PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 
 
 @functools.cache
 def spec_json(eos_token: str) -> str:
-    """Return the text of the tokenizer.json.
+    """Return the text of tokenizer.json.
 
     mjax recognises a folder by this text, so it must not change between versions.
 
@@ -64,10 +64,10 @@ def spec_json(eos_token: str) -> str:
 
 
 def characters() -> list[str]:
-    """Return the character that stands for each byte.
+    """Return a list whose element i is the character that represents byte i.
 
-    Printable bytes stand for themselves. The characters from 256 on stand for the other
-    bytes, in order.
+    Printable bytes are represented by themselves, the other bytes by the characters
+    from 256 on, in order.
     """
     others = [byte for byte in range(_NUM_BYTES) if byte not in _PRINTABLE]
     shifted = {byte: chr(_NUM_BYTES + i) for i, byte in enumerate(others)}

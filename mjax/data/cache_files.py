@@ -1,4 +1,4 @@
-"""Files of the cache: written atomically, under a lock, and verified by checksums.
+"""Write files of the cache atomically under a lock; verify checksums when reading.
 
 Token files have one CRC32 per block of 64 KiB, verified when a process first reads the
 block. Small files (manifests, tables, checksums) are verified when they are opened.
@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import UInt
 
 BLOCK_BYTES = 1 << 16
-"""Bytes of a token file per checksum: half of Linux' read-ahead at a random place."""
+"""Bytes of a token file per checksum: half of Linux's read-ahead for random access."""
 _CHECKSUM_DTYPE = np.dtype("<u4")
 _QUIET_S = 5.0
 _POLL_S = 0.05
@@ -33,7 +33,7 @@ def cache_dir(configured: str | None) -> pathlib.Path:
     """Return the folder of token files.
 
     Args:
-      configured: --data.cache-dir; None: in the user's cache folder.
+      configured: --data.cache-dir; None means in the user's cache folder.
     """
     if configured is not None:
         return pathlib.Path(configured).expanduser()
@@ -42,22 +42,23 @@ def cache_dir(configured: str | None) -> pathlib.Path:
 
 
 class DamagedFileError(RuntimeError):
-    """A file of the cache is missing, cut, or not what was written."""
+    """A file of the cache is missing, truncated or altered."""
 
 
 class UnwritableError(ValueError):
-    """A folder of the cache cannot be written, or its disk is full."""
+    """A folder of the cache is not writable, or its disk is full."""
 
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Iterator[None]:
-    """Keep other processes of the machine from writing a file or folder of the cache.
+    """Keep other processes of the machine from writing `path`, in the cache.
 
-    The operating system releases the lock when its holder dies. A process that waits
-    for more than `_QUIET_S` seconds logs once which process holds the lock.
+    The operating system releases the lock when the process that holds it dies. A
+    process that waits more than `_QUIET_S` seconds logs once which process holds the
+    lock.
 
     Raises:
-      UnwritableError: the folder of path cannot be written.
+      UnwritableError: the folder of `path` cannot be written.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,10 +79,10 @@ def locked(path: pathlib.Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked_if_free(path: pathlib.Path) -> Iterator[bool]:
-    """Take the lock of `locked` if it is free; yield whether it was.
+    """Take the lock of `locked` if it is free; yield whether it was taken.
 
     Raises:
-      UnwritableError: the folder of path cannot be written.
+      UnwritableError: the folder of `path` cannot be written.
     """
     try:
         lock = path.with_suffix(".lock").open("a+")
@@ -92,7 +93,7 @@ def locked_if_free(path: pathlib.Path) -> Iterator[bool]:
 
 
 def _taken(lock: IO[str]) -> bool:
-    """Take a lock if no process holds it."""
+    """Take a lock if it is free; return whether it was taken."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -101,7 +102,7 @@ def _taken(lock: IO[str]) -> bool:
 
 
 def _wait(lock: IO[str], path: pathlib.Path) -> None:
-    """Take a lock; its file names the holder."""
+    """Take a lock, waiting for the process that its file names."""
     until_s = time.monotonic() + _QUIET_S
     while not _taken(lock):
         if time.monotonic() >= until_s:
@@ -132,28 +133,29 @@ def unreadable(path: pathlib.Path, error: OSError) -> ValueError:
 
 
 def temporary_parts(name: str) -> tuple[str, str] | None:
-    """Return the name and the host of a temporary name; None if it is not one."""
+    """Split a temporary name into final name and host; None for other names."""
     match = re.fullmatch(r"(.+?)\.tmp-(.+)-[^-]*", name)
     return None if match is None else (match[1], match[2])
 
 
 def temporary_prefix(name: str) -> str:
-    """Return the prefix of temporary names that only this machine uses.
+    """Return the prefix of the temporary names that this machine uses for `name`.
 
-    It contains the host name, so machines that share a cache do not collide even if the
-    locks of its file system work only within one machine.
+    The prefix contains the host name. So machines that share a cache never use the same
+    temporary name, even if the file system's locks work only within one machine.
     """
     return f"{name}.tmp-{socket.gethostname()}-"
 
 
 @contextlib.contextmanager
 def written_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yield a temporary path that atomically replaces `path` at the end.
+    """Yield a temporary path, and rename it to `path` at the end, atomically.
 
-    Hold the lock: temporary files of killed processes are removed.
+    The caller must hold the lock of `path`, because temporary files of killed processes
+    are removed first.
 
     Raises:
-      UnwritableError: the folder cannot be written.
+      UnwritableError: the folder of `path` cannot be written.
     """
     prefix = temporary_prefix(path.name)
     temporary = path.with_name(f"{prefix}{os.getpid()}")
@@ -175,8 +177,8 @@ def read_bytes(path: pathlib.Path) -> bytes:
     """Return the content of a file of the cache.
 
     Raises:
-      DamagedFileError: it is missing, or something else is in its place.
-      ValueError: it cannot be read.
+      DamagedFileError: the file is missing, or is not a regular file.
+      ValueError: the file cannot be read.
     """
     try:
         return path.read_bytes()
@@ -187,17 +189,17 @@ def read_bytes(path: pathlib.Path) -> bytes:
 
 
 def write_json(path: pathlib.Path, content: Any) -> None:
-    """Write JSON after a first line with its CRC32."""
+    """Write a JSON object in two lines: the CRC32 of the second line, the content."""
     body = f'"content": {json.dumps(content)}}}\n'.encode()
     path.write_bytes(b'{"crc32": %d,\n' % zlib.crc32(body) + body)
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """Read what `write_json` wrote.
+    """Return the content of a file that `write_json` wrote.
 
     Raises:
-      DamagedFileError: it is missing, cut or altered.
-      ValueError: it cannot be read.
+      DamagedFileError: the file is missing, truncated or altered.
+      ValueError: the file cannot be read.
     """
     first, _, body = read_bytes(path).partition(b"\n")
     if first != b'{"crc32": %d,' % zlib.crc32(body):
@@ -211,25 +213,25 @@ def checksums_path(path: pathlib.Path) -> pathlib.Path:
 
 
 class Written(NamedTuple):
-    """How far a file with checksums has been written."""
+    """Progress of writing a file with checksums."""
 
     num_bytes: int = 0
     crc: int = 0
-    """CRC32 of the last block so far, if it is not full."""
+    """CRC32 of the bytes in the last block, if that block is not full."""
 
 
 class BlockWriter:
-    """Writes a file, and beside it the checksums of its blocks."""
+    """Writes a file, and the checksums of its blocks to a second file."""
 
     def __init__(self, path: pathlib.Path, written: Written | None = None) -> None:
         """Begin an empty file, or continue one.
 
         Args:
           path: path of the file.
-          written: result of `sync`; bytes written after that `sync` are cut off. None
-            begins an empty file.
+          written: result of an earlier `sync`; bytes written after that `sync` are
+            truncated. None begins an empty file.
         Raises:
-          DamagedFileError: the file is shorter than `written` says.
+          DamagedFileError: the file has fewer bytes than `written`.
         """
         written = written or Written()
         num_blocks, self._num_in_block = divmod(written.num_bytes, BLOCK_BYTES)
@@ -251,7 +253,7 @@ class BlockWriter:
                 self._end_block()
 
     def write(self, data: bytes) -> None:
-        """Append to the file."""
+        """Append bytes to the file."""
         self._file.write(data)
         start = 0
         while start < len(data):
@@ -263,7 +265,7 @@ class BlockWriter:
                 self._end_block()
 
     def sync(self) -> Written:
-        """Flush everything to disk; return the place where a later writer continues."""
+        """Flush both files to disk; return the progress, for a later writer."""
         for file in (self._file, self._checksums):
             file.flush()
             os.fsync(file.fileno())
@@ -288,7 +290,7 @@ def _opened_at(path: pathlib.Path, size: int) -> io.BufferedRandom:
 class MappedTokens:
     """A file of token ids, mapped into memory; each block is verified when first read.
 
-    Slices are views of the map, like those of a numpy array.
+    Slices are views into the mapped memory, like those of a numpy array.
     """
 
     def __init__(
@@ -302,20 +304,20 @@ class MappedTokens:
 
         Args:
           path: path of the file.
-          dtype: dtype of its ids.
-          num_tokens: number of tokens in it.
-          checksums: content of the file that `BlockWriter` wrote beside it.
+          dtype: dtype of the token ids.
+          num_tokens: number of tokens in the file.
+          checksums: content of the checksum file that `BlockWriter` wrote.
         Raises:
           DamagedFileError: the file is missing, or has another size.
-          ValueError: it cannot be read.
+          ValueError: the file cannot be read.
         """
         expected = num_tokens * dtype.itemsize
         try:
             size = path.stat().st_size
             if size != expected:
                 raise DamagedFileError(f"{path} has {size} bytes instead of {expected}")
-            # A plain array over the map: slices of np.memmap itself are slow. An empty
-            # file cannot be mapped.
+            # A plain array over the mapped memory, because slices of np.memmap are
+            # slow. An empty file cannot be mapped.
             mapped = np.memmap(path, dtype, "r") if expected else np.zeros(0, dtype)
         except FileNotFoundError:
             raise DamagedFileError(f"{path} is missing") from None
@@ -327,7 +329,7 @@ class MappedTokens:
 
     @property
     def dtype(self) -> np.dtype:
-        """Type of the ids."""
+        """Dtype of the token ids."""
         return self._tokens.dtype
 
     def __len__(self) -> int:

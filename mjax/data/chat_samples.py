@@ -1,8 +1,8 @@
 """Make samples of whole chats from tokens and their flags.
 
 A sample holds as many consecutive chats of the stream as fit into its length, then
-padding. No chat is cut: an answer is learned with everything that precedes it. Only the
-tokens of answers are targets.
+padding. No chat is truncated, so an answer always has its full context. Only the tokens
+of answers are targets.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ END = 2
 
 
 def chat_starts(flags: Tokens) -> Int64[np.ndarray, "_"]:
-    """Return the start of each chat of a stream, and the end of the last one."""
+    """Return the position of each chat's first token, and the end of the last chat."""
     ends = np.flatnonzero(flags[0 : len(flags)] & END) + 1
     return np.concatenate([np.zeros(1, np.int64), ends.astype(np.int64)])
 
@@ -32,10 +32,11 @@ def group_chats(
     Args:
       starts: result of `chat_starts`.
       seq_len: T, tokens per sample.
-      packed: put as many chats into a sample as fit; False puts one into each.
-      skip_longer: leave out chats of more than T tokens; if False, there must be none.
+      packed: whether a sample holds as many chats as fit, or one chat.
+      skip_longer: whether to leave out chats of more than T tokens; if not, there must
+        be none.
     Returns:
-      For each sample, its first chat and the chat after its last.
+      For each sample, the indices of its first chat and of the chat after its last.
     """
     sizes = np.diff(starts)
     fits = sizes <= seq_len
@@ -58,18 +59,18 @@ def group_chats(
 
 @dataclasses.dataclass(frozen=True)
 class ChatSamples:
-    """Whole chats of a token stream."""
+    """Samples of whole chats of a token stream."""
 
     stream: Tokens
     flags: Tokens
-    """Flags of each token: the bits `ANSWER` and `END`."""
+    """For each token, the bits `ANSWER` and `END`."""
     starts: Int64[np.ndarray, "_"]
     """Result of `chat_starts`."""
     groups: Int64[np.ndarray, "_ 2"]
     """Result of `group_chats` for this length."""
     seq_len: int
     eos_id: int
-    """Token used as padding."""
+    """Token used for padding."""
     isolate_documents: bool
 
     def __len__(self) -> int:
@@ -91,9 +92,9 @@ class ChatSamples:
     ) -> dict[str, Int32[np.ndarray, "B T"]]:
         """Return several samples: tokens, targets, segments, positions.
 
-        When documents are isolated, segments number the chats inside a sample and
-        positions restart with each; otherwise a sample is one segment. Padding comes
-        last, as one more segment.
+        If documents are isolated, segments number the chats of a sample and positions
+        restart at each chat; otherwise a sample is one segment. Padding comes last, as
+        one more segment.
         """
         shape = (len(indices), self.seq_len)
         tokens = np.full(shape, self.eos_id, np.int32)

@@ -1,10 +1,10 @@
 """Render messages as text with a chat template.
 
-A template is Jinja, as `tokenizer_config.json` of a Hugging Face folder holds it. It is
-rendered in another process (`template_worker`) with bounded time and memory: an endless
-template ends in an error, and nothing it does reaches this process.
+A template is Jinja code, as in the `tokenizer_config.json` of a Hugging Face folder. It
+is rendered in another process (`template_worker`) with bounded time and memory. So an
+endless template ends in an error, and a template cannot affect this process.
 
-Source: the environment of templates is that of transformers 5.23; see the worker.
+Source: templates have the same environment as in transformers 5.23; see the worker.
 """
 
 import atexit
@@ -23,19 +23,19 @@ from typing import Any
 from mjax import checked_json
 
 TIME_LIMIT_S = (
-    10.0  # chosen: renders take below 1 ms; a busy host starts a process late
+    10.0  # chosen: rendering takes under 1 ms, starting a process on a busy host longer
 )
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 _WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 
 Message = Mapping[str, Any]
-"""{"role", "content"}, and other fields that a template reads."""
+"""Mapping with "role", "content", and other fields that a template reads."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ChatTemplate:
-    """A template and the special tokens that it may write."""
+    """A template, and the special tokens that it may use."""
 
     text: str
     """Source of the template, in Jinja."""
@@ -45,7 +45,7 @@ class ChatTemplate:
 
 @dataclasses.dataclass(frozen=True)
 class Rendered:
-    """A text that a template rendered."""
+    """Result of rendering a template."""
 
     text: str
     answers: tuple[tuple[int, int], ...]
@@ -65,11 +65,11 @@ def render(
 
     Args:
       template: template, with its special tokens.
-      messages: each {"role", "content"}.
-      add_generation_prompt: end with the text that begins an answer.
+      messages: messages, each with "role" and "content".
+      add_generation_prompt: whether to end with the text that begins an answer.
       tools: JSON descriptions of functions that the model may call, or None.
     Raises:
-      ValueError: the template or a message is refused; the line is named.
+      ValueError: the template or a message is refused; the error names the line.
     """
     ends = [(messages, add_generation_prompt)]
     return render_several(template, ends, tools=tools)[0].text
@@ -86,11 +86,11 @@ def render_several(
 
     Args:
       template: template, with its special tokens.
-      chats: messages, and whether to end with the text that begins an answer.
+      chats: pairs of messages and add_generation_prompt, as in `render`.
       tools: as in `render`.
       now: date and time (ISO) given to the template; None takes the current time.
     Raises:
-      ValueError: as `render`.
+      ValueError: as in `render`.
     """
     shared = {
         "bos_token": template.bos_token,
@@ -118,10 +118,10 @@ def render_several(
 
 
 def check(template: str) -> None:
-    """Refuse a template whose syntax is wrong.
+    """Refuse a template with a syntax error.
 
     Raises:
-      ValueError: the line is named.
+      ValueError: the syntax is wrong; the error names the line.
     """
     request = {"template": template, "renders": [], "now": None}
     reply = _WORKER_PROCESS.ask(json.dumps(request))
@@ -130,10 +130,10 @@ def check(template: str) -> None:
 
 
 def read_beside(folder: pathlib.Path) -> ChatTemplate | None:
-    """Read the template in the folder of a tokenizer, if there is one.
+    """Read the template in the folder of a tokenizer; None if there is none.
 
-    `chat_template.jinja` takes precedence over the entry of `tokenizer_config.json`,
-    which is a string, or a list of named templates from which "default" is taken.
+    `chat_template.jinja` takes precedence over the entry in `tokenizer_config.json`.
+    That entry is a string, or a list of named templates, of which "default" is used.
 
     Raises:
       ValueError: a file cannot be read.
@@ -180,14 +180,14 @@ def _config(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _token_name(token: Any) -> str:
-    """Return the name of a token, given as a string or an object with its content."""
+    """Return the name of a token, given as a string or as an object with "content"."""
     if isinstance(token, dict):
         token = token.get("content")
     return token if isinstance(token, str) else ""
 
 
 class _Worker:
-    """The process that renders; it starts at the first request and after an error."""
+    """The process that renders; the first request starts it, also after an error."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -195,10 +195,10 @@ class _Worker:
         self._pid = 0
 
     def ask(self, request: str) -> dict[str, Any]:
-        """Send a request and wait for its answer, for a bounded time.
+        """Send a request, and wait for its answer for a bounded time.
 
         Raises:
-          ValueError: jinja2 is absent.
+          ValueError: jinja2 is not installed.
         """
         with self._lock:
             process = self._running()
@@ -218,7 +218,7 @@ class _Worker:
                 process.stdin.flush()
                 reply = process.stdout.readline()
             except BrokenPipeError:
-                pass  # it ended; said below
+                pass  # it has exited; reported below
             finally:
                 timer.cancel()
                 if not reply.endswith("\n"):
@@ -230,12 +230,12 @@ class _Worker:
         return {"error": "the process that renders it ended"}
 
     def close(self) -> None:
-        """End the process, if there is one."""
+        """End the process if it runs."""
         with self._lock:
             self._end()
 
     def _running(self) -> "subprocess.Popen[str]":
-        # A fork has the parent's pipes, but a process of its own must answer it.
+        # A forked process inherits these pipes, but needs a worker of its own.
         if self._process is not None and self._pid == os.getpid():
             return self._process
         if importlib.util.find_spec("jinja2") is None:
@@ -247,7 +247,7 @@ class _Worker:
             stdout=subprocess.PIPE,
             text=True,
             encoding="utf-8",
-            start_new_session=True,  # Ctrl-C is for the process that asks
+            start_new_session=True,  # only the asking process handles Ctrl-C
         )
         return self._process
 

@@ -1,12 +1,12 @@
-"""Render a chat of a JSONL file as text, and find the answers in it.
+"""Render a chat of a JSONL file as text, and find its answers.
 
 An answer is the text that an assistant turn adds, up to and including the mark that
-ends the turn: the text that a model has to generate. `generation` blocks of a template
-mark the answers. Without such blocks, renderings of the first 1, 2, ... messages are
-compared. Each must begin with the previous one; otherwise the template changes earlier
-turns when more follow, and the answers cannot be located.
+ends the turn. It is the text that a model must generate. `generation` blocks of a
+template mark the answers. Without such blocks, renderings of the first 1, 2, ...
+messages are compared. Each must begin with the previous rendering; otherwise the
+template changes earlier turns when more follow, and the answers cannot be located.
 
-Source: `generation` blocks and their mask as in transformers 5.23
+Source: `generation` blocks and their mask are those of transformers 5.23
 (`apply_chat_template`, `return_assistant_tokens_mask`).
 """
 
@@ -21,11 +21,11 @@ from mjax.data.chat_template import ChatTemplate, Message, Rendered, render_seve
 from mjax.data.tokenizers import Tokenizer
 
 TRAINING_DATE = "2024-07-26"
-"""What `strftime_now` tells a template: with the real date, the text would change from
-day to day. It is the one that the templates of Llama 3 fall back to."""
+"""Date that `strftime_now` returns to a template: with the real date, the text would
+change from day to day. This is the default date of Llama 3's templates."""
 
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-"""Names of roles in "conversations" (ShareGPT)."""
+"""Role in "conversations" (ShareGPT) -> role in "messages"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Chat:
 
     text: str
     answers: tuple[tuple[int, int], ...]
-    """Start and end of each answer, in characters."""
+    """(start, end) of each answer in the text, in characters."""
 
 
 def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> Chat:
@@ -46,8 +46,8 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
       template: template of the tokenizer.
       where: file and line, for messages.
     Raises:
-      ValueError: it is no chat, has no answer or an empty one, or the template
-        refuses it.
+      ValueError: the object is not a chat, has no answer or an empty one, or is refused
+        by the template.
     """
     messages = messages_of(record, where)
     if not any(message["role"] == "assistant" for message in messages):
@@ -69,17 +69,17 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
 
 
 def _is_empty(message: Message) -> bool:
-    """Return whether a message has no content and calls no tool."""
+    """Return whether a message has neither content nor tool calls."""
     content = message.get("content")
     said = content.strip() if isinstance(content, str) else content
     return not said and not message.get("tool_calls")
 
 
 def messages_of(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the messages of one object, in the form of "messages".
+    """Return the messages of one object, converted to the format of "messages".
 
     Raises:
-      ValueError: it has none, or one is no message.
+      ValueError: the object has no messages, or one is not a message.
     """
     if "messages" in record:
         messages = record["messages"]
@@ -124,7 +124,7 @@ def _from_conversations(turns: Any, where: str) -> list[dict[str, Any]]:
 
 
 def _from_prompt(prompt: Any, completion: Any) -> Any:
-    """Join both; each is a text, or a list of messages."""
+    """Join a prompt and a completion, each a text or a list of messages."""
     asked = [{"role": "user", "content": prompt}]
     answered = [{"role": "assistant", "content": completion}]
     return [
@@ -137,7 +137,7 @@ def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> Chat:
     """Render the whole chat, and find the answers.
 
     Raises:
-      ValueError: the template refuses a message, or does not tell the answers apart.
+      ValueError: the template refuses a message, or the answers cannot be located.
     """
     places = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
     asked = [(messages, False)]
@@ -188,9 +188,9 @@ def _check_prefix(first: Rendered, second: Rendered, once: str) -> None:
 
 
 def _num_blank(added: str, content: Any) -> int:
-    """Count the blanks after the mark that ends a turn: the model need not write them.
+    """Count the blanks after the mark that ends a turn, which a model need not write.
 
-    If only blanks follow the content, they are the mark.
+    If only blanks follow the content, they are the mark, and the result is 0.
     """
     stripped = added.rstrip()
     text = content.rstrip() if isinstance(content, str) else ""
@@ -202,9 +202,9 @@ def _num_blank(added: str, content: Any) -> int:
 def encode_chat(
     chat: Chat, tokenizer: Tokenizer
 ) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-    """Return the ids of a chat, and which of them belong to an answer.
+    """Return the token ids of a chat, and whether each belongs to an answer.
 
-    A token that is partly inside an answer belongs to it, as in transformers.
+    A token that is partly inside an answer belongs to the answer, as in transformers.
     """
     ids, spans = tokenizer.encode_spans(chat.text)
     is_answer = np.zeros(len(ids), bool)

@@ -1,9 +1,9 @@
-"""Read the content of files that may be compressed (.gz, .zst) as a stream of bytes.
+"""Read files that may be compressed (.gz, .zst) as a stream of bytes.
 
 The content is decompressed while it is read, a fraction of a megabyte at a time. Both
-formats mark where a stream ends, and have checksums, so a stream that is cut off or
-damaged is refused. A file may hold several streams, one after the other, and neither
-format says how many: a file that is cut between two of them is read as a shorter file.
+formats mark the end of a stream and have checksums, so a truncated or damaged stream is
+refused. A file may hold several streams, one after the other, but neither format stores
+their number. So a file that is truncated between two streams is read as a shorter file.
 """
 
 import contextlib
@@ -18,15 +18,15 @@ from mjax.data.files import File, UnreadableError, size_of
 SUFFIXES = (".gz", ".zst")
 """Suffixes of compressed files."""
 _BUFFER_BYTES = 1 << 18
-_DAMAGED = (OSError, EOFError, zlib.error)  # what decompression raises
+_DAMAGED = (OSError, EOFError, zlib.error)  # errors that decompression raises
 
 
 def ignore(num_bytes: int) -> None:
-    """Do nothing with the number of bytes that were read."""
+    """Do nothing: the default for `on_read`."""
 
 
 def plain_name(name: str) -> str:
-    """Return the name of a file without the suffix of its compression."""
+    """Return a file name without the suffix of its compression."""
     lower = name.lower()
     return next((name[: -len(s)] for s in SUFFIXES if lower.endswith(s)), name)
 
@@ -35,15 +35,15 @@ def plain_name(name: str) -> str:
 def opened(
     path: File, on_read: Callable[[int], None] = ignore
 ) -> Iterator[io.BufferedIOBase]:
-    """Open the content of a file, decompressed if its name ends in .gz or .zst.
+    """Open a file for reading, decompressing it if its name ends in .gz or .zst.
 
     Args:
       path: path of the file.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
-      UnreadableError: it cannot be read.
-      ValueError: it is cut off, or is not of the format that its name
-        says; also while the content is read. The message names the file and the byte.
+      UnreadableError: the file cannot be read.
+      ValueError: the file is truncated, or is not of the format that its name says;
+        also raised while the content is read. The message names the file and the byte.
     """
     try:
         with path.open("rb", buffering=0) as file:
@@ -73,7 +73,7 @@ def _decompressed(file: "_Counted", path: File) -> io.RawIOBase:
 
 
 class _Counted(io.RawIOBase):
-    """A file whose reads are reported."""
+    """A file that reports the bytes of each read."""
 
     def __init__(self, file: io.RawIOBase, on_read: Callable[[int], None]) -> None:
         self._file, self._on_read, self.num_read = file, on_read, 0
@@ -86,7 +86,7 @@ class _Counted(io.RawIOBase):
         try:
             count = self._file.readinto(buffer) or 0
         except OSError as error:
-            self.failure = error  # of the disk, not of what is on it
+            self.failure = error  # an error of the disk, not of the content
             raise
         self.num_read += count
         self._on_read(count)

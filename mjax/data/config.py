@@ -56,7 +56,7 @@ class CacheConfig:
             self._check_unused()
 
     def _check_unused(self) -> None:
-        """Refuse fields that have no effect without a folder."""
+        """Refuse fields that have no effect without mirror_dir."""
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value != field.default:
@@ -106,7 +106,7 @@ class DataConfig:
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
 
     def __post_init__(self) -> None:
-        """Check each field, and that path and mixture do not contradict each other.
+        """Check each field, and that path and mixture are not both given.
 
         Raises:
           ValueError: a value is refused.
@@ -143,21 +143,23 @@ class DataConfig:
         skips.read(self.skip)  # refuses bad ones
 
     def goes_on(self, skip: Sequence[str]) -> bool:
-        """Return whether a run that left out these batches may resume with this config.
+        """Return whether a run with this --data.skip may resume with this config.
 
+        Args:
+          skip: the --data.skip of the run.
         Raises:
-          ValueError: a text is not of the form of the flag.
+          ValueError: a text does not have the format of the flag.
         """
         return skips.continues(skips.read(skip), skips.read(self.skip))
 
     def has_read(self, step: int, skip: Sequence[str]) -> bool:
-        """Return whether a state was trained on the batches that this config reads.
+        """Return whether a state was trained on the batches that this config selects.
 
         Args:
           step: number of optimizer steps of the state.
-          skip: the `--data.skip` of its run.
+          skip: the `--data.skip` of the run that saved the state.
         Raises:
-          ValueError: a text is not of the form of the flag.
+          ValueError: a text does not have the format of the flag.
         """
         before, now = skips.read(skip), skips.read(self.skip)
         return skips.seen(step, before) == skips.seen(step, now)
@@ -199,7 +201,7 @@ class DataConfig:
             )
 
     def _check_mixture(self) -> None:
-        from mjax.data import mixture  # imports numpy, which few flags need
+        from mjax.data import mixture  # imports numpy, which most flags do not need
 
         if self.path != (STDLIB,):
             raise ValueError(
@@ -225,7 +227,7 @@ class DataConfig:
 
 
 def _read_part(part: str) -> tuple[float, tuple[str, ...]]:
-    """Read weight=path,path."""
+    """Parse weight=path,path into the weight and the paths."""
     text, equals, paths = part.partition("=")
     if not equals or not all(paths.split(",")):
         raise ValueError(

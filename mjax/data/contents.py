@@ -13,14 +13,14 @@ from mjax.data.files import RemotePath
 def hash_sources(
     corpora: Sequence[list[Source]], cache_dir: pathlib.Path
 ) -> list[list[Source]]:
-    """Mark the files of a run that have the same content, whatever their paths.
+    """Return the files with their hashes, marking files with equal content.
 
     Args:
       corpora: the files of each corpus of the run.
       cache_dir: folder of the table of hashes, see `file_hashes`.
     Raises:
-      ValueError: a file cannot be read, changes while it is read, or has the content of
-        a file that is read in another format.
+      ValueError: a file cannot be read, changes while it is read, or has the same
+        content as a file that is read in another format.
     """
     found = [source for sources in corpora for source in sources]
     digests = hash_files([path for s in found for path in s.files], cache_dir)
@@ -29,9 +29,9 @@ def hash_sources(
 
 
 def check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
-    """Refuse files that no longer have the content that was noted.
+    """Refuse files whose content no longer has the recorded hash.
 
-    A remote file is read in one version only, so it cannot change.
+    Remote files are read in a fixed version, so they cannot change.
 
     Raises:
       ValueError: a file has changed, or cannot be read.
@@ -43,7 +43,7 @@ def check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
 
 
 def _digest(source: Source, digests: Mapping[pathlib.Path, str]) -> str:
-    """Return the hash of a file; for an indexed dataset, the hash of both hashes."""
+    """Return the hash of a file; for an indexed dataset, a hash of its two hashes."""
     if isinstance(source.path, RemotePath):
         return source.path.sha256()
     found = [digests[path] for path in source.files]

@@ -1,12 +1,13 @@
 """Find the files of a corpus and read their documents.
 
-A document is a name and its text in pieces of about a megabyte, so that a file of any
-size passes through without being held in memory. A text file is one document; a record
-of JSONL, CSV or parquet is one document. All but parquet may be compressed.
+A document is a name and its text, in pieces of about a megabyte, so a file of any size
+is read in bounded memory. A text file is one document; a record of JSONL, CSV or
+parquet is one document. All formats except parquet may be compressed.
 
 An indexed dataset of Megatron-LM holds token ids instead of text: see `megatron`.
 
-Files with the same bytes are the same documents, whatever their paths: see `contents`.
+Files with the same bytes count as the same documents, whatever their paths: see
+`contents`.
 """
 
 import dataclasses
@@ -28,8 +29,8 @@ from mjax.data.names import STDLIB, SYNTHETIC
 from mjax.data.remote import RemoteFiles
 from mjax.data.tokenizers import Tokenizer
 
-# Not source: tests hold text in odd encodings and broken code; pydoc_data is generated
-# documentation in one file of 800 kB, which would be most of the held-out text.
+# Left out of the standard library: tests have odd encodings and broken code; pydoc_data
+# is one generated file of 800 kB, which would be most of the held-out text.
 _STDLIB_SKIP = frozenset(
     {"__pycache__", "site-packages", "dist-packages", "test", "pydoc_data"}
 )
@@ -44,21 +45,22 @@ class Source:
     """One file of the corpus."""
 
     name: str
-    """Path relative to the folder it was found in: the same on every machine."""
+    """Path relative to the folder that was searched, so equal on every machine."""
     path: File
     kind: Kind
     digest: str = ""
-    """SHA-256 of the content, from `contents.hash_sources` on."""
+    """SHA-256 of the content, which `contents.hash_sources` sets."""
     first_name: str = ""
-    """Name of the first file of the run with this content: it decides the side."""
+    """Name of the first file of the run with this content; it decides between training
+    and held-out."""
     is_repeat: bool = False
     """Whether an earlier file of the corpus has this content."""
     origin: str = ""
-    """Remote path and the version that is read; empty if the file is local."""
+    """Remote path, and the version that is read; empty for a local file."""
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
-        """Local files that are read: `path`, and the index of an indexed dataset."""
+        """Local files to read: `path`, and for an indexed dataset its index."""
         if isinstance(self.path, RemotePath):
             return ()
         if self.kind == "megatron":
@@ -68,31 +70,32 @@ class Source:
 
 @dataclasses.dataclass(frozen=True)
 class Document:
-    """One document; read its pieces once, before taking the next document."""
+    """One document; its pieces can be read once, before the next document is taken."""
 
     source: Source
     index: int | None
-    """Line or row in the file; None: the document is the whole file."""
+    """Line or row in the file; None if the document is the whole file."""
     pieces: Iterator[str | TokenIds]
-    """Text, or the token ids of an indexed dataset."""
+    """Pieces of text, or of token ids for an indexed dataset."""
     answers: tuple[tuple[int, int], ...] | None = None
-    """Ranges of the answers of a chat, in characters; a chat is one piece."""
+    """(start, end) of each answer of a chat, in characters; None if not a chat. A chat
+    is one piece."""
     source_index: int = 0
     """Index of the file in the corpus."""
 
     @property
     def name(self) -> str:
-        """Name of the file, with the line or the row."""
+        """Name of the file, with the line or row if there is one."""
         return self._named(self.source.name)
 
     @property
     def first_name(self) -> str:
-        """Name that decides between training and held-out; the same for all copies."""
+        """Name that decides between training and held-out; equal for all copies."""
         return self._named(self.source.first_name or self.source.name)
 
     @property
     def content(self) -> tuple[str, int | None]:
-        """Key that is equal for the same document in files with the same bytes."""
+        """Key that is equal for equal documents of files with the same bytes."""
         return self.source.digest, self.index
 
     def _named(self, file: str) -> str:
@@ -107,9 +110,9 @@ def find_sources(
     Args:
       paths: `stdlib`, files and folders; folders are searched recursively, without
         hidden files and __pycache__.
-      remote: the paths that are read through blocks; None: there are none.
+      remote: remote files, which are read in blocks; None if there are none.
     Returns:
-      The files in the order of paths; those of a folder sorted by relative path.
+      The files in the order of `paths`; files of a folder are sorted by relative path.
     Raises:
       ValueError: a path does not exist, or holds no text.
     """
@@ -117,10 +120,10 @@ def find_sources(
 
 
 def check_text(sources: list[Source]) -> None:
-    """Refuse files that hold token ids in place of text.
+    """Refuse files that hold token ids instead of text.
 
     Raises:
-      ValueError: there is an indexed dataset among them.
+      ValueError: an indexed dataset is among the files.
     """
     for source in sources:
         if source.kind == "megatron":
@@ -139,18 +142,19 @@ def documents(
     start: tuple[int, int] = (0, 0),
     on_read: Callable[[int], None] = ignore,
 ) -> Iterator[Document]:
-    """Read the documents of a corpus one after the other.
+    """Yield the documents of a corpus one after the other.
 
     Args:
-      sources: what `find_sources` found.
+      sources: result of `find_sources`.
       text_field: field or column of records that holds the text.
-      template: renders chats; None reads no chats.
-      tokenizer: made the token ids of indexed datasets; None if there are none.
-      start: index in sources of the first file to read, and its first line or row to
-        read.
+      template: template that renders chats; None if the files hold no chats.
+      tokenizer: tokenizer that made the ids of indexed datasets; None if there are
+        none.
+      start: index in `sources` of the first file to read, and the first line or row to
+        read in that file.
       on_read: called with the number of bytes whenever some are read from a file.
     Raises:
-      ValueError: a file cannot be read, is cut off, is not text, or lacks the field;
+      ValueError: a file cannot be read, is truncated, is not text, or lacks the field;
         the message names the file and the line.
     """
     for source_index, source in enumerate(sources):
@@ -228,7 +232,7 @@ def _find_under(path: str, remote: RemoteFiles | None) -> list[Source]:
         raise ValueError(
             f"--data.path {path!r} cannot be read: {error.strerror}"
         ) from None
-    except RuntimeError as error:  # ~user, without such a user
+    except RuntimeError as error:  # ~user for a user that does not exist
         raise ValueError(f"--data.path {path!r} cannot be read: {error}") from None
     if not root.is_dir():
         if root.stat().st_size == 0:
@@ -269,8 +273,7 @@ def _is_not_source(folder: str) -> bool:
 def _walk(root: pathlib.Path, skip: Callable[[str], bool]) -> Iterator[pathlib.Path]:
     """Yield every path under root that is not a folder, hidden or skipped.
 
-    Links to folders are yielded but not followed; so are broken links and special
-    files.
+    Links to folders, broken links and special files are yielded but not followed.
     """
     for folder, subfolders, files in os.walk(root, onerror=_refuse_folder):
         subfolders[:] = [s for s in subfolders if not (s.startswith(".") or skip(s))]
@@ -283,7 +286,7 @@ def _walk(root: pathlib.Path, skip: Callable[[str], bool]) -> Iterator[pathlib.P
 def _without_others(
     root: pathlib.Path, found: Iterator[pathlib.Path]
 ) -> Iterator[pathlib.Path]:
-    """Yield the files of a folder, and log what else is in it."""
+    """Yield the files of a folder that can be read, and log which others it has."""
     others = []
     for path in found:
         if path.is_file():
@@ -332,7 +335,7 @@ def _kind(path: File) -> Kind:
         case ".parquet":
             return "parquet"
         case megatron.TOKENS | megatron.INDEX:
-            assert isinstance(path, pathlib.Path)  # remote ones are not listed
+            assert isinstance(path, pathlib.Path)  # remote folders cannot be listed
             megatron.check_pair(path)
             return "megatron"
         case _:
@@ -340,7 +343,7 @@ def _kind(path: File) -> Kind:
 
 
 def _hub_kind(path: File) -> Kind:
-    """Return the format of a file of a hub's data set, in which .json holds records."""
+    """Return the format of a file of a hub data set, where .json files hold records."""
     is_json = pathlib.Path(plain_name(path.name)).suffix.lower() == ".json"
     return "json" if is_json else _kind(path)
 
@@ -350,7 +353,7 @@ def _suggest(missing: pathlib.Path) -> str:
     parent = missing.parent
     try:
         siblings = os.listdir(parent)
-    except OSError:  # also missing, not a folder, or not readable
+    except OSError:  # the parent may be missing, not a folder, or not readable
         siblings = []
     near = difflib.get_close_matches(str(missing), [STDLIB, SYNTHETIC], n=1)
     near += [

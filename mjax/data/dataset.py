@@ -46,13 +46,13 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """What is known about the text of one corpus."""
+    """Hash, counts and split of the text of one corpus."""
 
     name: str
     corpus_hash: str
     """SHA-256 over the names and contents of the documents."""
     split: Literal["document", "position", "synthetic"]
-    """How the text was split into training and held-out text."""
+    """How the text was split into training and held-out text, see `prepare`."""
     num_documents: int
     num_bytes: int
     counts: dict[Side, SideCounts]
@@ -62,23 +62,25 @@ class Corpus:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """Training and held-out samples, and what is known about their text."""
+    """Training and held-out samples, with their tokenizer and counts of their text."""
 
     tokenizer: Tokenizer
     tokenizer_path: str
-    """bytes; a tokenizer.json, including one trained on this corpus; or the name on a
-    hub, with the commit."""
+    """"bytes"; the path of a tokenizer.json, which may have been trained on this
+    corpus; or a name on a hub, with the commit."""
     train: Stream
     held_out: HeldOut
     corpora: tuple[Corpus, ...]
     corpus_hash: str
-    """Hash of the corpus; of a mixture, over the hashes and shares of its corpora."""
+    """Hash of the corpus; for a mixture, a hash of the hashes and shares of its
+    corpora."""
     fingerprint: str
-    """Hash of everything that decides the samples: equal data, equal fingerprint."""
+    """Hash of everything that determines the samples: equal if the samples are
+    equal."""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Size and version of each file in an object store, in words, by URL."""
+    """URL of each file in an object store -> text with its size and version."""
     chat_template: ChatTemplate | None = None
-    """Template that rendered the chats; None: no chats are read."""
+    """Template that rendered the chats; None if the data are not chats."""
 
     @property
     def num_documents(self) -> int:
@@ -87,7 +89,7 @@ class Dataset:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of text in UTF-8, including the held-out text."""
+        """Number of bytes of text in UTF-8, including the held-out text."""
         return sum(corpus.num_bytes for corpus in self.corpora)
 
     @property
@@ -97,12 +99,12 @@ class Dataset:
 
     @property
     def max_token_id(self) -> int:
-        """Largest id in the text."""
+        """Largest token id in the text."""
         return max(c.counts[side].max_token_id for c in self.corpora for side in SIDES)
 
     @property
     def bytes_per_token(self) -> float:
-        """Bytes of text per training token."""
+        """Mean bytes of text per training token."""
         times = _times_read(self.train)
         counts = [corpus.counts["train"] for corpus in self.corpora]
         return float(
@@ -112,7 +114,7 @@ class Dataset:
 
     @property
     def unigram_bits_per_byte(self) -> float:
-        """Entropy of single bytes of held-out text, which needs no context to reach."""
+        """Entropy of single bytes of the held-out text; needs no context."""
         times = _times_read(self.held_out)
         counts = [corpus.counts["held_out"] for corpus in self.corpora]
         total = sum(t * sum(c.byte_counts) for t, c in zip(times, counts, strict=True))
@@ -126,10 +128,10 @@ class Dataset:
         return -math.fsum(share * math.log2(share) for share in shares if share)
 
     def check_vocab_size(self, vocab_size: int) -> None:
-        """Refuse a model whose vocabulary lacks tokens that the text holds.
+        """Refuse a model whose vocabulary lacks tokens of the text.
 
         Raises:
-          ValueError: some token id of the text is >= vocab_size.
+          ValueError: a token id of the text is vocab_size or above.
         """
         if self.max_token_id >= vocab_size:
             raise ValueError(
@@ -144,7 +146,7 @@ class Dataset:
 
 
 def _times_read(side: Stream | HeldOut) -> list[fractions.Fraction]:
-    """Return how often a sample of each corpus is read, in a common unit."""
+    """Return how often a sample of each corpus is read, relative to the others."""
     shares = mixture.shares(side.weights)
     return [
         fractions.Fraction(share, len(samples))
@@ -155,17 +157,17 @@ def _times_read(side: Stream | HeldOut) -> list[fractions.Fraction]:
 def open_dataset(
     config: DataConfig, *, seed: int, remote: RemoteFiles | None = None
 ) -> Dataset:
-    """Open the data of a config, tokenizing text that is not in the cache yet.
+    """Open the data of a config, and tokenize text that is not in the cache yet.
 
     Args:
-      config: what to read.
-      seed: seed of the run; decides the order of the training samples, and the content
-        of the synthetic corpus.
-      remote: from `remote_hosts.shared`; None opens the remote files for this
-        process alone.
+      config: data of the run.
+      seed: seed of the run; determines the order of the training samples, and the
+        content of the synthetic corpus.
+      remote: remote files that `remote_hosts.shared` returned; None opens the remote
+        files for this process only.
     Raises:
-      ValueError: missing, empty or unreadable data, an unknown tokenizer, or a corpus
-        shorter than one sequence.
+      ValueError: data are missing, empty or unreadable, the tokenizer is unknown, or a
+        corpus is shorter than one sequence.
     """
     if config.path == (SYNTHETIC,):
         return _open_synthetic(config, seed)
@@ -201,7 +203,7 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
         for paths, from_files, opened in zip(config.paths, sources, files, strict=True)
     )
     corpus_hash = _mixture_hash(found, config.weights)
-    tokenizer = files[0].tokenizer  # the same for all: none is trained on one of them
+    tokenizer = files[0].tokenizer  # equal: trained ones are refused
     return Dataset(
         tokenizer=tokenizer,
         tokenizer_path=str(files[0].trained_tokenizer or config.tokenizer),
@@ -216,12 +218,12 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
 
 
 def prepare_files(config: DataConfig) -> list[TokenFiles]:
-    """Tokenize each corpus into the cache, or continue where an earlier process ended.
+    """Tokenize each corpus into the cache, continuing the work of an ended process.
 
     The files do not depend on the order of samples, so runs with any seed can use them.
 
     Raises:
-      ValueError: missing, empty or unreadable data, or an unknown tokenizer.
+      ValueError: data are missing, empty or unreadable, or the tokenizer is unknown.
     """
     if config.path == (SYNTHETIC,):
         raise ValueError(
@@ -234,16 +236,16 @@ def prepare_files(config: DataConfig) -> list[TokenFiles]:
 
 
 def _pinned(config: DataConfig) -> DataConfig:
-    """Return the config with the commit of a tokenizer on a hub; ask the hub once."""
+    """Return the config with a hub tokenizer's commit; this asks the hub once."""
     tokenizer = hub_tokenizers.pinned(config.tokenizer)
     return dataclasses.replace(config, tokenizer=tokenizer)
 
 
 def _read_settings(config: DataConfig) -> Settings:
-    """Return the settings that decide the tokens.
+    """Return the settings that determine the tokens.
 
     Raises:
-      ValueError: there is no template for chats, or it is broken.
+      ValueError: the template for chats is missing or broken.
     """
     return Settings(
         text_field=config.text_field,
@@ -255,7 +257,7 @@ def _read_settings(config: DataConfig) -> Settings:
 
 
 def _read_template(config: DataConfig) -> ChatTemplate:
-    """Read the chat template that the flag names, or else the tokenizer's own."""
+    """Return the chat template that the flag names, otherwise the tokenizer's own."""
     tokenizer = load_tokenizer(config.tokenizer, eos_token=config.eos_token)
     found, flag = None, "--data.chat-template"
     if config.tokenizer != BYTES:
@@ -290,7 +292,7 @@ def _read_template(config: DataConfig) -> ChatTemplate:
 def _open_files(
     config: DataConfig, settings: Settings, remote: RemoteFiles | None
 ) -> tuple[list[list[corpora.Source]], list[TokenFiles]]:
-    """Open the token files of every corpus; return them and their sources."""
+    """Open the token files of every corpus; return its sources and token files."""
     cache_dir = cache_files.cache_dir(config.cache_dir)
     found = [corpora.find_sources(paths, remote) for paths in config.paths]
     for source in (source for sources in found for source in sources):
@@ -309,7 +311,7 @@ def _check_apart(
     """Refuse a file that two corpora contain if one of them is split by position.
 
     Raises:
-      ValueError: the held-out text of one corpus is training text of the other.
+      ValueError: held-out text of one corpus would be training text of the other.
     """
     for index, opened in enumerate(files):
         if opened.survey.split != "position":
@@ -330,10 +332,10 @@ def _check_apart(
 def _open_samples(
     config: DataConfig, paths: tuple[str, ...], files: TokenFiles, side: Side
 ) -> Samples:
-    """Make the samples of one side of a corpus.
+    """Return the training or held-out samples of a corpus.
 
     Raises:
-      ValueError: there is none.
+      ValueError: there is no sample.
     """
     tokens, eos_id = files.tokens[side], files.tokenizer.eos_id
     if config.packing == "documents":
@@ -358,10 +360,10 @@ def _open_chats(
     files: TokenFiles,
     side: Side,
 ) -> Samples:
-    """Make the samples of one side of a corpus of chats.
+    """Return the training or held-out samples of a corpus of chats.
 
     Raises:
-      ValueError: there is none, or a chat is too long.
+      ValueError: there is no sample, or a chat is too long.
     """
     starts, seq_len = chat_samples.chat_starts(files.flags[side]), config.seq_len
     sizes = np.diff(starts)
@@ -446,7 +448,7 @@ def _stream(samples: tuple[Samples, ...], config: DataConfig, seed: int) -> Stre
 
 
 def _mixture_hash(found: tuple[Corpus, ...], weights: tuple[float, ...]) -> str:
-    """Hash the corpora of a mixture and their shares; one corpus keeps its own hash."""
+    """Hash the corpora and shares of a mixture; a single corpus keeps its hash."""
     if len(found) == 1:
         return found[0].corpus_hash
     shares = mixture.shares(weights)
@@ -457,7 +459,7 @@ def _mixture_hash(found: tuple[Corpus, ...], weights: tuple[float, ...]) -> str:
 
 def _settings(config: DataConfig) -> str:
     words = [config.seq_len, config.held_out_fraction, config.isolate_documents]
-    # Absent where they are the defaults: then the fingerprint is that of runs from
+    # Left out if they have their defaults: then the fingerprint is that of runs from
     # before.
     packing = [] if config.packing == "windows" else [config.packing]
     one_batch = ["one batch"] if config.one_batch else []

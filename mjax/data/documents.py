@@ -1,12 +1,12 @@
 """Make samples of one document each from a token stream, without packing.
 
-A document of n tokens, including its end token, has n - 1 targets. It is cut into
-pieces of at most seq_len + 1 tokens that overlap by one, so every token except the
-first is a target once, as in a packed stream. Each piece, with padding, is one sample.
-A document of one token has no target and no sample.
+A document of n tokens, including its end token, has n - 1 targets. It is split into
+pieces of at most seq_len + 1 tokens that overlap by one token, so every token except
+the first is a target once, as in a packed stream. Each piece, with padding, is one
+sample. A document of one token has no target and no sample.
 
-An array beside the token files holds the positions of the documents. It is mapped into
-memory, so the memory of a process does not grow with the number of documents.
+A file next to the token files holds an array with the positions of the documents. It is
+mapped into memory, so a process needs no more memory for more documents.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxtyping import Int, Int32, Int64, UInt
 
 from mjax.data.samples import NO_TARGET, Tokens, one_sample
 
-_BLOCK_TOKENS = 1 << 24  # looked at together while the ends of documents are sought
+_BLOCK_TOKENS = 1 << 24  # tokens searched for document ends at a time
 
 
 def index_documents(
@@ -29,15 +29,15 @@ def index_documents(
       eos_id: the token that ends a document.
       seq_len: T, tokens per sample.
     Returns:
-      An array with D + 1 columns for D documents: the start of each in the stream, and
-      the number of samples before it. The last column holds the totals.
+      [2, D + 1] for D documents: row 0 holds the start of each document in the stream,
+      row 1 the number of samples before it. The last column holds the totals.
     """
     blocks = [
         np.flatnonzero(stream[start : start + _BLOCK_TOKENS] == eos_id) + start + 1
         for start in range(0, len(stream), _BLOCK_TOKENS)
     ]
     starts = np.concatenate([np.zeros(1, np.int64), *blocks])
-    if starts[-1] != len(stream):  # a side that is cut by position ends anywhere
+    if starts[-1] != len(stream):  # a split by position ends anywhere
         starts = np.append(starts, len(stream))
     index = np.zeros((2, len(starts)), np.int64)
     index[0] = starts
@@ -47,11 +47,11 @@ def index_documents(
 
 @dataclasses.dataclass(frozen=True)
 class DocumentSamples:
-    """Documents of a token stream, and pieces of the longer ones."""
+    """Samples of the documents of a token stream, one document or piece each."""
 
     stream: Tokens
     index: Int64[np.ndarray, "2 _"]
-    """What `index_documents` returns for this seq_len."""
+    """Result of `index_documents` for this seq_len."""
     seq_len: int
     eos_id: int
 
@@ -72,8 +72,8 @@ class DocumentSamples:
     ) -> dict[str, Int32[np.ndarray, "B T"]]:
         """Return several samples: tokens, targets, segments, positions.
 
-        The document is segment 0. Padding comes after it, holds the token that ends a
-        document, has no target and is segment 1, with positions of its own.
+        The document is segment 0. Padding after it is segment 1, with positions of its
+        own; it consists of the token that ends a document, and has no targets.
         """
         shape = (len(indices), self.seq_len)
         tokens = np.full(shape, self.eos_id, np.int32)
@@ -94,9 +94,9 @@ class DocumentSamples:
         }
 
     def _piece(self, sample: int) -> UInt[np.ndarray, "_"]:
-        """Return the tokens of a sample, one more than it has targets."""
+        """Return the tokens of a sample, one more than the number of its targets."""
         starts, firsts = self.index
-        # Documents without samples have the number of the next one: take the last.
+        # Documents without samples have the same number as the next: take the last.
         document = int(np.searchsorted(firsts, sample, side="right")) - 1
         start = int(starts[document]) + (sample - int(firsts[document])) * self.seq_len
         stop = min(start + self.seq_len + 1, int(starts[document + 1]))

@@ -1,9 +1,9 @@
 """Hash files with SHA-256, reading each file only once until it changes.
 
-A hash is remembered in the cache folder under the file's device, inode, size and time
-of status change (ctime), which the kernel sets whenever content, name or times change
-and which no program can set. Files that changed within the last seconds are not
-remembered: the clock of the file system may not tell the next change from that one.
+The cache folder keeps a table of hashes. Its key is a file's device, inode, size and
+time of status change (ctime). The kernel sets ctime whenever content, name or times
+change, and no program can set it. A file that changed within the last seconds is not
+added: the file system's clock may be too coarse to show another change.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from mjax.data import cache_files
 from mjax.data.unfinished import SAVE_S, Meter
 
 _TABLE = "file_hashes.json"
-_SETTLED_NS = 2_000_000_000  # FAT has the coarsest clock: 2 s
+_SETTLED_NS = 2_000_000_000  # FAT's clock is the coarsest: 2 s
 _log = logging.getLogger(__name__)
 
 State = tuple[int, int, int, int]
@@ -27,13 +27,14 @@ State = tuple[int, int, int, int]
 def hash_files(
     paths: Sequence[pathlib.Path], cache_dir: pathlib.Path
 ) -> dict[pathlib.Path, str]:
-    """Return the hexadecimal SHA-256 of each file, reading those that are not known.
+    """Return path -> hexadecimal SHA-256; read only files that are not in the table.
 
-    Processes of a machine that hash the same files wait for the first one.
+    If several processes of a machine hash the same files, the first one does so and the
+    others wait.
 
     Args:
       paths: paths of regular files.
-      cache_dir: folder of the table of hashes. If it cannot be written, the files are
+      cache_dir: folder of the table of hashes. If it is not writable, the files are
         hashed at every start.
     Raises:
       ValueError: a file cannot be read, or changes while it is read.
@@ -55,7 +56,7 @@ def hash_files(
         num_known = len(known)
         try:
             return _hash_missing(paths, known, table)
-        finally:  # an interrupt keeps what was hashed until then
+        finally:  # after an interrupt, hashes computed so far are kept
             if len(known) > num_known:
                 _write(table, known)
 
@@ -65,12 +66,12 @@ def _hash_missing(
     known: dict[State, str],
     table: pathlib.Path | None = None,
 ) -> dict[pathlib.Path, str]:
-    """Hash the files with unknown hashes, and add the hashes that may be remembered.
+    """Hash the files that are not in the table, and add those that may be added.
 
     Args:
       paths: paths of the files.
-      known: known hashes; new ones are added.
-      table: file in which they are saved now and then, so that a killed process loses
+      known: hashes of the table; new hashes are added in place.
+      table: file in which hashes are saved now and then, so a killed process loses
         little; None saves nothing.
     """
     found, saved = {}, time.monotonic()
@@ -105,14 +106,14 @@ def _hash(path: pathlib.Path, state: State) -> str:
 
 
 class TouchedError(ValueError):
-    """A file was changed while it was read, but its content is as before."""
+    """A file was changed while it was read, but now has its old content again."""
 
 
 class Unchanged:
     """Detects changes of files during a long read, even changes that were undone."""
 
     def __init__(self, paths: Sequence[pathlib.Path]) -> None:
-        """Note the files as they are now.
+        """Record the present state of the files.
 
         Raises:
           ValueError: a file cannot be read.
@@ -120,13 +121,13 @@ class Unchanged:
         self._states = {path: _state_of(path) for path in paths}
 
     def check(self, has_content: Callable[[], None]) -> None:
-        """Refuse files that were changed since they were noted.
+        """Refuse files that were changed since this object was created.
 
         Args:
-          has_content: raises ValueError if their content has changed.
+          has_content: function that raises ValueError if their content has changed.
         Raises:
-          TouchedError: a file was changed, and its content is as before; it may have
-            been different when it was read.
+          TouchedError: a file was changed, but its content is as before; the content
+            may have been different when it was read.
           ValueError: from `has_content`, or a file cannot be read.
         """
         for path, state in self._states.items():
@@ -156,7 +157,7 @@ def _state_of(path: pathlib.Path) -> State:
 
 
 def _read(table: pathlib.Path) -> dict[State, str]:
-    """Return the remembered hashes; empty if the table is missing or damaged."""
+    """Return the hashes of the table; empty if it is missing or damaged."""
     if not table.exists():
         return {}
     try:
@@ -168,7 +169,7 @@ def _read(table: pathlib.Path) -> dict[State, str]:
 
 
 def _write(table: pathlib.Path, known: dict[State, str]) -> None:
-    """Keep the newest state of each file."""
+    """Write the table, with only the newest state of each file."""
     newest = {(state[0], state[1]): (*state, digest) for state, digest in known.items()}
     with cache_files.written_whole(table) as temporary:
         cache_files.write_json(temporary, list(newest.values()))

@@ -1,6 +1,6 @@
-"""A file of a corpus, wherever it is: on a disk of this host, or remote.
+"""Files of a corpus, on a disk of this host or remote.
 
-A remote file is read in blocks; one block at a time is in memory.
+A remote file is read in blocks, of which one at a time is in memory.
 """
 
 import dataclasses
@@ -11,35 +11,35 @@ from typing import Any, Literal
 
 
 class UnreadableError(ValueError):
-    """A file of the corpus cannot be read now, because its disk or store fails."""
+    """A file of the corpus cannot be read now, because of its disk or store."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class RemotePath:
-    """A remote file; it has the methods of a path that readers of files use."""
+    """A remote file, with those methods of a path that file readers use."""
 
     url: str
     num_bytes: int
     block_bytes: int
-    """Size of each read; the last one of a file may be smaller."""
+    """Size of each read in bytes; the last read of a file may be smaller."""
     read_range: Callable[[int, int], bytes]
-    """Takes start and length and returns the bytes. Raises OSError if they cannot be
-    read now, ValueError if that will not change."""
+    """Takes start and length in bytes, and returns the bytes. Raises OSError if they
+    cannot be read now, and ValueError if they never can be."""
     sha256: Callable[[], str]
-    """Returns the hexadecimal SHA-256 of the content, reading the file if need be.
-    Raises as `read_range`."""
+    """Returns the hexadecimal SHA-256 of the content, reading the file if necessary.
+    Errors as in `read_range`."""
 
     def __str__(self) -> str:
         return self.url
 
     @property
     def name(self) -> str:
-        """The last part of the URL."""
+        """Last part of the URL."""
         return self.url.rpartition("/")[2]
 
     @property
     def suffix(self) -> str:
-        """The ending of the name, with its dot."""
+        """Suffix of the name, with its dot."""
         return pathlib.PurePosixPath(self.name).suffix
 
     def open(
@@ -48,7 +48,7 @@ class RemotePath:
         """Open the file for reading, from its first byte.
 
         Raises:
-          UnreadableError: while it is read, see `read_range`.
+          UnreadableError: raised by reads, if `read_range` raises OSError.
         """
         return _Reader(self)
 
@@ -57,7 +57,7 @@ File = pathlib.Path | RemotePath
 
 
 def size_of(file: File) -> int:
-    """Return the bytes of a file.
+    """Return the size of a file in bytes.
 
     Raises:
       OSError: the file on the disk is not accessible.
@@ -96,7 +96,7 @@ class _Reader(io.RawIOBase):
             return 0
         if not self._start <= self._at < self._start + len(self._block):
             self._start = self._at // self._path.block_bytes * self._path.block_bytes
-            self._block = b""  # before the next one is read
+            self._block = b""  # freed before the next block is read
             try:
                 self._block = self._path.read_range(
                     self._start, min(self._path.block_bytes, size - self._start)

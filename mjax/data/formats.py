@@ -1,8 +1,8 @@
 """Read the texts or records of a file of any format, in bounded memory.
 
 A text file is one text, in pieces of about a megabyte. Lines of JSONL, objects of a
-JSON array, and rows of CSV and of parquet are records; one field holds the text. An
-error about content that cannot be read names the file and the line.
+JSON array, and rows of CSV and of parquet are records; one field holds the text. Errors
+about unreadable content name the file and the line.
 """
 
 import codecs
@@ -19,20 +19,20 @@ from mjax.data.compressed import opened, plain_name
 from mjax.data.files import File, RemotePath, size_of
 
 RecordKind = Literal["jsonl", "json", "csv", "parquet"]
-"""Formats of files that hold records."""
+"""Format of a file that holds records."""
 _BETWEEN = re.compile(r"\s*(,?)\s*(\]?)")  # the values of a JSON array
 
 PIECE_CHARS = 1 << 20
-"""A longer document is passed on (and tokenized) in pieces of about this size."""
+"""Characters per piece; longer documents are passed on and tokenized in pieces."""
 MAX_LINE_BYTES = 1 << 28
 """Maximum length of a line of JSONL; decoding it takes several times this memory."""
 
 
 def split_text(text: str) -> Iterator[str]:
-    """Cut a text in pieces of at most PIECE_CHARS, after a newline where there is one.
+    """Split a text into pieces of at most PIECE_CHARS, after a newline if possible.
 
-    Deterministic; joined, the pieces are the text. Byte-level BPE may tokenize the few
-    characters around a cut differently than in the whole text.
+    The result is deterministic, and the joined pieces equal the text. Byte-level BPE
+    may tokenize a few characters around a boundary differently than in the whole text.
     """
     start = 0
     while len(text) - start > PIECE_CHARS:
@@ -45,13 +45,13 @@ def split_text(text: str) -> Iterator[str]:
 
 
 def read_text(path: File, on_read: Callable[[int], None]) -> Iterator[str]:
-    """Decode a text file piece by piece; newlines and byte order marks are kept.
+    """Yield a decoded text file in pieces; keep newlines and byte order marks.
 
     Args:
       path: path of the file.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
-      ValueError: it cannot be read, is cut off, or is not text.
+      ValueError: the file cannot be read, is truncated, or is not text.
     """
     decoder = codecs.getincrementaldecoder("utf-8")()
     rest, num_read = "", 0
@@ -71,7 +71,7 @@ def read_text(path: File, on_read: Callable[[int], None]) -> Iterator[str]:
 def _decode(
     decoder: codecs.IncrementalDecoder, block: bytes, path: File, num_read: int
 ) -> str:
-    pending = len(decoder.getstate()[0])  # bytes of a character begun in the last block
+    pending = len(decoder.getstate()[0])  # start of a split character
     try:
         return decoder.decode(block, final=not block)
     except UnicodeDecodeError as error:
@@ -93,17 +93,17 @@ def read_texts(
     first: int,
     on_read: Callable[[int], None],
 ) -> Iterator[tuple[int, str]]:
-    """Yield (number, text) of the records of a file from number `first` on.
+    """Yield (number, text) for the records of a file from number `first` on.
 
     Args:
       path: path of the file.
       kind: format of the file.
-      field: field that holds the text; a.b is the field b of the object a, if no field
-        has that name.
+      field: field that holds the text; if no field is named a.b, a.b means the field b
+        of the object a.
       first: number of the first record to yield.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
-      ValueError: as `read_records`, or a record has no text in the field.
+      ValueError: as in `read_records`, or a record has no text in the field.
     """
     for number, record in read_records(path, kind, first, on_read, field):
         yield number, _text_of(record, field, f"{path}:{number}")
@@ -116,7 +116,7 @@ def read_records(
     on_read: Callable[[int], None],
     field: str | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (number, record) from number `first` on.
+    """Yield (number, record) for the records of a file from number `first` on.
 
     Args:
       path: path of the file.
@@ -124,9 +124,9 @@ def read_records(
         are numbered from 1, rows of parquet from 0.
       first: number of the first record to yield.
       on_read: called with the number of bytes whenever some are read from the file.
-      field: the only field to read; None reads all.
+      field: the only field to read; None reads all fields.
     Raises:
-      ValueError: the file cannot be read, is cut off, is not of its format, or has no
+      ValueError: the file cannot be read, is truncated, is not of its format, or has no
         such column.
     """
     match kind:
@@ -156,7 +156,7 @@ def _text_of(record: dict[str, Any], field: str, where: str) -> str:
         )
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair
+    except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair
         raise ValueError(f"{where} {_not_text(error.reason)}") from None
     return text
 
@@ -187,7 +187,7 @@ def _read_jsonl(
 
 
 def _lines(file: io.BufferedIOBase, path: File) -> Iterator[bytes]:
-    """Yield the lines of a file; refuse one that is too long to be held in memory."""
+    """Yield the lines of a file; refuse a line that is too long for memory."""
     lines = iter(lambda: file.readline(MAX_LINE_BYTES + 1), b"")
     for number, line in enumerate(lines, start=1):
         if len(line) > MAX_LINE_BYTES:
@@ -201,7 +201,7 @@ def _lines(file: io.BufferedIOBase, path: File) -> Iterator[bytes]:
 def _read_json(
     path: File, first: int, on_read: Callable[[int], None]
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the objects of a JSON array; without an array, one object per line."""
+    """Yield (number, object) of a JSON array; without an array, of each line."""
     with opened(path) as file:
         while (char := file.read(1)).isspace():
             pass
@@ -217,7 +217,7 @@ def _read_json(
 
 
 def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
-    """Yield the values after the bracket of a JSON array, one in memory at a time."""
+    """Yield the values after a JSON array's bracket, one in memory at a time."""
     decoder = json.JSONDecoder()
     decode = codecs.getincrementaldecoder("utf-8")().decode
     text, at, size, is_at_end = "", 0, PIECE_CHARS, False
@@ -225,7 +225,7 @@ def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
         where = f"{path}:{number}"
         while True:
             between = _BETWEEN.match(text, at)
-            assert between is not None  # it also matches the empty string
+            assert between is not None  # the pattern also matches the empty string
             start, has_comma = between.end(), bool(between[1])
             if between[2] and not has_comma:
                 if text[start:].strip() or file.read().strip():
@@ -241,7 +241,7 @@ def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
             with contextlib.suppress(json.JSONDecodeError):
                 with _json_limits(where):
                     value, end = decoder.raw_decode(text, start)
-                if end < len(text) or is_at_end:  # a number may continue after the text
+                if end < len(text) or is_at_end:  # a number may continue
                     break
             if is_at_end or len(text) - at > MAX_LINE_BYTES:
                 raise ValueError(
@@ -261,13 +261,13 @@ def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _json_limits(where: str) -> Iterator[None]:
-    """Name the place of JSON that Python cannot read; pass on errors of syntax."""
+    """Name the place of JSON that exceeds Python's limits; pass on syntax errors."""
     try:
         yield
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise
     except (RecursionError, ValueError) as error:
-        # Too many brackets, or a number of thousands of digits.
+        # Too deeply nested brackets, or a number with thousands of digits.
         raise ValueError(
             f"{where} cannot be read as JSON ({error}); leave the line "
             "out, or shorten what is nested or long in it"
@@ -286,7 +286,7 @@ def _checked_object(record: Any, where: str) -> dict[str, Any]:
 def _read_csv(
     path: File, first: int, on_read: Callable[[int], None], field: str | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row number, cells by column); the first row names the columns."""
+    """Yield (row number, {column: cell}); the first row names the columns."""
     csv.field_size_limit(MAX_LINE_BYTES)
     delimiter = "\t" if plain_name(path.name).lower().endswith(".tsv") else ","
     number = 0
@@ -320,7 +320,7 @@ def _read_csv(
 def _read_parquet(
     path: File, first: int, on_read: Callable[[int], None], field: str | None
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield (row number, values by column), reading a few rows at a time."""
+    """Yield (row number, {column: value}), reading a few rows at a time."""
     try:
         import pyarrow
         import pyarrow.parquet

@@ -1,9 +1,9 @@
 """Download files of repositories on a Hugging Face hub.
 
-The hub gives the commit of a revision, and the files of the commit with their
-checksums. Files are downloaded into the cache of `huggingface_hub` (HF_HOME), where a
-partial download is continued, and compared with their checksums. A list records the
-compared files, so that without the hub only complete files are read.
+The hub returns the commit of a revision, and the files of the commit with their
+checksums. Files are downloaded into the cache of `huggingface_hub` (HF_HOME), which
+continues partial downloads, and compared with their checksums. A list records the
+compared files, so only complete files are read when the hub is unreachable.
 
 Source: https://huggingface.co/docs/huggingface_hub (HfApi.repo_info and
 hf_hub_download; HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN).
@@ -28,12 +28,12 @@ from mjax.data.mirror.mirror import RemoteFile
 PREFIX = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """Pattern of a commit, a revision that never changes."""
-# The parts of a URL before the host, and its query, which may be a signature.
+# The parts of a URL before the host, and the query, which may contain a signature.
 _SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"()]*")
 _NOUNS = {"dataset": "data set", "model": "model"}
 _TIMEOUT_S = 30
-_PARTIAL = 206  # HTTP: the answer has the range that was asked for
-_REFUSED = (401, 403)  # HTTP: the client is unknown, or may not read this
+_PARTIAL = 206  # HTTP: the answer has the requested range
+_REFUSED = (401, 403)  # HTTP: no authentication, or no permission
 _log = logging.getLogger(__name__)
 
 
@@ -46,7 +46,7 @@ class Repository(NamedTuple):
     revision: str
     """A branch, a tag or a commit."""
     flag: str
-    """Such as --data.path; messages begin with it."""
+    """Flag that names it, such as --data.path; error messages begin with the flag."""
 
     @property
     def is_fixed(self) -> bool:
@@ -55,11 +55,11 @@ class Repository(NamedTuple):
 
     @property
     def noun(self) -> str:
-        """Kind of the repository, in words."""
+        """Kind of the repository, for messages."""
         return f"{_NOUNS[self.kind]} {self.name}"
 
     def at(self, revision: str) -> str:
-        """Return the name of the repository at a revision, as flags have it."""
+        """Return the name of the repository at a revision, in the format of flags."""
         folder = "datasets/" if self.kind == "dataset" else ""
         return f"{PREFIX}{folder}{self.name}@{revision}"
 
@@ -72,9 +72,9 @@ class Fetched(NamedTuple):
 
     folder: pathlib.Path
     files: list[str]
-    """Paths in the folder, which may hold other files too."""
+    """Paths relative to the folder, which may also hold other files."""
     origin: str
-    """Name of the repository at the commit that the revision was."""
+    """Name of the repository at the commit of the revision."""
 
 
 class _Listing(NamedTuple):
@@ -82,16 +82,16 @@ class _Listing(NamedTuple):
 
     commit: str
     files: dict[str, str]
-    """Checksum of each file, as sha256:HEX, or git:HEX for the hash of a git blob."""
+    """File -> checksum: sha256:HEX, or git:HEX for the hash of a git blob."""
     sizes: dict[str, int]
-    """Size of each file in bytes; empty in listings of versions without this field."""
+    """File -> size in bytes; empty in listings of versions without this field."""
 
 
 class Snapshot:
     """A repository at one commit; its files are downloaded on request."""
 
     def __init__(self, repository: Repository) -> None:
-        """Ask the hub about a revision, unless it is a commit that is known here.
+        """Ask the hub about a revision, unless it is a commit with a recorded listing.
 
         Raises:
           ValueError: the repository or the revision does not exist, or the hub does not
@@ -116,12 +116,12 @@ class Snapshot:
         return [file for file in self._listing.files if _is_inside(file)]
 
     def bring(self, files: Iterable[str]) -> Fetched:
-        """Download files that are not on this machine yet.
+        """Download the files that are not on this machine yet.
 
         Args:
           files: some of `self.files`.
         Raises:
-          ValueError: a download stops, a file arrives damaged, a file that was here was
+          ValueError: a download stops, a file arrives damaged, a local file was
             changed, or files are missing and the hub does not answer.
         """
         files, folder = sorted(files), self._home / "snapshots" / self.commit
@@ -131,18 +131,18 @@ class Snapshot:
             if self._failure is not None:
                 raise self._has_no_copy(self._failure)
             with _writable(self.repository), cache_files.locked(self._kept("arrived")):
-                arrived = self._read_arrived()  # another process may have been here
+                arrived = self._read_arrived()  # perhaps by another process
                 self._download_missing(files, folder, arrived)
         return Fetched(folder, files, self.repository.at(self.commit))
 
     def remote_files(self, files: Iterable[str]) -> list[RemoteFile]:
-        """Describe files that are read with `read_range` instead of `bring`.
+        """Describe files that are to be read with `read_range` instead of `bring`.
 
         Args:
           files: some of `self.files`.
         Raises:
-          ValueError: the hub does not give their sizes, or the cache of the library,
-            where the list of files is kept, cannot be written.
+          ValueError: the hub does not return their sizes, or the library's cache, where
+            the list of files is kept, cannot be written.
         """
         files = sorted(files)
         if not self._listing.sizes.keys() >= {*files}:
@@ -154,11 +154,11 @@ class Snapshot:
         return [RemoteFile(file, sizes[file], checksums[file]) for file in files]
 
     def read_range(self, file: str, start: int, length: int) -> bytes:
-        """Read bytes of a file of the hub.
+        """Return bytes of a file of the hub.
 
         Raises:
           OSError: the hub does not answer.
-          ValueError: the hub refuses.
+          ValueError: the hub refuses the request.
         """
         library, repository = self._library, self.repository
         url = library.hf_hub_url(
@@ -180,7 +180,7 @@ class Snapshot:
             raise OSError(_first_line(error)) from None
         if answer.status_code == _PARTIAL:
             return answer.content
-        return answer.content[start : start + length]  # a server without ranges
+        return answer.content[start : start + length]  # no support for ranges
 
     def tell(self) -> None:
         """Log which commit is read, and why if the hub did not answer."""
@@ -196,14 +196,14 @@ class Snapshot:
             _log.info("%s is commit %s", repository, self.commit)
 
     def remember(self) -> None:
-        """Record the commit of the revision, once all files that are read are here."""
+        """Record the commit of the revision; call this after all downloads."""
         if self._failure is None and not self.repository.is_fixed:
             remember(self.repository, self.commit)
 
     # ------------------------------------------------------------------------- the hub
 
     def _ask(self) -> _Listing:
-        """Return the commit of the revision, and its files."""
+        """Return the hub's listing: the commit of the revision, and its files."""
         repository, library = self.repository, self._library
         errors, host, noun = library.errors, _host(library), _NOUNS[repository.kind]
         api = library.HfApi(endpoint=_endpoint(library))
@@ -230,9 +230,9 @@ class Snapshot:
             ) from None
         except (OSError, _http_error(library), ValueError) as error:
             return self._known(error)
-        except (KeyError, TypeError):  # JSON, but of something else
+        except (KeyError, TypeError):  # JSON of another kind
             return self._known(ValueError(f"the answer does not describe a {noun}"))
-        if not COMMIT.fullmatch(info.sha or ""):  # it becomes a part of a path
+        if not COMMIT.fullmatch(info.sha or ""):  # it becomes part of a path
             return self._known(ValueError(f"the commit is {info.sha!r}"))
         files = {
             s.rfilename: f"sha256:{s.lfs.sha256}" if s.lfs else f"git:{s.blob_id}"
@@ -242,7 +242,7 @@ class Snapshot:
         return _Listing(info.sha, files, sizes)
 
     def _known(self, error: Exception) -> _Listing:
-        """Return the last recorded answer of the hub, which does not answer now."""
+        """Return the last recorded listing, because the hub does not answer."""
         self._failure = error
         try:
             commit = self.repository.revision
@@ -280,7 +280,7 @@ class Snapshot:
     def _download_missing(
         self, files: Iterable[str], folder: pathlib.Path, arrived: dict[str, str]
     ) -> None:
-        """Download missing files, compare them, and add them to the list."""
+        """Download missing files, check them, and add them to the list `arrived`."""
         self._keep_listing()
         try:
             for file in files:
@@ -297,7 +297,7 @@ class Snapshot:
     def _check_unchanged(
         self, folder: pathlib.Path, arrived: Mapping[str, str], files: Iterable[str]
     ) -> None:
-        """Refuse files that changed since they arrived; each is read once."""
+        """Refuse files that changed since their download; read each file once."""
         here = [folder / file for file in files if file in arrived]
         here = [path for path in here if path.is_file()]
         with _writable(self.repository):
@@ -330,7 +330,7 @@ class Snapshot:
             ) from None
 
     def _checked(self, file: pathlib.Path, checksum: str) -> str:
-        """Return the SHA-256 of a file; remove it if the hub says another checksum."""
+        """Return the SHA-256 of a file; delete it if the hub's checksum differs."""
         found = Comparison(checksum, file.stat().st_size)
         with file.open("rb") as opened:
             while block := opened.read(1 << 20):
@@ -363,7 +363,7 @@ class Snapshot:
             return None
 
     def _read_arrived(self) -> dict[str, str]:
-        """Return the SHA-256 of the files that were compared when they arrived."""
+        """Return file -> SHA-256, for files that were checked after their download."""
         try:
             found = cache_files.read_json(self._kept("arrived"))
             return checked_json.check(found, dict[str, str], "")
@@ -378,10 +378,10 @@ def fetch(
 
     Args:
       repository: the repository, at a revision.
-      choose: selects the files.
+      choose: function that selects the files.
     Raises:
       ValueError: the repository, the revision or the files do not exist, or the hub
-        cannot be reached and this machine does not have all of them.
+        cannot be reached and this machine does not have all files.
     """
     snapshot = Snapshot(repository)
     fetched = snapshot.bring(choose(snapshot))
@@ -391,11 +391,11 @@ def fetch(
 
 
 def remember(repository: Repository, commit: str) -> None:
-    """Record the commit of a revision, once all files that are read have arrived.
+    """Record the commit of a revision; call this when all files are downloaded.
 
     Args:
       repository: the repository, at the revision.
-      commit: the commit.
+      commit: the commit of the revision.
     Raises:
       ValueError: the cache cannot be written.
     """
@@ -412,7 +412,7 @@ def remember(repository: Repository, commit: str) -> None:
 def kept_commit(repository: Repository, before: str) -> str:
     """Return the commit with which a resumed run began.
 
-    Logs a warning if the revision now is another commit.
+    Logs a warning if the revision now refers to another commit.
 
     Args:
       repository: the repository, at the requested revision.
@@ -443,14 +443,14 @@ def _home(repository: Repository, cache: pathlib.Path) -> pathlib.Path:
 
 
 def _ref(repository: Repository, home: pathlib.Path) -> pathlib.Path:
-    """Return the file that says which commit the revision is."""
+    """Return the path of the file that holds the commit of the revision."""
     revision = urllib.parse.quote(repository.revision, safe="")
     return home / "mjax" / "refs" / f"{revision}.commit"
 
 
 @contextlib.contextmanager
 def _writable(repository: Repository) -> Iterator[None]:
-    """Raise an error with a remedy if the cache cannot be written."""
+    """Turn an error of writing the cache into one with a remedy."""
     try:
         yield
     except cache_files.UnwritableError as error:
@@ -488,7 +488,7 @@ def _host(library: Any) -> str:
 
 
 def _is_inside(file: str) -> bool:
-    """Say whether a file is in its repository, and not hidden."""
+    """Return whether a path stays inside the repository and is not hidden."""
     parts = pathlib.PurePosixPath(file).parts
     return not any(part.startswith((".", "/")) for part in parts)
 

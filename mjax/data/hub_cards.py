@@ -1,7 +1,8 @@
-"""Choose the files of one configuration and split of a data set by its card.
+"""Choose the files of one configuration and split of a data set, using its card.
 
-A card is the README.md of a data set; the YAML at its beginning may name configurations
-with the files of each split. Without it, the names of the files give the splits.
+A card is the README.md of a data set. The YAML at its beginning may name
+configurations, with the files of each split. Without this YAML, file names determine
+the splits.
 
 Source: https://huggingface.co/docs/hub/datasets-manual-configuration and
 datasets-file-names-and-splits. Differs: if no split is given, only `train` is read, not
@@ -21,7 +22,7 @@ from mjax.data.compressed import plain_name
 CARD = "README.md"
 DEFAULT = "default"
 SUFFIXES = frozenset({".txt", ".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet"})
-"""Endings of files that hold text or records."""
+"""Suffixes of files that hold text or records."""
 _TRAIN = "train"
 _KEYWORDS = {
     _TRAIN: ("train", "training"),
@@ -29,7 +30,7 @@ _KEYWORDS = {
     "test": ("test", "testing", "eval", "evaluation"),
 }
 _SHARD = re.compile(r"data/([\w.-]+?)-\d{5}-of-\d{5}\b.*")
-# Files about a data set. Only a card that names them makes them a part of it.
+# Files about a data set, which belong to it only if its card names them.
 _ABOUT = re.compile(
     r"(readme|licen[cs]e|copying|notice|citation|changelog|contributing|authors|"
     r"requirements|dataset_infos?|config)(?![a-z]).*\.(txt|json)",
@@ -38,13 +39,13 @@ _ABOUT = re.compile(
 
 
 class Chosen(NamedTuple):
-    """The files of a data set that are read."""
+    """The files of a data set to read."""
 
     files: list[str]
     config: str
     split: str
     left_out: list[str]
-    """Files that are not read; first those that a user might expect to be read."""
+    """Files that are not read; those that a user might expect to be read come first."""
 
 
 def choose(
@@ -54,12 +55,12 @@ def choose(
 
     Args:
       files: files of the data set.
-      card: text of its card; empty if it has none.
-      config: None: the only one, or the one that the card calls the default.
-      split: None: train, or the only one.
+      card: text of the card; empty if there is none.
+      config: name of the configuration; None means the only one, or the card's default.
+      split: name of the split; None means train, or the only split.
     Raises:
-      ValueError: there is no such configuration or split, none can be chosen without a
-        name, or it holds no file that can be read.
+      ValueError: the configuration or split does not exist, a name is needed to choose
+        one, or it has no readable file.
     """
     files = sorted(files)
     configs = _configs(card)
@@ -88,14 +89,14 @@ def choose(
 
 
 def is_text(file: str) -> bool:
-    """Say whether a file is of a format that is read."""
+    """Return whether a file has a readable format."""
     plain = plain_name(file)
     suffix = pathlib.PurePosixPath(plain).suffix.lower()
     return suffix in SUFFIXES and not (suffix == ".parquet" and plain != file)
 
 
 def endings() -> str:
-    """Say which files are read."""
+    """Return a text on which files are read."""
     return (
         f"files that are read end in {', '.join(sorted(SUFFIXES))}, optionally "
         "followed by .gz or .zst (not after .parquet)"
@@ -113,9 +114,9 @@ def _configs(card: str) -> Sequence[Mapping[str, Any]]:
     """Return the configurations that a card names.
 
     Raises:
-      ValueError: its YAML cannot be read.
+      ValueError: the card's YAML cannot be read.
     """
-    import yaml  # huggingface_hub needs it
+    import yaml  # a dependency of huggingface_hub
 
     match = re.match(r"\ufeff?---[ \t]*\r?\n(.*?)\n---[ \t]*(\r?\n|$)", card, re.DOTALL)
     try:
@@ -150,7 +151,7 @@ def _chosen_config(
 
 
 def _splits_of(config: Mapping[str, Any], files: list[str]) -> dict[str, list[str]]:
-    """Return the files of each split of a configuration."""
+    """Return split -> files, for a configuration."""
     name = f"data_files of configuration {config['config_name']!r}"
     folder = str(config.get("data_dir") or "").strip("/")
     inside = [f for f in files if not folder or f.startswith(f"{folder}/")]
@@ -182,7 +183,7 @@ def _splits_of(config: Mapping[str, Any], files: list[str]) -> dict[str, list[st
 
 
 def _matches(file: str, pattern: str) -> bool:
-    """Say whether a path matches a pattern, in which ** is any number of folders."""
+    """Return whether a path matches a pattern; ** matches any number of folders."""
     pattern = f"{pattern}**" if pattern.endswith("/") else pattern
     return _parts_match(file.split("/"), pattern.split("/"))
 
@@ -204,7 +205,7 @@ def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _inferred(files: Sequence[str]) -> dict[str, list[str]]:
-    """Find the splits in the names of files, or else in the names of their folders.
+    """Return split -> files, inferred from file names, otherwise from folder names.
 
     If no name contains a split, all files belong to train.
     """

@@ -1,8 +1,8 @@
 """Download data sets from a Hugging Face hub by name.
 
 A name is `hf://datasets/NAME@REVISION`, followed by `:CONFIGURATION` and `:SPLIT` if
-the data set has several. The files of that split are read in the order of their names;
-no other files of the data set are downloaded.
+the data set has several. The files of that split are read in the order of their names.
+Other files of the data set are not downloaded.
 """
 
 import logging
@@ -23,15 +23,15 @@ _log = logging.getLogger(__name__)
 
 
 def fetch(path: str) -> Fetched:
-    """Bring the files of one split of a data set to this machine.
+    """Download the files of one split of a data set.
 
     Args:
       path: hf://datasets/NAME@REVISION, hf://datasets/NAME@REVISION:CONFIGURATION or
-        hf://datasets/NAME@REVISION:CONFIGURATION:SPLIT; the revision is a branch, a tag
-        or a commit. An empty configuration is the default.
+        hf://datasets/NAME@REVISION:CONFIGURATION:SPLIT; The revision is a branch, a tag
+        or a commit. An empty configuration means the default.
     Raises:
-      ValueError: the name is of another form, the data set, the revision, the
-        configuration or the split does not exist or holds no text, or the hub cannot be
+      ValueError: the name has another format; the data set, the revision, the
+        configuration or the split does not exist or holds no text; or the hub cannot be
         reached and this machine does not have all files.
     """
     snapshot, chosen = _choose(path)
@@ -46,9 +46,9 @@ def list_files(path: str) -> Listing:
     """List the files of one split of a data set; download only its card.
 
     Args:
-      path: as for `fetch`.
+      path: as in `fetch`.
     Raises:
-      ValueError: as `fetch`.
+      ValueError: as in `fetch`.
     """
     snapshot, chosen = _choose(path)
     snapshot.tell()
@@ -79,15 +79,15 @@ def _origin(snapshot: Snapshot, chosen: Chosen) -> str:
 
 
 def pinned(path: str, recorded: Sequence[str]) -> str:
-    """Replace the revision of a data set in a path by its commit.
+    """Return a path in which the data set's revision is replaced by its commit.
 
     Args:
       path: path of any corpus; one that is not on a hub is returned unchanged.
-      recorded: paths with which the run began, if it is resumed. If one of them is the
-        same split at a commit, that path is returned, with a warning if the revision
-        now is another commit.
+      recorded: paths with which a resumed run began. If one of them is the same split
+        at a commit, that path is returned, with a warning if the revision now refers to
+        another commit.
     Raises:
-      ValueError: as `fetch`.
+      ValueError: as in `fetch`.
     """
     if not path.startswith(hub.PREFIX):
         return path
@@ -106,7 +106,7 @@ def pinned(path: str, recorded: Sequence[str]) -> str:
 
 
 def remember(path: str, at_commit: str) -> None:
-    """Record the commit of a revision, once all files that are read have arrived.
+    """Record the commit of a revision; call this when all files are downloaded.
 
     Args:
       path: path of any corpus, as given by a flag.
@@ -135,7 +135,7 @@ def _repository(match: re.Match[str]) -> Repository:
 
 
 def _card(snapshot: Snapshot) -> str:
-    """Return the text of the card; empty if there is none."""
+    """Return the text of the card; "" if there is none."""
     if CARD not in snapshot.files:
         return ""
     folder = snapshot.bring([CARD]).folder
@@ -143,7 +143,7 @@ def _card(snapshot: Snapshot) -> str:
 
 
 def _log_choice(path: str, chosen: Chosen) -> None:
-    """Log once which files are read, and which are not."""
+    """Log once which files are read, and which are left out."""
     _log.info(
         "%s %s: %d files of configuration %s, split %s",
         *(_FLAG, path, len(chosen.files), chosen.config, chosen.split),

@@ -1,7 +1,7 @@
 """Find the local files of a tokenizer by its name.
 
 A name is a path, or `hf://NAME@REVISION` for the repository of a model on a Hugging
-Face hub, from which only the files of the tokenizer are downloaded.
+Face hub. Only the tokenizer's files are downloaded from there.
 """
 
 import pathlib
@@ -31,13 +31,13 @@ def local(name: str, *, flag: str = FLAG) -> pathlib.Path:
 
     Args:
       name: a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
-      flag: that names the tokenizer, for messages.
+      flag: flag that names the tokenizer, for messages.
     Returns:
-      a path; if the name is a local path, the file may not exist.
+      The path of tokenizer.json; if the name is a local path, the file may not exist.
     Raises:
-      ValueError: the name is no hf://NAME@REVISION, the repository or the revision does
-        not exist or holds no tokenizer.json, the hub cannot be reached and this machine
-        has no complete copy, or a file of the copy was changed.
+      ValueError: the name is not of the form hf://NAME@REVISION; the repository or the
+        revision does not exist or holds no tokenizer.json; the hub cannot be reached
+        and this machine has no complete copy; or a file of the copy was changed.
     """
     if is_on_hub(name):
         return hub.fetch(_repository(name, flag), _choose).folder / SPEC
@@ -46,16 +46,16 @@ def local(name: str, *, flag: str = FLAG) -> pathlib.Path:
 
 
 def pinned(name: str, recorded: str | None = None, *, flag: str = FLAG) -> str:
-    """Replace the revision in the name of a tokenizer by its commit.
+    """Return the name of a tokenizer with its revision replaced by the commit.
 
     Args:
       name: name of any tokenizer; one that is not on a hub is returned unchanged.
-      recorded: name with which the run began, if it is resumed. If it is a commit of
-        the same repository, it is returned, with a warning if the revision now is
-        another commit.
-      flag: that names the tokenizer, for messages.
+      recorded: name with which a resumed run began. If it is a commit of the same
+        repository, it is returned, with a warning if the revision now refers to another
+        commit.
+      flag: flag that names the tokenizer, for messages.
     Raises:
-      ValueError: as `local`.
+      ValueError: as in `local`.
     """
     if not is_on_hub(name):
         return name

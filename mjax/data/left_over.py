@@ -1,7 +1,7 @@
-"""Find and remove the folders of unfinished preparations beside the token files.
+"""Find and remove the folders of unfinished preparations.
 
-Input: the folder of token files. Output: folders of killed processes. A preparation of
-the same corpus would continue such a folder, but none has been started since.
+Input: the folder of token files. Output: folders in it that killed processes have left.
+A new preparation of the same corpus would continue such a folder.
 """
 
 import contextlib
@@ -20,14 +20,14 @@ class LeftOver(NamedTuple):
 
     folder: pathlib.Path
     host: str
-    """Host on which it ran."""
+    """Host on which the preparation ran."""
     num_bytes: int
     age_s: float
-    """Seconds since it was last written."""
+    """Seconds since the folder was last written."""
 
     @property
     def line(self) -> str:
-        """Description in one line."""
+        """Description of the folder in one line."""
         return (
             f"{self.folder.name}  {self.num_bytes / 1e9:.2f} GB, last written "
             f"{duration(self.age_s)} ago on {self.host}"
@@ -35,10 +35,10 @@ class LeftOver(NamedTuple):
 
 
 def find(cache_dir: pathlib.Path) -> list[LeftOver]:
-    """List the folders that killed preparations have left, the oldest first.
+    """List the folders that killed preparations have left, oldest first.
 
-    Folders are not listed if a process of this host works on them, or if they cannot be
-    read, because another user owns them or they have just been completed.
+    A folder is not listed if a process of this host works on it, or if it cannot be
+    read because another user owns it or it has just been completed.
     """
     found = []
     for folder in sorted(cache_dir.glob("*.tmp-*")):
@@ -59,10 +59,10 @@ def remove(left: LeftOver) -> bool:
     """Remove the folder of an unfinished preparation of this host.
 
     Returns:
-      whether it was removed. It is not if a process works on it now, or if it belongs
-      to another host, whose processes are not visible here.
+      Whether the folder was removed. It is kept if a process works on it, or if it
+      belongs to another host, whose processes are not visible here.
     Raises:
-      ValueError: it cannot be removed.
+      ValueError: the folder cannot be removed.
     """
     if left.host != socket.gethostname():
         return False

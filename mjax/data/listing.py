@@ -6,27 +6,27 @@ from collections.abc import Callable, Mapping, Sequence
 
 from mjax.data.mirror.mirror import RemoteFile
 
-_MAX_NAMED = 10  # of what is left out
+_MAX_NAMED = 10  # names of left-out files to log
 _log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Listing:
-    """The files of one remote path, none of them read yet."""
+    """The files of one remote path, before any of them is read."""
 
     base: str
-    """URL to which the names of files are relative."""
+    """URL to which file names are relative."""
     origin: str
-    """The path with the version that is read."""
+    """The path, with the version that is read."""
     files: Sequence[RemoteFile]
-    """Files, with names relative to `base`."""
+    """The files, with names relative to `base`."""
     read_range: Callable[[str, int, int], bytes]
-    """Takes name, start and length, see `mirror.Remote`."""
+    """Takes name, start and length in bytes, and returns bytes; see `mirror.Remote`."""
     remember: Callable[[], None]
-    """Called when all files have arrived; keeps the listing for a start offline."""
+    """Called when all files are downloaded; keeps the listing for offline starts."""
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Size and version of each file in a store, in words, by URL; empty if the origin
-    determines both, as a commit does."""
+    """URL of each file in an object store -> text with its size and version; empty if
+    `origin` determines both, as a commit does."""
 
 
 def log_left_out(path: str, left_out: Sequence[str]) -> None:

@@ -1,7 +1,7 @@
 """Load batches as global arrays and place them on the devices ahead of the step.
 
-A batch is a dict of int32 arrays [B, T]: tokens, targets, segments, positions. Every
-process reads only the rows that its own devices hold, in a thread, from token files
+A batch is a dict of int32 arrays [B, T]: tokens, targets, segments, positions. A thread
+of each process reads only the sequences that its own devices hold. Token files are
 mapped into memory, so the processes of a host share one copy in the page cache.
 """
 
@@ -31,9 +31,9 @@ Rows = dict[str, Int32[np.ndarray, "_ T"]]
 class Loader:
     """The training batches of steps start_step, start_step + 1, and so on.
 
-    One background thread reads, packs and copies to the devices, `prefetch` batches
-    ahead. The batch of a step does not depend on start_step. An exception in the thread
-    is raised by `next`. Close the loader, or use it in a with statement.
+    A background thread reads, packs and copies batches to the devices, `prefetch`
+    batches ahead. The batch of a step does not depend on start_step. `next` raises
+    exceptions of the thread. Close the loader, or use it in a with statement.
     """
 
     def __init__(
@@ -50,9 +50,9 @@ class Loader:
         Args:
           stream: training samples.
           sharding: sharding of the [B, T] arrays.
-          batch_size: B, over all devices.
-          start_step: the first step to read.
-          prefetch: batches prepared ahead; each takes 16 B T bytes.
+          batch_size: B, global.
+          start_step: first step whose batch is read.
+          prefetch: number of batches prepared ahead; each takes 16 B T bytes.
         Raises:
           ValueError: prefetch is less than 1.
         """
@@ -72,7 +72,7 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        """Return the batch of the next step, and start to prepare another."""
+        """Return the batch of the next step; the thread then prepares another."""
         started = time.perf_counter()
         if not self._ahead:
             raise RuntimeError("the loader is closed")
@@ -90,7 +90,7 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Stop the thread: wait for the batch that is being read, drop the others."""
+        """Stop the thread: wait for the batch being read, and drop the others."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._ahead.clear()
 
@@ -104,10 +104,10 @@ class Loader:
 
 
 class OneBatch:
-    """The batch of the first step, read once and given to every step.
+    """The batch of the first step, read once and returned for every step.
 
-    The time of a step then does not depend on files, threads or copies to devices.
-    Use it like a `Loader`.
+    The step time then does not depend on files, threads or copies to devices. Use this
+    like a `Loader`.
     """
 
     data_wait_s = 0.0
@@ -115,7 +115,7 @@ class OneBatch:
     def __init__(
         self, stream: Stream, sharding: jax.sharding.NamedSharding, *, batch_size: int
     ) -> None:
-        """Read the batch; arguments as for `Loader`."""
+        """Read the batch; arguments as in `Loader`."""
         read_rows = functools.partial(stream.rows, 0, batch_size)
         self._batch = _place(read_rows, (batch_size, stream.seq_len), sharding)
 
@@ -123,7 +123,7 @@ class OneBatch:
         return self
 
     def __next__(self) -> Batch:
-        """Return the batch, the same arrays each time."""
+        """Return the same arrays each time."""
         return self._batch
 
     def __enter__(self) -> "OneBatch":
@@ -142,7 +142,7 @@ def held_out_batches(
 ) -> Iterator[Batch]:
     """Yield the first held-out batches, the same in every run.
 
-    Stops early if the samples end. The last batch is filled up with rows without
+    Stops early if the samples end. The last batch is padded with sequences without
     targets, so every batch has the same shape and no sample counts twice.
     """
     for batch_index in range(min(num_batches, -(-len(samples) // batch_size))):
@@ -156,7 +156,7 @@ def held_out_batches(
 
 
 def held_out_num_bytes(dataset: Dataset, num_samples: int) -> int:
-    """Count the bytes that the targets of the first held-out samples encode.
+    """Return the bytes of text that the targets of the first held-out samples encode.
 
     This is the denominator of bits per byte for `held_out_batches`, with num_samples =
     batch_size * num_batches; it is the same in every process.
@@ -171,7 +171,7 @@ def held_out_num_bytes(dataset: Dataset, num_samples: int) -> int:
 def _read_padded(samples: Samples, start: int, stop: int) -> Rows:
     indices = np.arange(start, min(stop, len(samples)))
     num_missing = stop - start - len(indices)
-    # Padding repeats a real sample: any valid row will do, its targets are removed.
+    # Padding repeats a real sample, whose targets are removed.
     padding = np.zeros(num_missing, indices.dtype)
     rows = samples.rows(np.concatenate([indices, padding]))
     rows["targets"][len(indices) :] = NO_TARGET
@@ -183,16 +183,16 @@ def _place(
     shape: tuple[int, int],
     sharding: jax.sharding.NamedSharding,
 ) -> Batch:
-    """Read the rows of this process' devices and start to copy them to the devices.
+    """Read the sequences of this process's devices, and start copying them.
 
-    Rows that several devices hold (tensor parallelism) are read once.
+    Sequences that several devices hold (tensor parallelism) are read once.
     """
     read: dict[tuple[int, int], Rows] = {}
 
     def local_part(
         index: tuple[slice, ...] | None, name: str
     ) -> Int32[np.ndarray, "_ _"]:
-        assert index is not None  # of a process without devices
+        assert index is not None  # a process without devices
         start, stop, _ = index[0].indices(shape[0])
         if (start, stop) not in read:
             read[start, stop] = read_rows(slice(start, stop))

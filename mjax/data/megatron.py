@@ -1,13 +1,13 @@
 """Read the documents of a Megatron-LM indexed dataset (PREFIX.idx, PREFIX.bin).
 
-PREFIX.bin holds only token ids. PREFIX.idx holds their type, the start of each
-sequence, and which sequences form a document. Both are mapped into memory; ids are
-little-endian. The ids are copied into token files like those of tokenized text, with
-the same checksums, end tokens and split.
+PREFIX.bin holds only token ids, little-endian. PREFIX.idx holds their type, the start
+of each sequence, and which sequences form a document. Both are mapped into memory. The
+ids are copied into token files like those of tokenized text, with the same checksums,
+end tokens and split.
 
 Source: the file format of Megatron-LM, `megatron/core/datasets/indexed_dataset.py`,
-version 1. Differs: sequences that carry a mode (multimodal data) are refused, and so
-are documents without tokens.
+version 1. Differs: sequences with a mode (multimodal data), and documents without
+tokens, are refused.
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from mjax.data.tokenizers import Tokenizer
 TOKENS, INDEX = ".bin", ".idx"
 """Suffixes of the two files."""
 PIECE_TOKENS = 1 << 18
-"""A longer document is handed on in pieces of this size."""
+"""Tokens per piece; longer documents are passed on in pieces."""
 _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents + 1
@@ -39,19 +39,19 @@ class IndexedDataset:
     path: pathlib.Path
     """Path of the .bin file."""
     tokens: Integer[np.ndarray, "_"]
-    """Ids of all documents in order, in the type of the file."""
+    """Token ids of all documents in order, in the file's dtype."""
     starts: Int64[np.ndarray, "_"]
-    """D + 1 positions in tokens for D documents: the start of each, and the end."""
+    """[D + 1] for D documents: the position of each one's first token, and the end."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def __getitem__(self, document: int) -> Integer[np.ndarray, "_"]:
-        """Return the ids of a document; they are mapped, not copied.
+        """Return the token ids of a document; they are mapped, not copied.
 
         Args:
-          document: its number, from 0. Beyond the last, numpy raises IndexError, which
-            ends an iteration.
+          document: number of the document, from 0. Beyond the last document numpy
+            raises IndexError, which ends an iteration.
         """
         assert document >= 0
         return self.tokens[self.starts[document] : self.starts[document + 1]]
@@ -59,7 +59,7 @@ class IndexedDataset:
 
 @dataclasses.dataclass(frozen=True)
 class TokenIds:
-    """Some token ids of a document."""
+    """Consecutive token ids of a document."""
 
     ids: Int64[np.ndarray, "n"]
     num_bytes: Int64[np.ndarray, "n"]
@@ -69,7 +69,7 @@ class TokenIds:
         return len(self.ids)
 
     def split_at(self, num_bytes: int) -> tuple["TokenIds", "TokenIds"]:
-        """Cut after the tokens that encode at most num_bytes bytes in total."""
+        """Split after the longest prefix of tokens that encodes at most num_bytes."""
         ends = np.cumsum(self.num_bytes)
         place = int(np.searchsorted(ends, num_bytes, side="right"))
         return (
@@ -79,7 +79,7 @@ class TokenIds:
 
 
 def has_tokens(path: pathlib.Path) -> bool:
-    """Say whether a file is an index with its tokens beside it."""
+    """Return whether a file is an index, with its tokens in the same folder."""
     tokens = path.with_suffix(TOKENS)
     is_index = path.suffix.lower() == INDEX
     return is_index and tokens.is_file() and tokens.stat().st_size > 0
@@ -89,9 +89,9 @@ def check_pair(path: pathlib.Path) -> None:
     """Refuse a name of --data.path that is not the .bin file of an indexed dataset.
 
     Args:
-      path: ends in .bin or .idx, optionally followed by .gz or .zst.
+      path: path that ends in .bin or .idx, optionally followed by .gz or .zst.
     Raises:
-      ValueError: it is the index, is compressed, or has no index beside it.
+      ValueError: the path is the index, is compressed, or has no index in its folder.
     """
     suffix = path.suffix.lower()
     if suffix == INDEX and has_tokens(path):
@@ -122,7 +122,7 @@ def check_tokenizer(path: pathlib.Path, name: str) -> None:
     """Refuse a --data.tokenizer that cannot have made the ids of a file.
 
     Raises:
-      ValueError: it is bytes, the default, or is to be trained.
+      ValueError: the tokenizer is bytes (the default), or is to be trained.
     """
     if name == BYTES or trained_vocab_size(name) is not None:
         raise ValueError(
@@ -137,18 +137,18 @@ def read_documents(
     first: int,
     on_read: Callable[[int], None],
 ) -> Iterator[tuple[int, Iterator[TokenIds]]]:
-    """Yield (number, pieces) of the documents of an indexed dataset.
+    """Yield (number, pieces) for the documents of an indexed dataset.
 
     An end token at the end of a document is left out, because the caller adds one to
     every document.
 
     Args:
       path: path of the .bin file.
-      tokenizer: the one that made the ids.
+      tokenizer: tokenizer that made the ids.
       first: number of the first document to read, from 0.
       on_read: called with the number of bytes whenever some are read from the file.
     Raises:
-      ValueError: bad files, see `open_indexed`, or an id outside of the vocabulary.
+      ValueError: a file is bad, see `open_indexed`, or an id is outside the vocabulary.
     """
     dataset = open_indexed(path)
     for number in range(first, len(dataset)):
@@ -182,10 +182,11 @@ def open_indexed(path: pathlib.Path) -> IndexedDataset:
     """Map an indexed dataset into memory and check that both files fit together.
 
     Args:
-      path: PREFIX.bin or PREFIX.idx; the other one lies beside it.
+      path: PREFIX.bin or PREFIX.idx; the other file is in the same folder.
     Raises:
-      ValueError: a file cannot be read, is cut off or altered, is not of version 1, has
-        no integer type, has sequences with a mode, or has a document without tokens.
+      ValueError: a file cannot be read, is truncated or altered, is not of version 1,
+        has no integer type, has sequences with a mode, or has a document without
+        tokens.
     """
     idx, bin_ = path.with_suffix(INDEX), path.with_suffix(TOKENS)
     content = _mapped(idx)
@@ -231,7 +232,7 @@ def _mapped(path: pathlib.Path) -> np.ndarray:
 
 
 def _read_header(idx: pathlib.Path, header: np.ndarray) -> tuple[np.dtype, int, int]:
-    """Return the type of ids, the number of sequences, and of documents plus one."""
+    """Return the dtype of ids, the number of sequences, and of documents plus one."""
     raw = header.tobytes()
     if raw[: len(_MAGIC)] != _MAGIC:
         raise ValueError(
@@ -262,7 +263,7 @@ def _read_header(idx: pathlib.Path, header: np.ndarray) -> tuple[np.dtype, int, 
 def _sequence_places(
     idx: pathlib.Path, lengths: np.ndarray, pointers: np.ndarray, dtype: np.dtype
 ) -> Int64[np.ndarray, "_"]:
-    """Return the start of each sequence, in tokens, and the end."""
+    """Return the first token's position of each sequence, and the end."""
     if (lengths < 0).any():
         sequence = int(np.argmax(lengths < 0))
         raise ValueError(
@@ -284,7 +285,7 @@ def _sequence_places(
 def _document_starts(
     idx: pathlib.Path, bounds: np.ndarray, places: np.ndarray
 ) -> Int64[np.ndarray, "_"]:
-    """Return the start of each document, in tokens, and the end."""
+    """Return the first token's position of each document, and the end."""
     num_sequences = len(places) - 1
     if bounds[0] != 0 or bounds[-1] != num_sequences or (np.diff(bounds) < 0).any():
         raise ValueError(

@@ -1,9 +1,9 @@
 """Choose the corpus of each sample of a mixture.
 
-For weights and a sample number n of the stream, this gives the corpus of the sample,
-and the number of samples of that corpus before it. Both come from a table of one
-period, so n may be any number. In every prefix of n samples, the count of each corpus
-differs from its share of n by less than one sample.
+Input: weights, and the number n of a sample in the stream. Output: the corpus of the
+sample, and the number of samples of that corpus before it. Both come from a table of
+one period, so n may be any number. In every prefix of n samples, the count of each
+corpus differs from its share of n by less than one sample.
 
 Source: Tijdeman 1980, "The chairman assignment problem", Discrete Mathematics 32, 323.
 """
@@ -18,14 +18,14 @@ import numpy as np
 from jaxtyping import Int, Int64
 
 MAX_PERIOD = 100_000
-"""Maximum period in samples; each takes 20 bytes of the table."""
+"""Maximum period in samples; each sample takes 20 bytes of the table."""
 
 
 class _Table(NamedTuple):
-    """One period of the stream."""
+    """The corpora of one period of the stream, P samples."""
 
     corpus: Int64[np.ndarray, "P"]
-    """Corpus of each sample."""
+    """Index of the corpus of each sample."""
     number: Int64[np.ndarray, "P"]
     """Number of samples of the same corpus before each sample."""
     shares: Int64[np.ndarray, "C"]
@@ -33,12 +33,12 @@ class _Table(NamedTuple):
 
 
 def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
-    """Return the smallest whole numbers in the ratio of the weights.
+    """Return the smallest integers in the ratio of the weights.
 
-    A weight is the decimal number it is written as: 0.1 is a tenth, exactly.
+    A weight is taken as its decimal number: 0.1 is exactly one tenth.
 
     Raises:
-      ValueError: a weight is not positive and finite, or the sum of these numbers is
+      ValueError: a weight is not positive and finite, or the sum of the integers is
         above MAX_PERIOD.
     """
     if not weights or not all(0 < weight < math.inf for weight in weights):
@@ -47,7 +47,7 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
             "leave out a corpus that is not wanted"
         )
     exact = [fractions.Fraction(repr(weight)) for weight in weights]
-    # The largest number that divides each weight a whole number of times.
+    # The largest number of which each weight is an integer multiple.
     unit = fractions.Fraction(
         math.gcd(*(weight.numerator for weight in exact)),
         math.lcm(*(weight.denominator for weight in exact)),
@@ -66,13 +66,13 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 def places(
     numbers: Int[np.ndarray, "n"], weights: tuple[float, ...]
 ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-    """Return the corpus of some samples of the stream, and their number in it.
+    """Return the corpus of samples of the stream, and their numbers within it.
 
     Args:
       numbers: numbers of the samples in the stream, from 0.
       weights: weights of the corpora.
     Returns:
-      the corpus of each sample, and the number of the sample within its corpus.
+      The corpus index of each sample, and the number of the sample within its corpus.
     """
     table = _table(weights)
     period, index = np.divmod(numbers.astype(np.int64), len(table.corpus))
@@ -81,7 +81,7 @@ def places(
 
 
 def first_without(sizes: tuple[int, ...], weights: tuple[float, ...]) -> int:
-    """Return the number of samples before one corpus has no new sample left.
+    """Return the number of samples until one corpus has no new sample left.
 
     Args:
       sizes: number of samples of each corpus.
@@ -98,12 +98,12 @@ def first_without(sizes: tuple[int, ...], weights: tuple[float, ...]) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _table(weights: tuple[float, ...]) -> _Table:
-    """Assign one period: among the samples that may come, take the earliest deadline.
+    """Assign one period: of the corpora that may come, take the earliest deadline.
 
-    Sample j (from 0) of a corpus with share w may come at number n (from 1) if
-    w n - j >= 1 / (2 C - 2), and must come while w n - j <= 1 + that bound's
-    complement. Tijdeman's theorem: some sample always may come, and none is late, so
-    |count - w n| <= 1 - 1 / (2 C - 2) for C > 1 corpora.
+    Sample j (from 0) of a corpus with share w may come at number n (from 1) if w n - j
+    >= 1 / (2 C - 2), and must come while w n - j <= 1 - 1 / (2 C - 2). By Tijdeman's
+    theorem there is always a corpus that may come, and no sample is late, so |count - w
+    n| <= 1 - 1 / (2 C - 2) for C > 1 corpora.
     """
     counts = shares(weights)
     length, bound = sum(counts), max(2 * len(counts) - 2, 1)

@@ -1,4 +1,4 @@
-"""What `--data.path` and `--data.tokenizer` may name beside files."""
+"""Values of `--data.path` and `--data.tokenizer` that do not name files."""
 
 STDLIB = "stdlib"
 SYNTHETIC = "synthetic"
@@ -11,10 +11,10 @@ _MAX_TRAINED = 1 << 20
 
 
 def trained_vocab_size(name: str) -> int | None:
-    """Return N of `train:N`, or None for another kind of tokenizer.
+    """Return N of `train:N`; None for any other kind of tokenizer.
 
     Raises:
-      ValueError: N is not a number, or no byte-level vocabulary can have that size.
+      ValueError: N is not a number, or is too small or too large for a vocabulary.
     """
     kind, colon, size = name.partition(":")
     if kind != TRAIN:

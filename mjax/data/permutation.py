@@ -1,13 +1,13 @@
-"""Evaluate a random permutation at given places without storing it.
+"""Evaluate a random permutation at given positions without storing it.
 
 A block cipher permutes its blocks. Here a block has the smallest even number of bits,
-at least 16, that can represent every place. A result beyond the last place is
+at least 16, that can represent every position. A result beyond the last position is
 enciphered again until it is within range (cycle walking: Black and Rogaway 2002,
 "Ciphers with arbitrary finite domains"). The cipher is four rounds of SIMON (Beaulieu
 et al. 2013, eprint 2013/404) with keys from the seeding algorithm of the C++ standard,
-so the permutation is that of Grain's `index_shuffle`. Differs: if the last place is 4^k
-for k >= 8, Grain uses two bits less and maps the first and the last place to the same
-number.
+so the permutation is that of Grain's `index_shuffle`. Differs: if the last position is
+4^k for k >= 8, Grain uses two bits fewer and maps the first and the last position to
+the same number.
 """
 
 import functools
@@ -23,11 +23,11 @@ _MASK_32 = (1 << 32) - 1
 def permuted(
     places: Int64[np.ndarray, "n"], size: int, *, seed: int
 ) -> Int64[np.ndarray, "n"]:
-    """Return the values of a permutation of range(size) at some places.
+    """Return the values of a permutation of range(size) at some positions.
 
     Args:
-      places: within range(size).
-      size: at most 2^62; below a few thousand, walking the cycles is slow.
+      places: positions, within range(size).
+      size: at most 2^62; below a few thousand, cycle walking is slow.
       seed: 32 bits that choose the permutation.
     """
     bits = max((size - 1).bit_length(), _MIN_BITS)
@@ -55,10 +55,10 @@ def permuted(
 
 @functools.lru_cache(maxsize=64)
 def _round_keys(seed: int) -> tuple[int, ...]:
-    """Spread a seed over the rounds, as std::seed_seq{seed}.generate does.
+    """Return one key per round, as std::seed_seq{seed}.generate does.
 
-    Source: ISO C++, [rand.util.seedseq], for n keys and one word of seed: there s = 1,
-    m = max(s + 1, n) = n and t = (n - 1) / 2.
+    Source: ISO C++, [rand.util.seedseq], for n keys and one seed word, where s = 1, m =
+    max(s + 1, n) = n and t = (n - 1) / 2.
     """
     n = _NUM_ROUNDS
     t = (n - 1) // 2

@@ -1,7 +1,7 @@
 """Replace the revisions of data sets and tokenizers on a hub by commits.
 
-All processes of a run, and a run that is resumed, must read the same commit, even if a
-branch moves between their starts.
+All processes of a run, and a resumed run, must read the same commit, even if a branch
+moves between their starts.
 """
 
 import dataclasses
@@ -13,18 +13,19 @@ from mjax.data.config import DataConfig
 
 
 def has_names(config: DataConfig) -> bool:
-    """Say whether a configuration names anything on a hub."""
+    """Return whether a configuration names anything on a hub."""
     names = [config.tokenizer, *_paths(config.path, config.mixture)]
     return any(map(hub_tokenizers.is_on_hub, names))
 
 
 def pinned(config: DataConfig, recorded: Mapping[str, Any]) -> DataConfig:
-    """Return a configuration in which each name on a hub has a commit as its revision.
+    """Return the configuration with a commit as the revision of each hub name.
 
     Args:
       config: data of the run.
-      recorded: the group `data` of config.json, if the run is resumed. Its commits are
-        kept, with a warning if a revision now is another commit. Empty: a new run.
+      recorded: the group `data` of config.json for a resumed run, whose commits are
+        kept, with a warning if a revision now refers to another commit; empty for a new
+        run.
     Raises:
       ValueError: a name, a revision or a tokenizer does not exist, or the hub cannot be
         reached and this machine has no copy.
@@ -42,7 +43,7 @@ def pinned(config: DataConfig, recorded: Mapping[str, Any]) -> DataConfig:
 
 
 def remember(config: DataConfig, pinned: DataConfig) -> None:
-    """Record the commit of each revision, for a start that cannot reach the hub.
+    """Record the commit of each revision, for starts that cannot reach the hub.
 
     Args:
       config: configuration as given by the flags.
@@ -56,7 +57,7 @@ def remember(config: DataConfig, pinned: DataConfig) -> None:
 
 
 def _texts(value: Any) -> Sequence[str]:
-    """Return the strings of a JSON list; ignore values of other types."""
+    """Return the strings in a JSON list; ignore values of other types."""
     return [v for v in value if isinstance(v, str)] if isinstance(value, list) else []
 
 

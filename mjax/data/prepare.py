@@ -1,11 +1,9 @@
 """Tokenize documents into two token streams on disk: training and held-out.
 
-Documents of an indexed dataset already are token ids, which are copied.
-
-The corpus is read twice, a few megabytes at a time: first to hash it, to find bad input
-before the long part, and to decide the split; then to tokenize it. During tokenization
-the position is saved every few seconds, so a killed process loses only a few seconds of
-work.
+Documents of an indexed dataset are already token ids, which are copied. The corpus is
+read twice, a few megabytes at a time. The first pass hashes it, finds bad input before
+the long second pass, and decides the split; the second pass tokenizes. The position is
+saved every few seconds, so a killed process loses only a few seconds of work.
 """
 
 import contextlib
@@ -29,12 +27,12 @@ from mjax.data.tokenizers import Tokenizer
 from mjax.data.unfinished import Meter, Unfinished
 
 Documents = Callable[[], Iterator[Document]]
-"""Starts reading the corpus from its first document."""
+"""Function that starts reading the corpus from its first document."""
 Side = Literal["train", "held_out"]
 SIDES: tuple[Side, Side] = ("train", "held_out")
 
-_BATCH_CHARS = 1 << 22  # tokenized together, so that the library can use all cores
-# A tokenizer that loses more of the text than this makes bits per byte meaningless.
+_BATCH_CHARS = 1 << 22  # characters tokenized together, to use all cores
+# If a tokenizer loses a larger fraction of the text, bits per byte are meaningless.
 _MAX_LOST = 0.01
 _log = logging.getLogger(__name__)
 
@@ -44,67 +42,68 @@ class Survey:
     """Result of the first pass over the corpus."""
 
     corpus_hash: str
-    """SHA-256 over the names and contents of the documents, in order, and over the
-    side of each copy that its own name would put on the other side."""
+    """SHA-256 over the names and contents of the documents, in order; and, for each
+    copy that its own name would assign differently, whether it is training or
+    held-out."""
     num_documents: int
     num_bytes: int
     num_repeated_bytes: int
     """Bytes in files with the same content as an earlier file of the corpus."""
     split: Literal["document", "position"]
-    """How text is split into training and held-out text, see `split_pieces`."""
+    """How the text is split into training and held-out text, see `split_pieces`."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SideCounts:
-    """One side of a tokenized corpus in numbers."""
+    """Counts of one side of a tokenized corpus: training or held-out."""
 
     num_tokens: int
     """Number of tokens, including one end token per document."""
     num_bytes: int
-    """Bytes of text, in UTF-8."""
+    """Number of bytes of text, in UTF-8."""
     num_documents: int
-    """Documents that end in this side."""
+    """Number of documents that end on this side."""
     max_token_id: int
     byte_counts: list[int]
-    """Frequency of each of the 256 bytes; for chats, in the answers only."""
+    """Element i is the number of bytes of value i; for chats, in the answers only."""
     num_targets: int = 0
     """For chats: number of tokens in answers."""
 
 
 class Place(NamedTuple):
-    """The place after a piece of a corpus; places sort in the order of the pieces."""
+    """The position after a piece of a corpus; positions sort in the order of pieces."""
 
     source_index: int
     row: int
     """Line or row of the document in its file; 0 if it is the whole file."""
     num_pieces: int
-    """Number of pieces of the document before this place."""
+    """Number of pieces of the document before this position."""
 
 
 class Piece(NamedTuple):
-    """Text or ids of one side; without either, `is_end` marks the end of a document."""
+    """Text or token ids of one side; may be empty if it only ends a document."""
 
     side: Side
     text: str
     is_end: bool
     answers: tuple[tuple[int, int], ...] | None = None
-    """For a chat: the ranges of its answers, in characters."""
+    """For a chat: (start, end) of each answer, in characters."""
     name: str = ""
-    """For a chat: its file and line."""
+    """For a chat: the name of its file and its line."""
     place: Place = Place(0, 0, 0)
-    """Place after the piece, where reading continues."""
+    """Position after the piece, where reading continues."""
     ids: Int64[np.ndarray, "_"] | None = None
-    """Token ids in place of text; None if the piece is text."""
+    """Token ids instead of text; None if the piece is text."""
 
 
 Pieces = Callable[[Place | None], Iterator[Piece]]
-"""Yields the pieces after a place; None is the beginning."""
+"""Function that yields the pieces after a position; None means the beginning."""
 
 
 def is_held_out(name: str, fraction: float) -> bool:
-    """Decide whether a document is held out, by a hash of its name alone.
+    """Return whether a document is held out, decided by a hash of its name.
 
-    A document therefore stays on its side when others are added or removed.
+    So the result for a document does not change when others are added or removed.
     """
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
@@ -118,11 +117,11 @@ def survey(
     """Read the corpus once and decide how it is split.
 
     Args:
-      documents: reads the corpus.
-      held_out_fraction: share of the documents that are held out.
+      documents: function that starts reading the corpus.
+      held_out_fraction: fraction of the documents that are held out.
       on_document: called after each document.
     Raises:
-      ValueError: bad input of `corpora.documents`, or no text at all.
+      ValueError: the input is bad, see `corpora.documents`, or there is no text.
     """
     total, num_documents, num_bytes = hashlib.sha256(), 0, 0
     num_repeated_bytes, sides = 0, set()
@@ -161,7 +160,7 @@ def survey(
 
 
 def _content(piece: str | TokenIds) -> tuple[bytes, int]:
-    """Return the bytes of a piece that are hashed, and its number of bytes of text."""
+    """Return the bytes of a piece to hash, and the number of bytes of its text."""
     if isinstance(piece, TokenIds):
         return piece.ids.astype("<u4").tobytes(), int(piece.num_bytes.sum())
     encoded = piece.encode()
@@ -173,11 +172,11 @@ def split_pieces(
 ) -> Iterator[Piece]:
     """Read the corpus again and split it into training and held-out text.
 
-    It is split by document if both sides then have text (see `is_held_out`). Otherwise
-    the corpus has few documents and is split by position: its end is held out, and the
-    document at the border is divided. Copies of a document have the position of the
-    first, so they are split in the same way. A chat is never cut: the one at the border
-    is held out, unless it is the first.
+    The corpus is split by document (see `is_held_out`) if both sides then have text.
+    Otherwise it has few documents and is split by position: its end is held out, and
+    the document at the boundary is divided. Copies of a document count as being at the
+    position of the first copy, so they are split in the same way. A chat is never
+    divided: the chat at the boundary is held out, unless it is the first chat.
     """
     document, num_pieces = None, 0
     for current, piece in _split_documents(documents, found, held_out_fraction):
@@ -188,11 +187,11 @@ def split_pieces(
 
 
 def pieces_behind(place: Place | None, pieces: Iterator[Piece]) -> Iterator[Piece]:
-    """Yield the pieces of a corpus after a place.
+    """Yield the pieces of a corpus after a position.
 
     Args:
-      place: the place; None is the beginning.
-      pieces: pieces from the beginning, or from the document of the place.
+      place: the position; None means the beginning.
+      pieces: pieces from the beginning, or from the document of the position.
     """
     if place is None:
         return pieces
@@ -240,7 +239,7 @@ def _piece(side: Side, content: str | TokenIds) -> Piece:
 
 
 def _cut(content: str | TokenIds, num_bytes: int) -> tuple[Side, list[Piece]]:
-    """Divide a piece between both sides; return also the side of its end."""
+    """Divide a piece between both sides; return the side of its end, and the parts."""
     if isinstance(content, TokenIds):
         before, after = content.split_at(num_bytes)
     else:
@@ -256,18 +255,19 @@ def write_streams(
     unfinished: Unfinished,
     meter: Meter,
 ) -> dict[Side, SideCounts]:
-    """Tokenize pieces of text to the files `stream_path(folder, side)`.
+    """Tokenize pieces of text into the files `stream_path(folder, side)`.
 
-    Checksums of their blocks go beside them, see `cache_files.BlockWriter`.
+    Checksums of their blocks are written too, see `cache_files.BlockWriter`. Returns
+    the counts of both sides.
 
     Args:
-      pieces: reads the text from any place.
+      pieces: function that yields the pieces after a position.
       tokenizer: tokenizer of the text.
       folder: folder of the files.
-      unfinished: the progress of an earlier process, from which the files continue.
-      meter: counts the progress.
+      unfinished: progress of an earlier process, from which the files continue.
+      meter: logs the progress.
     Raises:
-      ValueError: the tokenizer does not keep the text.
+      ValueError: the tokenizer loses text.
     """
     dtype = token_dtype(tokenizer)
     paths = {side: stream_path(folder, side) for side in SIDES}
@@ -304,10 +304,10 @@ def write_chats(
     unfinished: Unfinished,
     meter: Meter,
 ) -> dict[Side, SideCounts]:
-    """Tokenize chats as `write_streams` does text, and write a flag for each token.
+    """Tokenize chats as `write_streams` tokenizes text, and write flags per token.
 
-    The flags go to `flags_path(folder, side)`, see `chat_samples`. No end token is
-    added after a chat, because the template ends each turn.
+    The flags are written to `flags_path(folder, side)`, see `chat_samples`. No end
+    token is added after a chat, because the template ends each turn.
     """
     dtype = token_dtype(tokenizer)
     paths = [stream_path(folder, side) for side in SIDES]
@@ -317,7 +317,7 @@ def write_chats(
         counts = streams.counts
         for piece in pieces(streams.place):
             if piece.answers is None:
-                continue  # the end of a chat, which its last flag says
+                continue  # the end of a chat, which its last flag marks
             ids, is_answer = encode_chat(Chat(piece.text, piece.answers), tokenizer)
             flags = is_answer.astype(np.uint8) * np.uint8(ANSWER)
             flags[-1] |= END
@@ -330,22 +330,22 @@ def write_chats(
 
 
 def token_dtype(tokenizer: Tokenizer) -> np.dtype:
-    """Return the smallest unsigned integer that holds every id."""
+    """Return the smallest unsigned integer dtype that holds every token id."""
     return np.dtype(np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.uint32)
 
 
 def stream_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
-    """Return the path of the token ids of one side."""
+    """Return the path of the file of token ids of one side."""
     return folder / f"{side}.tokens"
 
 
 def flags_path(folder: pathlib.Path, side: Side) -> pathlib.Path:
-    """Return the path of the flags of one side of chats: a byte per token."""
+    """Return the path of the flags of one side of chats, one byte per token."""
     return folder / f"{side}_flags.bits"
 
 
 class _Streams:
-    """The files that are written, their counts, and the current place."""
+    """The files being written, their counts, and the current position."""
 
     def __init__(
         self,
@@ -353,12 +353,12 @@ class _Streams:
         unfinished: Unfinished,
         stack: contextlib.ExitStack,
     ) -> None:
-        """Begin the files, or continue from the place that an earlier process saved.
+        """Begin the files, or continue from the position of an earlier process.
 
         Args:
           paths: paths of the files.
-          unfinished: holds that place, under "streams".
-          stack: closes the files.
+          unfinished: holds that position, under "streams".
+          stack: exit stack that closes the files.
         """
         self._unfinished, state = unfinished, unfinished.get("streams")
         if state is not None:
@@ -378,7 +378,7 @@ class _Streams:
         self._num_reported = self._done()
 
     def advance(self, place: Place, meter: Meter) -> None:
-        """Report progress, and save the place if it is time to."""
+        """Report progress, and save the position if a save is due."""
         done = self._done()
         before, self._num_reported = self._num_reported, done
         num_bytes, num_documents, num_tokens = np.subtract(done, before).tolist()
@@ -392,7 +392,7 @@ class _Streams:
             self._unfinished.put("streams", state)
 
     def _done(self) -> tuple[int, int, int]:
-        """Return the bytes, documents and tokens of both sides."""
+        """Return the number of bytes, documents and tokens, summed over both sides."""
         counts = self.counts.values()
         return (
             sum(count.num_bytes for count in counts),
@@ -411,7 +411,7 @@ def _open_writers(
 
 
 class _Counts:
-    """Counts the contents of one stream."""
+    """Counts of the contents of one stream, while it is written."""
 
     def __init__(self) -> None:
         self.num_tokens = self.num_bytes = self.num_documents = 0
@@ -447,7 +447,7 @@ class _Counts:
         self.byte_counts += np.bincount(text, minlength=256)
 
     def state(self) -> dict[str, Any]:
-        """Return all counts as JSON values."""
+        """Return all counts as a JSON object."""
         return {**vars(self), "byte_counts": self.byte_counts.tolist()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -479,7 +479,7 @@ def _batched(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 def _split_text_at(text: str, num_bytes: int) -> tuple[str, str]:
-    """Cut text after at most num_bytes bytes of UTF-8, between two characters."""
+    """Split text after at most num_bytes bytes of UTF-8, between two characters."""
     encoded = text.encode()
     if num_bytes >= len(encoded):
         return text, ""

@@ -1,9 +1,9 @@
 """Read the remote files of --data.path through blocks on the disks of the hosts.
 
 With --data.cache.mirror-dir the hosts of a run share the blocks (see `mirror` and
-`remote_hosts`). Each host reads every file completely once, to compare its checksum and
-to store its SHA-256 and those of its blocks, so that later starts need not compute them
-again and refuse blocks that differ.
+`remote_hosts`). Each host reads every file completely once, to check its checksum and
+to store the SHA-256 of the file and of its blocks. So later starts need not compute
+these again, and refuse blocks that differ.
 """
 
 import contextlib
@@ -31,41 +31,41 @@ _log = logging.getLogger(__name__)
 
 
 class RemoteFiles:
-    """The files of the remote paths of a run, while their blocks can be read."""
+    """The files of the remote paths of a run; usable while the mirror is open."""
 
     def __init__(
         self, listings: Mapping[str, Listing], mirror: Mirror, folder: pathlib.Path
     ) -> None:
-        """Take the files of a mirror.
+        """Store the listings and the mirror.
 
         Args:
-          listings: listing of each remote path.
-          mirror: mirror of all their files, see `_Remote`.
+          listings: remote path -> listing.
+          mirror: mirror of the files of all paths, see `_Remote`.
           folder: folder of the blocks.
         """
         self._listings, self._mirror = listings, mirror
         self._table = folder / _HASHES
         self._digests: dict[str, list[str]] = {}
-        self._kept: dict[str, list[str]] = {}  # also of files of other runs
+        self._kept: dict[str, list[str]] = {}  # includes files of other runs
 
     def __contains__(self, path: str) -> bool:
-        """Say whether a path of a corpus is read through blocks."""
+        """Return whether a path of a corpus is read through blocks."""
         return path in self._listings
 
     def origin(self, path: str) -> str:
-        """Return a path with the version that is read."""
+        """Return a path, with the version that is read."""
         return self._listings[path].origin
 
     @property
     def versions(self) -> dict[str, str]:
-        """Return the size and version of each file in a store, in words, by URL."""
+        """Return URL -> text with size and version, for files in object stores."""
         found = {}
         for listing in self._listings.values():
             found |= listing.versions
         return found
 
     def files(self, path: str) -> list[tuple[str, RemotePath]]:
-        """Return the files of a remote path, with their names relative to it."""
+        """Return (name relative to the path, file) for the files of a remote path."""
         listing = self._listings[path]
         return [(f.name, self._path(_named(listing, f))) for f in listing.files]
 
@@ -83,13 +83,13 @@ class RemoteFiles:
     # ------------------------------------------------------------------------- hashes
 
     def _sha256(self, file: RemoteFile) -> str:
-        """Return the SHA-256 of a file; the first call hashes all unknown files."""
+        """Return the SHA-256 of a file; the first call hashes all files without one."""
         if file.identity not in self._digests:
             self._read_hashes()
             try:
                 if not self._has_all():
                     self._hash_missing()
-            except OSError as error:  # also of a file that is not what it should be
+            except OSError as error:  # even if the file is not as expected
                 raise ValueError(f"--data.path: {error}") from None
             for listing in self._listings.values():
                 listing.remember()
@@ -109,7 +109,7 @@ class RemoteFiles:
             except cache_files.UnwritableError as error:
                 can_keep = False
                 _log.warning("hashes of remote files cannot be kept: %s", error)
-            self._read_hashes()  # another process of the host may have been here
+            self._read_hashes()  # another process of the host may have hashed them
             if self._has_all():
                 return
             self._fetch()
@@ -126,12 +126,12 @@ class RemoteFiles:
                     if can_keep and time.monotonic() - saved >= SAVE_S:
                         self._write_hashes()
                         saved = time.monotonic()
-            finally:  # a stop keeps what was hashed until then
+            finally:  # after a stop, hashes computed so far are kept
                 if can_keep:
                     self._write_hashes()
 
     def _fetch(self) -> None:
-        """Fetch the blocks of this host; the other hosts fetch theirs meanwhile."""
+        """Fetch the blocks of this host, while the other hosts fetch theirs."""
         mirror = self._mirror
         num_bytes, limit = mirror.num_own_bytes, mirror.limit_bytes
         if limit is not None and num_bytes > limit:
@@ -148,7 +148,7 @@ class RemoteFiles:
             found = cache_files.read_json(self._table)
             self._kept |= checked_json.check(found, dict[str, list[str]], "")
         except (cache_files.DamagedFileError, ValueError):
-            return  # none are known, or they cannot be read: files are hashed again
+            return  # there are none, or they cannot be read: files are hashed again
         for file in self._all():
             digests = self._kept.get(file.identity, [])[1:]
             if file.identity not in self._digests and self._trusts(file, digests):
@@ -157,7 +157,7 @@ class RemoteFiles:
     def _trusts(self, file: RemoteFile, digests: list[str]) -> bool:
         try:
             return self._mirror.trust(file.name, digests)
-        except ValueError:  # no hexadecimal digits
+        except ValueError:  # not hexadecimal digits
             return False
 
     def _write_hashes(self) -> None:
@@ -173,19 +173,19 @@ def alone(config: DataConfig) -> Iterator[RemoteFiles | None]:
     """Open the remote files of one process.
 
     Args:
-      config: names them.
+      config: data of the run, which names the remote paths.
     Yields:
-      the files; None if no path is read through blocks.
+      The files; None if no path is read through blocks.
     Raises:
-      ValueError: a path does not exist, or cannot be listed, or the folder cannot be
-        made.
+      ValueError: a path does not exist or cannot be listed, or the folder of blocks
+        cannot be created.
     """
     listings = listed(config)
     if not listings:
         yield None
         return
     host = socket.gethostname()
-    address = {host: ("127.0.0.1", 0)}  # nobody asks
+    address = {host: ("127.0.0.1", 0)}  # there is no other host
     terms = mirror_config(config.cache, address, secrets.token_hex(16))
     mirror = opened(config, listings, host, terms)
     with contextlib.closing(mirror):
@@ -199,7 +199,7 @@ def listed(config: DataConfig) -> dict[str, Listing]:
     """List the files of the paths that are read through blocks.
 
     Returns:
-      the listing of each such path.
+      Remote path -> listing.
     Raises:
       ValueError: a path does not exist, or cannot be listed.
     """
@@ -218,21 +218,21 @@ def listed(config: DataConfig) -> dict[str, Listing]:
 
 
 def kept_lists(config: DataConfig) -> str:
-    """Return the lists of objects that this host keeps, for `keep_lists` of another."""
+    """Return the lists of objects on this host, for `keep_lists` on another."""
     found = {}
     for path in filter(is_url, (p for paths in config.paths for p in paths)):
         kept = bucket_files.kept_list(path, block_folder(config))
-        with contextlib.suppress(OSError):  # no list is kept
+        with contextlib.suppress(OSError):  # no list is stored
             found[path] = kept.read_text()
     return json.dumps(found)
 
 
 def keep_lists(config: DataConfig, lists: str) -> None:
-    """Keep lists of another host.
+    """Store the lists of another host.
 
     Args:
-      config: names the paths, and the folder.
-      lists: result of `kept_lists` there.
+      config: data of the run, which names the paths and the folder.
+      lists: result of `kept_lists` on the other host.
     Raises:
       ValueError: the folder cannot be written.
     """
@@ -243,7 +243,7 @@ def keep_lists(config: DataConfig, lists: str) -> None:
 
 
 class _Remote:
-    """The files of all remote paths under their URLs, as a mirror reads them."""
+    """Remote of a mirror: the files of all remote paths, named by their URLs."""
 
     def __init__(self, listings: Mapping[str, Listing]) -> None:
         self._readers = {
@@ -260,7 +260,7 @@ class _Remote:
 
 
 def _named(listing: Listing, file: RemoteFile) -> RemoteFile:
-    """Return a file under its URL."""
+    """Return a file of a listing with its URL as name."""
     return RemoteFile(f"{listing.base}/{file.name}", file.size, file.checksum)
 
 
@@ -277,11 +277,11 @@ def block_folder(config: DataConfig) -> pathlib.Path:
 def mirror_config(
     cache: CacheConfig, addresses: Mapping[str, tuple[str, int]], token: str
 ) -> MirrorConfig:
-    """Return what all hosts must agree on.
+    """Return the settings that must be equal on all hosts.
 
     Args:
-      cache: replicas, and the rate of the whole run.
-      addresses: host name and port of each host that serves blocks, by host.
+      cache: number of replicas, and rate limit of the whole run.
+      addresses: host -> (host name, port), for each host that serves blocks.
       token: secret that each request carries.
     """
     rate = cache.mib_per_s
@@ -299,12 +299,12 @@ def opened(
     """Open the blocks of the listed files on this host.
 
     Args:
-      config: folder, and its limit.
-      listings: listing of each remote path.
+      config: data of the run, with the folder and its size limit.
+      listings: remote path -> listing.
       host: name of this host in `terms`.
-      terms: what all hosts agree on.
+      terms: settings that are equal on all hosts.
     Raises:
-      ValueError: the folder cannot be made.
+      ValueError: the folder cannot be created.
     """
     limit, folder = config.cache.limit_gib, block_folder(config)
     limit_bytes = None if limit is None else int(limit * _GIB)

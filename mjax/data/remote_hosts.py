@@ -1,7 +1,7 @@
-"""Remote files that the hosts of a run read together.
+"""Open remote files that the hosts of a run read together.
 
-Apart from `remote`, because agreement between processes imports jax, which commands
-about files do not need.
+This is not part of `remote`, because agreement between processes imports jax, which
+commands about files do not need.
 """
 
 import contextlib
@@ -27,14 +27,14 @@ def shared(
 ) -> Iterator[remote.RemoteFiles | None]:
     """Open the remote files of a run, together with all its processes.
 
-    With a folder for a mirror, one process of each host serves its blocks to the other
-    hosts. Leave the context when all processes have read what they need.
+    If a mirror folder is set, one process of each host serves its blocks to the other
+    hosts. Leave the context only when no process reads any more.
 
     Args:
-      config: names them.
+      config: data of the run, which names the remote paths.
       agreement: agreement of all processes.
     Raises:
-      ValueError: as `alone`, in any process.
+      ValueError: as in `alone`, on any process.
       RuntimeError: a process does not answer, or no port can be opened.
     """
     if config.cache.mirror_dir is None or agreement.num == 1:
@@ -79,10 +79,10 @@ def shared(
 
 
 def _listed(config: DataConfig, agreement: Agreement) -> dict[str, Listing]:
-    """List the files; a host that cannot takes the lists that another host keeps.
+    """List the files; a host that cannot list them uses another host's stored lists.
 
     Raises:
-      ValueError: no host can list a path, or one cannot although it has the lists.
+      ValueError: no host can list a path, or a host cannot although it has the lists.
       RuntimeError: a process does not answer.
     """
     found: dict[str, Listing] = {}
@@ -93,7 +93,7 @@ def _listed(config: DataConfig, agreement: Agreement) -> dict[str, Listing]:
 
     try:
         return agreement.together(act)
-    except (ValueError, RuntimeError):  # in all processes
+    except (ValueError, RuntimeError):  # raised in all processes
         failed = agreement.all_of("" if found else "failed")
         if "" not in failed:
             raise

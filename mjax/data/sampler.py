@@ -1,8 +1,8 @@
 """The order of the samples of a corpus, as a pure function of the seed.
 
-A corpus is an endless sequence of its samples in which every epoch is a permutation of
-all of them. The permutation is computed in blocks of consecutive places (see
-`permutation`), so nothing depends on what was read before.
+A corpus is an endless sequence of its samples; every epoch is a permutation of all
+samples. The permutation is computed in blocks of consecutive positions (see
+`permutation`), so no result depends on earlier reads.
 """
 
 import functools
@@ -14,25 +14,26 @@ from jaxtyping import Int64
 
 from mjax.data.permutation import permuted
 
-# The cipher has blocks of at least 16 bits, so that of a few samples almost every place
-# is enciphered again and again: small permutations are drawn whole.
+# The cipher has blocks of at least 16 bits. With only a few samples almost every result
+# is out of range and enciphered again, so small permutations are drawn as a whole.
 _SMALL = 4096
-# Places whose samples are computed at once. NumPy costs about 1 ms for a few places,
-# and for a block 1 to 5 ms (2 CPU cores, 2026-11), which steps of 8 share by hundreds.
+# Positions whose samples are computed at once. NumPy takes about 1 ms for a few
+# positions and 1 to 5 ms for a block (2 CPU cores, 2026-11), which hundreds of steps of
+# 8 sequences share.
 _BLOCK = 4096
-# Held-out samples are always taken in this order, whatever the run's seed.
+# Seed of the order of held-out samples, whatever the run's seed.
 _HELD_OUT_SEED = 0
 
 
 def epoch_indices(
     numbers: Iterable[int], num_samples: int, *, seed: int, corpus: int = 0
 ) -> Int64[np.ndarray, "_"]:
-    """Return the samples at some places of the endless sequence of a corpus.
+    """Return the samples at some positions of a corpus's endless sequence.
 
     Args:
-      numbers: the places, from 0; the first num_samples are the first epoch.
+      numbers: the positions, from 0; the first num_samples form the first epoch.
       num_samples: number of samples of the corpus, at least 1.
-      seed: seed of the run; decides the order, with the epoch and the corpus.
+      seed: seed of the run, which determines the order together with epoch and corpus.
       corpus: index in the mixture. Corpus 0 has the same order as in a run without a
         mixture.
     """
@@ -47,10 +48,10 @@ def epoch_indices(
 def held_out_indices(
     numbers: Iterable[int], num_samples: int
 ) -> Int64[np.ndarray, "_"]:
-    """Return the held-out samples at some places of their random order.
+    """Return the held-out samples at some positions of their random order.
 
-    The order is random so that a short evaluation sees text from everywhere. It is the
-    same for all runs, whatever their seed.
+    The order is random, so a short evaluation sees text from the whole corpus. It is
+    the same for all runs, whatever their seed.
     """
     places = np.array(list(numbers), np.int64)
     return _shuffled(places, num_samples, _HELD_OUT_SEED)
@@ -82,6 +83,6 @@ def _small_order(num_samples: int, seed: int) -> Int64[np.ndarray, "_"]:
 
 
 def _mixed(*words: int) -> int:
-    """Mix to the 32 bits that `permuted` takes."""
+    """Mix integers into a 32-bit seed for `permuted`."""
     digest = hashlib.sha256(" ".join(map(str, words)).encode()).digest()
     return int.from_bytes(digest[:4], "big")

@@ -1,8 +1,8 @@
 """Cut a token stream into samples.
 
 The stream contains all documents one after the other, each followed by an end token. A
-sample is a window of seq_len + 1 tokens of it. Windows overlap by one token, so every
-token except the first is a target once.
+sample is a window of seq_len + 1 tokens of the stream. Windows overlap by one token, so
+every token except the first is a target once.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ NO_TARGET = -1
 
 @runtime_checkable
 class Tokens(Protocol):
-    """The ids of a token stream: a numpy array, or an object with the same indexing."""
+    """Token ids of a stream: a numpy array, or an object with the same indexing."""
 
     def __len__(self) -> int: ...
 
@@ -26,7 +26,7 @@ class Tokens(Protocol):
 
 @runtime_checkable
 class Samples(Protocol):
-    """Random access to samples: int32 tokens, targets, segments, positions."""
+    """Interface of samples: int32 tokens, targets, segments, positions."""
 
     @property
     def seq_len(self) -> int:
@@ -40,12 +40,12 @@ class Samples(Protocol):
     def rows(
         self, indices: Int[np.ndarray, "B"]
     ) -> dict[str, Int32[np.ndarray, "B T"]]:
-        """Return several samples at once."""
+        """Return several samples, as {field: [B, T]}."""
         ...
 
 
 def one_sample(samples: Samples, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
-    """Return one row of `samples.rows`; a negative index counts from the end.
+    """Return one sample, as {field: [T]}; a negative index counts from the end.
 
     Raises:
       IndexError: there is no such sample.
@@ -75,9 +75,9 @@ class PackedSamples:
     ) -> dict[str, Int32[np.ndarray, "B T"]]:
         """Return several samples: tokens, targets, segments, positions.
 
-        When documents are isolated, segments number the documents inside a window,
-        positions restart with each, and the last token of a document has no target;
-        otherwise a window is one segment.
+        If documents are isolated, segments number the documents in a window, positions
+        restart at each document, and the last token of a document has no target.
+        Otherwise a window is one segment.
         """
         windows = np.empty((len(indices), self.seq_len + 1), np.int32)
         for row, index in enumerate(indices):
@@ -92,7 +92,7 @@ def pack(
     """Turn windows of T + 1 tokens into samples of T.
 
     Args:
-      windows: [B, T + 1], consecutive tokens.
+      windows: [B, T + 1], consecutive token ids.
       eos_id: the token that ends a document; None does not isolate documents.
     """
     tokens, targets = windows[:, :-1], windows[:, 1:].copy()

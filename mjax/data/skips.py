@@ -1,13 +1,13 @@
 """Batches of the data order that a run leaves out.
 
-Input: the flag `--data.skip`, texts STEP:N: after STEP steps, the next N batches are
-left out. Output: the place in the order of the batch of a step, and whether a state
-fits other skips. Everything is a function of these texts, so a restarted run reads the
-same batches.
+Input: the texts STEP:N of the flag `--data.skip`: after STEP steps, the next N batches
+are left out. Output: the position of a step's batch in the order, and whether a state
+is compatible with other skips. Everything is a function of these texts, so a restarted
+run reads the same batches.
 
-A training that diverges often recovers if it resumes from an earlier save and leaves
-out the data that followed: PaLM, arXiv:2204.02311, section 5.1, where the same data did
-no harm from another state.
+A run that diverges often recovers if it resumes from an earlier save and leaves out the
+data that followed (PaLM, arXiv:2204.02311, section 5.1; there the same data did no harm
+from another state).
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ class Skip:
     """Consecutive batches that are left out."""
 
     after: int
-    """Number of optimizer steps before them."""
+    """Number of optimizer steps before the left-out batches."""
     batches: int
 
     def __str__(self) -> str:
@@ -28,10 +28,10 @@ class Skip:
 
 
 def read(texts: Sequence[str]) -> tuple[Skip, ...]:
-    """Read texts STEP:N.
+    """Parse texts STEP:N.
 
     Raises:
-      ValueError: one is not of this form, or they are not in order.
+      ValueError: a text is not of this form, or the texts are not in order.
     """
     found: list[Skip] = []
     for text in texts:
@@ -55,17 +55,17 @@ def read(texts: Sequence[str]) -> tuple[Skip, ...]:
 
 
 def place(step: int, skips: Sequence[Skip]) -> int:
-    """Return the place in the order of the batch that follows `step` steps."""
+    """Return the position in the data order of the batch after `step` steps."""
     return step + sum(skip.batches for skip in skips if skip.after <= step)
 
 
 def seen(step: int, skips: Sequence[Skip]) -> tuple[Skip, ...]:
-    """Return the skips that a state after `step` steps has passed."""
+    """Return the skips that are before a state of `step` steps."""
     return tuple(skip for skip in skips if skip.after < step)
 
 
 def roll_back(skips: Sequence[Skip], to: int, step: int) -> tuple[Skip, ...]:
-    """Return the skips of a run that goes back and leaves out the batches since then.
+    """Return the skips of a run that goes back and leaves out the batches since.
 
     Args:
       skips: skips so far.
@@ -80,8 +80,8 @@ def roll_back(skips: Sequence[Skip], to: int, step: int) -> tuple[Skip, ...]:
 def continues(old: Sequence[Skip], new: Sequence[Skip]) -> bool:
     """Return whether a run with the old skips may continue with the new ones.
 
-    Skips may be added. An old skip may be absent only if the last new one is not after
-    it: the run has gone back to before the old skip.
+    New skips may be added. An old skip may be absent only if the last new skip is not
+    after it, because the run then has gone back to before the old skip.
     """
     last = new[-1].after if new else math.inf
     return all(skip in new or last <= skip.after for skip in old)

@@ -1,10 +1,10 @@
 """The samples of each step, from one corpus or a mixture of several.
 
-Row r of step n is number p * batch_size + r of an endless stream of samples; p is n, or
-more if batches are left out (`skips`). `mixture` decides the corpus of a number, and
-`sampler` decides which sample of the corpus. All are pure functions, so nothing depends
-on what was read before, on the number of processes, or on how rows are divided among
-them. This module does not use JAX.
+Sequence r of step n is number p * batch_size + r of an endless stream of samples; p is
+n, or more if batches are left out (`skips`). `mixture` determines the corpus of a
+number, and `sampler` the sample of the corpus. All are pure functions. So no result
+depends on earlier reads, on the number of processes, or on how sequences are divided
+among them. This module does not use JAX.
 """
 
 import dataclasses
@@ -20,28 +20,28 @@ from mjax.data.skips import Skip, place
 
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """The training samples, without end.
+    """The endless stream of training samples.
 
-    Pickling copies the tokens of samples that are mapped from files: another process
+    Pickling copies the tokens of samples that are mapped from files, so another process
     should open the dataset itself.
     """
 
     corpora: tuple[Samples, ...]
     weights: tuple[float, ...]
-    """Weights of the corpora, in any unit: see `mixture.shares`."""
+    """Weight of each corpus, in any unit; see `mixture.shares`."""
     seed: int
-    """Seed that decides the order within each epoch of each corpus."""
+    """Seed that determines the order within each epoch of each corpus."""
     skips: tuple[Skip, ...] = ()
     """Batches that are left out."""
     one_batch: bool = False
     """Whether all steps read the batch of the first step."""
 
     def __post_init__(self) -> None:
-        """Check that corpora and weights fit each other.
+        """Check that corpora and weights fit together.
 
         Raises:
-          ValueError: not as many weights as corpora, a bad weight, a corpus without
-            samples, or samples of different lengths.
+          ValueError: the numbers of weights and corpora differ, a weight is bad, a
+            corpus has no samples, or the samples differ in length.
         """
         _check(self.corpora, self.weights)
 
@@ -58,15 +58,15 @@ class Stream:
     def ids(
         self, step: int, batch_size: int, rows: slice = slice(None)
     ) -> Int64[np.ndarray, "n 2"]:
-        """Return (corpus, sample) for rows of a step's global batch.
+        """Return (corpus, sample) for sequences of a step's global batch.
 
-        An epoch of a corpus may end within a batch: each sample is read exactly once
+        An epoch of a corpus may end within a batch, so each sample is read exactly once
         per epoch.
 
         Args:
-          step: optimizer steps before this one.
-          batch_size: rows of the global batch.
-          rows: the wanted rows of the global batch.
+          step: number of optimizer steps before this one.
+          batch_size: B, global.
+          rows: range of sequences of the global batch.
         Raises:
           ValueError: the step is negative.
         """
@@ -88,12 +88,12 @@ class Stream:
     def rows(
         self, step: int, batch_size: int, rows: slice = slice(None)
     ) -> dict[str, Int32[np.ndarray, "n T"]]:
-        """Return rows of a step's global batch: tokens, targets, segments, positions.
+        """Return sequences of a step's global batch, as {field: [n, T]}.
 
         Args:
-          step: optimizer steps before this one.
-          batch_size: rows of the global batch.
-          rows: the wanted rows of the global batch.
+          step: number of optimizer steps before this one.
+          batch_size: B, global.
+          rows: range of sequences of the global batch.
         Raises:
           ValueError: the step is negative.
         """
@@ -102,17 +102,17 @@ class Stream:
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut:
-    """The held-out samples in the one order in which all runs read them.
+    """The held-out samples, in an order that is the same for all runs.
 
     In a mixture, every prefix of the order contains each corpus in its share. The order
-    ends when one corpus has no further sample.
+    ends when one corpus has no more samples.
     """
 
     corpora: tuple[Samples, ...]
     weights: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        """Check that corpora and weights fit each other; raises as `Stream` does."""
+        """Check that corpora and weights fit together; errors as in `Stream`."""
         _check(self.corpora, self.weights)
 
     @property
@@ -129,7 +129,7 @@ class HeldOut:
         return one_sample(self, index)
 
     def ids(self, numbers: Int[np.ndarray, "n"]) -> Int64[np.ndarray, "n 2"]:
-        """Return (corpus, sample) for places of the order."""
+        """Return (corpus, sample) for positions in the order."""
         corpora, places = mixture.places(numbers, self.weights)
         ids = np.stack([corpora, places], axis=1)
         for corpus in np.unique(corpora).tolist():
@@ -148,7 +148,7 @@ class HeldOut:
 def read(
     corpora: tuple[Samples, ...], ids: Int64[np.ndarray, "n 2"]
 ) -> dict[str, Int32[np.ndarray, "n T"]]:
-    """Read samples of several corpora, in the order of the ids (corpus, sample)."""
+    """Return the samples (corpus, sample), in the order of `ids`."""
     parts = [
         (ids[:, 0] == corpus, corpora[corpus].rows(ids[ids[:, 0] == corpus, 1]))
         for corpus in np.unique(ids[:, 0]).tolist() or [0]

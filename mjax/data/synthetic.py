@@ -1,8 +1,8 @@
 """Tokens without a corpus: a Markov chain whose best possible loss is known.
 
 From byte x the next byte is x + s modulo 256, with s drawn uniformly from STRIDES. A
-model that has learned this has a loss of ln 4 = 1.386 nats (2 bits per byte); one that
-has not, ln 256 = 5.545 (8 bits).
+model that has learned this rule has a loss of ln 4 = 1.386 nats (2 bits per byte); a
+model that has learned nothing has ln 256 = 5.545 nats (8 bits).
 """
 
 import dataclasses
@@ -20,13 +20,13 @@ NUM_HELD_OUT = 1 << 12
 
 @dataclasses.dataclass(frozen=True)
 class SyntheticSamples:
-    """Samples made from (seed, stream, index); nothing is stored."""
+    """Samples computed from (seed, stream, index); nothing is stored."""
 
     num_samples: int
     seq_len: int
     seed: int
     stream: int
-    """Samples of different streams are independent."""
+    """Number of the stream; samples of different streams are independent."""
 
     def __len__(self) -> int:
         return self.num_samples
@@ -45,8 +45,8 @@ class SyntheticSamples:
         return pack(windows, eos_id=None)
 
     def _window(self, index: int) -> Int32[np.ndarray, "_"]:
-        # The raw output of Philox is fixed by its definition; numpy may change how its
-        # distributions use it.
+        # The definition of Philox fixes its raw output; numpy may change how its
+        # distributions use that output.
         key = [self.seed % 2**64, self.stream << 48 | index]
         raw = np.random.Philox(key=np.array(key, np.uint64)).random_raw(
             self.seq_len + 1
@@ -57,7 +57,7 @@ class SyntheticSamples:
 
 
 def count(num_samples: int, seq_len: int) -> SideCounts:
-    """Return the counts of a number of samples; all bytes are equally frequent."""
+    """Return the counts of `num_samples` samples; all bytes are equally frequent."""
     num_tokens = num_samples * seq_len
     return SideCounts(
         num_tokens=num_tokens,

@@ -1,14 +1,14 @@
 """The process that renders chat templates: requests on stdin, answers on stdout.
 
-Input: one JSON object a line, {"template", "renders": [variables, ...], "now"}.
-Output: one JSON object a line: {"texts", "spans", "marks"}, or {"error"}. The process
-that starts it (`mjax.data.chat_template`) ends it when an answer takes too long; its
-memory is limited here. A template comes with a model from anywhere, and Jinja's sandbox
-bounds neither the time nor the memory that it takes.
+Input: one JSON object per line, {"template", "renders": [variables, ...], "now"}.
+Output: one JSON object per line, {"texts", "spans", "marks"} or {"error"}. The process
+that starts it (`mjax.data.chat_template`) kills it if an answer takes too long; its
+memory is limited here. A template comes with a model from any source, and Jinja's
+sandbox limits neither time nor memory.
 
-It is run as a file and imports nothing of mjax, so that it starts in 0.1 s.
+This module is run as a file and imports nothing of mjax, so it starts in 0.1 s.
 
-Source: what templates may use is what transformers 5.23 gives them
+Source: templates may use what transformers 5.23 provides
 (`utils/chat_template_utils.py`): immutable sandbox, block trimming, loop controls,
 `generation` blocks, `tojson`, `raise_exception`, `strftime_now`.
 """
@@ -29,8 +29,8 @@ import jinja2.nodes
 import jinja2.sandbox
 
 _MEMORY_BYTES = 2**30  # chosen: a chat of megabytes takes a few times its size
-_MAX_CHARS = 1 << 24  # chosen: far above any chat that fits into a sequence
-_NONCE = secrets.token_hex(8)  # so that no message can hold a mark
+_MAX_CHARS = 1 << 24  # chosen: far larger than any chat that fits into a sequence
+_NONCE = secrets.token_hex(8)  # random, so no message can contain a mark
 _START, _END = f"\x02{_NONCE}[", f"\x03{_NONCE}]"
 
 
@@ -40,7 +40,7 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 (Jinja reads a plain set)
 
     def parse(self, parser: Any) -> Any:
-        """Put marks around the block; variables that it sets stay inside."""
+        """Put marks around the block, in whose scope its variables stay."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         marked = [_text(_START, line), *body, _text(_END, line)]
@@ -92,7 +92,7 @@ def _compiled(template: str, now: str | None) -> tuple[Any, bool]:
         return datetime.datetime.fromisoformat(now)
 
     environment = _environment(time)
-    environment.parse(template)  # for a plain message where the syntax is wrong
+    environment.parse(template)  # for a plain message about a syntax error
     compiled = environment.from_string(template)
     tokens = list(environment.lex(template))
     marks = any(kind == "name" and word == "generation" for _, kind, word in tokens)
@@ -100,7 +100,7 @@ def _compiled(template: str, now: str | None) -> tuple[Any, bool]:
 
 
 def _render(template: Any, variables: dict[str, Any]) -> tuple[str, list[list[int]]]:
-    """Return the text without marks, and the start and end of each marked part."""
+    """Return the text without marks, and [start, end] of each marked part."""
     parts, num_chars = [], 0
     for part in template.generate(**variables):
         parts.append(part)
@@ -121,7 +121,7 @@ def _render(template: Any, variables: dict[str, Any]) -> tuple[str, list[list[in
 
 
 def _line_of(error: BaseException) -> int | None:
-    """Return the line of the template at which an error was raised."""
+    """Return the template's line that raised an error; None if unknown."""
     line = getattr(error, "lineno", None)
     trace = error.__traceback__
     while trace is not None:
@@ -132,7 +132,7 @@ def _line_of(error: BaseException) -> int | None:
 
 
 def answer(request: dict[str, Any]) -> dict[str, Any]:
-    """Render the texts of a request."""
+    """Return the answer to a request."""
     try:
         template, marks = _compiled(request["template"], request["now"])
         done = [_render(template, variables) for variables in request["renders"]]
@@ -140,7 +140,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"it takes more than {_MEMORY_BYTES >> 20} MiB"}
     except RecursionError:
         return {"error": "it calls itself without end"}
-    except Exception as error:  # a template can raise anything
+    except Exception as error:  # a template can raise any error
         line = _line_of(error)
         where = "" if line is None else f"line {line}: "
         kind = "" if isinstance(error, jinja2.TemplateError) else type(error).__name__
@@ -153,7 +153,7 @@ def main() -> None:
     """Answer requests until stdin ends."""
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     bound = _MEMORY_BYTES if most < 0 else min(_MEMORY_BYTES, most)
-    with contextlib.suppress(ValueError, OSError):  # a system without this limit
+    with contextlib.suppress(ValueError, OSError):  # the system lacks this limit
         resource.setrlimit(resource.RLIMIT_AS, (bound, most))
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)

@@ -1,11 +1,11 @@
-"""The cache of tokenized corpora: built once, whole or not at all.
+"""The cache of tokenized corpora; each is built once, atomically.
 
 A corpus is tokenized into a temporary folder that is renamed when it is complete, so a
-process that is killed leaves nothing that looks finished. The next process continues in
-that folder, and writes the same files as an undisturbed one. Processes of one machine
-that want the same corpus wait for the first one at a file lock. Files that are damaged
-when they are opened are built again; damage that is found later, when a token is first
-read, raises `cache_files.DamagedFileError`.
+killed process leaves nothing that looks finished. The next process continues in that
+folder, and writes the same files as an uninterrupted process. If several processes of a
+machine need the same corpus, one builds it and the others wait at a file lock. Files
+that are found damaged when they are opened are built again. Damage that is found later,
+when a token is first read, raises `cache_files.DamagedFileError`.
 """
 
 import contextlib
@@ -43,11 +43,11 @@ from mjax.data.tokenizers import (
 )
 from mjax.data.unfinished import Meter, Unfinished
 
-# Part of every key: raise it when the files or their meaning change.
+# Part of every key; increase it if the files or their meaning change.
 _FORMAT = 2
 _MANIFEST = "manifest.json"
 _TRAINED = "tokenizer.json"
-_BPE_CHARS = 1 << 27  # BPE is trained on about this much text, 30 s on 2 cores
+_BPE_CHARS = 1 << 27  # BPE is trained on about this many characters, 30 s on 2 cores
 _log = logging.getLogger(__name__)
 
 
@@ -60,42 +60,42 @@ class TokenFiles:
     survey: Survey
     counts: dict[Side, SideCounts]
     tokens: dict[Side, MappedTokens]
-    """The ids of each side; every document except a chat is followed by the tokenizer's
-    eos_id."""
+    """Side (training or held-out) -> token ids. The tokenizer's eos_id follows every
+    document except a chat."""
     flags: dict[Side, MappedTokens]
-    """For chats: the flags of each token, see `chat_samples`."""
+    """For chats: side -> flags of each token, see `chat_samples`."""
 
     @property
     def trained_tokenizer(self) -> pathlib.Path | None:
-        """The tokenizer.json that was trained on this corpus, if one was."""
+        """Path of the tokenizer.json trained on this corpus; None if none was."""
         path = self.folder / _TRAINED
         return path if path.exists() else None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Everything that decides the content of token files, except the text itself."""
+    """Everything that determines the content of token files, except the text itself."""
 
     text_field: str
     tokenizer: str
     eos_token: str | None
     held_out_fraction: float
     template: ChatTemplate | None = None
-    """Template that renders chats; None reads no chats."""
+    """Template that renders chats; None if the data are not chats."""
 
 
 def open_token_files(
     sources: list[Source], settings: Settings, cache_dir: pathlib.Path
 ) -> TokenFiles:
-    """Open the token files of a corpus, after tokenizing it if they do not exist.
+    """Open the token files of a corpus; tokenize it first if they do not exist.
 
     Args:
-      sources: from `contents.hash_sources`; their contents identify the token files.
-      settings: everything else that decides the tokens.
+      sources: result of `contents.hash_sources`; the hashes identify the token files.
+      settings: everything else that determines the tokens.
       cache_dir: folder of all token files.
     Raises:
-      ValueError: bad text, a bad tokenizer, files that change while they are read, or a
-        cache folder that cannot be read or written.
+      ValueError: the text or the tokenizer is bad, files change while they are read, or
+        the cache folder cannot be read or written.
     """
     tokenizer = None
     if trained_vocab_size(settings.tokenizer) is None:
@@ -110,10 +110,10 @@ def open_token_files(
 def open_documents(
     files: TokenFiles, side: Side, seq_len: int
 ) -> Int64[np.ndarray, "2 _"]:
-    """Map the index of the documents of a side, after building it if it is missing.
+    """Map the index of a side's documents; build it first if it is missing.
 
     Returns:
-      the array of `documents.index_documents`.
+      The array that `documents.index_documents` returns.
     Raises:
       ValueError: the cache folder cannot be read or written.
       DamagedFileError: the tokens of this side are damaged.
@@ -141,8 +141,8 @@ def _map_index(path: pathlib.Path) -> Int64[np.ndarray, "2 _"]:
     """Map an index of documents.
 
     Raises:
-      DamagedFileError: it is missing, cut or altered.
-      ValueError: it cannot be read.
+      DamagedFileError: the index is missing, truncated or altered.
+      ValueError: the index cannot be read.
     """
     try:
         index = np.load(path, mmap_mode="r").view(np.ndarray)
@@ -151,7 +151,7 @@ def _map_index(path: pathlib.Path) -> Int64[np.ndarray, "2 _"]:
             if file.read() == _checksum(index):
                 return index
     except (ValueError, EOFError, FileNotFoundError):
-        pass  # missing, cut, or altered so that it is no array
+        pass  # missing, truncated, or not an array any more
     except OSError as error:
         raise cache_files.unreadable(path, error) from None
     raise DamagedFileError(f"{path} is missing or damaged")
@@ -164,7 +164,7 @@ def _checksum(array: np.ndarray) -> bytes:
 def name_of_chat(
     sources: list[Source], settings: Settings, found: Survey, side: Side, number: int
 ) -> str:
-    """Return file and line of a chat, by its number on its side; reads the corpus."""
+    """Return file and line of chat `number` of a side; this reads the corpus."""
 
     def read():
         return documents(sources, settings.text_field, settings.template)
@@ -175,7 +175,7 @@ def name_of_chat(
 
 
 def _key(sources: list[Source], settings: Settings, tokenizer: Tokenizer | None) -> str:
-    """Hash what decides the content of the files."""
+    """Return a hash of everything that determines the content of the files."""
     files = [(s.name, s.kind, s.digest, s.first_name) for s in sources]
     tokenizer_id = tokenizer.digest if tokenizer else settings.tokenizer
     parts = [
@@ -225,8 +225,8 @@ def _build_once(
                 check()
                 check_unchanged(sources, folder.parent)
             except (cache_files.UnwritableError, UnreadableError, TouchedError):
-                raise  # the next process continues with what is kept
-            except ValueError:  # bad input: nothing to go on with
+                raise  # the next process continues from the saved progress
+            except ValueError:  # bad input: no progress worth keeping
                 shutil.rmtree(temporary, ignore_errors=True)
                 raise
             _rename(temporary, folder)
@@ -235,7 +235,7 @@ def _build_once(
 
 
 def _tell_of_others(cache_dir: pathlib.Path, own: pathlib.Path) -> None:
-    """Log which folders other preparations have left unfinished."""
+    """Log the folders of other unfinished preparations."""
     others = [left for left in left_over.find(cache_dir) if left.folder != own]
     if others:
         _log.info(
@@ -257,9 +257,9 @@ def _build(
     Args:
       folder: folder of the files.
       sources: files to tokenize.
-      settings: everything else that decides the tokens.
+      settings: everything else that determines the tokens.
       tokenizer: the tokenizer; None trains one.
-      check: raises if a source was changed since it was noted.
+      check: function that raises if a source was changed since it was hashed.
     """
     progress = Unfinished(folder, _versions(), check)
     found = _survey(sources, settings, tokenizer, progress)
@@ -269,7 +269,7 @@ def _build(
     )
 
     def pieces(place: Place | None) -> Iterator[prepare.Piece]:
-        # A split by position depends on all text before.
+        # A split by position depends on all text before it.
         start = place[:2] if place and found.split == "document" else (0, 0)
 
         def read():
@@ -304,7 +304,7 @@ def _build(
 
 
 def _versions() -> list[str]:
-    """Name the software that decides tokens, for work that is continued."""
+    """Return the versions of the software that determines tokens."""
     try:
         library = importlib.metadata.version("tokenizers")
     except importlib.metadata.PackageNotFoundError:
@@ -318,7 +318,7 @@ def _survey(
     tokenizer: Tokenizer | None,
     progress: Unfinished,
 ) -> Survey:
-    """Read the corpus once, unless an earlier process has."""
+    """Survey the corpus, unless an earlier process has done so."""
     if (known := progress.get("survey")) is not None:
         return Survey(**known)
     meter = Meter("reading", sum(size_of(source.path) for source in sources))
@@ -349,7 +349,7 @@ def _trained(
     pieces: Iterator[prepare.Piece],
     progress: Unfinished,
 ) -> Tokenizer:
-    """Train the tokenizer on the corpus, unless an earlier process has."""
+    """Train the tokenizer on the corpus, unless an earlier process has done so."""
     path = folder / _TRAINED
     known = progress.get("trained")
     if known is None or not path.exists() or _sha256(path) != known:
@@ -361,7 +361,7 @@ def _trained(
         with cache_files.written_whole(path) as temporary:
             temporary.write_text(trained, "utf-8")
         if known not in (None, _sha256(path)):
-            progress.put("streams", None)  # they have the ids of another tokenizer
+            progress.put("streams", None)  # they have ids of another tokenizer
         progress.put("trained", _sha256(path))
     return _load_trained(folder)
 
@@ -371,7 +371,7 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def _first_chars(texts: Iterator[str]) -> Iterator[str]:
-    """Yield the beginning of the corpus: BPE training holds its words in memory."""
+    """Yield the start of the corpus only: BPE training holds its words in memory."""
     num_chars = 0
     for text in texts:
         yield text
@@ -386,15 +386,15 @@ def _rename(temporary: pathlib.Path, folder: pathlib.Path) -> None:
         with file.open("rb") as opened:
             os.fsync(
                 opened.fileno()
-            )  # else a power cut may keep the name, not the data
-    unfinished.remove(temporary)  # last: a kill while files are synced loses little
+            )  # or a power cut might keep the name without the data
+    unfinished.remove(temporary)  # last, so a kill while files are synced loses little
     temporary.chmod(0o755)  # mkdtemp makes it private; a shared cache must be readable
     try:
         temporary.rename(folder)
     except OSError:
         if not folder.exists():
             raise
-        # Another machine was first; its files are the same.
+        # Another machine has renamed first; its files are the same.
 
 
 def _load_trained(folder: pathlib.Path) -> Tokenizer:
@@ -417,8 +417,8 @@ def _open(folder: pathlib.Path, tokenizer: Tokenizer | None) -> TokenFiles:
     """Open a folder of token files.
 
     Raises:
-      DamagedFileError: a file is missing, has another size, or is small enough to be
-        compared whole and is not what was written.
+      DamagedFileError: a file is missing, has another size, or is a small file, which
+        is verified at once, and was altered.
       ValueError: a file cannot be read.
     """
     manifest = cache_files.read_json(folder / _MANIFEST)

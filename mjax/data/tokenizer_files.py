@@ -1,8 +1,8 @@
-"""The files of a tokenizer that a run keeps and that are exported beside weights.
+"""The files of a tokenizer that a run keeps and that are exported with weights.
 
 Input: `bytes`, a tokenizer.json, the folder of one, or its name on a hub. Output: the
-contents of tokenizer.json, tokenizer_config.json and, where there is one,
-chat_template.jinja, with the facts that the rest of the package checks. The library
+contents of tokenizer.json, tokenizer_config.json and, if there is one,
+chat_template.jinja, with vocabulary size, end token and digest. The library
 `tokenizers` is not needed.
 """
 
@@ -27,31 +27,31 @@ from mjax.data.tokenizers import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenizerFiles:
-    """A tokenizer as files."""
+    """The files of a tokenizer, and what they determine."""
 
     contents: Mapping[str, bytes]
-    """Contents by file name."""
+    """File name -> content."""
     vocab_size: int
-    """V: every id is below it."""
+    """V; every token id is below V."""
     eos_id: int | None
-    """The token that ends a document; None: no token is known to do so."""
+    """Id of the token that ends a document; None if it is unknown."""
     digest: str | None
-    """Digest of the `Tokenizer` that reads the files; None without an end token."""
+    """Digest of the `Tokenizer` of these files; None without an end token."""
 
 
 def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
     """Read the files of a tokenizer that needs no training.
 
-    The text of tokenizer.json stays as it is. Its tokenizer_config.json does too,
-    unless it names another end of a document, or no class.
+    tokenizer.json is returned unchanged. So is tokenizer_config.json, unless it names
+    another end token or no class.
 
     Args:
       name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
-      eos: the token that ends a document, or its id; None takes the one that
-        tokenizer_config.json names, or looks for a usual one.
+      eos: token that ends a document, or its id; None uses the one that
+        tokenizer_config.json names, or looks for a usual name.
     Raises:
-      ValueError: a file cannot be read or is of another form, has no such token, or the
-        hub does not give it.
+      ValueError: a file cannot be read, has another format or lacks the token, or the
+        hub does not return it.
     """
     if name == BYTES:
         return _of_bytes()
@@ -80,7 +80,7 @@ def files_of(tokenizer: Tokenizer, name: str) -> TokenizerFiles:
 
     Args:
       tokenizer: the tokenizer in use.
-      name: its name, as for `read_files`.
+      name: name of the tokenizer, as in `read_files`.
     Raises:
       ValueError: the files cannot be read, or are no longer those of the tokenizer.
     """
@@ -94,7 +94,7 @@ def files_of(tokenizer: Tokenizer, name: str) -> TokenizerFiles:
 
 
 def _of_bytes() -> TokenizerFiles:
-    """Return the files of the `bytes` tokenizer, which is not read from files."""
+    """Return the files of the `bytes` tokenizer, which has no files of its own."""
     spec = byte_level.spec_json(END_OF_TEXT)
     return TokenizerFiles(
         contents={SPEC: spec.encode(), CONFIG: _completed(None, {}, END_OF_TEXT)},
@@ -107,16 +107,16 @@ def _of_bytes() -> TokenizerFiles:
 def _completed(
     content: bytes | None, config: Mapping[str, Any], eos: str | None
 ) -> bytes:
-    """Return a tokenizer_config.json that names the class and the end of a document.
+    """Return a tokenizer_config.json that names the class and the end token.
 
-    Without a class transformers takes that of the model's family, which splits text in
-    its own way. Without the second key releases before 5 remove spaces before
-    punctuation when they decode (`clean_up_tokenization_spaces`).
+    Without a class, transformers uses the class of the model's family, which splits
+    text in its own way. Without `clean_up_tokenization_spaces`, releases before 5
+    remove spaces before punctuation when they decode.
 
     Args:
-      content: content of the file; None: there is no file.
+      content: content of the file; None if there is no file.
       config: parsed content.
-      eos: name of the end token; None: unknown.
+      eos: name of the end token; None if unknown.
     """
     added: dict[str, Any] = {}
     if content is None:
@@ -139,7 +139,7 @@ def _config(content: bytes | None, path: pathlib.Path) -> Mapping[str, Any]:
 
 
 def _named_eos(config: Mapping[str, Any]) -> Any:
-    """Return the name of the end of a document; an object holds it as content."""
+    """Return the name of the end token, which may be inside an object."""
     named = config.get("eos_token")
     return named.get("content") if isinstance(named, dict) else named
 
@@ -147,7 +147,7 @@ def _named_eos(config: Mapping[str, Any]) -> Any:
 def _find_eos(
     vocab: Mapping[str, int], eos: str | int | None, named: Any, path: pathlib.Path
 ) -> str | None:
-    """Return the name of the token that ends a document, None if none is known."""
+    """Return the name of the token that ends a document; None if unknown."""
     if isinstance(eos, int):
         found = next((token for token, index in vocab.items() if index == eos), None)
         if found is None:
@@ -167,7 +167,7 @@ def _find_eos(
 
 
 def _vocab(text: str, path: pathlib.Path) -> dict[str, int]:
-    """Return the tokens of a tokenizer.json, with those that were added."""
+    """Return token -> id of a tokenizer.json, including added tokens."""
     try:
         spec = checked_json.read(text, dict[str, Any])
         model = checked_json.check(spec.get("model"), dict[str, Any], "model")
@@ -175,7 +175,7 @@ def _vocab(text: str, path: pathlib.Path) -> dict[str, int]:
             spec.get("added_tokens", []), list[dict[str, Any]], "added_tokens"
         )
         tokens = model.get("vocab")
-        if isinstance(tokens, list):  # Unigram: a token and its score, by id
+        if isinstance(tokens, list):  # Unigram: list of (token, score) in order of ids
             tokens = {str(entry[0]): i for i, entry in enumerate(tokens)}
         vocab = {
             **checked_json.check(tokens, dict[str, int], "model.vocab"),
@@ -189,12 +189,12 @@ def _vocab(text: str, path: pathlib.Path) -> dict[str, int]:
 
 
 def _text(content: bytes) -> str:
-    """Decode a file as `Path.read_text` does; digests are computed over this text."""
+    """Decode a file like `Path.read_text`; digests are computed over this text."""
     return content.decode().replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _read(path: pathlib.Path) -> bytes:
-    """Read a file of text."""
+    """Return the bytes of a file."""
     try:
         content = path.read_bytes()
         content.decode()

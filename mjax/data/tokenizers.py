@@ -1,7 +1,7 @@
 """Tokenizers: bytes, a tokenizer.json, or BPE trained on the corpus.
 
-Every tokenizer has one token that ends a document, and knows how many bytes each token
-encodes, so that losses can be reported in bits per byte for any vocabulary.
+Every tokenizer has one token that ends a document, and a table of the bytes that each
+token encodes, so losses can be reported in bits per byte for any vocabulary.
 """
 
 import difflib
@@ -23,29 +23,29 @@ from mjax.data.names import BYTES, NUM_BYTES, TRAIN
 END_OF_TEXT = "<|endoftext|>"
 
 EOS_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>")
-"""Names of the end of a document, the most common first."""
+"""Usual names of the token that ends a document, most common first."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 
 
 @runtime_checkable
 class Tokenizer(Protocol):
-    """The interface of a tokenizer in the rest of the package."""
+    """Interface of a tokenizer."""
 
     vocab_size: int
-    """V: every id is below it."""
+    """V; every token id is below V."""
     eos_id: int
     """The token that ends a document."""
     token_num_bytes: Int64[np.ndarray, "V"]
-    """Bytes of text that each token stands for; 0 for special tokens."""
+    """Bytes of text that each token encodes; 0 for special tokens."""
     digest: str
-    """Hash of everything that decides the ids."""
+    """Hash of everything that determines the ids."""
 
     def encode(self, text: str) -> Int64[np.ndarray, "n"]:
         """Return the ids of text, without special tokens."""
         ...
 
     def encode_batch(self, texts: list[str]) -> list[Int64[np.ndarray, "_"]]:
-        """Encode several texts; faster than one by one."""
+        """Return the ids of each text; faster than one by one."""
         ...
 
     def encode_special(self, text: str) -> Int64[np.ndarray, "n"]:
@@ -55,15 +55,15 @@ class Tokenizer(Protocol):
     def encode_spans(
         self, text: str
     ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
-        """Return what `encode_special` does, and which characters each id is of.
+        """Return the result of `encode_special`, and the span of each id.
 
-        A span is (start, end), counted in characters of the text. Tokens of parts of
-        one character all have its span.
+        A span is (start, end) in characters of the text. Tokens that encode parts of
+        one character all have the span of that character.
         """
         ...
 
     def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
-        """Return the ids of text, with special tokens where the tokenizer adds them."""
+        """Return the ids of text, with the special tokens that the tokenizer adds."""
         ...
 
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
@@ -71,12 +71,12 @@ class Tokenizer(Protocol):
         ...
 
     def text_bytes(self, ids: Int64[np.ndarray, "n"]) -> UInt8[np.ndarray, "_"]:
-        """Return the bytes that ids stand for; none for special tokens."""
+        """Return the bytes that ids encode; none for special tokens."""
         ...
 
 
 class BytesTokenizer:
-    """UTF-8 bytes, and one additional token that ends a document."""
+    """Tokenizer of UTF-8 bytes, and one more token that ends a document."""
 
     vocab_size = NUM_BYTES + 1
     eos_id = NUM_BYTES
@@ -95,13 +95,13 @@ class BytesTokenizer:
         return [self.encode(text) for text in texts]
 
     def encode_special(self, text: str) -> Int64[np.ndarray, "n"]:
-        """Return the bytes of text; END_OF_TEXT in it is the end of a document."""
+        """Return the bytes of text; END_OF_TEXT in the text is the end token."""
         return self.encode_spans(text)[0]
 
     def encode_spans(
         self, text: str
     ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
-        """Encode text in which END_OF_TEXT is a token, and find the characters."""
+        """Encode text in which END_OF_TEXT is a token; return ids and spans."""
         ids, starts, ends, start = [], [], [], 0
         for number, part in enumerate(text.split(END_OF_TEXT)):
             if number:
@@ -119,13 +119,13 @@ class BytesTokenizer:
         return np.concatenate(ids), spans
 
     def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
-        """Return the UTF-8 bytes of text: no special token begins a text."""
+        """Return the UTF-8 bytes of text, without special tokens."""
         return self.encode(text)
 
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
-        """Return the text of ids; END_OF_TEXT where a document ends."""
+        """Return the text of ids; the end token becomes END_OF_TEXT."""
         listed = ids.tolist()
-        if self.eos_id not in listed:  # what is decoded token by token
+        if self.eos_id not in listed:  # tokens are decoded one by one
             return bytes(listed).decode(errors="replace")
         parts = np.split(ids, np.flatnonzero(ids == self.eos_id))
         texts = [
@@ -138,16 +138,16 @@ class BytesTokenizer:
         return END_OF_TEXT.join(texts)
 
     def text_bytes(self, ids: Int64[np.ndarray, "n"]) -> UInt8[np.ndarray, "_"]:
-        """Return the bytes that ids stand for."""
+        """Return the bytes that ids encode."""
         return ids[ids != self.eos_id].astype(np.uint8)
 
 
 class HuggingFaceTokenizer:
     """A tokenizer.json, run by the `tokenizers` library.
 
-    Special tokens are never added, and a special token's name in the text is ordinary
-    text, so text cannot end a document. Only `encode_special` and `encode_spans` read
-    the name as the token, in text that a chat template rendered.
+    Special tokens are never added, and the name of a special token in text is ordinary
+    text, so text cannot end a document. Only `encode_special` and `encode_spans`, for
+    text that a chat template rendered, treat the name as the token.
     """
 
     def __init__(
@@ -158,33 +158,33 @@ class HuggingFaceTokenizer:
         eos_token: str | None = None,
         flag: str = FLAG,
     ):
-        """Build from the text of a tokenizer.json.
+        """Build the tokenizer from the text of a tokenizer.json.
 
         Args:
           spec_json: content of the file.
           origin: name of the file, for messages.
-          eos_token: the token that ends a document; None looks for a usual name.
+          eos_token: token that ends a document; None looks for a usual name.
           flag: the flag that names the tokenizer, for messages.
         Raises:
-          ValueError: not a tokenizer.json, no token ends a document, or the bytes that
-            its tokens stand for are unknown.
+          ValueError: the text is not a tokenizer.json, has no token that ends a
+            document, or its tokens encode unknown bytes.
         """
         library = _import_library(origin, flag)
         try:
             self._tokenizer = library.Tokenizer.from_str(spec_json)
-        except Exception as error:  # the library raises nothing more precise
+        except Exception as error:  # the library raises no more precise type
             raise ValueError(
                 f"{flag} {origin} is not a tokenizer.json: {error}"
             ) from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        # A second one, as the choice is the library's for all threads.
+        # A second object, because this setting applies to all threads.
         self._with_special = library.Tokenizer.from_str(spec_json)
         self._with_special.no_truncation()
         self._with_special.no_padding()
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
-        # Ids may have holes, so the number of tokens can be below the largest id.
+        # Ids may have gaps, so the number of tokens can be below the largest id.
         self.vocab_size = max(vocab.values()) + 1
         self.eos_id = vocab[_find_eos(vocab, eos_token, origin, flag)]
         where = f"{flag} {origin}"
@@ -200,7 +200,7 @@ class HuggingFaceTokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: list[str]) -> list[Int64[np.ndarray, "_"]]:
-        """Encode several texts on all cores."""
+        """Return the ids of each text, computed on all cores."""
         encodings = self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)
         return [np.array(encoding.ids, np.int64) for encoding in encodings]
 
@@ -211,7 +211,7 @@ class HuggingFaceTokenizer:
     def encode_spans(
         self, text: str
     ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
-        """Encode as `encode_special`, and find the characters of each id."""
+        """Encode like `encode_special`; return ids and spans."""
         encoding = self._with_special.encode(text, add_special_tokens=False)
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.int64), spans
@@ -221,11 +221,11 @@ class HuggingFaceTokenizer:
         return np.array(self._tokenizer.encode(text).ids, np.int64)
 
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
-        """Return the text of ids, special tokens by name."""
+        """Return the text of ids, with special tokens by name."""
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
 
     def text_bytes(self, ids: Int64[np.ndarray, "n"]) -> UInt8[np.ndarray, "_"]:
-        """Return the bytes that ids stand for, gathered from those of the tokens."""
+        """Return the bytes that ids encode."""
         sizes = self.token_num_bytes[ids]
         shifts = self._spelled_starts[ids] - (np.cumsum(sizes) - sizes)
         return self._spelled[np.repeat(shifts, sizes) + np.arange(sizes.sum())]
@@ -244,7 +244,7 @@ def digest_of(spec_json: str, eos_id: int) -> str:
 def load_tokenizer(
     name: str, *, eos_token: str | None = None, flag: str = FLAG
 ) -> Tokenizer:
-    """Make a tokenizer that needs no training.
+    """Return a tokenizer that needs no training.
 
     Args:
       name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION,
@@ -252,7 +252,8 @@ def load_tokenizer(
       eos_token: the token that ends a document in a tokenizer.json.
       flag: the flag that names the tokenizer, for messages.
     Raises:
-      ValueError: no such tokenizer, it cannot be used, or the hub does not give it.
+      ValueError: the tokenizer does not exist or cannot be used, or the hub does not
+        return it.
     """
     if name == BYTES:
         return BytesTokenizer()
@@ -273,7 +274,7 @@ def load_tokenizer(
         eos_token = _configured_eos(path.with_name("tokenizer_config.json"), flag)
     is_bytes = eos_token in (None, END_OF_TEXT)
     if is_bytes and spec_json == byte_level.spec_json(END_OF_TEXT):
-        return BytesTokenizer()  # as files of a run have it; needs no library
+        return BytesTokenizer()  # the form that a run stores; needs no library
     return HuggingFaceTokenizer(
         spec_json, origin=str(path), eos_token=eos_token, flag=flag
     )
@@ -284,7 +285,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> str:
 
     Args:
       texts: pieces of text; none may be empty.
-      vocab_size: tokens in all, with the 256 bytes and the end of a document.
+      vocab_size: total number of tokens, including the 256 bytes and the end token.
     Raises:
       ValueError: the text is too small for so many tokens.
     """
@@ -324,7 +325,7 @@ def _import_library(what: str, flag: str = FLAG) -> Any:
 
 
 def _configured_eos(path: pathlib.Path, flag: str) -> str | None:
-    """Return the end token that a tokenizer_config.json beside the tokenizer names."""
+    """Return the end token named by tokenizer_config.json; None if it names none."""
     if not path.is_file():
         return None
     try:
@@ -365,7 +366,7 @@ def _find_eos(
 def _spell_tokens(
     spec: dict[str, Any], vocab: dict[str, int], vocab_size: int, where: str
 ) -> list[bytes]:
-    """Return the bytes that each token encodes, derived from its decoder."""
+    """Return the bytes that each token encodes, derived from the decoder."""
     decoders = _type_names(spec.get("decoder"))
     added = {
         token["content"]: token["special"] for token in spec.get("added_tokens", [])
@@ -392,11 +393,11 @@ def _spell_tokens(
 def _spell_sentencepiece(token: str) -> bytes:
     if _BYTE_TOKEN.fullmatch(token):
         return bytes([int(token[3:5], 16)])
-    return token.replace("\u2581", " ").encode()  # U+2581 stands for a space
+    return token.replace("\u2581", " ").encode()  # U+2581 represents a space
 
 
 def _type_names(node: Any) -> set[str]:
-    """Collect the "type" of a part of a tokenizer.json and of the parts inside it."""
+    """Return all values of "type" in a part of a tokenizer.json, at any depth."""
     if isinstance(node, list):
         return {name for child in node for name in _type_names(child)}
     if isinstance(node, dict):

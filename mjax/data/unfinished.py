@@ -1,7 +1,7 @@
 """Keep the finished parts of a long preparation on disk, and log its progress.
 
-Input: facts by name, during the work. Output: the same facts, for a process that
-continues after this one was killed, and a line of progress every few seconds.
+Input: results by name, during the work. Output: the same results, for a process that
+continues after this one was killed; and a line of progress every few seconds.
 """
 
 import logging
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Unfinished:
-    """Facts about the work in a folder; each change replaces the file in one step."""
+    """Results of the work in a folder; each change replaces their file atomically."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class Unfinished:
         versions: list[str],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Read what an earlier process has finished.
+        """Read the results of an earlier process.
 
         Args:
-          folder: folder of the work; it exists.
-          versions: versions of the software that decides the result. Work of other
+          folder: existing folder of the work.
+          versions: versions of the software that determines the result. Work of other
             versions is not continued.
-          check: called before a fact is kept; raises if the input of the work has
+          check: called before a result is kept; raises if the input of the work has
             changed.
         Raises:
           ValueError: the file cannot be read.
@@ -55,14 +55,14 @@ class Unfinished:
         self._facts = found["facts"]
 
     def get(self, name: str) -> Any:
-        """Return a fact; None if it is not known yet."""
+        """Return a result; None if it does not exist yet."""
         return self._facts.get(name)
 
     def put(self, name: str, fact: Any) -> None:
-        """Keep a fact, which must be a JSON value, and replace an older one.
+        """Keep a result, a JSON value, replacing an older one of this name.
 
         Raises:
-          ValueError: from `check`; the older facts are kept.
+          ValueError: `check` raised; the older results are kept.
         """
         self._check()
         self._facts[name] = fact
@@ -73,25 +73,25 @@ class Unfinished:
 
     @property
     def is_due(self) -> bool:
-        """Whether SAVE_S seconds have passed since the last fact."""
+        """Whether SAVE_S seconds have passed since the last `put`."""
         return time.monotonic() - self._saved >= SAVE_S
 
 
 def remove(folder: pathlib.Path) -> None:
-    """Delete what is kept about the work in a folder: it is complete."""
+    """Delete the results kept in a folder, because its work is complete."""
     (folder / _STATE).unlink(missing_ok=True)
 
 
 class Meter:
-    """Logs how far work has come, every few seconds."""
+    """Logs the progress of work every few seconds."""
 
     def __init__(self, work: str, total_bytes: int, *, num_bytes: int = 0) -> None:
-        """Begin to measure.
+        """Start measuring.
 
         Args:
           work: name of the work, such as "tokenizing".
-          total_bytes: size of the whole work.
-          num_bytes: bytes that were done before this process began.
+          total_bytes: bytes of the whole work.
+          num_bytes: bytes that an earlier process has done.
         """
         self._work, self._total_bytes = work, total_bytes
         self._num_before = self._num_bytes = num_bytes
@@ -99,7 +99,7 @@ class Meter:
         self._begun = self._logged = time.monotonic()
 
     def add(self, num_bytes: int, *, documents: int = 0, tokens: int = 0) -> None:
-        """Count what was done since the last call."""
+        """Add the work done since the last call."""
         self._num_bytes += num_bytes
         self._num_documents += documents
         self._num_tokens += tokens
@@ -109,7 +109,7 @@ class Meter:
             _log.info("%s", self.line(now - self._begun))
 
     def line(self, elapsed_s: float) -> str:
-        """Return a line of progress after elapsed_s seconds of this process."""
+        """Return the line of progress after elapsed_s seconds of this process."""
         rate = (self._num_bytes - self._num_before) / elapsed_s
         left_s = max(self._total_bytes - self._num_bytes, 0) / max(rate, 1e-9)
         share = self._num_bytes / max(self._total_bytes, 1)
@@ -125,7 +125,7 @@ class Meter:
 
 
 def duration(seconds: float) -> str:
-    """Return a duration in seconds, minutes, hours or days, as text."""
+    """Return a duration as text, in seconds, minutes, hours or days."""
     minutes = round(seconds / 60)
     if minutes < 2:
         return f"{seconds:.0f} s"

@@ -1,1 +1,1 @@
-"""Remote files in blocks, each kept by several hosts of a run."""
+"""Remote files in blocks, each of which several hosts of a run keep."""

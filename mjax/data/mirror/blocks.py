@@ -1,9 +1,9 @@
-"""Blocks on the disk of one host: checked when read, replaced whole, evicted by age.
+"""Blocks on a host's disk: checked when read, replaced atomically, evicted by age.
 
-A block is one file: the SHA-256 of its bytes, then the bytes. It appears under its name
-by a rename, so a killed process leaves no partial block. Processes of the host agree by
-locks of the operating system, which end with their holder. A holder that is stopped and
-does not end delays the others, but only for a bounded time.
+A block is one file: the SHA-256 of its bytes, then the bytes. It is renamed to its name
+when complete, so a killed process leaves no partial block. Processes of the host use
+locks of the operating system, which are released when their holder dies. A holder that
+is stopped, but alive, delays the others for a bounded time only.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from collections.abc import Iterator
 from typing import IO, NamedTuple
 
 DIGEST_BYTES = 32
-"""Bytes of the SHA-256 in front of each block."""
-_LOCK_S = 30.0  # for locks that are held for one write at most
+"""Size of the SHA-256 in front of each block, in bytes."""
+_LOCK_S = 30.0  # for locks that are held for at most one write
 _LOCK_POLL_S = 0.01
 _LONG_S = 60.0  # a longer wait for the rate limit is logged
 _HELD = "in_use.lock"
@@ -31,21 +31,21 @@ _log = logging.getLogger(__name__)
 
 
 class InUseError(ValueError):
-    """The blocks cannot be removed: a live process holds them."""
+    """The blocks cannot be removed, because a live process uses them."""
 
 
 class BlockStore:
-    """The blocks of one data set in a folder; several processes may open it."""
+    """The blocks of one data set in a folder, which several processes may open."""
 
     def __init__(self, folder: pathlib.Path, limit_bytes: int | None = None) -> None:
-        """Open or make the folder, and protect it from `purge` until `close`.
+        """Open or create the folder, and protect it from `purge` until `close`.
 
         Args:
-          folder: folder of this data set alone.
-          limit_bytes: maximum size; above it, the least recently read blocks are
-            removed. None keeps all.
+          folder: folder of only this data set.
+          limit_bytes: maximum size of all blocks; above it, the least recently read
+            blocks are removed. None keeps all.
         Raises:
-          OSError: the folder cannot be made, or holds no blocks and is read-only.
+          OSError: the folder cannot be created, or holds no blocks and is read-only.
         """
         self._folder, self._limit_bytes = folder, limit_bytes
         self._said: set[str] = set()
@@ -68,7 +68,7 @@ class BlockStore:
             return held
 
     def close(self) -> None:
-        """End all waits, and let `purge` remove the folder."""
+        """End all waits, and allow `purge` to remove the folder."""
         self.closed.set()
         self._held.close()
 
@@ -76,8 +76,8 @@ class BlockStore:
     def locked(self, name: str, wait_s: float = _LOCK_S) -> Iterator[None]:
         """Keep other processes and threads of this host from fetching a block.
 
-        There is no lock on a disk that is full or read-only, nor after a wait for a
-        stopped process: a block may be fetched twice, but no read fails.
+        No lock is taken on a disk that is full or read-only, nor after waiting for a
+        stopped process. A block may then be fetched twice, but no read fails.
 
         Args:
           name: name of the block, or of another action.
@@ -98,8 +98,8 @@ class BlockStore:
         """Take a lock.
 
         Raises:
-          OSError: it cannot be locked, another process has not released it, or the
-            store was closed meanwhile.
+          OSError: the file cannot be locked, another process has not released it in
+            time, or the store was closed.
         """
         until_s = time.monotonic() + wait_s
         while True:
@@ -117,15 +117,15 @@ class BlockStore:
                 return
 
     def check_open(self) -> None:
-        """Raise OSError if the store was closed."""
+        """Raise OSError if this store was closed."""
         if self.closed.is_set():
             raise OSError(f"the blocks in {self._folder} were closed")
 
     def read(self, name: str) -> bytes | None:
-        """Return a block as `sealed` makes it.
+        """Return a block as `sealed` returns it.
 
         Returns:
-          None if it is absent, or damaged and now removed.
+          The block; None if it is absent, or was damaged and has been removed.
         """
         path = self._folder / f"{name}.block"
         try:
@@ -139,12 +139,12 @@ class BlockStore:
             _log.warning("block %s is damaged; it is fetched again", path)
             self.remove(name)
             return None
-        with contextlib.suppress(OSError):  # read-only: nothing is evicted either
+        with contextlib.suppress(OSError):  # read-only: no block is evicted either
             os.utime(path)
         return content
 
     def remove(self, name: str) -> None:
-        """Remove a block, if it is here and the disk allows it."""
+        """Remove a block, if it exists and the disk allows it."""
         try:
             (self._folder / f"{name}.block").unlink(missing_ok=True)
         except OSError as error:
@@ -159,11 +159,11 @@ class BlockStore:
         self._said.add(what)
 
     def write(self, name: str, content: bytes) -> None:
-        """Store a block; if the disk fails, log it once and raise nothing.
+        """Store a block; if the disk fails, only log this once.
 
         Args:
           name: name of the block.
-          content: the block as `sealed` makes it.
+          content: the block as `sealed` returns it.
         """
         own = f"{os.getpid()}.{threading.get_ident()}.{socket.gethostname()}"
         temporary = self._folder / f"{name}.{own}.tmp"
@@ -179,7 +179,7 @@ class BlockStore:
             self._say_once("cannot be kept", error)
 
     def _remove_left_over(self) -> None:
-        """Remove what killed processes of this host have left."""
+        """Remove temporary files that killed processes of this host have left."""
         for left in self._folder.glob(f"*.{socket.gethostname()}.tmp"):
             if not pathlib.Path(f"/proc/{left.name.split('.')[1]}").exists():
                 with contextlib.suppress(OSError):  # read-only
@@ -187,7 +187,7 @@ class BlockStore:
 
     @contextlib.contextmanager
     def _room(self, num_bytes: int) -> Iterator[None]:
-        """Evict blocks until so many bytes fit, and keep others from writing."""
+        """Evict blocks until `num_bytes` fit, and keep other processes from writing."""
         if self._limit_bytes is None:
             yield
             return
@@ -202,16 +202,16 @@ class BlockStore:
             yield
 
     def wait_for(self, num_bytes: int, bytes_per_s: float) -> None:
-        """Wait until this host may read so many bytes from the remote.
+        """Wait until this host may read `num_bytes` from the remote.
 
-        All processes of the host take turns by the time and size of the last read in a
-        file, on the clock that starts with the host; a time from before a reboot is
-        ignored. Nobody holds a lock while waiting.
+        A file holds the time and size of the last read, by which all processes of the
+        host take turns. The clock is the host's time since boot; a time from before a
+        reboot is ignored. No process holds a lock while waiting.
 
         Args:
           num_bytes: bytes of the read that follows.
-          bytes_per_s: share of this host. It also decides how long a read of an earlier
-            process delays this one.
+          bytes_per_s: rate limit of this host. It also determines how long a read of
+            another process delays this one.
         Raises:
           OSError: the store was closed meanwhile.
         """
@@ -228,14 +228,14 @@ class BlockStore:
             self.check_open()
 
     def _take_turn(self, num_bytes: int, bytes_per_s: float) -> float:
-        """Take the turn and return 0, or return the seconds to wait for it."""
+        """Take the turn and return 0, or return the seconds to wait for the turn."""
         with self.locked("rate"):
             path, now = self._folder / "rate.time", time.monotonic()
             last = self._rate_read
             with contextlib.suppress(OSError, ValueError):
                 start_s, size = path.read_text().split()
                 last = max(last, _Read(float(start_s), int(size)))
-            if not last.start_s <= now:  # before a reboot, or no number
+            if not last.start_s <= now:  # from before a reboot, or not a number
                 last = _Read(0.0, 0)
             wait_s = last.start_s + last.num_bytes / bytes_per_s - now
             if wait_s > 0:
@@ -243,7 +243,7 @@ class BlockStore:
             self._rate_read = _Read(now, num_bytes)
             try:
                 path.write_text(f"{now!r} {num_bytes}")
-            except OSError as error:  # this process still keeps to its share
+            except OSError as error:  # this process still keeps to its rate
                 self._say_once("cannot share a rate limit", error)
             return 0.0
 
@@ -252,30 +252,30 @@ class _Read(NamedTuple):
     """A read from the remote."""
 
     start_s: float
-    """On the clock that starts with the host."""
+    """Start of the read in seconds since the host's boot."""
     num_bytes: int
 
 
 class Kept(NamedTuple):
-    """Contents of a folder."""
+    """Contents of a folder of blocks."""
 
     num_blocks: int
     num_bytes: int
     """Bytes on disk, including the checksums of the blocks."""
     is_held: bool
-    """Whether a live process has the folder open."""
+    """Whether the folder is open in a live process."""
 
 
 def kept(folder: pathlib.Path) -> Kept:
     """Describe the contents of a folder without reading blocks.
 
     Raises:
-      ValueError: this is no folder of blocks, or it cannot be read.
+      ValueError: the folder has no blocks, or cannot be read.
     """
     num_blocks = num_bytes = 0
     with _held_alone(folder) as is_alone:
         for path in folder.glob("*.block"):
-            with contextlib.suppress(FileNotFoundError):  # a live run has evicted it
+            with contextlib.suppress(FileNotFoundError):  # evicted by a live run
                 num_bytes += path.stat().st_size
                 num_blocks += 1
     return Kept(num_blocks, num_bytes, not is_alone)
@@ -285,8 +285,8 @@ def purge(folder: pathlib.Path) -> int:
     """Remove all blocks of a data set, and no other file; return their bytes.
 
     Raises:
-      InUseError: a live process has it open.
-      ValueError: this is no folder of blocks, or a file cannot be removed.
+      InUseError: a live process has the folder open.
+      ValueError: the folder has no blocks, or a file cannot be removed.
     """
     num_bytes = 0
     with _held_alone(folder) as is_alone:
@@ -303,7 +303,7 @@ def purge(folder: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def _held_alone(folder: pathlib.Path) -> Iterator[bool]:
-    """Keep other processes from opening a folder that no live process has open."""
+    """Lock a folder against opening; yield whether no live process has it open."""
     try:
         with (folder / _HELD).open("r") as held:
             try:
@@ -325,11 +325,11 @@ def _held_alone(folder: pathlib.Path) -> Iterator[bool]:
 
 
 def sealed(data: bytes) -> bytes:
-    """Return a block as it is kept and sent: SHA-256, then the bytes."""
+    """Return a block in the format of disk and network: SHA-256, then the bytes."""
     return hashlib.sha256(data).digest() + data
 
 
 def is_whole(content: bytes) -> bool:
-    """Say whether the bytes of a sealed block match their SHA-256."""
+    """Return whether the bytes of a sealed block match their SHA-256."""
     data = memoryview(content)[DIGEST_BYTES:]
     return hashlib.sha256(data).digest() == content[:DIGEST_BYTES]

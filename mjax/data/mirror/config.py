@@ -9,20 +9,20 @@ class MirrorConfig:
     """Settings that are the same on all hosts of a mirror."""
 
     addresses: Mapping[str, tuple[str, int]]
-    """Address and port of the server of each host."""
+    """Host -> (address, port) of its server."""
     token: str
-    """Secret of the run; a request without it is refused."""
+    """Secret of the run; requests without it are refused."""
     num_replicas: int = 3
-    """Hosts that keep each block."""
+    """Number of hosts that keep each block."""
     block_bytes: int = 64 << 20
-    """Bytes per block; the last of a file may have fewer."""
+    """Bytes per block; the last block of a file may have fewer."""
     bytes_per_s: float | None = None
-    """Rate limit of all hosts together on the remote; None sets no limit."""
+    """Rate limit on reading the remote, for all hosts together; None sets no limit."""
     timeout_s: float = 10.0
-    """Seconds without a byte until a host counts as lost. A host that reads the remote
-    meanwhile says that it is alive."""
+    """Seconds without a byte after which a host counts as lost. While it reads the
+    remote, a host answers that it is busy."""
     block_timeout_s: float = 120.0
-    """The same for a host that does send, but not a whole block."""
+    """Seconds after which a host that sends counts as lost without a whole block."""
 
     def __post_init__(self) -> None:
         if self.block_bytes < 1 or min(self.timeout_s, self.block_timeout_s) <= 0:

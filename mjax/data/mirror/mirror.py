@@ -1,9 +1,9 @@
 """Read blocks of a remote data set from this disk, another host, or the remote.
 
-One host per block reads the remote: the first of the block's hosts that answers. Each
-host gets an equal share of the rate limit. Fixed shares need no agreement, and they
-suffice because `placement` spreads the first hosts evenly; a shared token bucket would
-have to survive the loss of the host that holds it.
+Only one host per block reads it from the remote: the first of the block's hosts that
+answers. Each host has an equal share of the rate limit. Fixed shares need no
+communication, and they suffice because `placement` spreads the first hosts evenly. A
+shared token bucket would have to survive the loss of the host that holds it.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from mjax.data.mirror.config import MirrorConfig
 from mjax.data.mirror.peers import Answer, Method, Peers
 from mjax.data.mirror.server import Blocks, Server
 
-_RETRY_S = (1.0, 2.0, 4.0)  # waits before the remote is asked again
-_LOCK_S = 600.0  # until a process that has stopped with a lock is not waited for
+_RETRY_S = (1.0, 2.0, 4.0)  # seconds to wait before each retry of the remote
+_LOCK_S = 600.0  # maximum wait for a stopped process with a lock
 _log = logging.getLogger(__name__)
 
 
@@ -38,28 +38,28 @@ class RemoteFile:
     size: int
     """Size in bytes."""
     checksum: str
-    """Checksum from the remote: sha256:HEX, or git:HEX for the hash of a git blob. Text
-    of another form identifies the content together with the name, and is not compared.
+    """Checksum from the remote: sha256:HEX, or git:HEX for the hash of a git blob. Any
+    other text only identifies the content, together with the name, and is not compared.
     """
 
     @property
     def identity(self) -> str:
-        """Return a text that is equal for equal content only."""
+        """Return a text that is equal only if the content is equal."""
         is_hash = self.checksum.startswith(("sha256:", "git:"))
         return f"{'' if is_hash else self.name}\n{self.checksum}\n{self.size}"
 
 
 class WrongContentError(OSError):
-    """A file does not have the checksum that the remote states."""
+    """A file does not have the checksum that the remote gives."""
 
 
 @runtime_checkable
 class Remote(Protocol):
-    """The store that a mirror reads."""
+    """Interface of the remote that a mirror reads."""
 
     @property
     def files(self) -> Sequence[RemoteFile]:
-        """Return the files, the same on every host."""
+        """Return the files, equal on every host."""
         ...
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
@@ -67,13 +67,13 @@ class Remote(Protocol):
 
         Raises:
           OSError: the store does not answer.
-          ValueError: it refuses, or the file has changed.
+          ValueError: the store refuses access, or the file has changed.
         """
         ...
 
 
 class Mirror:
-    """One host of a mirror: reads blocks, and serves those that it keeps."""
+    """One host of a mirror: reads blocks, and serves the blocks that it keeps."""
 
     def __init__(
         self,
@@ -83,11 +83,11 @@ class Mirror:
         folder: pathlib.Path,
         limit_bytes: int | None = None,
     ) -> None:
-        """Open the folder of this host; `serve` lets others read.
+        """Open the folder of this host; `serve` lets other hosts read it.
 
         Raises:
           ValueError: the host has no address in config.
-          OSError: the folder cannot be made.
+          OSError: the folder cannot be created.
         """
         if host not in config.addresses:
             raise ValueError(
@@ -117,11 +117,11 @@ class Mirror:
         self._server: Server | None = None
 
     def serve(self, listener: socket.socket | None = None) -> None:
-        """Answer the other hosts of the run, in threads of this process.
+        """Start answering the other hosts of the run, in threads of this process.
 
         Args:
-          listener: listens on the address of this host, and is closed by `close`; None
-            opens one.
+          listener: socket that listens on the address of this host; `close` closes it.
+            None opens one.
         Raises:
           OSError: the address of this host cannot be used.
         """
@@ -133,7 +133,7 @@ class Mirror:
         self._server = Server(blocks, *terms, address, listener)
 
     def close(self) -> None:
-        """Stop answering, and let `purge` remove the folder."""
+        """Stop answering, and allow `purge` to remove the folder."""
         if self._server is not None:
             self._server.close()
         self.store.close()
@@ -152,15 +152,15 @@ class Mirror:
 
     @property
     def num_own_bytes(self) -> int:
-        """Bytes of the blocks that this host keeps."""
+        """Total bytes of the blocks that this host keeps."""
         return sum(map(self._length, self._own()))
 
     def fetch(self, on_read: Callable[[int], None] = lambda num_bytes: None) -> None:
         """Fetch all blocks that this host keeps to its disk.
 
         The blocks that this host reads from the remote come first, so all hosts read
-        from it at the same time. The very first is read alone: a remote that refuses
-        it is not asked for others.
+        the remote at the same time. The very first block is read alone; if the remote
+        refuses it, no other block is requested.
 
         Args:
           on_read: called with the bytes of each block.
@@ -174,7 +174,7 @@ class Mirror:
                 on_read(self._length(block))
 
     def _each(self, blocks: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield blocks and their content in order, while the next ones are read."""
+        """Yield (block, content) in order, while the next blocks are read."""
         return zip(blocks, in_order(self._read, blocks), strict=True)
 
     def _own(self) -> list[str]:
@@ -191,14 +191,14 @@ class Mirror:
     def check(
         self, name: str, on_read: Callable[[int], None] = lambda num_bytes: None
     ) -> str:
-        """Read a file, compare its checksum, and return its hexadecimal SHA-256.
+        """Read a file, check its checksum, and return its hexadecimal SHA-256.
 
         Args:
           name: name of the file.
           on_read: called with the bytes of each block.
         Raises:
-          WrongContentError: the checksum differs; the blocks of the file are removed
-            here and on the hosts that answer.
+          WrongContentError: the checksum differs; the blocks of the file are removed on
+            this host and on the hosts that answer.
           OSError: no host has a block, and the remote does not answer.
           ValueError: the remote refuses, or the file has changed.
         """
@@ -216,14 +216,14 @@ class Mirror:
     def _check_remote(
         self, file: RemoteFile, digests: dict[str, bytes], found: Comparison
     ) -> Comparison:
-        """Read a file from the remote alone, and repair the blocks that differ.
+        """Read a file from the remote only, and replace the blocks that differ.
 
         Args:
           file: file whose checksum differs.
-          digests: SHA-256 of each block as it was read before; changed in place.
-          found: comparison of the blocks as they were read before.
+          digests: block -> SHA-256 of the content read before; changed in place.
+          found: comparison of the content read before.
         Raises:
-          WrongContentError: the content of the remote differs, too.
+          WrongContentError: the content of the remote differs as well.
         """
         _log.warning(
             "mirror: %s has the %s; host %s reads it from the remote again",
@@ -266,14 +266,14 @@ class Mirror:
             self._ask(host, block, "DELETE")
 
     def digests(self, name: str) -> list[str]:
-        """Return the hexadecimal SHA-256 of each block of a file that was checked."""
+        """Return the hexadecimal SHA-256 of each block of a checked file."""
         return [self._digests[b].hex() for b in self._blocks_of(self._files[name])]
 
     def trust(self, name: str, digests: Sequence[str]) -> bool:
-        """Compare the blocks of a file with the result of `digests` in an earlier run.
+        """Check blocks of a file from now on against `digests` of an earlier run.
 
         Returns:
-          whether these are digests of as many blocks as the file has.
+          Whether the number of digests is the number of blocks of the file.
         """
         blocks = self._blocks_of(self._files[name])
         if len(blocks) != len(digests):
@@ -282,7 +282,7 @@ class Mirror:
         return True
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of a file; fewer at its end.
+        """Return `length` bytes of a file, or fewer at its end.
 
         Raises:
           OSError: no host has a block, and the remote does not answer.
@@ -302,7 +302,7 @@ class Mirror:
     # ------------------------------------------------------------------------- blocks
 
     def _stored(self, block: str) -> bytes | None:
-        """Return a block of this disk; None if it is not there."""
+        """Return a block from this host's disk; None if it is absent."""
         content = self.store.read(block)
         if content is None or self._is_right(block, content):
             return content
@@ -314,7 +314,7 @@ class Mirror:
         return None
 
     def _is_right(self, block: str, content: bytes) -> bool:
-        """Compare a block with the file that was checked, if it was."""
+        """Return whether a block matches its file, or the file was not checked."""
         is_whole = len(content) == self._length(block) + DIGEST_BYTES
         return is_whole and content[:DIGEST_BYTES] == self._digests.get(
             block, content[:DIGEST_BYTES]
@@ -332,12 +332,12 @@ class Mirror:
             yield
 
     def _read(self, block: str) -> bytes:
-        """Return a block from anywhere."""
+        """Return a block from this disk, another host, or the remote."""
         content = self._stored(block)
         if content is not None:
             return content
         with self._locked(f"read-{block}"):
-            content = self._stored(block)  # another process may have brought it
+            content = self._stored(block)  # another process may have fetched it
             return content or self._read_elsewhere(block)
 
     def _read_elsewhere(self, block: str) -> bytes:
@@ -359,7 +359,7 @@ class Mirror:
                 continue
             try:
                 return self._fetched(block)
-            except (OSError, ValueError) as error:  # others may reach the remote
+            except (OSError, ValueError) as error:  # other hosts may reach the remote
                 failure = error
         try:
             if failure is None:
@@ -371,12 +371,12 @@ class Mirror:
     def _last_copy(
         self, block: str, failure: OSError | ValueError | None, reasons: list[str]
     ) -> bytes:
-        """Ask hosts that failed a moment ago, too: one may have the only copy.
+        """Ask all hosts, even those that just failed: one may have the only copy.
 
         Args:
-          block: name of the block, which the remote does not give.
-          failure: what the remote answered to this host.
-          reasons: what the hosts answered that should have read it.
+          block: name of the block, which the remote does not return.
+          failure: error of the remote on this host.
+          reasons: reasons of the hosts that should have read the block.
         """
         others = self._others(self.config.addresses)
         answers = in_order(
@@ -391,10 +391,11 @@ class Mirror:
         raise OSError("; ".join([str(failure), *reasons]))
 
     def _fetched(self, block: str) -> bytes:
-        """Return a block of this disk or of the remote, and keep it.
+        """Return a block from this disk or from the remote, and keep it.
 
-        Other hosts are asked first: one of them may still have the block from an
-        earlier run with more or fewer hosts. Nothing waits long for such a host.
+        Other hosts are asked before the remote: one may still have the block from an
+          earlier run with another number of hosts. No long wait is spent on such a
+          host.
         """
         begin_s = time.monotonic()
         with self._locked(block):
@@ -402,7 +403,7 @@ class Mirror:
             if content is not None:
                 return content
             failed_s, failure = self._failures.get(block, (-math.inf, None))
-            if failure is not None and failed_s >= begin_s:  # while this one waited
+            if failure is not None and failed_s >= begin_s:  # while this process waited
                 raise failure
             until_s = time.monotonic() + self.config.timeout_s
             for host in self._others(self.config.addresses):
@@ -420,7 +421,7 @@ class Mirror:
 
     @property
     def _share(self) -> float | None:
-        """Bytes per second that this host may read from the remote."""
+        """Bytes per second that this host may read from the remote; None: no limit."""
         total = self.config.bytes_per_s
         return None if total is None else total / len(self.config.addresses)
 
@@ -470,7 +471,7 @@ class Mirror:
 
 
 def _data(content: bytes) -> memoryview:
-    """Return the bytes of a sealed block."""
+    """Return the bytes of a sealed block, without their SHA-256."""
     return memoryview(content)[DIGEST_BYTES:]
 
 

@@ -1,7 +1,7 @@
 """Ask the other hosts of a mirror for blocks.
 
-Enters: the name of a block. Leaves: the block, checked, or the reason why a host did
-not give it. A host that does not answer, or sends anything but the block, is left alone
+Input: the name of a block. Output: the checked block, or the reason why a host did not
+return it. A host that does not answer, or sends anything but the block, is not asked
 for a while; each further failure doubles that time.
 """
 
@@ -17,13 +17,13 @@ from typing import Literal
 from mjax.data.mirror.blocks import is_whole
 
 Method = Literal["GET", "POST", "DELETE"]
-"""GET asks for a block that the host has, POST lets it fetch the block first, DELETE
-removes the block there."""
+"""GET returns a block that the host has, POST makes the host fetch it first, DELETE
+removes it there."""
 BUSY = http.HTTPStatus.ACCEPTED
-"""Status of a host that is alive and has no answer yet; it is asked again."""
-_DOWN_S = 30.0  # until a host that failed is asked again
-_MAX_DOWN_S = 480.0  # the same after several failures
-_UP = (0.0, 0.0, "")  # neither down until a time, nor for how long, nor why
+"""Status of a host that is alive but has no answer yet; it is asked again."""
+_DOWN_S = 30.0  # seconds until a host that failed is asked again
+_MAX_DOWN_S = 480.0  # maximum, after several failures
+_UP = (0.0, 0.0, "")  # no time until which it is down, no pause, no reason
 _MAX_REASON_BYTES = 500
 _REFUSALS: dict[int, str] = {
     http.HTTPStatus.FORBIDDEN: "refused the token of this run",
@@ -35,16 +35,16 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """What a host answered."""
+    """Answer of a host to a request for a block."""
 
     content: bytes | None
-    """The block as `blocks.sealed` makes it; None if the host did not give it."""
+    """The block as `blocks.sealed` returns it; None if the host did not return it."""
     reason: str = ""
-    """Why it did not."""
+    """Why the host did not return the block."""
 
 
 class Peers:
-    """The other hosts of a run, as one host sees them."""
+    """The other hosts of a run, and which of them have failed."""
 
     def __init__(
         self,
@@ -54,14 +54,14 @@ class Peers:
         block_timeout_s: float,
         closed: threading.Event,
     ) -> None:
-        """Ask nobody yet.
+        """Store the arguments; no host is asked yet.
 
         Args:
-          addresses: address and port of each host.
+          addresses: host -> (address, port).
           token: secret of the run.
-          timeout_s: seconds without a byte until a host counts as lost.
-          block_timeout_s: seconds for a whole block.
-          closed: when it is set, busy hosts are no longer asked again.
+          timeout_s: seconds without a byte after which a host counts as lost.
+          block_timeout_s: time limit for a whole block, in seconds.
+          closed: event that stops retries with busy hosts when it is set.
         """
         self._addresses, self._token = addresses, token
         self._closed = closed
@@ -85,9 +85,9 @@ class Peers:
           host: name of the host.
           block: name of the block.
           method: see `Method`.
-          is_right: says whether a whole block is the wanted one.
-          label: words for the block in messages.
-          is_last_try: ask a host that failed a moment ago, too.
+          is_right: returns whether a block's content is the expected one.
+          label: text that names the block in messages.
+          is_last_try: whether to ask a host even if it has just failed.
         """
         until_s, _, reason = self._down.get(host, _UP)
         if time.monotonic() < until_s and not is_last_try:
@@ -137,11 +137,11 @@ class Peers:
             connection.close()
 
     def _failed(self, host: str, what: str, why: str, label: str) -> Answer:
-        """Leave a host alone for a while."""
+        """Do not ask a host for a while; return the reason as an answer."""
         now = time.monotonic()
         until_s, wait_s, _ = self._down.get(host, _UP)
         reason = f"{what} ({why})"
-        if until_s <= now:  # no other thread has just noticed it
+        if until_s <= now:  # no other thread has just reported it
             wait_s = min(2 * wait_s, _MAX_DOWN_S) or _DOWN_S
             self._down[host] = now + wait_s, wait_s, reason
         self._say_once(host, what, f"{why}; asked for {label}")

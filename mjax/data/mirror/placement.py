@@ -1,35 +1,35 @@
 """Choose the hosts that keep each block.
 
-Every host computes the same table from the names alone; nothing is exchanged.
+Every host computes the same table from the names alone, without communication.
 
-Rendezvous hashing chooses the hosts. If there are few blocks, this loads the hosts
-unevenly; then single blocks move from the fullest to the emptiest host until the bytes
-of all are near the mean, or no move brings them nearer.
+Rendezvous hashing chooses the hosts. With few blocks the hosts are then unevenly
+loaded. So single blocks move from the fullest to the emptiest host until the bytes of
+all hosts are near the mean, or no move brings them nearer.
 
-Source: rendezvous hashing, Thaler and Ravishankar 1998, "Using name-based mappings to
-increase hit rates"; the idea of a bound on the load of a host, Mirrokni, Thorup and
-Zadimoghaddam 2018, arXiv:1608.01350. Differs: the load is also bounded from below, and
-repaired after hashing, because a block has several hosts and these must differ.
+Source: rendezvous hashing: Thaler and Ravishankar 1998, "Using name-based mappings to
+increase hit rates"; bounded load of a host: Mirrokni, Thorup and Zadimoghaddam 2018,
+arXiv:1608.01350. Differs: the load is also bounded from below; and it is evened out
+after hashing, because a block has several hosts, which must differ.
 """
 
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-_IMBALANCE = 0.05  # of a host, against the mean
+_IMBALANCE = 0.05  # allowed difference of a host's load from the mean
 
 
 def replicas(
     blocks: Mapping[str, int], hosts: Sequence[str], num_replicas: int
 ) -> dict[str, tuple[str, ...]]:
-    """Return for each block the hosts that keep it; the first reads the remote.
+    """Return block -> hosts that keep it; the first host reads the remote.
 
     Args:
-      blocks: bytes of each block, by name.
+      blocks: name of each block -> bytes.
       hosts: names of the hosts, without repeats, in any order.
-      num_replicas: hosts per block; with fewer hosts, all of them.
+      num_replicas: hosts per block; all hosts if there are fewer.
     Raises:
-      ValueError: there is no host, a host repeats, or num_replicas is below 1.
+      ValueError: there is no host, a host is repeated, or num_replicas is below 1.
     """
     if not hosts or len(set(hosts)) < len(hosts):
         raise ValueError(
@@ -55,14 +55,14 @@ def _even_out(
     hosts: Sequence[str],
     counted: int,
 ) -> None:
-    """Change the table until each host has about the mean of the bytes.
+    """Change the table until each host has about the mean number of bytes.
 
     Args:
-      table: hosts of each block; changed in place.
-      sizes: bytes of each block.
+      table: block -> its hosts; changed in place.
+      sizes: block -> bytes.
       hosts: all hosts.
-      counted: 1 evens out the blocks of which a host is the first, by swapping it with
-        another host of the block; the number of replicas evens out all its blocks.
+      counted: 1 evens out the blocks whose first host is a given host, by swapping it
+        with another host of the block; num_replicas evens out all blocks of a host.
     """
     own: dict[str, set[str]] = {host: set() for host in hosts}
     for block, kept in table.items():
@@ -77,7 +77,8 @@ def _even_out(
         if far <= _IMBALANCE * mean:
             return
         for full, empty in itertools.product(reversed(by_load), by_load):
-            # A block below the difference lowers the sum of the squared loads.
+            # Moving a block smaller than the difference lowers the sum of the squared
+            # loads.
             gap = load[full] - load[empty]
             movable = [
                 block
@@ -88,7 +89,7 @@ def _even_out(
                 break
         else:
             return
-        # One of half the difference brings both to the same load.
+        # A block of half the difference would make both loads equal.
         block = min(movable, key=lambda b: (abs(2 * sizes[b] - gap), _weight(b, empty)))
         kept = table[block]
         if is_swap:

@@ -1,7 +1,7 @@
 """Answer the other hosts of a mirror over HTTP.
 
-A request names a block and carries the secret of the run. A host that needs long for an
-answer says in time that it is busy, so a slow host is not taken for a lost one.
+A request names a block and carries the secret of the run. If an answer takes long, the
+server first answers that it is busy, so a slow host does not count as lost.
 """
 
 import concurrent.futures
@@ -17,14 +17,14 @@ from typing import Any
 
 from mjax.data.mirror.peers import BUSY
 
-_POLL_S = 0.05  # the server notices within this time that it is to end
-_NUM_ANSWERS = 8  # blocks in memory for other hosts at a time
+_POLL_S = 0.05  # seconds within which the server notices `close`
+_NUM_ANSWERS = 8  # blocks in memory for other hosts at the same time
 _SEND_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 
 
 class Blocks:
-    """What a server gives away."""
+    """The blocks that a server returns."""
 
     def __init__(
         self,
@@ -34,15 +34,15 @@ class Blocks:
         remove: Callable[[str], None],
         num_fetches: int,
     ) -> None:
-        """Take the functions of a host.
+        """Store the functions that access the blocks of a host.
 
         Args:
           names: names of all blocks of the data set.
-          read: returns a sealed block of this disk, None if it is not there.
-          fetch: returns a sealed block, after reading the remote if need be. Raises
-            OSError or ValueError.
-          remove: removes a block of this disk.
-          num_fetches: blocks that are fetched at a time.
+          read: returns a sealed block from this disk; None if it is absent.
+          fetch: returns a sealed block, reading the remote if necessary. Raises OSError
+            or ValueError.
+          remove: removes a block from this disk.
+          num_fetches: number of blocks that are fetched at the same time.
         """
         self.names, self.read, self.remove = names, read, remove
         self._fetch, self._lock = fetch, threading.Lock()
@@ -50,7 +50,7 @@ class Blocks:
         self._under_way: dict[str, concurrent.futures.Future[bytes]] = {}
 
     def fetched(self, block: str) -> concurrent.futures.Future[bytes]:
-        """Begin to fetch a block, unless that is under way."""
+        """Start fetching a block, or return the future of a fetch that is running."""
         with self._lock:
             future = self._under_way.get(block)
             if future is None:
@@ -63,7 +63,7 @@ class Blocks:
         try:
             with self._turns:
                 future.set_result(self._fetch(block))
-        except BaseException as error:  # the host that waits is told
+        except BaseException as error:  # the waiting host receives the error
             future.set_exception(error)
             if not isinstance(error, OSError | ValueError):
                 raise
@@ -73,7 +73,7 @@ class Blocks:
 
 
 class Server(http.server.ThreadingHTTPServer):
-    """Answers until `close`."""
+    """Server that answers until `close`."""
 
     daemon_threads = True
 
@@ -85,14 +85,14 @@ class Server(http.server.ThreadingHTTPServer):
         address: tuple[str, int],
         listener: socket.socket | None = None,
     ) -> None:
-        """Begin to answer, in threads.
+        """Start answering, in threads.
 
         Args:
-          blocks: what is given away.
+          blocks: the blocks of this host.
           token: secret of the run.
-          timeout_s: seconds within which a host expects a byte.
-          address: where to listen.
-          listener: listens there; None opens one.
+          timeout_s: seconds within which other hosts expect a byte.
+          address: address and port to listen on.
+          listener: socket that listens there; None opens one.
         Raises:
           OSError: the address cannot be used.
         """
@@ -111,7 +111,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.server_close()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log a host that is lost while it is answered in one line."""
+        """Log in one line that a host was lost while it was being answered."""
         error = sys.exception()
         if isinstance(error, OSError):
             _log.debug("mirror: %s left before its answer (%s)", client_address, error)
@@ -162,8 +162,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     @property
     def _busy_s(self) -> float:
-        """Seconds until a host is told that this one is alive."""
-        return self.owner.timeout_s / 3  # two such waits in one answer
+        """Seconds until a waiting host receives a busy answer."""
+        return self.owner.timeout_s / 3  # an answer may wait this long twice
 
     def _is_allowed(self) -> bool:
         given = self.headers.get("Authorization", "").encode("utf-8", "replace")
@@ -195,7 +195,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         self.end_headers()
-        view = memoryview(content)  # each write has the time limit of the connection
+        view = memoryview(content)  # the connection's time limit is per write
         for start in range(0, len(view), _SEND_BYTES):
             self.wfile.write(view[start : start + _SEND_BYTES])
 
