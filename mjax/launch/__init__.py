@@ -1,1 +1,1 @@
-"""Runs that recover from failures: a driver, an agent on each host, and a policy."""
+"""Run training that recovers from failures: a driver, an agent per host, a policy."""

@@ -189,7 +189,7 @@ def _agent(words: list[str]) -> int:
 def _status(words: list[str]) -> int:
     """Print the hosts, the ranks and the phase of a run, or how it ended."""
     config: RunFlags = _read(RunFlags, words, " status")
-    # First: another launch may listen on the port of a driver that has ended.
+    # Checked first, because another launch may use the port of a driver that has ended.
     has_journal = (config.work_dir / "launch" / "journal.db").exists()
     ending = read_ending(config.work_dir) if has_journal else None
     if ending is None:
@@ -254,7 +254,7 @@ def _first_error(words: list[str]) -> int:
 
 
 def _ask(config: RunFlags, name: str, **facts: Any) -> int:
-    """Send a command to the driver and print its answer."""
+    """Send a command to the driver, print the answer, and return the exit code."""
     answer = _answer(config, name, **facts)
     print(json.dumps(answer.data) if config.json else answer.text)
     return 0
@@ -271,7 +271,7 @@ def _answer(config: RunFlags, name: str, **facts: Any) -> Answer:
 
 
 def _split(words: list[str]) -> tuple[list[str], list[str]]:
-    """Split the launch's flags from the trainer's, which follow `--`."""
+    """Return the launch's flags, and the trainer's flags, which follow `--`."""
     if "--" not in words:
         if {"-h", "--help"} & set(words):
             return words, []
@@ -284,7 +284,7 @@ def _split(words: list[str]) -> tuple[list[str], list[str]]:
 
 
 def _train_flags(words: list[str]) -> tuple[list[str], Path]:
-    """Check the trainer's flags; return them with the work dir, and the work dir."""
+    """Check the trainer's flags; return them with --work-dir, and the work dir."""
     _check_train_flags(words)
     work_dir = flags.given(words, "--work-dir")
     if not work_dir:
@@ -296,10 +296,10 @@ def _train_flags(words: list[str]) -> tuple[list[str], Path]:
 
 
 def _check_train_flags(words: list[str]) -> None:
-    """Raise if the trainer's flags include one that a launch cannot pass on.
+    """Refuse trainer flags that a launch cannot pass on.
 
     Raises:
-      ValueError: a flag that the launch sets, or that cannot be repeated.
+      ValueError: a flag is one that the launch sets, or that restarts cannot repeat.
     """
     for flag in _OWN_FLAGS:
         if flags.given(words, flag) is not None:
@@ -338,7 +338,7 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
     "journal": _journal,
     "first-error": _first_error,
 }
-"""Commands by their first word. Without a command, the run is on this machine."""
+"""First word -> command. Without a command, the run is on this machine."""
 
 
 if __name__ == "__main__":

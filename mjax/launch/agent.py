@@ -1,8 +1,9 @@
 """The agent of a host: starts rank processes, watches them, reports to the driver.
 
 Input: a connection to the driver. Output: rank processes, their logs, and a heartbeat
-each second. It decides nothing. If it loses the driver, the ranks continue and the
-agent reconnects. If the agent dies, the kernel kills its ranks (PR_SET_PDEATHSIG).
+each second. The agent decides nothing. If it loses the connection, the ranks continue
+and the agent reconnects. If the agent dies, the kernel kills its ranks
+(PR_SET_PDEATHSIG).
 
 Source: the executor of MegaScale, arXiv:2402.15627, section 4.1.
 """
@@ -36,7 +37,7 @@ _POLL_S = 0.02
 
 
 class Agent:
-    """The agent of a host; `run` ends when the driver ends it."""
+    """The agent of a host; `run` returns when the driver tells it to quit."""
 
     def __init__(
         self,
@@ -48,15 +49,15 @@ class Agent:
         orphan_s: float,
         log_bytes: int = 256 * 2**20,
     ) -> None:
-        """Store the settings; connect to nothing yet.
+        """Store the settings; `run` connects.
 
         Args:
-          driver: host and port.
+          driver: (host, port) of the driver.
           token: token of the run.
           host: name of this host.
           address: address at which other hosts reach this one.
           orphan_s: seconds without a driver after which the agent and its ranks end.
-          log_bytes: size of a rank's log at which it is rotated.
+          log_bytes: size in bytes at which a rank's log is rotated.
         """
         self._log_bytes = log_bytes
         self._driver, self._token = driver, token
@@ -75,7 +76,7 @@ class Agent:
         """Serve drivers until one reports that the run is over; return the exit code.
 
         On SIGINT or SIGTERM this host leaves the run: its ranks save first, and a spare
-        replaces it.
+        host replaces it.
         """
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._leave, number)
@@ -118,7 +119,7 @@ class Agent:
         return 1
 
     async def _obey(self, message: messages.ToAgent) -> int | None:
-        """Execute a message of the driver; return an exit code if the agent ends."""
+        """Execute a message of the driver; return an exit code if it ends the agent."""
         match message:
             case messages.Refused():
                 print(f"error: {message.reason}", file=sys.stderr)
@@ -158,11 +159,11 @@ class Agent:
         return None
 
     def _leave(self, number: int) -> None:
-        """Report that this host leaves; a second signal ends the agent."""
+        """Report that this host leaves; at a second signal, end the agent."""
         for one in _SIGNALS:
             asyncio.get_running_loop().remove_signal_handler(one)
         self._leaving = f"its agent got {signal.Signals(number).name}"
-        if self._writer is None:  # without a driver only the agent can signal the ranks
+        if self._writer is None:  # without a driver, the agent must signal the ranks
             self._kill(self._newest(), signal.SIGTERM)
         self._wake.set()
 
@@ -170,7 +171,7 @@ class Agent:
         return any(rank.process.poll() is None for rank in self._ranks.values())
 
     async def _coordinate(self, message: messages.FindPorts) -> int:
-        """Find a port, and start the coordinator there if requested."""
+        """Return a free port, on which the coordinator is started if requested."""
         self._end_coordinator()
         self._coordinated, port = message.generation, free_port()
         if not message.coordinator:
@@ -216,10 +217,10 @@ class Agent:
         self._wake.set()
 
     async def _wait_for(self, rank: Rank) -> None:
-        """Send a heartbeat at once when a rank ends."""
+        """Send a heartbeat immediately when a rank ends."""
         try:
             descriptor = os.pidfd_open(rank.process.pid)
-        except ProcessLookupError:  # it has ended, and a heartbeat has reported it
+        except ProcessLookupError:  # ended, and a heartbeat has reported it
             return
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -233,7 +234,7 @@ class Agent:
         self._wake.set()
 
     async def _stacks(self, generation: int) -> dict[int, str]:
-        """Request the stacks of the ranks and wait for the answers."""
+        """Request the stacks of all ranks, and wait; return rank -> text."""
         asked = {
             index: rank
             for index, rank in self._ranks.items()
@@ -243,7 +244,7 @@ class Agent:
         for index, rank in asked.items():
             path = rank.stacks_path
             sizes[index] = path.stat().st_size if path.exists() else -1
-            if sizes[index] >= 0:  # without a handler the signal would kill the rank
+            if sizes[index] >= 0:  # it has a handler for the signal
                 rank.process.send_signal(progress.STACKS_SIGNAL)
                 progress.ask_for_lock(path)
         await asyncio.sleep(_STACKS_S)
@@ -261,7 +262,7 @@ class Agent:
     async def _spied(
         self, answered: Collection[int], generation: int
     ) -> dict[int, str]:
-        """Run py-spy on the ranks that did not answer, if it is installed."""
+        """Run py-spy, if installed, on ranks without an answer; return rank -> text."""
         program = shutil.which("py-spy", path=_programs())
         if program is None:
             return {}
@@ -280,7 +281,7 @@ class Agent:
         return dict(zip(pids, texts, strict=True))
 
     async def _check(self, order: messages.Check) -> None:
-        """Run the check; its result is lost if the driver is gone by then."""
+        """Run the check and send the result; it is lost if there is no driver then."""
         is_healthy, text = await checks.run(order.command, order.timeout_s, self._host)
         if self._writer is not None:
             answer = messages.Checked(
@@ -289,9 +290,9 @@ class Agent:
             self._say(answer)
 
     def _kill(self, generation: int, number: int) -> None:
-        """Send a signal to the ranks of a generation and of all earlier ones.
+        """Send a signal to the ranks of this and all earlier generations.
 
-        The coordinator is killed too.
+        The coordinator is killed as well.
         """
         if number == signal.SIGKILL and generation >= self._coordinated:
             self._end_coordinator()
@@ -318,7 +319,7 @@ class Agent:
                 await asyncio.wait_for(self._wake.wait(), messages.BEAT_S)
 
     def _matches(self) -> list[messages.Match]:
-        """Return the rule matches in the log lines since the last heartbeat."""
+        """Return the matches of rules in log lines since the last heartbeat."""
         found = self._kernel_log.read()
         for rank in self._ranks.values():
             found += rank.log_reader.read(is_over=rank.end is not None)
@@ -344,12 +345,12 @@ class Agent:
 
 
 def _programs() -> str:
-    """Return the search path for programs: the folder of this Python first."""
+    """Return PATH for programs, with the folder of this Python first."""
     return f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
 
 
 def free_port() -> int:
-    """Return a TCP port that is free now."""
+    """Return the number of a TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return probe.getsockname()[1]

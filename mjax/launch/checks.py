@@ -1,7 +1,7 @@
-"""Checks of hosts by a command, before ranks restart there and while they train.
+"""Check hosts with a command, before ranks restart on them and while they train.
 
-Input: hosts that may be broken. Output: orders to their agents, and the hosts that
-have not passed. A host that does not answer in time has not passed.
+Input: hosts that may be broken. Output: orders to their agents, and the hosts that did
+not pass. A host that does not answer in time has not passed.
 """
 
 import asyncio
@@ -17,15 +17,16 @@ from mjax.launch.hosts import Fleet, Host, HostState
 from mjax.launch.messages import Check, Checked
 
 HOST_VARIABLE = "MJAX_HOST"
-"""Environment variable of a check with the host's name."""
+"""Environment variable that holds the host's name during a check."""
 _SHOWN_CHARS = 500
 _NUMBERS_PER_S = 1000
 _NO_FAULT = ("ok", "pass", "unknown")
-"""State of a check whose tool is not installed; the host is not excluded for it."""
+"""States of a check for which a host is not excluded. A check is "unknown" if its tool
+is not installed."""
 
 
 class _Round:
-    """An order to some hosts, and their answers, in successive rounds."""
+    """A round of checks: an order to some hosts, and their answers."""
 
     def __init__(self, limit_s: float, fleet: Fleet) -> None:
         self._limit_s, self._fleet = limit_s, fleet
@@ -36,8 +37,8 @@ class _Round:
     def begin(
         self, command: Sequence[str], names: Collection[str], now_s: float
     ) -> None:
-        # Greater than the numbers of earlier rounds and of the previous driver, because
-        # hosts may answer old orders late.
+        # Larger than the numbers of earlier rounds, including those of the previous
+        # driver, because hosts may answer old orders late.
         self._number = max(self._number + 1, int(now_s * _NUMBERS_PER_S))
         self._asked, self._said = {*names}, {}
         self._until_s = now_s + self._limit_s
@@ -53,7 +54,7 @@ class _Round:
         return now_s > self._until_s or not self._asked - self._said.keys() - {*lost}
 
     def results(self) -> list[tuple[Host, str]]:
-        """Return and clear the reasons why hosts have not passed, by name."""
+        """End the round; return (host, why it did not pass, or "") in order of name."""
         names, self._asked = sorted(self._asked), set()
         return [(self._fleet.hosts[name], self._why_not(name)) for name in names]
 
@@ -65,7 +66,7 @@ class _Round:
 
 
 class Checks:
-    """The checks of suspects, of sick hosts, and of training hosts."""
+    """Checks of suspects, of sick hosts, and of training hosts."""
 
     def __init__(
         self, config: RunConfig, fleet: Fleet, tell: Callable[..., None]
@@ -78,7 +79,7 @@ class Checks:
           tell: records an event, see `events.teller`.
         """
         self.command = shlex.split(config.check_command)
-        """The command of a check; empty if there is none."""
+        """Words of the check command; empty if there is none."""
         self._return_command = shlex.split(config.return_command) or self.command
         self._every_s, self._limit_s = config.check_every_s, config.restart.check_s
         self._fleet, self._tell = fleet, tell
@@ -88,7 +89,7 @@ class Checks:
         self._sick_at_s = self._active_at_s = -math.inf
 
     def begin(self, names: Collection[str], now_s: float) -> None:
-        """Order checks of hosts before they train again."""
+        """Order checks of suspect hosts, before they train again."""
         self._suspects.begin(self.command, names, now_s)
 
     def said(self, name: str, answer: Checked) -> None:
@@ -101,7 +102,7 @@ class Checks:
         return self._suspects.is_over(now_s, lost)
 
     def take_results(self, now_s: float) -> None:
-        """Exclude the suspects that have not passed."""
+        """Exclude the suspects that did not pass."""
         for host, why in self._suspects.results():
             if not why:
                 self._passed(host)
@@ -110,7 +111,7 @@ class Checks:
                 self._sick_at_s = now_s + self._limit_s
 
     def repeat(self, now_s: float) -> None:
-        """Bring back sick hosts that pass; check them from time to time."""
+        """Check sick hosts periodically; make those that pass spares."""
         if not self._return_command or not self._sick.is_over(now_s):
             return
         for host, why in self._sick.results():
@@ -124,7 +125,7 @@ class Checks:
             self._sick.begin(self._return_command, sick, now_s)
 
     def watch(self, now_s: float) -> list[tuple[Host, str]]:
-        """Return training hosts that do not pass; check all of them periodically."""
+        """Check training hosts periodically; return (host, reason) of failed ones."""
         if self._every_s is None or not self._active.is_over(now_s):
             return []
         found = [
@@ -146,14 +147,14 @@ class Checks:
 async def run(
     command: Sequence[str], timeout_s: float, host: str = ""
 ) -> tuple[bool, str]:
-    """Run the command on this host.
+    """Run the check command on this host.
 
     Args:
-      command: the words of the command line.
-      timeout_s: most seconds that the command may take.
-      host: name of the host in the run, passed to the command in `HOST_VARIABLE`.
+      command: words of the command line.
+      timeout_s: time limit of the command, in seconds.
+      host: name of the host in the run; the command gets it in `HOST_VARIABLE`.
     Returns:
-      whether it ended with 0 in time, and its findings: the reasons of the failed
+      Whether the command exited with 0 in time; and a text: the reasons of the failed
       checks if it printed JSON (`checks: [{name, state, reason}]`), otherwise its
       output.
     """
@@ -171,7 +172,7 @@ async def run(
     try:
         output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
     except TimeoutError:
-        os.killpg(process.pid, signal.SIGKILL)  # its children may keep the pipe open
+        os.killpg(process.pid, signal.SIGKILL)  # children may keep the pipe open
         await process.wait()
         return False, f"the check did not end in {timeout_s:g} s"
     text = _reasons(output.decode(errors="replace"))
@@ -181,7 +182,7 @@ async def run(
 
 
 def _reasons(output: str) -> str:
-    """Return the part of a check's output that a person should read."""
+    """Return the reasons in a check's output, for the journal."""
     try:
         checks = json.loads(output)["checks"]
         failed = [one for one in checks if one["state"] not in _NO_FAULT]

@@ -1,6 +1,6 @@
-"""Requests to the driver of a run, such as `status`, `evict` and `stop`.
+"""Send requests to the driver of a run, such as `status`, `evict` and `stop`.
 
-Input: a work dir, or the address and token of a driver. Output: its answer.
+Input: a work dir, or the address and token of a driver. Output: the driver's answer.
 """
 
 import asyncio
@@ -28,16 +28,16 @@ def ask(
     reason: str = "",
     flags: Sequence[str] = (),
 ) -> messages.Answer:
-    """Send a command and return the answer.
+    """Send a command to the driver, and return the answer.
 
     Args:
       work_dir: work dir of the run.
-      name: the command's name.
-      driver: host and port; None reads launch/address.json.
-      token_file: None reads launch/token.
-      host: the host that the command concerns.
+      name: name of the command.
+      driver: (host, port) of the driver; None reads launch/address.json.
+      token_file: file with the token; None reads launch/token.
+      host: name of the host that the command is about.
       reason: text for the journal.
-      flags: new flags of the trainer.
+      flags: new trainer flags.
     Raises:
       ValueError: no driver answers, or it refuses the command; the message says why.
     """
@@ -62,7 +62,7 @@ def ask(
 
 
 def read_token(path: Path) -> str:
-    """Read a token file.
+    """Return the token in a file.
 
     Raises:
       ValueError: the file cannot be read, is readable by others, or is empty.
@@ -82,7 +82,7 @@ def read_token(path: Path) -> str:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write atomically a file that only its owner may read."""
+    """Write a file atomically, readable only by its owner."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -103,7 +103,7 @@ def _address(folder: Path) -> tuple[str, int]:
 
 
 def _end_of(work_dir: Path) -> str:
-    """Say how the run has ended, or what to do if it has not."""
+    """Return a text on how the run has ended, or what to do if it has not."""
     try:
         ending = read_ending(work_dir)
     except ValueError as error:

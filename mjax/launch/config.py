@@ -176,10 +176,10 @@ class RunConfig:
 def _check_positive(
     config: "LimitsConfig | RestartConfig | KubernetesConfig", group: str
 ) -> None:
-    """Refuse times that are not positive and finite.
+    """Refuse numbers that are not positive and finite.
 
     Raises:
-      ValueError: a number is not positive or not finite.
+      ValueError: a number is not positive, or not finite.
     """
     for field in dataclasses.fields(config):
         number = getattr(config, field.name)

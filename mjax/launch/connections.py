@@ -1,9 +1,9 @@
 """Read lines from thousands of connections to a driver.
 
-Input: bytes. Output: calls with complete lines. `asyncio`'s streams wake a task for
-each message and read it into a new buffer of 256 KiB: 37 us per heartbeat on the core
-that watches all hosts. Here all connections of a driver share one buffer, and data is
-passed on at once: 8 us.
+Input: bytes. Output: calls with complete lines. The streams of `asyncio` wake a task
+for each message and read it into a new buffer of 256 KiB, which takes 37 us per
+heartbeat on the core that watches all hosts. Here all connections of a driver share one
+buffer, and data is passed on immediately, which takes 8 us.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ _BUFFER_BYTES = 2**16
 
 
 class Buffer:
-    """Read buffer of all connections of an event loop; each empties it at once."""
+    """Read buffer of all connections of an event loop; each read is used at once."""
 
     def __init__(self) -> None:
-        """Begin with an empty buffer."""
+        """Allocate the buffer."""
         self.view = memoryview(bytearray(_BUFFER_BYTES))
 
 
@@ -36,7 +36,7 @@ class Connection(asyncio.BufferedProtocol):
         """Store the callbacks.
 
         Args:
-          buffer: shared by all connections.
+          buffer: buffer that all connections share.
           take: called with each line, without its line end.
           ended: called once, after the last line.
         """
@@ -44,19 +44,19 @@ class Connection(asyncio.BufferedProtocol):
         self._rest = bytearray()
         self._transport: asyncio.Transport | None = None
         self.host = ""
-        """Name of the host whose agent this is, once known."""
+        """Name of the host of the agent; "" until it is known."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport, for answers."""
         self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        """Return the buffer to read into."""
+        """Return the shared buffer to read into."""
         del sizehint
         return self._buffer.view
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Pass on the complete lines."""
+        """Pass on complete lines, and keep the rest."""
         *lines, rest = bytes(self._buffer.view[:nbytes]).split(b"\n")
         for line in lines:
             if self.is_closing:
@@ -74,7 +74,7 @@ class Connection(asyncio.BufferedProtocol):
         self._ended(self)
 
     def send(self, message: Message) -> None:
-        """Write a message; never wait."""
+        """Write a message, without waiting."""
         if self._transport is not None and not self.is_closing:
             self._transport.write(messages.encode(message))
 

@@ -1,9 +1,9 @@
 """The driver of a run: a `Supervisor` with connections, a clock and a journal.
 
-Input: the config of a launch and the trainer's flags. Output: the exit code of the
-run. It imports no model and no jax. If it is killed, at any moment, the same command
-starts it again: it reads the state of the run from the journal, agents reconnect, and
-ranks are not affected.
+Input: the config of a launch, and the trainer's flags. Output: the exit code of the
+run. The driver imports neither the model nor jax. If it is killed at any moment, the
+same command restarts it: it reads the state of the run from the journal, agents
+reconnect, and ranks are not affected.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ TRAINER = (sys.executable, "-m", "mjax.train")
 _COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 _TICK_S = 0.05
 _CALM_S = 0.25
-"""Used instead of _TICK_S while ranks run undisturbed."""
+"""Seconds between ticks while ranks run undisturbed; _TICK_S otherwise."""
 _LAST_WORDS_S = 1.0
 _BACKLOG = 1024
 
@@ -74,13 +74,13 @@ class Driver:
 
         Args:
           config: hosts and limits.
-          flags: flags of `python -m mjax.train`, without those about processes.
+          flags: flags of `python -m mjax.train`, except those about processes.
           work_dir: work dir of the run.
           token: secret that agents and commands must present.
           bind: address and port to listen on. Port 0 uses the previous driver's port if
             it is free, otherwise any free port.
-          trainer: the command of a rank, without flags.
-          api: Kubernetes API, if the agents run in pods.
+          trainer: command of a rank, without flags.
+          api: Kubernetes API; None if the agents do not run in pods.
         Raises:
           ValueError: the journal is of another run, or the history of hosts is
             unusable.
@@ -141,7 +141,7 @@ class Driver:
         if is_running:
             self._flags.take_up(snapshot.get("flags", self._flags.to_json()))
             self._supervisor.resume(snapshot, time.monotonic())
-        else:  # the run is continued, so generations count on
+        else:  # the run continues, and so do generation numbers
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
 
@@ -204,7 +204,7 @@ class Driver:
             exit_code = await self._watch(stop)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    while self._agents:  # agents leave when they read the end
+                    while self._agents:  # agents exit when they read the end
                         await asyncio.sleep(0.01)
             closed = _process_event("closed", "the driver ends")
             self._journal.record(closed, self.generation)
@@ -220,7 +220,7 @@ class Driver:
         return exit_code
 
     async def _watch(self, stop: asyncio.Event) -> int:
-        """Call the supervisor with the time until the run has ended."""
+        """Tick the supervisor until the run has ended; return the exit code."""
         is_stopped = False
         while self._supervisor.exit_code is None:
             if stop.is_set() and not is_stopped:
@@ -238,7 +238,7 @@ class Driver:
 
     @property
     def generation(self) -> int:
-        """The current generation."""
+        """Number of the current generation."""
         return self._supervisor.generation
 
     # ------------------------------------------------------------------ connections
@@ -252,7 +252,7 @@ class Driver:
         )
 
     def _take(self, connection: Connection, line: bytes) -> None:
-        """Handle a line; close the connection of a peer with another protocol."""
+        """Handle a line; close a connection that uses another protocol."""
         try:
             if connection.host:
                 self._hear(connection.host, self._from_agent.decode(line))
@@ -299,7 +299,7 @@ class Driver:
             self._supervisor.left(connection.host, time.monotonic())
 
     def _name_problem(self, hello: Hello) -> str | None:
-        """Return why an agent cannot use the name that it gives; None if it can."""
+        """Return why an agent cannot use its host name in the run; None if it can."""
         name = hello.host
         is_heard = not self._supervisor.is_lost(name, time.monotonic())
         if name in self._agents and self._pids[name] != hello.pid and is_heard:
@@ -310,7 +310,7 @@ class Driver:
         return None
 
     def _problem(self, first: Hello | Command) -> str | None:
-        """Return why a peer with this first message is refused; None if it is not."""
+        """Return why a peer is refused after its first message; None if it is not."""
         if not messages.has_token(first.token, self._token):
             return (
                 "wrong token; give the token file of this run (launch/token in its "
@@ -399,7 +399,7 @@ class Driver:
     # ------------------------------------------------------------------------ effects
 
     def _fitting_sizes(self) -> dict[int, dict[str, list[str]]]:
-        """Return the numbers of hosts on which the run can go on, and their flags."""
+        """Return number of hosts on which the run can continue -> differing flags."""
         config = self._config
         if config.min_hosts is None or config.min_hosts == config.hosts:
             return {config.hosts: {}}
@@ -438,7 +438,7 @@ class Driver:
         )
 
     def _find_ports(self, generation: int, num_hosts: int) -> FindPorts:
-        """Request a coordinator in its own process if configured."""
+        """Return the request for ports, with a coordinator process if configured."""
         folder = generation_folder(self._work_dir, generation).absolute()
         num_ranks = num_hosts * self._config.ranks_per_host
         is_wanted = self._is_coordinated and num_ranks > 1
@@ -450,7 +450,7 @@ class Driver:
         )
 
     def _send(self, host: str, message: Message) -> None:
-        if not isinstance(message, Prepare):  # a new driver does not need these
+        if not isinstance(message, Prepare):  # state that a new driver does not need
             self._save()
         if host in self._agents:
             self._agents[host].send(message)
@@ -471,7 +471,7 @@ class Driver:
         print(f"launch: {mark}{event.text}", file=sys.stderr, flush=True)
 
     def _save(self) -> None:
-        """Write the snapshot if it changed: before anything is sent, and at each tick.
+        """Write the snapshot if it changed, before any message and at each tick.
 
         Every change comes with an event, a new state or a new generation.
         """
@@ -484,10 +484,10 @@ class Driver:
 
 
 def _process_event(kind: str, text: str) -> Event:
-    """Return an event about the process of this driver, for programs."""
+    """Return an event about the driver's process, with data for programs."""
     return Event(kind=kind, text=text, severity="debug", data=process_facts())
 
 
 def generation_folder(work_dir: Path, generation: int) -> Path:
-    """Return the folder of the logs of a generation."""
+    """Return the folder of a generation's logs."""
     return work_dir / "launch" / f"generation-{generation:04d}"

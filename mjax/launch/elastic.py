@@ -1,10 +1,10 @@
 """Run on fewer hosts: same global batch, same data, more microbatches.
 
-Input: the trainer's config on all hosts. Output: the numbers of hosts on which it can
-train, and the flags that differ there. Hosts are removed from the data-parallel axis. A
-device never has more sequences in a microbatch than before, so a step takes more
-microbatches. The trainer checks all other divisibility rules (such as the shards of the
-state).
+Input: the trainer's config for all hosts. Output: the numbers of hosts on which it can
+train, and the flags that differ with each. Hosts are removed from the data-parallel
+axis. A device never has more sequences in a microbatch than before, so a step takes
+more microbatches. The trainer checks all other divisibility rules, such as those of
+state shards.
 """
 
 import json
@@ -22,9 +22,9 @@ def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any
 
     Args:
       command: command of the trainer, with its flags.
-      timeout_s: most seconds that its imports may take.
+      timeout_s: time limit of the command, in seconds.
     Raises:
-      ValueError: the trainer refuses the flags; the message is its own.
+      ValueError: the trainer refuses the flags, with the trainer's own message.
     """
     try:
         done = subprocess.run(
@@ -47,13 +47,14 @@ def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any
 def sizes(
     config: Mapping[str, Any], *, hosts: int, least: int, devices_per_host: int | None
 ) -> dict[int, dict[str, list[str]]]:
-    """Return the possible numbers of hosts, largest first, with the flags that differ.
+    """Return possible number of hosts -> differing flags, largest number first.
 
     Args:
       config: config of the trainer, as `--print-config` prints it.
-      hosts: number of hosts that the flags are for.
+      hosts: number of hosts that the config is for.
       least: smallest number of hosts allowed.
-      devices_per_host: None if unknown, in which case the flags must give dp.
+      devices_per_host: devices per host; None if unknown, in which case the config must
+        give dp.
     Raises:
       ValueError: dp is neither given nor known.
     """
@@ -80,12 +81,12 @@ def sizes(
             found[fewer][_DP] = [str(smaller)]
         per_node = mesh["dp_shard_per_node"]
         if shard is None and per_node and (smaller <= per_node or smaller % per_node):
-            found[fewer][_PER_NODE] = ["None"]  # one node or part of one
+            found[fewer][_PER_NODE] = ["None"]  # one node, or part of a node
     return found
 
 
 def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
-    """Return the fewest microbatches with no more sequences per device, or None."""
+    """Return the fewest microbatches without more sequences per device, or None."""
     rows = size / (dp * before)
     for number in range(before, size // smaller + 1):
         if size % (smaller * number) == 0 and size / (smaller * number) <= rows:
@@ -94,7 +95,7 @@ def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
 
 
 def devices_per_host(config: Mapping[str, Any], ranks_per_host: int) -> int | None:
-    """Return the devices per host if simulated or countable here, otherwise None."""
+    """Return the devices per host if simulated or visible here, otherwise None."""
     if config["simulate_devices"] is not None:
         return config["simulate_devices"] * ranks_per_host
     return len(list(Path("/dev").glob("nvidia[0-9]*"))) or None
@@ -107,18 +108,18 @@ class Sizes:
         """Store the possible numbers of hosts.
 
         Args:
-          wanted: the preferred number.
+          wanted: preferred number.
           others: other possible numbers.
         """
         self._wanted, self._fitting = wanted, {wanted, *others}
 
     @property
     def least(self) -> int:
-        """The smallest number of hosts."""
+        """The smallest possible number of hosts."""
         return min(self._fitting)
 
     def best(self, num_ready: int, *, waits: bool) -> int | None:
-        """Return how many of the ready hosts to take; None means wait for more.
+        """Return the number of ready hosts to use; None means wait for more.
 
         Args:
           num_ready: number of hosts that can have ranks.

@@ -1,4 +1,4 @@
-"""Events of a run, for the journal and for people."""
+"""Events of a run, with text for people and data for programs."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

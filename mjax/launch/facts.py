@@ -1,8 +1,8 @@
 """Facts about this host: hardware, software, and the traffic of its RDMA ports.
 
 Input: /sys, the environment and, if nvidia-ml-py is installed, NVIDIA's management
-library. Output: texts for the journal and counters for heartbeats. Unreadable facts are
-"unknown", with the reason.
+library. Output: texts for the journal, and counters for heartbeats. A fact that cannot
+be read is "unknown", with the reason.
 """
 
 import contextlib
@@ -18,11 +18,12 @@ _INFINIBAND = Path("/sys/class/infiniband")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _STATUS = Path("/proc/self/stat")
 _WORD_BYTES = 4
-"""port_xmit_data and port_rcv_data count words (InfiniBand specification, 16.1.3.5)."""
+"""Bytes per word: port_xmit_data and port_rcv_data count words (InfiniBand
+specification, 16.1.3.5)."""
 
 
 def host_facts() -> dict[str, str]:
-    """Return the facts of a host for the journal."""
+    """Return name -> text of facts about this host, for the journal."""
     return {
         "hostname": socket.gethostname(),
         "kernel": platform.release(),
@@ -40,8 +41,8 @@ def process_facts() -> dict[str, Any]:
     """Return the facts needed to interpret the times of this process.
 
     Returns:
-      its process id; its age in seconds; and the boot id of its host, whose processes
-      share one monotonic clock. The last two are None if /proc does not have them.
+      Process id; age of the process in seconds; and the boot id of the host, whose
+      processes share one monotonic clock. The last two are None if /proc lacks them.
     """
     age_s = boot = None
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -55,7 +56,7 @@ def process_facts() -> dict[str, Any]:
 
 
 def gpu_facts() -> dict[str, str]:
-    """Name the GPUs and their driver."""
+    """Return facts that name the GPUs and their driver."""
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:
@@ -72,7 +73,7 @@ def gpu_facts() -> dict[str, str]:
 
 
 def rdma_bytes(folder: Path = _INFINIBAND) -> dict[str, list[int]]:
-    """Return bytes sent and received, by device/port; empty without RDMA."""
+    """Return device/port -> [bytes sent, bytes received]; empty without RDMA."""
     found = {}
     for port in sorted(folder.glob("*/ports/*")):
         names = ("port_xmit_data", "port_rcv_data")

@@ -1,7 +1,7 @@
 """Diagnose a failure: its cause, hosts and ranks, from the states of all ranks.
 
-Input: the states of the ranks of a generation, and their stacks if they hang. Output:
-the one failure that explains the others.
+Input: the states of all ranks of a generation, and their stacks if they hang. Output:
+the failure that explains all others.
 """
 
 import dataclasses
@@ -16,9 +16,9 @@ from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _MAX_SHOWN = 8
 _SETTLE_S = 0.3
-"""Ends within this many seconds of the first end are examined together."""
+"""Seconds after the first end of a rank within which ends are examined together."""
 _SIGNAL_SETTLE_S = 0.05
-"""The same after an end by a signal, which later ends do not explain."""
+"""The same if a signal ended the first rank, which later ends do not explain."""
 _STARTED_S = 15.0
 """Seconds within which a host must report its ranks."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
@@ -33,16 +33,17 @@ class Failure:
     cause: Cause
     text: str
     hosts: tuple[str, ...] = ()
-    """Hosts to blame."""
+    """Hosts that caused the failure."""
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()
-    """If no host is to blame: the smallest group of hosts that differs from the rest.
+    """If no host is known to be the cause, the smallest group of hosts that differs
+    from the rest.
     """
     diverged: Divergence | None = None
-    """The rank's own report of a divergence."""
+    """Report of a rank whose state diverged; None if none did."""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of its event, with host and rank if there is only one."""
+        """Return the fields of the failure's event; host and rank if only one is."""
         return {
             "host": self.hosts[0] if len(self.hosts) == 1 else None,
             "rank": self.ranks[0] if len(self.ranks) == 1 else None,
@@ -55,7 +56,7 @@ class Failure:
 
 
 def of_silence(lost: Collection[str], limit_s: float) -> Failure:
-    """Return the failure of hosts that were silent for limit_s."""
+    """Return the failure that hosts were silent for limit_s."""
     hosts = tuple(sorted(lost))
     text = f"no heartbeat of {', '.join(hosts)} for {limit_s:g} s"
     return Failure(cause=Cause.HOST_LOST, text=text, hosts=hosts)
@@ -72,12 +73,12 @@ def of_ranks(
     """Find the failure that ended a generation, or the part of it that never started.
 
     Args:
-      states: known states of its ranks.
+      states: rank -> state, where it is known.
       hosts: host of each rank.
-      age_s: seconds since its hosts were ordered to start it.
-      since_end_s: seconds since the first end of a rank; negative without one.
-      are_heard: every host is connected and has sent a message since the first end. If
-        a host is gone, ranks of other hosts end before it counts as lost.
+      age_s: seconds since the hosts were ordered to start the generation.
+      since_end_s: seconds since the first end of a rank; negative if none has ended.
+      are_heard: whether every host is connected and has sent a message since the first
+        end. If a host is gone, ranks of other hosts end before it counts as lost.
     """
     ended = {rank: state for rank, state in states.items() if state.code is not None}
     is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
@@ -100,7 +101,7 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     """Find the end that explains the others: by order of cause, then by time.
 
     Args:
-      ended: ranks with an exit code; at least one.
+      ended: rank -> state, for ranks with an exit code; at least one.
       host_of: maps a rank to its host.
     """
     causes = {
@@ -138,10 +139,10 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
 def of_devices(
     states: Mapping[int, RankState], host_of: Callable[[int], str]
 ) -> Failure:
-    """Find the ranks that block the others from XLA's logs of their devices.
+    """Find the ranks that block the others, in XLA's logs of their devices.
 
     Args:
-      states: states of all ranks; XLA has ended at least one.
+      states: rank -> state, for all ranks; XLA has ended at least one.
       host_of: maps a rank to its host.
     """
     devices = {rank: state.devices for rank, state in states.items() if state.devices}
@@ -158,14 +159,15 @@ def of_devices(
 
 
 def explained(failure: Failure, matches: Mapping[str, Sequence[Match]]) -> Failure:
-    """Return the failure with the cause from the logs of the hosts, if any.
+    """Return the failure with a cause from the hosts' logs, if they have one.
 
     A hardware fault explains any end except one with a known cause. Other lines count
-    only on the hosts to blame: when one rank fails, others log errors too.
+    only on the hosts that caused the failure, because the other ranks log errors as
+    well.
 
     Args:
       failure: failure found from exit codes or stacks.
-      matches: recent rule matches, by host.
+      matches: host -> recent matches of rules.
     """
     if failure.cause not in _UNEXPLAINED:
         return failure
@@ -192,11 +194,11 @@ def of_hang(
     """Find the ranks that block the others.
 
     Args:
-      alive: states of ranks that have not ended.
-      shown: the stacks of the ranks that answered.
+      alive: rank -> state, for ranks that have not ended.
+      shown: rank -> stacks, for ranks that answered.
       host_of: maps a rank to its host.
     Returns:
-      the failure, and the evidence as JSON: groups of ranks by frames, and the stacks.
+      The failure, and the evidence as JSON: groups of ranks by frames, and the stacks.
     """
     places = {r: stacks.Place(step=s.step, phase=s.phase) for r, s in alive.items()}
     found = {rank: stacks.frames(text) for rank, text in shown.items()}
@@ -229,7 +231,7 @@ def of_hang(
 
 
 def describe_end(state: RankState) -> str:
-    """Describe how and where a rank has ended."""
+    """Return a text on how and where a rank has ended."""
     assert state.code is not None
     return (
         f"rank {state.rank} ended with {describe_code(state.code)} in "
@@ -238,7 +240,7 @@ def describe_end(state: RankState) -> str:
 
 
 def describe_code(code: int) -> str:
-    """Describe an exit code."""
+    """Return a text on an exit code."""
     if code >= 0:
         return f"code {code}"
     try:
@@ -248,7 +250,7 @@ def describe_code(code: int) -> str:
 
 
 def join(ranks: Sequence[int]) -> str:
-    """Write ranks, only the first ones if there are many."""
+    """Return a text that lists ranks; only the first ones if there are many."""
     shown = ", ".join(map(str, sorted(ranks)[:_MAX_SHOWN]))
     num_more = len(ranks) - _MAX_SHOWN
     return shown if num_more <= 0 else f"{shown} and {num_more} more"

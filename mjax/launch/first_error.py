@@ -1,8 +1,8 @@
 """The first error of a failed generation: the cause, then the ends of all ranks.
 
-Input: the events of a run. Output: the launch's diagnosis, and each rank's end in
-order of time, marked if it is a consequence of another. Clocks of hosts may differ by
-some milliseconds, but a consequence takes longer.
+Input: the events of a run. Output: the launch's diagnosis, and the ends of all ranks in
+order of time; an end that is a consequence of another end is marked. Clocks of hosts
+may differ by some milliseconds, but a consequence takes longer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,9 +18,9 @@ def first_error(events: Sequence[Event], generation: int | None = None) -> Event
 
     Args:
       events: events of a run, oldest first.
-      generation: generation to explain; None for the last one that failed.
+      generation: generation to explain; None means the last one that failed.
     Raises:
-      ValueError: the generation has not failed, or none has.
+      ValueError: the generation has not failed, or no generation has.
     """
     failed = {
         event["generation"]: event for event in events if event["kind"] == "failure"
@@ -56,7 +56,7 @@ def first_error(events: Sequence[Event], generation: int | None = None) -> Event
 
 
 def describe(found: Event) -> str:
-    """Format it for people."""
+    """Return the result of `first_error` as text for people."""
     lines = [f"generation {found['generation']}: {found['text']}"]
     for end in found["ends"]:
         after_s = (end["ended_ns"] - found["ends"][0]["ended_ns"]) / 1e9

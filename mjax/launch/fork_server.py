@@ -1,16 +1,17 @@
 """A process that imports the trainer once and forks ranks, for warm starts.
 
-Input: a module, and requests of the agent, one JSON line each on a socket. Output: for
-each request the process id of a rank, equivalent to `python -m MODULE ARGUMENTS`
-without the seconds for its imports. The server starts no thread and touches no device,
-because either makes a fork unsafe.
+Input: a module, and requests of the agent, one JSON line each, on a socket. Output: for
+each request the process id of a rank, which is equivalent to `python -m MODULE
+ARGUMENTS` but need not spend seconds on imports. The server starts no thread and uses
+no device, because either would make a fork unsafe.
 
-A rank is a child of the agent, not of the server, so the agent sees its exit code, and
-the death of the server ends no rank. To achieve this, the server forks a process that
-forks the rank and exits, and the agent adopts orphans (PR_SET_CHILD_SUBREAPER).
+A rank is a child of the agent, not of the server. So the agent receives the exit code
+of the rank, and ranks survive the death of the server. For this, the server forks a
+process that forks the rank and exits; the agent adopts orphans
+(PR_SET_CHILD_SUBREAPER).
 
 Source: Android's zygote, and Python's `multiprocessing.forkserver`. Differs: the latter
-runs functions; a rank is a command.
+runs functions, whereas a rank is a command.
 """
 
 import ctypes
@@ -35,13 +36,13 @@ class Request(msgspec.Struct, kw_only=True, frozen=True):
     """Request to fork a rank."""
 
     module: str
-    """Module to run: the imported one or another of its package."""
+    """Module to run: the imported module, or another module of its package."""
     arguments: list[str]
     """Arguments after the module's name."""
     environment: dict[str, str]
-    """The complete environment. Imports have already read the server's own."""
+    """Complete environment of the rank. (Imports have already read the server's.)"""
     log: str
-    """File to which output is appended."""
+    """File to which the rank's output is appended."""
 
 
 class Forked(msgspec.Struct, kw_only=True, frozen=True):
@@ -49,21 +50,21 @@ class Forked(msgspec.Struct, kw_only=True, frozen=True):
 
     pid: int = 0
     error: str = ""
-    """Why there is no rank; the server ends after this answer."""
+    """Why no rank was forked; the server ends after this answer. "" if one was."""
 
 
 def die_with(parent: int) -> None:
-    """Let the kernel kill the calling process when its parent ends."""
+    """Make the kernel kill the calling process when its parent ends."""
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # the parent ended before the call
+    if os.getppid() != parent:  # the parent had ended before the call
         os._exit(1)
 
 
 def serve(module: str, connection: socket.socket) -> None:
     """Import a module, then fork ranks until the agent is gone.
 
-    The module's IMPORTED_LATER names modules that it imports only when it runs; these
-    are imported before the forks too.
+    The module's IMPORTED_LATER names modules that it imports only when it runs. They
+    are imported before the forks as well.
     """
     agent = os.getppid()
     program = importlib.import_module(module)
@@ -71,7 +72,7 @@ def serve(module: str, connection: socket.socket) -> None:
         importlib.import_module(later)
     stamps = _stamps(module)
     gc.collect()
-    gc.freeze()  # a garbage collection in a rank would copy all pages
+    gc.freeze()  # a garbage collection in a rank would copy all memory pages
     _say(connection, Forked())
     with connection.makefile("rb") as lines:
         for line in lines:
@@ -85,7 +86,7 @@ def serve(module: str, connection: socket.socket) -> None:
             if not middle:
                 os.close(reading)
                 _fork_again(request, connection, agent, writing)
-                return  # in the rank, if it returned without an exit
+                return  # in the rank, if it returned without exiting
             os.close(writing)
             os.waitpid(middle, 0)
             pid = int(os.read(reading, 16) or b"0")
@@ -96,14 +97,14 @@ def serve(module: str, connection: socket.socket) -> None:
 def _fork_again(
     request: Request, connection: socket.socket, agent: int, writing: int
 ) -> None:
-    """Fork the rank and leave it to the agent."""
+    """Fork the rank, and orphan it so the agent adopts it."""
     middle, rank = os.getpid(), os.fork()
     if rank:
         os.write(writing, str(rank).encode())
         os._exit(0)
     os.close(writing)
     connection.close()
-    while os.getppid() == middle:  # the end of `middle` must not look like the agent's
+    while os.getppid() == middle:  # wait, so its end does not count as the agent's
         os.sched_yield()
     die_with(agent)
     _become(request)
@@ -122,15 +123,15 @@ def _become(request: Request) -> None:
     os.environ.update(request.environment)
     sys.argv = [module, *request.arguments]
     importlib.reload(sys.modules[module.partition(".")[0]])  # records its start time
-    sys.modules.pop(module, None)  # its imports are done, only its program runs
+    sys.modules.pop(module, None)  # imports are done; run only the program
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _why_not(module: str, stamps: Mapping[str, float]) -> str:
-    """Return why no rank can be forked; "" if one can."""
+    """Return why no rank can be forked; "" if it can."""
     if stamps != _stamps(module):
         return f"the files of {module} have changed"
-    # OpenBLAS has threads too, but stops them before a fork.
+    # OpenBLAS also has threads, but stops them before a fork.
     if threading.active_count() > 1:
         names = ", ".join(thread.name for thread in threading.enumerate())
         return f"{module} has started threads: {names}"
@@ -138,7 +139,7 @@ def _why_not(module: str, stamps: Mapping[str, float]) -> str:
 
 
 def _stamps(module: str) -> dict[str, float]:
-    """Return the change time of each imported file of the module's package."""
+    """Return path -> modification time, for each imported file of the package."""
     package = module.partition(".")[0]
     files = {
         one.__file__
@@ -153,7 +154,7 @@ def _say(connection: socket.socket, answer: Forked) -> None:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Serve: `python -m mjax.launch.fork_server MODULE DESCRIPTOR`."""
+    """Run the server: `python -m mjax.launch.fork_server MODULE DESCRIPTOR`."""
     module, descriptor = argv
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(module, socket.socket(fileno=int(descriptor)))

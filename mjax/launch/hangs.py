@@ -1,7 +1,7 @@
-"""Hung ranks: detected by their progress, distinguished by their stacks.
+"""Detect hung ranks by their progress, and find the cause in their stacks.
 
-Input: the states of all ranks, and the recent step time. Output: the hung ranks,
-orders to collect stacks, and the failure with its evidence.
+Input: the states of all ranks, and the recent step time. Output: the hung ranks, orders
+to collect stacks, and the failure with its evidence.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,7 @@ _SILENT_BEATS = 2
 
 
 class Hangs:
-    """Watches the ranks of a run."""
+    """Watches the ranks of a run for hangs."""
 
     def __init__(
         self, config: RunConfig, fleet: Fleet, tell: Callable[..., None]
@@ -57,12 +57,12 @@ class Hangs:
         ]
 
     def _hangs(self, state: RankState, now_s: float) -> bool:
-        # A host that is silent for longer may be lost, and its state is unknown.
+        # A host that has been silent for longer may be lost; its state is unknown.
         silent_s = min(self._fleet.silent_s(state.rank, now_s), BEAT_S)
         return state.age_s + silent_s > self._liveness.limit_s(state)
 
     def ask(self, hanging: Sequence[int], generation: int, now_s: float) -> None:
-        """Request the stacks of all ranks because some are hung."""
+        """Request the stacks of all ranks, because some ranks are hung."""
         self._tell(
             "hang",
             f"no progress of rank {failures.join(hanging)}",
@@ -75,7 +75,7 @@ class Hangs:
         self._fleet.send_all(Dump(generation=generation))
 
     def _traffic(self) -> dict[str, float]:
-        """Return the traffic in bytes per second of the hosts with known counters."""
+        """Return host -> RDMA bytes per second, for hosts with known counters."""
         hosts = (self._fleet.hosts[name] for name in self._fleet.placement)
         rates = {host.name: host.rdma_bytes_per_s for host in hosts}
         return {name: rate for name, rate in rates.items() if rate is not None}
@@ -91,7 +91,7 @@ class Hangs:
     def is_answered(self, now_s: float) -> bool:
         """Return whether all live hosts have answered or the time is up.
 
-        This waits for silent hosts, which soon answer or count as lost.
+        Silent hosts count as live until they answer or are lost.
         """
         missing = {*self._fleet.placement} - self._answered - self._fleet.lost(now_s)
         heard_s = [self._fleet.hosts[name].heard_s for name in missing]

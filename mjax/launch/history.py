@@ -1,8 +1,8 @@
-"""The history of hosts, used by the driver of one run.
+"""The history of hosts, as the driver of one run uses it.
 
 Input: the events of this run, and a file that several runs share. Output: a score for
 each host; the spare with the lowest score is used first. If the file becomes unusable
-during the run, one event reports it and the last scores stay in use.
+during the run, one event reports this and the last scores stay in use.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from mjax.health.history.reputation import Reputation
 from mjax.launch.events import Event
 
 _KINDS = ("failure", "evict", "check", "host", "log")
-"""Events that may change a score."""
+"""Kinds of events that may change a score."""
 
 
 class HostHistory:
@@ -36,7 +36,7 @@ class HostHistory:
         self._is_current = self._has_failed = False
 
     def note(self, event: Event) -> None:
-        """Mark the scores for rereading if the event may change them."""
+        """Mark the scores to be read again if the event may change them."""
         if event.kind in _KINDS:
             self._is_current = False
 

@@ -1,7 +1,7 @@
 """The hosts of a run, and their ranks.
 
-Input: messages of agents. Output: the silent hosts, the placement (active hosts in the
-order of their ranks), and messages to the hosts that have ranks.
+Input: messages of agents. Output: the silent hosts, the placement (the active hosts in
+the order of their ranks), and messages to hosts that have ranks.
 """
 
 import dataclasses
@@ -19,38 +19,38 @@ class HostState(enum.StrEnum):
     SPARE = "spare"
     ACTIVE = "active"
     LOST = "lost"
-    """Silent for too long; it may come back as a spare."""
+    """Has been silent for too long; may return as a spare."""
     SICK = "sick"
-    """Failed its check; it is checked again when hosts are missing."""
+    """Failed its check; is checked again when the run lacks hosts."""
     EVICTED = "evicted"
 
 
 @dataclasses.dataclass(kw_only=True)
 class Host:
-    """A host whose agent has been seen."""
+    """A host whose agent has connected at least once."""
 
     name: str
     address: str
     state: HostState = HostState.SPARE
     is_connected: bool = True
     heard_s: float
-    """Time of the last message of its agent."""
+    """Time of the agent's last message, in seconds."""
     ranks: dict[int, RankState] = dataclasses.field(default_factory=dict)
-    """Ranks of the current generation."""
+    """Rank of the current generation -> state."""
     why: str = ""
-    """Why it was excluded."""
+    """Why the host was excluded; "" if it was not."""
     is_leaving: bool = False
-    """Its agent has reported that it leaves."""
+    """Whether the agent has reported that the host leaves."""
     matches: list[tuple[float, Match]] = dataclasses.field(default_factory=list)
-    """Log lines that matched a rule in this generation, with their times."""
+    """(time, match) of log lines that matched a rule in this generation."""
     rdma_bytes_per_s: float | None = None
-    """Recent traffic of its RDMA ports, sent and received."""
+    """Recent traffic of the RDMA ports, sent plus received; None if unknown."""
     _rdma: tuple[float, int] | None = dataclasses.field(default=None, init=False)
 
     def note_traffic(
         self, rdma_bytes: Mapping[str, Sequence[int]], now_s: float
     ) -> None:
-        """Record the counters of its RDMA ports."""
+        """Record the counters of the host's RDMA ports."""
         if rdma_bytes:
             total = sum(map(sum, rdma_bytes.values()))
             if self._rdma is not None and now_s > self._rdma[0]:
@@ -59,12 +59,12 @@ class Host:
             self._rdma = now_s, total
 
     def to_json(self) -> dict[str, str]:
-        """Return the state that a new driver needs."""
+        """Return the state that a new driver needs, as JSON."""
         return {"address": self.address, "state": self.state.value, "why": self.why}
 
 
 def from_json(name: str, fields: Mapping[str, Any], now_s: float) -> Host:
-    """Make a host from the result of `to_json`; its agent is not connected yet."""
+    """Return a host from the result of `to_json`, without a connected agent."""
     return Host(
         name=name,
         address=fields["address"],
@@ -91,7 +91,7 @@ class Fleet:
         Args:
           ranks_per_host: trainer processes on each active host.
           lost_s: seconds of silence after which a host is lost.
-          send: (host, message): passes a message to a connection; never waits.
+          send: function of (host, message) that sends a message without waiting.
           tell: records an event, see `events.teller`.
           faults: maps a host to its number of failures.
         """
@@ -118,11 +118,11 @@ class Fleet:
         return range(first, first + self._ranks_per_host)
 
     def has_ranks(self, name: str) -> bool:
-        """Return whether a host is in the placement."""
+        """Return whether a host has ranks, that is, is in the placement."""
         return name in self._placed
 
     def states(self) -> dict[int, RankState]:
-        """Return the known states of the ranks of the current generation."""
+        """Return rank -> state, for the current generation where it is known."""
         return {
             rank: state
             for name in self.placement
@@ -130,11 +130,11 @@ class Fleet:
         }
 
     def alive(self) -> dict[int, RankState]:
-        """Return the `states` of ranks that have not ended."""
+        """Return the entries of `states` of ranks that have not ended."""
         return {r: state for r, state in self.states().items() if state.code is None}
 
     def active(self, names: Collection[str]) -> list[Host]:
-        """Return the given hosts that have ranks and are not excluded."""
+        """Return those of the named hosts that have ranks and are not excluded."""
         found = (self.hosts[name] for name in names)
         return [host for host in found if host.state is HostState.ACTIVE]
 
@@ -143,12 +143,12 @@ class Fleet:
         return now_s - self.hosts[self.host_of(rank)].heard_s
 
     def are_heard_since(self, since_s: float) -> bool:
-        """Return whether all hosts with ranks are connected and heard since a time."""
+        """Return whether all hosts with ranks are connected and were heard since."""
         hosts = (self.hosts[name] for name in self.placement)
         return all(host.is_connected and host.heard_s >= since_s for host in hosts)
 
     def matches(self, since_s: float) -> dict[str, list[Match]]:
-        """Return the rule matches on hosts with ranks since a time."""
+        """Return host -> matches of rules since a time, for hosts with ranks."""
         found = {}
         for name in self.placement:
             late = [one for at_s, one in self.hosts[name].matches if at_s >= since_s]
@@ -166,13 +166,13 @@ class Fleet:
         return now_s - self.hosts[name].heard_s > self._lost_s
 
     def silence(self, host: Host, now_s: float) -> None:
-        """Count a host as silent for too long."""
+        """Make a host count as silent for too long."""
         host.heard_s = now_s - 2 * self._lost_s
 
     def ready(self, now_s: float) -> list[Host]:
-        """Return the hosts that can have ranks, those with ranks first.
+        """Return the hosts that can have ranks, those that have ranks first.
 
-        The others follow by number of failures, fewest first.
+        The others follow in order of their number of failures, fewest first.
         """
         unheard = self.lost(now_s, active_only=False)
         found = [
@@ -192,11 +192,11 @@ class Fleet:
         )
 
     def num_spares(self, now_s: float) -> int:
-        """Count the hosts that could replace others."""
+        """Return the number of hosts that could replace others."""
         return sum(host.state is HostState.SPARE for host in self.ready(now_s))
 
     def place(self, ready: Sequence[Host], size: int) -> None:
-        """Give ranks to the first `size` of the hosts; the others become spares."""
+        """Give ranks to the first `size` hosts; the others become spares."""
         for index, host in enumerate(ready):
             host.state = HostState.ACTIVE if index < size else HostState.SPARE
         for host in self.hosts.values():
@@ -217,7 +217,7 @@ class Fleet:
         self._tell("evict", text, "warning", host=host.name, data=data)
 
     def join(self, name: str, address: str, now_s: float) -> Host:
-        """Return the host of this name, now connected; a new host is a spare."""
+        """Mark a host as connected and return it; a new host is a spare."""
         host = self.hosts.setdefault(
             name, Host(name=name, address=address, heard_s=now_s)
         )
@@ -225,7 +225,7 @@ class Fleet:
         return host
 
     def come_back(self, host: Host, generation: int) -> None:
-        """Make a lost host a spare; its running ranks are of an older generation."""
+        """Make a lost host a spare, and kill its ranks of older generations."""
         host.state, host.why = HostState.SPARE, ""
         self._tell("host", f"{host.name} is back as a spare", host=host.name)
         self.kill(host, generation)
@@ -244,7 +244,7 @@ class Fleet:
             self.send(name, message)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state that a new driver needs."""
+        """Return the state that a new driver needs, as JSON."""
         return {
             "placement": self.placement,
             "hosts": {host.name: host.to_json() for host in self.hosts.values()},
@@ -260,8 +260,8 @@ class Fleet:
 def place(chosen: Collection[str], before: Sequence[str]) -> list[str]:
     """Return the chosen hosts in the order of their ranks.
 
-    Hosts that stay keep their position, so that neighbours stay neighbours. If there
-    are fewer positions than before, they move up.
+    Hosts that stay keep their position, so neighbours stay neighbours. If there are
+    fewer positions than before, hosts move up.
     """
     new = iter(sorted(set(chosen) - set(before)))
     kept = [name if name in chosen else None for name in before]

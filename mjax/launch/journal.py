@@ -2,9 +2,9 @@
 
 Input: events and snapshots. Output: `launch/journal.db` in the work dir, from which a
 driver can restart after it was killed at any moment, and `events.jsonl` in the work
-dir, one object per line, for programs. A line has its number in the journal, so that a
-reader sees gaps. It has the time on both clocks of the host, because the wall clock may
-be set during a run.
+dir, one object per line, for programs. Each line has its number in the journal, so a
+reader notices gaps. It has the times of both clocks of the host, because the wall clock
+may be set during a run.
 """
 
 import contextlib
@@ -40,16 +40,16 @@ create table if not exists events (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Ending:
-    """The end of a run that its driver has recorded."""
+    """How a run ended, as its driver recorded it."""
 
     exit_code: int
     """Exit code of the launch."""
     time_ns: int
-    """Nanoseconds since the epoch."""
+    """Time of the end in nanoseconds since the epoch."""
     generation: int
-    """The last generation."""
+    """Number of the last generation."""
     why: str
-    """Reason for the end; "" after the last step."""
+    """Reason for the end; "" if the run ended after its last step."""
 
     def __str__(self) -> str:
         seconds = time.localtime(self.time_ns / 1e9)
@@ -76,7 +76,7 @@ class Journal:
         try:
             self._base = sqlite3.connect(self.path, isolation_level=None)
             self._base.execute("pragma journal_mode=wal")
-            # A commit survives the death of the process. To survive the death of the
+            # A commit survives the death of the process. To survive that of the
             # machine, which ends the run anyway, each commit would have to wait for the
             # disk.
             self._base.execute("pragma synchronous=normal")
@@ -96,17 +96,18 @@ class Journal:
         if self.fact("name") is None:
             self.set_fact("name", secrets.token_hex(8))
         self.name: str = self.fact("name")
-        """Name of the launch. Generations count on as long as this journal exists."""
+        """Name of the launch. Generation numbers continue as long as this journal
+        exists."""
         self._lines = (work_dir / "events.jsonl").open("a", encoding="utf-8")
 
     def fact(self, name: str) -> Any:
-        """Return a fact; None if absent."""
+        """Return a named JSON value; None if absent."""
         found = self._base.execute("select value from facts where name = ?", (name,))
         row = found.fetchone()
         return None if row is None else json.loads(row[0])
 
     def set_fact(self, name: str, value: Any) -> None:
-        """Replace a fact with a JSON value."""
+        """Set or replace a named JSON value."""
         self._base.execute(
             "insert or replace into facts values (?, ?)", (name, json.dumps(value))
         )
@@ -136,10 +137,10 @@ class Journal:
 
 
 def read_events(work_dir: Path) -> list[Mapping[str, Any]]:
-    """Return all events of a run, oldest first. Needs no driver.
+    """Return all events of a run, oldest first; this needs no driver.
 
     Raises:
-      ValueError: there is no journal, or it cannot be read.
+      ValueError: there is no journal, or the journal cannot be read.
     """
     names = "time_ns, generation, kind, severity, host, rank, text, data"
     rows = _select(work_dir, f"select {names} from events order by number")
@@ -148,10 +149,10 @@ def read_events(work_dir: Path) -> list[Mapping[str, Any]]:
 
 
 def read_ending(work_dir: Path) -> Ending | None:
-    """Return how a run ended; None while it has a driver or waits for a new one.
+    """Return how a run ended; None if it has not, even if it has no driver now.
 
     Raises:
-      ValueError: there is no journal, or it cannot be read.
+      ValueError: there is no journal, or the journal cannot be read.
     """
     last = _select(
         work_dir,

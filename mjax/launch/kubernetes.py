@@ -1,8 +1,8 @@
-"""Calls of the Kubernetes API about the pods of agents and their nodes.
+"""Call the Kubernetes API about the pods of agents and their nodes.
 
 Input: a namespace and a label selector. Output: pods and their changes, deleted pods,
-and cordoned nodes. Each call is one request: it is not retried here, and every failure
-is an `ApiError`.
+and cordoned nodes. Each call is one request, without retries; every failure is an
+`ApiError`.
 
 Only `connect` imports the package `kubernetes`.
 """
@@ -21,19 +21,20 @@ ANNOTATION = "mjax/cordoned"
 """Annotation of a cordoned node: JSON with run, host, reason and time."""
 GONE = 410
 _MAY_PASS = (0, 401, 408, 409, GONE, 429)
-"""Statuses worth a retry. 0: no answer. 401: the client rereads an expired token."""
+"""HTTP statuses worth a retry. 0: no answer. 401: the client rereads an expired
+token."""
 _OVER = ("Failed", "Succeeded")
 """Phases of a pod that will never run again."""
 _SHOWN_CHARS = 300
 
 
 class ApiError(Exception):
-    """The API has refused a request or has not answered."""
+    """The API has refused a request, or has not answered."""
 
     def __init__(
         self, text: str, status: int = 0, retry_after_s: float | None = None
     ) -> None:
-        """Store the HTTP status (0 without an answer) and when to retry."""
+        """Store the HTTP status (0 without an answer), and the pause before a retry."""
         super().__init__(text)
         self.status, self.retry_after_s = status, retry_after_s
 
@@ -45,19 +46,19 @@ class ApiError(Exception):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pod:
-    """The driver's view of a pod."""
+    """A pod, as the API describes it."""
 
     name: str
     uid: str
-    """Unique to this pod: a replacement with the same name has another uid."""
+    """Unique id: a replacement pod with the same name has another uid."""
     node: str | None
-    """None until it is scheduled."""
+    """Name of the node; None until the pod is scheduled."""
     is_leaving: bool
-    """Whether it is being deleted; its processes may still run."""
+    """Whether the pod is being deleted; its processes may still run."""
     is_over: bool
-    """Whether its processes have ended for good."""
+    """Whether the pod's processes have ended for good."""
     why: str
-    """Why it is ending or has ended, if the API says so."""
+    """Why the pod is ending or has ended; "" if the API gives no reason."""
 
 
 class Api:
@@ -68,7 +69,7 @@ class Api:
 
         Args:
           core: a `kubernetes.client.CoreV1Api`.
-          errors: exceptions of the client and its connections.
+          errors: exception types of the client and its connections.
           config: namespace, selector and times.
         """
         self._core, self._errors, self.config = core, errors, config
@@ -78,14 +79,14 @@ class Api:
         }
 
     def pods(self) -> tuple[list[Pod], str]:
-        """Return all pods and the version of this list, for `watch`."""
+        """Return all pods, and the version of this list for `watch`."""
         found = self._json(self._core.list_namespaced_pod, **self._scope)
         with _read("a list of pods"):
             pods = [_pod(item) for item in found["items"]]
             return pods, found["metadata"]["resourceVersion"]
 
     def find(self, name: str) -> Pod | None:
-        """Return the pod of this name if it exists and matches the selector."""
+        """Return the pod of this name; None if none matches name and selector."""
         found = self._json(
             self._core.list_namespaced_pod,
             field_selector=f"metadata.name={name}",
@@ -95,10 +96,10 @@ class Api:
             return _pod(found["items"][0]) if found["items"] else None
 
     def watch(self, version: str) -> Iterator[tuple[str, Pod]]:
-        """Yield (kind, pod) for each change since a version, for about poll_s.
+        """Yield (kind of change, pod) since a version, for about poll_s.
 
-        It ends early if the connection ends. A silent watch ends too. The caller then
-        lists the pods again.
+        The iteration ends early if the connection ends, and after a time without
+        changes. The caller then lists the pods again.
         """
         limit_s = self.config.poll_s
         until_s = time.monotonic() + limit_s
@@ -127,10 +128,10 @@ class Api:
             response.close()
 
     def delete(self, pod: Pod) -> None:
-        """Delete this pod, but not another pod with its name.
+        """Delete this pod, but not another pod of the same name.
 
         Raises:
-          ApiError: status 409 if another pod now has this name.
+          ApiError: the request failed; status 409 if another pod now has this name.
         """
         body = {"preconditions": {"uid": pod.uid}}
         try:
@@ -160,7 +161,7 @@ class Api:
         return True
 
     def _json(self, call: Callable[..., Any], **options: Any) -> Any:
-        """Send a request and read the whole answer."""
+        """Send a request, and return the JSON of the answer."""
         limit_s = self.config.timeout_s
         response = self._send(call, **options, _request_timeout=(limit_s, limit_s))
         try:
@@ -171,9 +172,10 @@ class Api:
             response.close()
 
     def _send(self, call: Callable[..., Any], **options: Any) -> Any:
-        """Send a request and return its answer, still unread.
+        """Send a request, and return the answer before it is read.
 
-        The client's models are not used: they reject values that a newer API has added.
+        The client's model classes are not used, because they reject values that a newer
+        API has added.
         """
         try:
             return call(**options, _preload_content=False)
@@ -181,7 +183,7 @@ class Api:
             raise _told(error) from error
 
     def _lines(self, response: Any) -> Iterator[bytes]:
-        """Yield complete lines until the connection ends for any reason."""
+        """Yield complete lines of an answer until the connection ends."""
         rest = b""
         try:
             for part in response.stream(amt=None, decode_content=False):
@@ -192,10 +194,11 @@ class Api:
 
 
 def connect(config: KubernetesConfig) -> Api:
-    """Find the credentials of this pod or of a kubeconfig; send nothing yet.
+    """Return an API with the credentials of this pod or of a kubeconfig.
 
     Raises:
-      ValueError: the client is not installed, or there are no credentials.
+      ValueError: the package `kubernetes` is not installed, or there are no
+        credentials.
     """
     try:
         import kubernetes.client as kubernetes_client
@@ -221,7 +224,7 @@ def connect(config: KubernetesConfig) -> Api:
                 f"({error}); start the driver in a pod with a service account, or set "
                 "KUBECONFIG"
             ) from error
-    settings.retries = False  # the caller retries and logs it
+    settings.retries = False  # the caller logs and retries
     core = kubernetes_client.CoreV1Api(kubernetes_client.ApiClient(settings))
     errors = (kubernetes_client.ApiException, urllib3.exceptions.HTTPError, OSError)
     return Api(core, errors, config)
@@ -243,7 +246,7 @@ def _pod(fields: Mapping[str, Any]) -> Pod:
 
 @contextlib.contextmanager
 def _read(what: str) -> Iterator[None]:
-    """Convert the errors of an answer of unexpected form to an ApiError."""
+    """Convert errors from answers of unexpected form to an ApiError."""
     try:
         yield
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -251,13 +254,13 @@ def _read(what: str) -> Iterator[None]:
 
 
 def _check_kind(answer: Any, what: str) -> None:
-    """Raise if the answer is not from a Kubernetes API; it may be from a proxy."""
+    """Raise if an answer is not of a Kubernetes API, but for example of a proxy."""
     with _read(what):
         answer["kind"]
 
 
 def _why(status: Mapping[str, Any], phase: str) -> str:
-    """Return why a pod is ending or has ended, in the words of Kubernetes."""
+    """Return why a pod is ending or has ended, as Kubernetes words it."""
     found = [
         f"{one.get('reason')}: {one.get('message')}"
         for one in status.get("conditions") or []
@@ -277,7 +280,7 @@ def _parsed(data: bytes) -> Any:
 
 
 def _told(error: Any) -> ApiError:
-    """Convert an exception of the client; connection errors have no status."""
+    """Convert an exception of the client; connection errors have status 0."""
     status = getattr(error, "status", None) or 0
     if not status:
         return ApiError(f"no answer: {error}"[:_SHOWN_CHARS])

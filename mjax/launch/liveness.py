@@ -1,6 +1,6 @@
 """Time limits for ranks without progress.
 
-Input: limits by phase, and the times of past steps. Output: seconds.
+Input: limits by phase, and the times of past steps. Output: time limits in seconds.
 """
 
 import collections
@@ -15,7 +15,7 @@ _SORT_EVERY = 32
 
 
 class Liveness:
-    """Tracks the recent step time."""
+    """Time limits that follow the recent step time."""
 
     def __init__(self, limits: LimitsConfig) -> None:
         """Start without a known step time."""
@@ -35,7 +35,7 @@ class Liveness:
                 self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]
 
     def limit_s(self, state: RankState) -> float:
-        """Return the seconds without progress after which a rank in `state` is hung."""
+        """Return the seconds without progress after which a rank counts as hung."""
         phase = Phase(state.phase)
         if phase is not Phase.STEP:
             return getattr(self._limits, f"{phase.name.lower()}_s")

@@ -1,11 +1,9 @@
-"""A whole launch on one machine: a driver in this process, an agent for each host.
+"""A complete launch on one machine: a driver in this process, an agent per host.
 
-Input: the config of a launch and the trainer's flags. Output: the exit code of the
+Input: the config of a launch, and the trainer's flags. Output: the exit code of the
 run. The hosts are simulated: `host-0`, `host-1` and so on are agents on this machine.
-The output of rank 0 goes to standard output.
-
-If this process is killed, the agents and their ranks continue, and the same command
-finds them again.
+The output of rank 0 is copied to standard output. If this process is killed, the agents
+and their ranks continue, and the same command reconnects to them.
 """
 
 import asyncio
@@ -25,7 +23,7 @@ from mjax.launch.ranks import log_path
 
 _POLL_S = 0.1
 _FOLLOW_S = 0.25
-"""Seconds between reads of rank 0's output, the main work of an idle launch."""
+"""Seconds between reads of rank 0's output, which are most of an idle launch's work."""
 _RESPAWN_S = 1.0
 _PARTING_S = 5.0
 LOOPBACK = "127.0.0.1"
@@ -37,7 +35,7 @@ async def run(
     work_dir: Path,
     trainer: Sequence[str] = TRAINER,
 ) -> int:
-    """Launch a run on simulated hosts and wait for its end.
+    """Launch a run on simulated hosts, and wait; return its exit code.
 
     Args:
       config: hosts and limits.
@@ -64,19 +62,19 @@ async def run(
 
 @runtime_checkable
 class AgentsOfRun(Protocol):
-    """Agents started by the launch itself."""
+    """Interface of the agents that a launch starts itself."""
 
     async def keep(self, driver: tuple[str, int]) -> None:
-        """Start them, and restart those that die, until cancelled."""
+        """Start the agents, and restart those that die, until cancelled."""
         ...
 
     async def end(self) -> None:
-        """Wait for their end for a limited time, then kill the rest."""
+        """Wait for a limited time until the agents end, then kill the others."""
         ...
 
 
 async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
-    """Run a driver and its agents to the end; return the exit code of the run.
+    """Run a driver and its agents until the run ends; return its exit code.
 
     Raises:
       OSError: the port of the driver is not available.
@@ -92,7 +90,7 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
                 asyncio.create_task(follow(driver, work_dir)),
             ]
         code = await serving
-        await asyncio.sleep(2 * _FOLLOW_S)  # to copy the last lines
+        await asyncio.sleep(2 * _FOLLOW_S)  # the last lines are still copied
         return code
     finally:
         for helper in helpers:
@@ -101,10 +99,10 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
 
 
 def token_of(path: Path) -> str:
-    """Return the token in a file; create it at first use.
+    """Return the token in a file; create the file at first use.
 
     Raises:
-      ValueError: others may read the file.
+      ValueError: other users may read the file.
     """
     if not path.exists():
         write_private(path, secrets.token_urlsafe(32))
@@ -127,7 +125,7 @@ class Agents:
             await asyncio.sleep(_RESPAWN_S)
 
     async def end(self) -> None:
-        """Wait for the end of the agents for a limited time, then kill the rest."""
+        """Wait for a limited time until the agents end, then kill the others."""
         for _ in range(int(_PARTING_S / _POLL_S)):
             if not any(self._runs(name) for name in self._names):
                 return

@@ -1,12 +1,13 @@
 """Rules for log lines that report a fault, and readers of new lines.
 
 Input: the logs of the ranks of a host, and the kernel's log (/dev/kmsg). Output: lines
-that match a rule, with its name. Nothing here ends a run: when a rank ends or hangs,
-the matches on its host in this generation may explain it (`failures.explained`).
+that match a rule, with the name of the rule. A match never ends a run. If a rank ends
+or hangs, the matches on its host in this generation may explain this
+(`failures.explained`).
 
 The table of `mjax.health.kernel_rules` lists the kernel lines that mean a fault, with
-sources: corrected errors, Xids caused by programs and transient faults do not explain a
-failure. `RULES` match the error texts of CUDA, NCCL and JAX.
+sources. Corrected errors, Xids caused by programs, and transient faults do not explain
+a failure. `RULES` match error texts of CUDA, NCCL and JAX.
 """
 
 import contextlib
@@ -25,9 +26,10 @@ KERNEL_LOG = Path("/dev/kmsg")
 _MOST_BYTES = 2**20
 """Maximum number of bytes of a log read at a time; earlier new bytes are skipped."""
 _MOST_LINES = 3
-"""Maximum number of matches reported per rule and log: a broken host repeats a line."""
+"""Maximum number of matches reported per rule and log, because a broken host repeats
+lines."""
 _SHOWN_CHARS = 400
-_RECORD_BYTES = 8192  # maximum; each read of the kernel's log returns one record
+_RECORD_BYTES = 8192  # maximum size; each read of the kernel's log returns one record
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,7 @@ class Rule:
     pattern: str
     """Regular expression to search for in a line."""
     cause: Cause | None
-    """Cause of a failure of this host; None: the line is only reported."""
+    """Cause that the line gives a failure of this host; None if it is only reported."""
 
 
 RULES = (
@@ -71,7 +73,7 @@ RULES = (
 _COMPILED = [(rule, re.compile(rule.pattern)) for rule in RULES]
 XID, XID_OF_A_PROGRAM = "Xid", "Xid of a program"
 _XIDS_OF_HARDWARE = ("reset", "reboot", "support")
-"""Actions of `kernel_rules` that clear an Xid caused by hardware."""
+"""Actions of `kernel_rules` for Xids that are caused by hardware."""
 _OF_CHECK = {
     "kernel.xid": XID,
     "kernel.sxid": "SXid",
@@ -80,8 +82,8 @@ _OF_CHECK = {
     "kernel.machine_check": "machine check",
     "kernel.memory_errors": "machine check",
 }
-"""Maps checks that read the kernel's log to rule names. Lines of other checks, such as
-the one for slow disks, do not explain the end of a rank."""
+"""Check that reads the kernel's log -> rule name. Lines of other checks, such as the
+one for slow disks, do not explain the end of a rank."""
 CAUSES = {rule.name: rule.cause for rule in RULES} | {
     XID: Cause.GPU_FAULT,
     XID_OF_A_PROGRAM: None,
@@ -90,11 +92,11 @@ CAUSES = {rule.name: rule.cause for rule in RULES} | {
     "PCIe": Cause.HOST_FAULT,
     "machine check": Cause.HOST_FAULT,
 }
-"""Maps rule names to causes of a failure of the host."""
+"""Rule name -> cause of a failure of the host."""
 
 
 def match(line: str, rank: int | None = None) -> Match | None:
-    """Return the first rule that a line matches."""
+    """Return the match of the first rule that a line matches; None without one."""
     name = _of_kernel(line)
     if name is None:
         found = (rule.name for rule, pattern in _COMPILED if pattern.search(line))
@@ -121,7 +123,7 @@ class LogReader:
     """Finds matches in new lines of a rank's log."""
 
     def __init__(self, path: Path, rank: int) -> None:
-        """Start at the first line."""
+        """Start at the beginning of the log."""
         self._path, self._rank = path, rank
         self.thunks = Reader()
         self._place, self._rest = 0, b""
@@ -131,7 +133,7 @@ class LogReader:
         """Return the matches since the last call.
 
         Args:
-          is_over: the log is complete, so an unterminated last line counts.
+          is_over: whether the log is complete, so an unterminated last line counts.
         """
         try:
             with self._path.open("rb") as file:
@@ -166,7 +168,7 @@ class KernelLog:
 
     @property
     def access(self) -> str:
-        """Whether the kernel's log can be read; most hosts require a privilege."""
+        """ "read", or why the kernel's log is not; most hosts require a privilege."""
         return "unknown: not readable" if self._descriptor is None else "read"
 
     def read(self) -> list[Match]:
@@ -187,7 +189,7 @@ class KernelLog:
 
 
 def _few(found: Iterable[Match | None], told: dict[str, int]) -> list[Match]:
-    """Drop None, and keep only the first three lines of each rule."""
+    """Drop None, and keep only the first `_MOST_LINES` matches of each rule."""
     few = []
     for one in found:
         if one is not None and told.setdefault(one.rule, 0) < _MOST_LINES:

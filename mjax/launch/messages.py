@@ -3,7 +3,7 @@
 Each line is one message, an object whose `type` names its kind. The first message of a
 connection is a `Hello` or a `Command`; both carry the version of the protocol and the
 token of the run. A reader accepts its own version and the previous one. It ignores
-unknown fields; new fields have defaults.
+unknown fields, and new fields have defaults.
 """
 
 import asyncio
@@ -15,24 +15,25 @@ from mjax.processes.progress import Phase
 
 VERSION = 1
 MAX_LINE_BYTES = 16 * 2**20
-"""Size limit of a message; the largest holds the stacks of a host's ranks."""
+"""Size limit of a message. The largest message holds the stacks of a host's ranks."""
 
 
 class Message(msgspec.Struct, kw_only=True, tag_field="type"):
-    """Base of all messages."""
+    """Base class of all messages."""
 
 
 BEAT_S = 1.0
-"""Seconds between heartbeats of a host."""
+"""Seconds between two heartbeats of a host."""
 
 
 class Divergence(msgspec.Struct, kw_only=True, frozen=True):
     """Report of a rank that gave up because its state has diverged."""
 
     step: int
-    """Optimizer steps of the state."""
+    """Number of optimizer steps of the state."""
     ways: dict[str, list[str]]
-    """Maps saved steps to values of `--data.skip`, see `progress.Writer`."""
+    """Saved step -> values of `--data.skip` to resume from it, see
+    `progress.Writer`."""
 
 
 class Corruption(msgspec.Struct, kw_only=True, frozen=True):
@@ -40,13 +41,13 @@ class Corruption(msgspec.Struct, kw_only=True, frozen=True):
 
     step: int
     processes: list[int]
-    """Ranks that differ from the majority; without one, all that disagree."""
+    """Ranks that differ from the majority; without a majority, all that disagree."""
     is_sure: bool
-    """Whether a majority of replicas agrees."""
+    """Whether a majority of the replicas agrees."""
 
 
 class LastWords(msgspec.Struct, kw_only=True, frozen=True):
-    """A rank's reason for giving up; see `progress.Writer`."""
+    """A rank's reason for giving up, see `progress.Writer`."""
 
     diverged: Divergence | None = None
     corrupted: Corruption | None = None
@@ -57,51 +58,53 @@ class DeviceProgress(msgspec.Struct, kw_only=True):
 
     device: int
     program: str
-    """Name of the compiled program that it runs, such as jit_train_step."""
+    """Name of the compiled program that the device runs, such as jit_train_step."""
     limit: str
-    """Time limit of a step, as XLA writes it: 20m."""
+    """Time limit of a step in XLA's format, such as 20m."""
     completed: int = 0
     total: int = 0
-    """Operations that were launched; 0 if XLA does not track them."""
+    """Number of operations that were launched; 0 if XLA does not track them."""
     pending: list[str] = []
-    """The first unfinished operations."""
+    """Names of the first unfinished operations."""
 
 
 class RankState(msgspec.Struct, kw_only=True, frozen=True):
-    """State of a rank process, as its agent sees it."""
+    """State of a rank process, as its agent reports it."""
 
     rank: int
     generation: int
     pid: int
     code: int | None = None
-    """As in `subprocess.Popen.returncode`; None while it runs."""
+    """Exit code, as in `subprocess.Popen.returncode`; None while the rank runs."""
     ended_ns: int | None = None
     """End of the process in nanoseconds since the epoch, by the clock of its host."""
     out_of_memory: bool = False
-    """The kernel's OOM killer ended a process of this host while it ran."""
+    """Whether the kernel's OOM killer ended a process of this host while the rank
+    ran."""
     state: str = "?"
-    """Letter of /proc/PID/stat: R runs, S sleeps, D waits for a disk, T is stopped."""
+    """State letter of /proc/PID/stat: R runs, S sleeps, D waits for a disk, T is
+    stopped."""
     phase: int = 0
     """Value of `mjax.processes.progress.Phase`."""
     step: int = 0
     microstep: int = 0
     age_s: float = 0.0
-    """Seconds since it wrote its progress word, by the clock of its host."""
+    """Seconds since the rank wrote its progress word, by its host's clock."""
     step_s: float | None = None
-    """Seconds of a recent step."""
+    """Duration of a recent step in seconds; None before the first."""
     saved_step: int = -1
     start_step: int = -1
-    """Optimizer steps of the state at its start."""
+    """Number of optimizer steps of the state at the rank's start; -1 if unknown."""
     spent_s: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(Phase))
-    """Seconds in each phase since its start was requested."""
+    """Seconds in each phase since the rank's start was requested."""
     first_step_s: float | None = None
-    """Seconds from that request to the end of its first step."""
+    """Seconds from that request to the end of the first step; None before."""
     last_lines: str = ""
-    """Last lines of its log; set once it has ended."""
+    """Last lines of the rank's log, once it has ended."""
     last_words: LastWords | None = None
-    """Reason for giving up; set for exit code 93."""
+    """Reason for giving up, for exit code 93; otherwise None."""
     devices: list[DeviceProgress] = []
-    """Devices of a rank whose step XLA has aborted."""
+    """Progress of the rank's devices, if XLA has aborted its step."""
 
 
 class Match(msgspec.Struct, kw_only=True, frozen=True):
@@ -114,29 +117,29 @@ class Match(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Hello(Message, tag="hello"):
-    """First message of an agent on each connection."""
+    """First message of an agent on every connection."""
 
     version: int
     token: str
     host: str
     address: str
-    """Address at which other hosts reach this one."""
+    """Address at which other hosts reach this host."""
     pid: int
     facts: dict[str, str]
-    """Hardware and software of the host, for the journal."""
+    """Name -> text about hardware and software of the host, for the journal."""
     ranks: list[RankState] = []
 
 
 class Beat(Message, tag="beat"):
-    """Heartbeat of a host, sent once a second and when a rank ends."""
+    """Heartbeat of a host, sent every second and when a rank ends."""
 
     ranks: list[RankState]
     leaving: str = ""
     """Why the host is about to leave; "" if it stays."""
     matches: list[Match] = []
-    """Rule matches since the previous heartbeat."""
+    """Matches of log rules since the previous heartbeat."""
     rdma_bytes: dict[str, list[int]] = {}
-    """Maps device/port to bytes sent and received since the host started."""
+    """Device/port -> [bytes sent, bytes received] since the host started."""
 
 
 class Ports(Message, tag="ports"):
@@ -144,18 +147,18 @@ class Ports(Message, tag="ports"):
 
     generation: int
     coordinator: int
-    """Port of the coordinator if one was requested; 0 if it could not start."""
+    """Port of the coordinator if it was requested; 0 if it could not start."""
 
 
 class Stacks(Message, tag="stacks"):
-    """Stacks of the ranks of a host, without ranks that did not answer."""
+    """Stacks of the ranks of a host that answered."""
 
     generation: int
     stacks: dict[int, str]
     spied: dict[int, str] = {}
-    """Output of py-spy, if installed, for ranks that did not answer."""
+    """Rank -> output of py-spy, if installed, for ranks that did not answer."""
     nccl: str = ""
-    """Report of NCCL's RAS service of the host, if there is one."""
+    """Report of NCCL's RAS service of the host; "" without one."""
 
 
 class RankSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -164,13 +167,13 @@ class RankSpec(msgspec.Struct, kw_only=True, frozen=True):
     rank: int
     argv: list[str]
     environment: dict[str, str]
-    """Environment variables, in addition to the agent's."""
+    """Environment variables to add to those of the agent."""
     folder: str
-    """Folder for its progress word, stacks and log."""
+    """Folder for the rank's progress word, stacks and log."""
 
 
 class Refused(Message, tag="refused"):
-    """The driver rejects the agent or the command."""
+    """The driver refuses the agent or the command."""
 
     reason: str
 
@@ -180,15 +183,15 @@ class FindPorts(Message, tag="find_ports"):
 
     generation: int
     coordinator: list[str] = []
-    """Command of the coordinator, without host:port; empty if rank 0 is it."""
+    """Command of the coordinator, without host:port; empty if rank 0 coordinates."""
     folder: str = ""
     """Folder for the coordinator's log."""
     timeout_s: float = 60.0
-    """Most seconds until the coordinator listens."""
+    """Time limit for the coordinator to listen, in seconds."""
 
 
 class Prepare(Message, tag="prepare"):
-    """Import a module in advance, so that ranks start warm."""
+    """Import a module in advance, so ranks start warm."""
 
     module: str
     """Module, as for `python -m`; "" ends the fork server."""
@@ -226,10 +229,10 @@ class Checked(Message, tag="checked"):
     """Result of the check command."""
 
     number: int
-    """Number of the order."""
+    """Number of the order to check, which this answers."""
     is_healthy: bool
     text: str
-    """Reasons why the host is not healthy."""
+    """Reasons why the host is not healthy; may be empty if it is."""
 
 
 class Quit(Message, tag="quit"):
@@ -257,9 +260,9 @@ class Answer(Message, tag="answer"):
 
 
 First = Hello | Command
-"""First messages of a connection to the driver."""
+"""First message of a connection to the driver."""
 FromAgent = Beat | Ports | Stacks | Checked
-"""Messages of an agent after its hello."""
+"""Later messages of an agent."""
 ToAgent = Refused | FindPorts | Prepare | Start | Signal | Dump | Check | Quit
 """Messages of a driver to an agent."""
 ToPerson = Answer | Refused
@@ -269,17 +272,17 @@ _encoder = msgspec.json.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """Return the line of a message."""
+    """Return a message as a line of JSON."""
     return _encoder.encode(message) + b"\n"
 
 
 async def receive[M](
     reader: asyncio.StreamReader, decoder: msgspec.json.Decoder[M]
 ) -> M:
-    """Return the next message.
+    """Return the next message of a connection.
 
     Raises:
-      EOFError: the connection has ended or received an invalid message.
+      EOFError: the connection has ended, or received an invalid message.
     """
     try:
         line = await reader.readline()
@@ -294,12 +297,12 @@ async def receive[M](
 
 
 def has_token(given: str, expected: str) -> bool:
-    """Compare tokens in constant time."""
+    """Return whether two tokens are equal, in constant time."""
     return hmac.compare_digest(given.encode(), expected.encode())
 
 
 def version_problem(version: int) -> str | None:
-    """Return why a peer of this version is not supported; None if it is."""
+    """Return why a protocol version is not supported; None if it is."""
     if VERSION - 1 <= version <= VERSION:
         return None
     return (

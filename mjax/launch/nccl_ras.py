@@ -1,6 +1,6 @@
 """Query the RAS service of NCCL on this host for the state of its communicators.
 
-Input: a port of this host. Output: the report, as text for people. It is only
+Input: a port of this host. Output: the report, as text for people. The report is only
 evidence: RAS counts launched operations, and has reported a hung run as healthy
 (NVIDIA/nccl issue 1730). Not yet tested on a GPU.
 
@@ -10,7 +10,7 @@ Source: NCCL user guide, "RAS"; the service listens since NCCL 2.24.
 import asyncio
 
 PORT = 28028
-"""Default address; NCCL_RAS_ADDR overrides it."""
+"""Default port; NCCL_RAS_ADDR overrides address and port."""
 _QUESTION = b"verbose status\n"
 _MOST_BYTES = 2**18
 
@@ -28,5 +28,5 @@ async def status(port: int = PORT, timeout_s: float = 1.0) -> str:
             finally:
                 writer.transport.abort()
     except (OSError, TimeoutError):
-        pass  # return what has arrived
+        pass  # return the part that has arrived
     return report[:_MOST_BYTES].decode(errors="replace")

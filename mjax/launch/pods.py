@@ -1,11 +1,11 @@
 """Keep a run and the pods of its agents consistent.
 
-Input: pods from the API, hosts with the uid of their pod, and excluded hosts. Output:
-the hosts that are gone; pods deleted and nodes cordoned, once each, even across
-drivers. When a pod is about to end, its agent gets SIGTERM and reports it.
+Input: pods from the API, hosts with the uids of their pods, and excluded hosts. Output:
+the hosts that are gone; deleted pods and cordoned nodes, each exactly once, even if the
+driver is restarted. If a pod is about to end, its agent gets SIGTERM and reports this.
 
-Requests to the API run in their own threads, and the driver's loop never waits for
-them. No API error ends a run: errors are events, and requests are retried.
+Requests to the API run in their own threads; the driver's loop never waits for them.
+API errors do not end a run: they become events, and requests are retried.
 """
 
 import asyncio
@@ -30,31 +30,32 @@ class Order:
     host: str
     """Name of the host, and of the pod."""
     uid: str
-    """Uid of the pod of the host at its exclusion."""
+    """Uid of the host's pod when the host was excluded."""
     reason: str
     time: str
-    """Time of the order, in UTC."""
+    """Time of the order, UTC."""
 
 
 class Living:
-    """The live pods, from a list and a watch.
+    """The live pods, from lists and watches.
 
-    Each pod that has ended is reported once. A pod that was never seen alive is
-    reported too if it has ended, because the driver may already know its host.
+    Each pod that has ended is reported once, even if it was never seen alive, because
+    the driver may already know its host.
     """
 
     def __init__(self, gone: Callable[[Pod, str], None]) -> None:
         """Start without pods.
 
         Args:
-          gone: (pod, why): called when the processes of a pod have ended.
+          gone: function of (pod, reason), called when the processes of a pod have
+            ended.
         """
         self._gone = gone
         self.pods: dict[str, Pod] = {}
         self._over: set[str] = set()
 
     def look(self, pods: Sequence[Pod]) -> None:
-        """Compare with a complete list."""
+        """Update from a complete list of pods."""
         listed = {pod.name for pod in pods}
         for name in self.pods.keys() - listed:
             self._gone(self.pods.pop(name), "its pod was deleted")
@@ -63,9 +64,9 @@ class Living:
             self.note("MODIFIED", pod)
 
     def note(self, kind: str, pod: Pod) -> None:
-        """Apply a change of a pod."""
+        """Update from a change of one pod."""
         before = self.pods.get(pod.name)
-        if kind == "DELETED":  # a predecessor, reported when its successor appeared
+        if kind == "DELETED":  # an older pod, reported when its replacement appeared
             if before is not None and before.uid == pod.uid:
                 del self.pods[pod.name]
                 self._gone(pod, f"its pod was deleted ({pod.why})")
@@ -81,7 +82,7 @@ class Living:
 
 
 class Pods:
-    """The pods of a run's agents. Its methods are called in the loop of the driver."""
+    """The pods of a run's agents. Methods are called in the driver's loop."""
 
     def __init__(
         self,
@@ -99,10 +100,10 @@ class Pods:
           api: Kubernetes API; its config says whether to cordon.
           run: name of the run, for the annotation of a node.
           tell: records an event, see `events.teller`.
-          gone: (host, why): called when the pod of a host is gone.
-          save: stores its argument for `take_up` of the next driver.
-          first_pause_s: pause after the first error; doubled after each further one, up
-            to 30 s.
+          gone: function of (host, reason), called when the pod of a host is gone.
+          save: function that stores its argument for `take_up` of the next driver.
+          first_pause_s: pause after the first error, in seconds; doubled after each
+            further error, up to 30 s.
         """
         self._api, self._config, self._run = api, api.config, run
         self._tell, self._save, self._first_pause_s = tell, save, first_pause_s
@@ -121,18 +122,18 @@ class Pods:
         self._orders = {order.uid: order for order in orders}
 
     def start(self) -> None:
-        """Watch the pods and execute the pending orders, until `stop`."""
+        """Start watching the pods and executing pending orders, until `stop`."""
         self._loop = asyncio.get_running_loop()
         self._spawn(self._watch)
         for order in self._orders.values():
             self._spawn(self._remove, order)
 
     def stop(self) -> None:
-        """Stop all reports; do not wait for pending requests."""
+        """Stop all reports, without waiting for pending requests."""
         self._over.set()
 
     def joined(self, host: str, uid: str) -> None:
-        """Record the uid of the pod in which the agent of a host runs; "" if none."""
+        """Record the uid of the pod of a host's agent; "" if it has no pod."""
         if uid != self._uids.get(host, ""):
             self._uids[host] = uid
             self._keep()
@@ -140,9 +141,9 @@ class Pods:
     def put_aside(self, host: str, state: str, reason: str) -> None:
         """Order the deletion of a host's pod, unless the host may come back.
 
-        A lost host may come back. So may a sick host, which the run checks again: it
-        may be only one of several suspects, and a new pod could run on its node
-        unchecked.
+        A lost host may come back, and so may a sick host, which the run checks again. A
+        sick host may be only one of several suspects, and a new pod could run on its
+        node unchecked.
         """
         if state != HostState.EVICTED:
             return
@@ -164,7 +165,7 @@ class Pods:
         self._save({"uids": self._uids, "orders": orders})
 
     def _ended(self, pod: Pod, why: str) -> None:
-        """Report the end of a pod if the agent of that host runs in it."""
+        """Report the end of a pod if the agent of its host runs in this pod."""
         if self._uids.get(pod.name) == pod.uid:
             self._host_gone(pod.name, why)
 
@@ -177,7 +178,7 @@ class Pods:
     # --------------------------------------------------------------------- in threads
 
     def _spawn(self, work: Callable[..., None], *words: Any) -> None:
-        # Not asyncio.to_thread, because the end of the loop would wait for it.
+        # Not asyncio.to_thread, because the loop would wait for it at its end.
         threading.Thread(target=work, args=words, daemon=True).start()
 
     def _post(self, call: Callable[..., None], *words: Any) -> None:
@@ -238,7 +239,7 @@ class Pods:
             return
 
     def _try(self, order: Order) -> str:
-        """Do the remaining actions of an order; return the completed actions."""
+        """Do the remaining actions of an order; return a text on the outcome."""
         pod = self._api.find(order.host)
         if pod is None or pod.uid != order.uid:
             return f"the pod of {order.host} is gone already"
@@ -250,7 +251,7 @@ class Pods:
         return f"the pod of {order.host} on {pod.node} is deleted: {order.reason}"
 
     def _cordon(self, node: str, order: Order) -> None:
-        """Cordon a node. Without permission its pod is deleted all the same."""
+        """Cordon a node; without permission, report this and go on."""
         note = {"run": self._run, "host": order.host}
         note |= {"reason": order.reason, "time": order.time}
         try:
@@ -268,7 +269,7 @@ class Pauses:
     """Pauses between attempts: doubled each time, or as long as the API requests."""
 
     def __init__(self, first_s: float) -> None:
-        """Start with the first pause."""
+        """Start with a pause of first_s."""
         self._first_s, self._number = first_s, 0
 
     @property
@@ -277,7 +278,7 @@ class Pauses:
         return self._number == 0
 
     def next_s(self, error: ApiError) -> float:
-        """Return the seconds to wait after an error."""
+        """Return the seconds to wait after an error, and double the next pause."""
         pause_s = min(self._first_s * 2**self._number, _MAX_PAUSE_S)
         self._number = min(self._number + 1, 30)
         return max(pause_s, error.retry_after_s or 0.0)

@@ -1,7 +1,7 @@
 """The policy: causes of failures and the response to each.
 
 Input: the exit of a rank process, or its lack of progress. Output: a cause, and the
-action of its row. `TABLE` is the policy; docs/resilience.md shows it.
+action for this cause. `TABLE` is the policy; docs/resilience.md shows it.
 
 Source: MegaScale, arXiv:2402.15627, section 4; ByteRobust, arXiv:2509.16293.
 """
@@ -48,7 +48,7 @@ class Action(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A row of the policy."""
+    """The action for a cause."""
 
     action: Action
     reason: str
@@ -91,10 +91,10 @@ EXIT_CODES = {
     Cause.CORRUPTED: 93,
     Cause.SUSPECTED: 93,
 }
-"""Exit codes of `python -m mjax.train`, and of a launch that ends for this cause."""
+"""Cause -> exit code of `python -m mjax.train`, and of a launch that ends for it."""
 OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT, Cause.CORRUPTED)
 """Causes after which a host may train again only if it passes a test under load."""
-_KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # also reported by containers
+_KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # containers also report this
 _CAUSES = {code: cause for cause, code in EXIT_CODES.items()} | {
     EXIT_CODES[Cause.GAVE_UP]: Cause.GAVE_UP,
     _KILLED_IN_A_SHELL: Cause.KILLED,
@@ -114,18 +114,18 @@ RANKING = (
     Cause.PREEMPTED,
     Cause.DONE,
 )
-"""Order of the causes of simultaneous ends; an earlier cause explains later ones."""
+"""Order of the causes of simultaneous ends: each cause explains those after it."""
 
 
 def cause_of(
     code: int, *, out_of_memory: bool = False, last_words: LastWords | None = None
 ) -> Cause:
-    """Name the cause of an exit code.
+    """Return the cause of an exit code.
 
     Args:
-      code: as in `subprocess.Popen.returncode`: a signal is negative.
-      out_of_memory: the kernel's OOM killer has ended a process of the host.
-      last_words: report of a rank that gave up.
+      code: exit code, as in `subprocess.Popen.returncode`; negative for a signal.
+      out_of_memory: whether the kernel's OOM killer has ended a process of the host.
+      last_words: report of a rank that gave up; None without one.
     """
     if last_words is not None and code == EXIT_CODES[Cause.GAVE_UP]:
         if last_words.corrupted is None:
@@ -139,14 +139,14 @@ def cause_of(
 
 
 def is_failure(code: int) -> bool:
-    """Return whether this exit code means that the run is unfinished."""
+    """Return whether an exit code means that the run is unfinished."""
     return cause_of(code) not in (Cause.DONE, Cause.PREEMPTED)
 
 
 def is_consequence(code: int) -> bool:
-    """Return whether this exit code may follow from the end of another process.
+    """Return whether an exit code may follow from the end of another process.
 
     jax ends a process with SIGABRT when its coordinator or another process is gone. A
-    collective raises when another process has left it: exit code 1.
+    collective raises when another process has left it, which gives exit code 1.
     """
     return code in (-signal.SIGABRT, 1)

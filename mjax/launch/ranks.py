@@ -1,8 +1,8 @@
 """Start and observe the rank processes of a host.
 
-Input: start requests of a driver. Output: processes that die with this one, and their
+Input: start requests of a driver. Output: processes that die with the agent, and their
 states. If possible, a fork server that has imported the trainer starts them within a
-tenth of a second; otherwise each runs its own imports.
+tenth of a second; otherwise each process does its own imports.
 """
 
 import asyncio
@@ -33,14 +33,14 @@ from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
 
 _LAST_LINES, _LAST_BYTES = 10, 4096
-"""Most lines and bytes reported of the end of a rank's log."""
+"""Maximum number of lines and bytes to report from the end of a rank's log."""
 
 
 class Adopted:
-    """A child process of this one that a fork server started."""
+    """A child of this process that a fork server started."""
 
     def __init__(self, pid: int) -> None:
-        """Store its process id, which is not reused before `poll` sees its end."""
+        """Store the process id, which is not reused before `poll` sees the end."""
         self.pid, self._code = pid, None
 
     def poll(self) -> int | None:
@@ -52,18 +52,18 @@ class Adopted:
         return self._code
 
     def send_signal(self, sig: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has ended."""
         if self.poll() is None:
             os.kill(self.pid, sig)
 
 
 class NotYet:
-    """A process that waits for the imports of a fork server."""
+    """A process that cannot be forked before a fork server has done its imports."""
 
     pid = 0
 
     def poll(self) -> int | None:
-        """Return None, because it has not ended."""
+        """Return None, because the process has not ended."""
 
     def send_signal(self, sig: int) -> None:
         """Do nothing, because the caller repeats the signal once the process exists."""
@@ -76,9 +76,9 @@ class Rank:
     spec: RankSpec
     generation: int
     oom_kills: int
-    """The kernel's count of OOM kills at its start."""
+    """The kernel's count of OOM kills when the rank started."""
     asked_ns: int = dataclasses.field(default_factory=time.monotonic_ns)
-    """Time of its start request."""
+    """Time of the start request, in nanoseconds of the monotonic clock."""
     process: subprocess.Popen[bytes] | Adopted | NotYet = dataclasses.field(
         default_factory=NotYet
     )
@@ -86,28 +86,28 @@ class Rank:
     """The last readable progress word."""
     step_s: float | None = None
     end: RankState | None = None
-    """Its final state."""
+    """Final state of the rank; None while it runs."""
 
     def __post_init__(self) -> None:
         self.log_reader = LogReader(self.log_path, self.spec.rank)
 
     @property
     def progress_path(self) -> Path:
-        """Its progress word."""
+        """Path of the rank's progress word."""
         return Path(self.spec.folder) / f"progress-{self.spec.rank}"
 
     @property
     def stacks_path(self) -> Path:
-        """File for its stacks."""
+        """Path of the rank's stacks."""
         return Path(self.spec.folder) / f"stacks-{self.spec.rank}.txt"
 
     @property
     def log_path(self) -> Path:
-        """Its output."""
+        """Path of the rank's output."""
         return log_path(Path(self.spec.folder), self.spec.rank)
 
     def look(self) -> RankState:
-        """Return its current state, or its final state once it has ended."""
+        """Return the current state, or the final state once the rank has ended."""
         if self.end is not None:
             return self.end
         code = self.process.poll()
@@ -151,7 +151,7 @@ class Rank:
         )
 
     def _spent_s(self, age_s: float) -> list[float]:
-        """Return the seconds in each phase since its start was requested."""
+        """Return the seconds in each phase since the rank's start was requested."""
         word = self.word
         if word is None:
             return [age_s if phase is Phase.IMPORT else 0.0 for phase in Phase]
@@ -188,13 +188,13 @@ class Starter:
     """Starts ranks, with a fork server if there is a module to import."""
 
     def __init__(self) -> None:
-        """Adopt the orphans of a fork server."""
+        """Make this process adopt the orphans of a fork server."""
         libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._module = ""
         self._server: _Server | None = None
 
     def prepare(self, module: str) -> None:
-        """Import a module now, for later ranks; "" ends the fork server."""
+        """Import a module now in a fork server, for later ranks; "" ends the server."""
         if module == self._module and self._server is not None:
             return
         self.end()
@@ -218,7 +218,7 @@ class Starter:
     async def run(
         self, argv: Sequence[str], environment: Mapping[str, str], log: Path
     ) -> subprocess.Popen[bytes] | Adopted:
-        """Start a process that ends with this one.
+        """Start a process that ends when this process ends.
 
         Args:
           argv: command of the process.
@@ -250,7 +250,7 @@ class Starter:
             environment={**environment},
             log=str(log.absolute()),
         )
-        for _ in range(2):  # replace an ended or outdated server once
+        for _ in range(2):  # replace a server once if it has ended or is outdated
             if self._server is None:
                 self._server = _Server(self._module)
             try:
@@ -262,7 +262,7 @@ class Starter:
 
 
 class _Server:
-    """A fork server of this process."""
+    """Client of a fork server that this process has started."""
 
     def __init__(self, module: str) -> None:
         """Start the server, which begins to import."""
@@ -280,14 +280,14 @@ class _Server:
             )
 
     async def fork(self, request: Request) -> int:
-        """Return the process of a new rank.
+        """Fork a rank; return its process id.
 
         Raises:
           OSError: the server has ended without starting a process.
         """
         if self._streams is None:
             self._streams = await asyncio.open_connection(sock=self._socket)
-            await self._answer()  # when the imports are done
+            await self._answer()  # sent when the imports are done
         self._streams[1].write(msgspec.json.encode(request) + b"\n")
         return (await self._answer()).pid
 
@@ -333,13 +333,13 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def rotate(log: Path, limit_bytes: int) -> None:
-    """Rotate a log that is too long to `<log>.1`, while its writer continues.
+    """Copy a log that is too long to `<log>.1`, and empty it while it is in use.
 
     Output written during the rotation is lost.
 
     Args:
       log: file to which a process appends.
-      limit_bytes: maximum size of the log and of the old part.
+      limit_bytes: maximum size of the log, and of the old part.
     """
     try:
         if log.stat().st_size <= limit_bytes:
@@ -352,7 +352,7 @@ def rotate(log: Path, limit_bytes: int) -> None:
 
 
 def process_state(pid: int) -> str:
-    """Return the state letter of /proc/PID/stat; "?" without one."""
+    """Return the state letter of /proc/PID/stat; "?" if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
@@ -360,7 +360,7 @@ def process_state(pid: int) -> str:
 
 
 def oom_kills() -> int:
-    """Count processes of this host that the kernel's OOM killer has ended."""
+    """Return the number of processes that the kernel's OOM killer has ended here."""
     try:
         text = Path("/proc/vmstat").read_text()
     except OSError:

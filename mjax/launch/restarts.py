@@ -1,7 +1,7 @@
 """Decide whether and after which pause to restart a run.
 
 Input: saved steps, and the cause of each generation's end. Output: a pause, or the
-advice to give up, because repeated generations that save nothing new are useless.
+advice to give up, because more generations that save nothing new are useless.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ class Restarts:
     """Counts consecutive generations that ended without a new saved step."""
 
     def __init__(self, config: RestartConfig) -> None:
-        """Start without a saved step."""
+        """Start with no saved step."""
         self._config = config
         self.saved_step = -1
         """The newest step known to be saved."""
@@ -46,7 +46,7 @@ class Restarts:
         self._saved_before = self.saved_step
 
     def go_back(self, step: int) -> None:
-        """Let the next generation start at an older saved step."""
+        """Record that the next generation starts at an older saved step."""
         self._goes_back_to = step
 
     @property

@@ -1,9 +1,9 @@
 """Rollback of a diverged run: the step to return to and the data to skip.
 
 Input: a rank's report of its divergence. Output: the values of `--data.skip` for all
-further generations, or the advice to give up.
-Source: PaLM, arXiv:2204.02311, section 5.1, which went back about 100 steps and skipped
-200 to 500 batches.
+later generations, or the advice to give up.
+Source: PaLM, arXiv:2204.02311, section 5.1; that run went back about 100 steps and
+skipped 200 to 500 batches.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ class RollBacks:
     """Chooses and counts the rollbacks."""
 
     def __init__(self, config: RestartConfig, tell: Callable[..., None]) -> None:
-        """Start without rollbacks.
+        """Start with no rollback.
 
         Args:
           config: how far and how often to roll back.
@@ -27,12 +27,13 @@ class RollBacks:
         self._tell = tell
         self._num, self._in_a_row, self._furthest = 0, 0, -1
         self.skip: list[str] | None = None
-        """Values of `--data.skip`; None keeps the trainer's flags."""
+        """Values of `--data.skip` for later generations; None keeps the trainer's
+        flags."""
         self.to = 0
-        """The target step of the last rollback."""
+        """Step to which the last rollback went."""
 
     def go_back(self, found: Divergence | None) -> str:
-        """Choose the step to go back to; return why there is none, or ""."""
+        """Choose the step to go back to; return "", or why there is none."""
         assert found is not None
         if self._num >= self._most:
             return (

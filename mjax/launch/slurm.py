@@ -1,10 +1,10 @@
 """A launch inside a Slurm allocation: `python -m mjax.launch slurm`.
 
-Input: the config of a launch, the trainer's flags, and the variables that Slurm sets
-in a batch script. Output: the exit code of the run. The driver is this process, on the
-first node; `srun` starts one agent on each node, including spares. After a node
-failure, ranks restart inside the allocation, because a requeued job waits at least
-minutes.
+Input: the config of a launch, the trainer's flags, and the variables that Slurm sets in
+a batch script. Output: the exit code of the run. This process, on the first node, is
+the driver; `srun` starts one agent on each node, including spares. After a node
+failure, ranks restart inside the allocation, because a requeued job would wait for
+minutes or longer.
 """
 
 import asyncio
@@ -31,8 +31,8 @@ while :; do
   sleep 1
 done
 """
-"""Restarts an agent that was killed, but not one that has exited. A signal to all
-processes of the node must not end this shell before its agent."""
+"""Shell loop that restarts an agent that was killed, but not one that has exited. A
+signal to all processes of the node must not end this shell before its agent."""
 
 
 async def run(
@@ -41,16 +41,16 @@ async def run(
     work_dir: Path,
     trainer: Sequence[str] = TRAINER,
 ) -> int:
-    """Launch a run on the nodes of this allocation and wait for its end.
+    """Launch a run on the nodes of this allocation, and wait; return its exit code.
 
     Args:
-      config: hosts and limits; hosts and spares are the nodes.
+      config: hosts and limits; hosts plus spares must be the number of nodes.
       flags: flags of `python -m mjax.train`.
       work_dir: work dir of the run, on a file system shared by all nodes.
       trainer: the command of a rank, without flags.
     Raises:
-      ValueError: there is no allocation, or its size is wrong; or the work dir belongs
-        to another run.
+      ValueError: there is no allocation, its size is wrong, or the work dir belongs to
+        another run.
       OSError: a port, a file or srun is not available.
     """
     num_nodes = nodes_of(config)
@@ -67,7 +67,7 @@ async def run(
 
 
 def nodes_of(config: RunConfig, environment: Mapping[str, str] = os.environ) -> int:
-    """Return the number of nodes of this allocation; check that it fits the run.
+    """Return the number of nodes of this allocation, which must fit the run.
 
     Raises:
       ValueError: the number does not fit, or there is no allocation.
@@ -91,7 +91,7 @@ class Agents:
     """The agents of all nodes, as one job step in which nodes may fail."""
 
     def __init__(self, num_nodes: int, work_dir: Path, token: Path) -> None:
-        """Store the command; start nothing."""
+        """Store the arguments; `keep` starts the agents."""
         self._num_nodes, self._token = num_nodes, token.absolute()
         self._log = work_dir / "launch" / "agent-%N.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -129,7 +129,7 @@ class Agents:
         return [*srun, "sh", "-c", _KEEP, "agent", *agent]
 
     async def end(self) -> None:
-        """Wait for the end of the job step for a limited time, then end it."""
+        """Wait for a limited time until the job step ends, then kill it."""
         for _ in range(int(_PARTING_S / _POLL_S)):
             if not self._runs():
                 return

@@ -1,8 +1,8 @@
-"""Stacks of hung ranks, grouped by similarity, and the ranks that differ.
+"""Group the stacks of hung ranks by similarity, and find the ranks that differ.
 
 Input: the text that `faulthandler` wrote for each rank. Output: groups of ranks whose
-main threads are at the same place in the code, and the ranks that block the others.
-Source: the grouping is that of ByteRobust, arXiv:2509.16293, section 5.
+main threads are at the same point of the code, and the ranks that block the others.
+Source: grouping as in ByteRobust, arXiv:2509.16293, section 5.
 """
 
 import dataclasses
@@ -14,7 +14,8 @@ _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>.+)$')
 _DEPTH = 12
 """Number of compared frames, from the innermost."""
 _WAITING = re.compile(r"(^|/)(jax/_src|jaxlib|mjax/processes)/")
-"""Files whose functions wait for other ranks, on devices or in an agreement."""
+"""Pattern of files whose functions wait for other ranks, on devices or in an
+agreement."""
 
 Frames = tuple[str, ...]
 """`file:function`, innermost first."""
@@ -22,7 +23,7 @@ Frames = tuple[str, ...]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Place:
-    """Progress of a rank; smaller values are further behind."""
+    """Progress of a rank; a smaller value means less progress."""
 
     step: int
     phase: int
@@ -33,7 +34,7 @@ class Verdict:
     """The ranks that block a run, and the reason for this verdict."""
 
     ranks: tuple[int, ...]
-    """Blocking ranks, ascending; empty if all ranks look alike."""
+    """Blocking ranks, ascending; empty if the ranks do not differ."""
     reason: str
 
 
@@ -52,7 +53,7 @@ def frames(text: str) -> Frames:
 
 
 def groups(stacks: Mapping[int, Frames]) -> list[tuple[Frames, list[int]]]:
-    """Return ranks by their frames, the largest group first."""
+    """Return (frames, ranks) for each group of equal frames, largest group first."""
     found: dict[Frames, list[int]] = {}
     for rank, stack in sorted(stacks.items()):
         found.setdefault(stack, []).append(rank)
@@ -67,14 +68,15 @@ def judge(
 ) -> Verdict:
     """Find the ranks that block the others.
 
-    The first rule that applies decides: ranks that the kernel has stopped; ranks
-    without an answer if others answered; ranks whose interpreter lock is held if it is
-    free in others; ranks whose progress word is behind; ranks that do something else
-    while others wait for each other; ranks whose stacks differ from the majority.
+    The first rule that names any ranks decides: ranks that the kernel has stopped;
+    ranks without an answer, if others answered; ranks whose interpreter lock is held,
+    if it is free in others; ranks whose progress word is behind; ranks that do
+    something else while others wait for each other; ranks whose stacks differ from the
+    majority.
 
     Args:
-      places: progress of all ranks.
-      stacks: stacks of the ranks that answered.
+      places: rank -> progress, for all ranks.
+      stacks: rank -> frames, for the ranks that answered.
       stopped: ranks whose processes are stopped (SIGSTOP, a debugger).
       mute: ranks whose stacks lack LOCK_ANSWER.
     """

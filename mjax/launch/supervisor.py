@@ -5,7 +5,7 @@ exit code of the run. No socket, file or clock is touched, so a test can simulat
 fault with any number of hosts.
 
 A run is a series of generations. In each, every active host has `ranks_per_host` ranks.
-If one of them fails, the others cannot continue: all are killed and, if `policy.TABLE`
+If one rank fails, the others cannot continue. All are killed and, if `policy.TABLE`
 says so, restarted as the next generation, which resumes from the newest checkpoint.
 
 This module has more than 500 lines because it is one state machine. Hosts, hangs,
@@ -47,9 +47,9 @@ from mjax.launch.times import Times
 
 _END_FIELDS = ("code", "step", "ended_ns")
 _EXPLAINS_S = 600.0
-"""Age in seconds up to which a log line may explain a failure."""
+"""Maximum age, in seconds, of a log line that explains a failure."""
 _LOOKS_PER_S = 20_000
-"""Checks per second, over all ranks of a healthy run."""
+"""Checks of ranks per second, over all ranks of a healthy run."""
 
 
 class State(enum.StrEnum):
@@ -66,7 +66,7 @@ class State(enum.StrEnum):
 
 
 class Supervisor:
-    """Decides what happens to a run. Every call passes the time, in seconds."""
+    """Decides the actions of a run. Every call passes the time, in seconds."""
 
     def __init__(
         self,
@@ -89,22 +89,22 @@ class Supervisor:
           config: config of the launch.
           make_rank: maps generation, rank, number of hosts and the coordinator's
             host:port to the specification of a rank process.
-          send: (host, message): passes a message to a connection; never waits.
+          send: function of (host, message) that sends a message without waiting.
           record: stores an event.
           now_s: current time.
-          module: module that hosts import before they start ranks of it; "" for none.
+          module: module that hosts import in advance for their ranks; "" for none.
           find_ports: maps generation and number of hosts to the port request for the
             first host.
           sizes: numbers of hosts besides config.hosts on which the run can continue.
           take_back: undoes an update of the trainer's flags if no rank has taken a step
-            with it; returns whether there was one.
+            with it; returns whether it undid one.
           faults: maps a host to its number of failures; hosts with the fewest are used
             first.
         """
         self._take_back = take_back
         self.config, self._module, self._find_ports = config, module, find_ports
         self.generation = 0
-        """Current generation, from 1; 0 before the first."""
+        """Number of the current generation, from 1; 0 before the first."""
         self.state = State.GATHERING
         self.exit_code: int | None = None
         self._restarts = Restarts(config.restart)
@@ -145,7 +145,7 @@ class Supervisor:
         if hello.ranks and is_over and not was_lost:
             self._fleet.kill(host, self.generation)
         elif hello.ranks and math.isfinite(self._stop_by_s):
-            # The previous driver may have been killed before it sent this message.
+            # The previous driver may have been killed before sending this message.
             order = Signal(generation=self.generation, number=signal.SIGTERM)
             self._send(host.name, order)
         is_new = self.state is State.RUNNING and bool(host.ranks) and not hello.ranks
@@ -162,11 +162,11 @@ class Supervisor:
         return f"{host.name} joined; it is {'a spare' if is_spare else host.state}"
 
     def waits_for_place(self, host: Host) -> bool:
-        """Return whether it is still open if a host gets ranks or becomes a spare."""
+        """Return whether it is still undecided if a host gets ranks or is a spare."""
         return host.state is HostState.SPARE and self.state is State.GATHERING
 
     def progress_text(self) -> str:
-        """Return the state of the run, its last step and its newest save, in a line."""
+        """Return a line with state, last step and newest save of the run."""
         steps = [s.step for host in self.hosts.values() for s in host.ranks.values()]
         saved = (
             f"step {self.saved_step} saved"
@@ -216,7 +216,7 @@ class Supervisor:
                 self.tick(now_s)
 
     def ports(self, name: str, ports: Ports, now_s: float) -> None:
-        """Start the generation with the found coordinator port."""
+        """Start the generation with the port that was found for the coordinator."""
         is_wanted = self.state is State.PORTS and ports.generation == self.generation
         if not is_wanted or name != self.placement[0]:
             return
@@ -256,7 +256,7 @@ class Supervisor:
         self.tick(now_s)
 
     def gone(self, name: str, why: str, now_s: float) -> None:
-        """Count a host as lost at once, because it has ended."""
+        """Count a host as lost immediately, because it has ended."""
         host, has_place = self.hosts.get(name), (HostState.ACTIVE, HostState.SPARE)
         if self.state is State.ENDED or host is None or host.state not in has_place:
             return
@@ -319,7 +319,7 @@ class Supervisor:
         """Take a host out of the run.
 
         Raises:
-          ValueError: no such host.
+          ValueError: the run has no such host.
         """
         host = self._known(name)
         is_active = host.state is HostState.ACTIVE
@@ -335,7 +335,7 @@ class Supervisor:
         now_s: float,
         state: HostState = HostState.EVICTED,
     ) -> None:
-        """Let the ranks save and end, then take a host out of the run.
+        """Make the ranks save and end, then take a host out of the run.
 
         Args:
           name: name of the host.
@@ -343,7 +343,7 @@ class Supervisor:
           now_s: current time.
           state: state of the host after it has left.
         Raises:
-          ValueError: no such host.
+          ValueError: the run has no such host.
         """
         host = self._known(name)
         if self.state is not State.RUNNING or host.state is not HostState.ACTIVE:
@@ -364,7 +364,7 @@ class Supervisor:
             self._send(host.name, Quit())
 
     def update(self, now_s: float) -> None:
-        """Let the ranks save and end; the next generation uses the update."""
+        """Make the ranks save and end; the next generation uses the update."""
         self._tell("update", "the next generation starts with new flags and code")
         if self.state is State.RUNNING:
             self._let_save(now_s)
@@ -377,7 +377,7 @@ class Supervisor:
         return self.hosts[name]
 
     def stop(self, now_s: float) -> None:
-        """Let the ranks save and end; the run ends with 42."""
+        """Make the ranks save and end; the run then ends with exit code 42."""
         self._is_asked_to_stop = True
         self._tell("stop", "asked to stop")
         if self.state is State.RUNNING:
@@ -389,7 +389,7 @@ class Supervisor:
 
     @property
     def is_calm(self) -> bool:
-        """Whether all ranks run, so that nothing is due before the next heartbeat."""
+        """Whether all ranks run, so no action is due before the next heartbeat."""
         return self.state is State.RUNNING and math.isinf(self._first_end_s)
 
     def tick(self, now_s: float) -> None:
@@ -416,7 +416,7 @@ class Supervisor:
                     self._enter(State.GATHERING, now_s)
 
     def _gather(self, now_s: float) -> None:
-        """Place the ranks if there are enough hosts; previous hosts stay."""
+        """Place the ranks if there are enough hosts; previous hosts keep theirs."""
         ready = self._fleet.ready(now_s)
         waited_s, limits = now_s - self._since_s, self.config.restart
         patience_s = limits.shrink_s if self.generation else limits.wait_s
@@ -453,7 +453,7 @@ class Supervisor:
             self._fail(Failure(cause=Cause.FAILED, text=text, hosts=(first,)), now_s)
 
     def _grow(self, now_s: float) -> None:
-        """Let the ranks of a shrunken run save and end if more hosts have joined."""
+        """Make the ranks of a shrunken run save and end if more hosts have joined."""
         if len(self.placement) >= self.config.hosts or self._is_growing:
             return
         size = self._sizes.best(len(self._fleet.ready(now_s)), waits=False) or 0
@@ -463,14 +463,14 @@ class Supervisor:
             self._let_save(now_s)
 
     def _let_save(self, now_s: float) -> None:
-        """Let all ranks save and end, unless already ordered."""
+        """Order all ranks to save and end, unless this was already ordered."""
         if math.isfinite(self._stop_by_s):
             return
         self._stop_by_s = now_s + self.config.restart.stop_s
         self._fleet.signal(self.generation, signal.SIGTERM)
 
     def _watch(self, now_s: float) -> None:
-        """Look for failures; act on the first."""
+        """Look for failures, and act on the first one."""
         if now_s < self._next_scan_s and math.isinf(self._first_end_s):
             return
         self._next_scan_s = now_s + self._fleet.num_ranks / _LOOKS_PER_S
@@ -498,7 +498,7 @@ class Supervisor:
         self._grow(now_s)
 
     def _has_lost(self, now_s: float) -> bool:
-        """End the generation if a host is lost; return whether one is."""
+        """End the generation if a host with ranks is lost; return whether one is."""
         lost = self._fleet.lost(now_s)
         if lost:
             limit_s = self.config.restart.lost_s
@@ -549,7 +549,7 @@ class Supervisor:
         self._decide(self._failure, now_s)
 
     def _decide(self, failure: Failure, now_s: float) -> None:
-        """Apply the policy."""
+        """Apply the policy to a failure."""
         self._times.ended(
             self._fleet.states(),
             lambda rank: self._fleet.silent_s(rank, now_s),
@@ -595,13 +595,13 @@ class Supervisor:
         self._pause(now_s)
 
     def _suspects(self, failure: Failure, now_s: float) -> bool:
-        """Replace or check the suspect hosts; return whether a check must finish first.
+        """Replace or check the suspects; return whether a check must finish first.
 
         If the cause names no single host and there are spares for all suspects, the
-        suspects are replaced at once and checked while the run continues. So are
-        earlier suspects if the run has saved nothing since.
+        suspects are replaced immediately, and checked while the run continues. This
+        also applies to earlier suspects if the run has saved nothing since.
         """
-        # If no host is to blame, any may be the cause.
+        # If no host is known to be the cause, any host may be.
         names = failure.hosts or failure.suspects or self.placement
         hosts = self._fleet.active(names)
         names = sorted(host.name for host in hosts)
@@ -620,7 +620,7 @@ class Supervisor:
         return True
 
     def _pause(self, now_s: float) -> None:
-        """Wait, then start the next generation."""
+        """Start the next generation after a pause."""
         pause_s = self._restarts.pause_s
         text = f"the next generation in {pause_s:g} s"
         self._tell("restart", text, data={"pause_s": pause_s})
@@ -650,7 +650,7 @@ class Supervisor:
 
     @property
     def saved_step(self) -> int:
-        """The newest step known to be saved; -1 for none."""
+        """The newest step known to be saved; -1 if there is none."""
         return self._restarts.saved_step
 
     def is_lost(self, name: str, now_s: float) -> bool:

@@ -1,9 +1,9 @@
-"""XLA's report on a GPU step that takes too long: its progress and what it waits for.
+"""Read XLA's report on a GPU step that takes too long: progress and pending operations.
 
 Input: log lines of a rank whose step has exceeded XLA's limit
 (xla_gpu_execution_terminate_timeout), with xla_gpu_execution_progress_tracking. Output:
 for each device, the number of finished operations and the first unfinished ones, with
-their places in the traced step; and the ranks that are behind the others. XLA writes
+their places in the traced code; and the ranks that are behind the others. XLA writes
 the report ten seconds before it ends the process, so the agents of all hosts have read
 it by then.
 
@@ -19,8 +19,8 @@ from pathlib import Path
 from mjax.launch.messages import DeviceProgress
 
 _LINE = re.compile(r"[EF]\d{4} [\d:.]+ +(?P<thread>\d+) [\w.]+:\d+\] (?P<text>.*)")
-"""Prefix of absl's log. Devices of a process write concurrently, each from its own
-thread."""
+"""Pattern of a line of absl's log. Devices of a process write concurrently, each from
+its own thread."""
 _EXPIRED = re.compile(
     r"\[(?P<device>\d+)\] XLA GPU execution `(?P<program>[^`]*)` failed to finish in "
     r"(?P<limit>\S+)\."
@@ -34,7 +34,7 @@ _THUNK = re.compile(
 _LOOP = re.compile(r"\[(?P<name>\S+) iter=(?P<turn>\d+)\]")
 _PENDING = "First pending"
 _MOST = 3
-"""Most operations kept per device."""
+"""Maximum number of operations kept per device."""
 
 
 class Reader:
@@ -45,7 +45,8 @@ class Reader:
         self._of_thread: dict[str, DeviceProgress] = {}
         self._lists: dict[str, str] = {}
         self._first: dict[int, DeviceProgress] = {}
-        """By device. A later report is of a program that waits in the queue."""
+        """Device -> first report. A later report is of a program that waits in the
+        queue."""
 
     def feed(self, line: str) -> None:
         """Process a line of the log; most are ignored."""
@@ -109,14 +110,14 @@ def _placed(pending: str, places: Mapping[str, str]) -> str:
 def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
     """Return the ranks that block the others, ascending; empty if none differ.
 
-    In one program, a device that waits in a collective has done more of it than one
-    that never arrived. If at least half of more than two ranks are behind, no rank is
-    named, because the others may already have passed the collective. None is named
-    either if devices are in different programs (a step, or the gather before it):
-    their numbers of operations cannot be compared.
+    Within one program, a device that waits in a collective has done more operations
+    than one that never arrived. If at least half of more than two ranks are behind, the
+    result is empty, because the others may already have passed the collective. It is
+    also empty if devices are in different programs (a step, or the gather before it),
+    because their numbers of operations cannot be compared.
 
     Args:
-      devices: devices of each rank with a report of XLA, at least one.
+      devices: rank -> its devices, for ranks with a report of XLA; at least one.
     """
     if len(programs(devices)) > 1:
         return ()
@@ -129,7 +130,7 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
 def programs(
     devices: Mapping[int, Sequence[DeviceProgress]],
 ) -> dict[str, list[int]]:
-    """Return the ranks with a device in each program, by its name."""
+    """Return name of a program -> ranks with a device that runs it."""
     found: dict[str, list[int]] = {}
     for rank in sorted(devices):
         for program in sorted({one.program for one in devices[rank]}):
@@ -138,7 +139,7 @@ def programs(
 
 
 def describe(told: Sequence[DeviceProgress]) -> str:
-    """Describe the progress of a rank's slowest device."""
+    """Return a text on the progress of a rank's slowest device."""
     one = min(told, key=lambda one: one.completed)
     text = f"XLA ended {one.program}, which took more than {one.limit}"
     if not one.total:

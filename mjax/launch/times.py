@@ -1,6 +1,6 @@
-"""Time accounting of a run, as events for the ledger.
+"""Account for the time of a run, in events for the ledger.
 
-Input: the states of the ranks of a generation. Output: an event when all of them have
+Input: the states of the ranks of a generation. Output: an event when all ranks have
 taken their first step, with the seconds of each phase until then; and an event when
 they have ended, with the seconds that the lowest rank spent in each phase and the time
 of its start request. The driver's own times are in its events of kind `state`.
@@ -18,7 +18,7 @@ class Times:
     """Counts the seconds of successive generations."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
-        """Start without generations.
+        """Start before the first generation.
 
         Args:
           tell: records an event, see `events.teller`.
@@ -39,10 +39,10 @@ class Times:
 
         Args:
           states: states of the ranks of one host.
-          now_s: the time.
+          now_s: current time.
         """
         for rank, state in states.items():
-            if rank not in self._asked_s:  # its age on its own clock
+            if rank not in self._asked_s:  # the rank's age on its own clock
                 self._asked_s[rank] = now_s - sum(state.spent_s)
         rank = min(states, default=None)
         if rank is not None and (self._lowest is None or rank <= self._lowest[0].rank):
@@ -75,13 +75,13 @@ class Times:
         silent_s: Callable[[int], float],
         now_s: float,
     ) -> None:
-        """Report how the lowest rank of an ended generation spent its time.
+        """Report the seconds of the lowest rank of an ended generation by phase.
 
         Args:
-          states: last states of all ranks. Empty if their agents have restarted; then
-            the last state of the lowest rank is used.
+          states: last states of all ranks. If agents have restarted, this is empty, and
+            the last known state of the lowest rank is used.
           silent_s: maps a rank to the seconds since the last message of its host.
-          now_s: the time.
+          now_s: current time.
         """
         if states:
             state = states[min(states)]
@@ -110,7 +110,7 @@ class Times:
 
 
 def _until_first_step(state: RankState) -> dict[str, float]:
-    """Return the seconds of the phases before the first step, and of that step."""
+    """Return name -> seconds, of the phases before the first step and of that step."""
     by_phase = {phase.name.lower(): state.spent_s[phase] for phase in _START}
     rest_s = (state.first_step_s or 0.0) - sum(by_phase.values())
     return by_phase | {"step": rest_s}

@@ -1,4 +1,4 @@
-"""The trainer's flags of each generation: as given, then as updated.
+"""The trainer's flags of each generation: those of the launch, then as updated.
 
 Input: the flags of the launch, and later changes by a user. Output: the flags of the
 next generation. If the trainer refuses an update at its first start, the update is
@@ -12,7 +12,7 @@ from mjax.flags import values, with_flags
 
 
 class TrainerFlags:
-    """Flags of one run."""
+    """Trainer flags of one run."""
 
     def __init__(self, words: Sequence[str]) -> None:
         """Start with the flags of the launch."""
@@ -31,12 +31,12 @@ class TrainerFlags:
         self._updated = generation
 
     def keep(self, generation: int) -> None:
-        """Make the update permanent: the ranks of this generation have taken a step."""
+        """Make the update permanent, because ranks of this generation took a step."""
         if generation > self._updated:
             self._before = None
 
     def take_back(self) -> bool:
-        """Undo an update; return whether there was one."""
+        """Undo an update that is not permanent; return whether there was one."""
         if self._before is None:
             return False
         self.words, self._before = self._before, None
