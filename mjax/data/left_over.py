@@ -1,7 +1,8 @@
 """Find and remove the folders of unfinished preparations.
 
-Input: the folder of token files. Output: folders in it that killed processes have left.
-A new preparation of the same corpus would continue such a folder.
+A preparation tokenizes a corpus into a folder. Input: the folder of token files.
+Output: folders in it that killed processes have left unfinished. A new preparation of
+the same corpus would continue such a folder.
 """
 
 import contextlib

@@ -140,10 +140,10 @@ def verify(remote: RemoteSteps, step: int) -> int:
 
 
 def fetch(remote: RemoteSteps, step: int, out: Store) -> Commit:
-    """Copy a step to a folder of checkpoints, and check the files' SHA-256.
+    """Copy a step to a folder of checkpoints, check its files; return its commit.
 
     Raises:
-      DamagedError: a file is missing or differs; the folder did not change.
+      DamagedError: a file is missing or its SHA-256 differs; the folder did not change.
       ValueError: the folder already has this step.
       OSError: the folder cannot be written.
     """

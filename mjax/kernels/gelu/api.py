@@ -18,8 +18,8 @@ def gelu(
 
     Args:
       x: activations, any float dtype.
-      bias: summands, or None.
-      tanh: replace Phi by its approximation with a hyperbolic tangent.
+      bias: added to x; None adds nothing.
+      tanh: whether to replace Phi by its approximation with a hyperbolic tangent.
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415, section 2.
     """
     return xla.gelu(tanh, x, bias)
@@ -36,8 +36,8 @@ def swiglu(
     Args:
       up: activations, any float dtype.
       gate: activations, dtype of up.
-      up_bias: summands, or None.
-      gate_bias: summands, or None.
+      up_bias: added to up; None adds nothing.
+      gate_bias: added to gate; None adds nothing.
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6, without its projections.
     """
     return xla.swiglu(up, gate, up_bias, gate_bias)
@@ -54,8 +54,8 @@ def geglu_tanh(
     Args:
       up: activations, any float dtype.
       gate: activations, dtype of up.
-      up_bias: summands, or None.
-      gate_bias: summands, or None.
+      up_bias: added to up; None adds nothing.
+      gate_bias: added to gate; None adds nothing.
     Source: Shazeer 2020, arXiv:2002.05202, eq. 6, without its projections.
     """
     return xla.geglu_tanh(up, gate, up_bias, gate_bias)

@@ -47,7 +47,7 @@ def norm(
     Args:
       x: activations, any float dtype.
       scale: factors on the normalised activations, any float dtype.
-      bias: summands, or None.
+      bias: added to the scaled activations; None adds nothing.
       centred: subtract the mean.
       eps: added to the variance or mean square; unit of x squared.
     Returns:
@@ -73,7 +73,7 @@ def skip_and_norm(
     Args:
       x: activations, as in `norm`.
       scale: factors.
-      bias: summands, or None.
+      bias: added to the scaled activations; None adds nothing.
       centred: subtract the mean.
       eps: added to the variance or mean square.
     """
