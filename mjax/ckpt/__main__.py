@@ -423,7 +423,7 @@ def _fetch(command: Fetch) -> int:
 
 
 def _reshard(command: Reshard) -> int:
-    import jax  # imported here and with a backend for the reasons given in `_verified`
+    import jax  # imported here, and starts a backend, as in `_verified`
 
     from mjax.ckpt.reshard import copy_step
     from mjax.ckpt.saved_step import SavedStep

@@ -108,7 +108,7 @@ def read(
     this = jax.process_index()
     for name, leaf in abstract.items():
         planned = plan(leaf)
-        assert planned is not None  # without holders it always exists
+        assert planned is not None  # always exists without holders
         wanted[name] = planned.reads(this)
 
     def read_leaf(name: str) -> dict[Box, np.ndarray]:
@@ -159,7 +159,7 @@ def place(
 
 
 def _moved(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Copy an array to other memory and wait, because its old memory is freed after."""
+    """Copy an array to other memory, and wait until its old memory can be freed."""
     return jax.device_put(x, sharding).block_until_ready()
 
 

@@ -35,7 +35,7 @@ _STDLIB_SKIP = frozenset(
     {"__pycache__", "site-packages", "dist-packages", "test", "pydoc_data"}
 )
 _STDLIB_SKIP_ENDS = ("tests", "_test")
-_MAX_NAMED = 10  # of what is left out of a folder
+_MAX_NAMED = 10  # left-out files to log per folder
 Kind = Literal["text", "megatron"] | formats.RecordKind
 _log = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ class Source:
     digest: str = ""
     """SHA-256 of the content, which `contents.hash_sources` sets."""
     first_name: str = ""
-    """Name of the first file of the run with this content; it decides between training
-    and held-out."""
+    """Name of the first file of the run with this content. A hash of this name decides
+    between training and held-out."""
     is_repeat: bool = False
     """Whether an earlier file of the corpus has this content."""
     origin: str = ""
@@ -152,7 +152,7 @@ def documents(
         none.
       start: index in `sources` of the first file to read, and the first line or row to
         read in that file.
-      on_read: called with the number of bytes whenever some are read from a file.
+      on_read: called with the number of bytes after each read from a file.
     Raises:
       ValueError: a file cannot be read, is truncated, is not text, or lacks the field;
         the message names the file and the line.
@@ -286,7 +286,7 @@ def _walk(root: pathlib.Path, skip: Callable[[str], bool]) -> Iterator[pathlib.P
 def _without_others(
     root: pathlib.Path, found: Iterator[pathlib.Path]
 ) -> Iterator[pathlib.Path]:
-    """Yield the files of a folder that can be read, and log which others it has."""
+    """Yield the files of a folder, and log the names of everything else in it."""
     others = []
     for path in found:
         if path.is_file():

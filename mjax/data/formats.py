@@ -49,7 +49,7 @@ def read_text(path: File, on_read: Callable[[int], None]) -> Iterator[str]:
 
     Args:
       path: path of the file.
-      on_read: called with the number of bytes whenever some are read from the file.
+      on_read: called with the number of bytes after each read from the file.
     Raises:
       ValueError: the file cannot be read, is truncated, or is not text.
     """
@@ -101,7 +101,7 @@ def read_texts(
       field: field that holds the text; if no field is named a.b, a.b means the field b
         of the object a.
       first: number of the first record to yield.
-      on_read: called with the number of bytes whenever some are read from the file.
+      on_read: called with the number of bytes after each read from the file.
     Raises:
       ValueError: as in `read_records`, or a record has no text in the field.
     """
@@ -123,7 +123,7 @@ def read_records(
       kind: format of the file. Lines of JSONL, objects of a JSON array and rows of CSV
         are numbered from 1, rows of parquet from 0.
       first: number of the first record to yield.
-      on_read: called with the number of bytes whenever some are read from the file.
+      on_read: called with the number of bytes after each read from the file.
       field: the only field to read; None reads all fields.
     Raises:
       ValueError: the file cannot be read, is truncated, is not of its format, or has no

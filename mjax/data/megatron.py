@@ -146,7 +146,7 @@ def read_documents(
       path: path of the .bin file.
       tokenizer: tokenizer that made the ids.
       first: number of the first document to read, from 0.
-      on_read: called with the number of bytes whenever some are read from the file.
+      on_read: called with the number of bytes after each read from the file.
     Raises:
       ValueError: a file is bad, see `open_indexed`, or an id is outside the vocabulary.
     """

@@ -54,7 +54,7 @@ def packages() -> dict[str, Any]:
 
 
 def _wanted(package: str, extra: str) -> list[tuple[str, str | None]]:
-    """Return (requirement, version) of an extra's packages; of no extra for ""."""
+    """Return (requirement, version) of packages that an extra, or none, requires."""
     from packaging.requirements import Requirement
 
     found = []

@@ -1,11 +1,11 @@
-"""Model FLOPs utilization: what is counted, over which peak."""
+"""Model FLOPs utilization (MFU): the FLOPs that it counts, and the peak."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Utilization:
-    """Model FLOPs utilization: what is counted, over which peak."""
+    """Model FLOPs utilization (MFU): the FLOPs that it counts, and the peak."""
 
     flops_per_token: float
     """Model FLOPs per token, forward and backward, with attention over visible

@@ -281,7 +281,7 @@ class Agent:
         return dict(zip(pids, texts, strict=True))
 
     async def _check(self, order: messages.Check) -> None:
-        """Run the check and send the result; it is lost if there is no driver then."""
+        """Run the check and send the result; without a connection it is lost."""
         is_healthy, text = await checks.run(order.command, order.timeout_s, self._host)
         if self._writer is not None:
             answer = messages.Checked(

@@ -3,7 +3,7 @@
 Input: log lines of a rank whose step has exceeded XLA's limit
 (xla_gpu_execution_terminate_timeout), with xla_gpu_execution_progress_tracking. Output:
 for each device, the number of finished operations and the first unfinished ones, with
-their places in the traced code; and the ranks that are behind the others. XLA writes
+their locations in the traced code; and the ranks that are behind the others. XLA writes
 the report ten seconds before it ends the process, so the agents of all hosts have read
 it by then.
 
@@ -76,7 +76,7 @@ class Reader:
         """Return the report so far; empty if XLA has logged nothing.
 
         Args:
-          operations: path of the file that maps operations of each program to places
+          operations: path of the file that maps operations of each program to locations
             in the traced code, see `progress.Writer.operations`; it may be absent.
         """
         if not self._first:

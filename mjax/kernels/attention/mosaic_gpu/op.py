@@ -1,14 +1,16 @@
 """Sliding-window attention by Pallas Mosaic GPU kernels, for Hopper.
 
 Input and output are those of `reference`, in bfloat16 or float16. There is one forward
-kernel, and two backward kernels, one for dq and one for dk and dv. So one thread block
-computes each sum in a fixed order, and gradients are bit-identical in every run. With
-`MosaicTuning.fused` there is one backward kernel, and dq is not deterministic. Blocks
-outside the window, or entirely in other segments, are neither loaded nor computed,
-forward or backward.
+kernel, and two backward kernels, one for dq and one for dk and dv. With two, each sum
+is computed by a single thread block in a fixed order, so gradients are bit-identical in
+every run. With `MosaicTuning.fused` there is one backward kernel, and dq is not
+deterministic. Blocks outside the window, or entirely in other segments, are neither
+loaded nor computed, forward or backward.
 
 Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: window, segments and
 prefix; a separate kernel for dq instead of atomic additions.
+
+Additional letter: P padded length.
 """
 
 import functools
