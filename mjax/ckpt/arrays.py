@@ -29,7 +29,7 @@ def write_part(step_dir: epath.Path, leaves: Mapping[str, HostLeaf], part: int) 
       leaves: all leaves by name, each with the pieces that this process writes.
       part: index of the process.
     Raises:
-      OSError, ValueError: the store refuses, as when it is full.
+      OSError, ValueError: the disk cannot be written, for example because it is full.
     """
     from mjax.ckpt import orbax_handlers
 
@@ -41,7 +41,7 @@ def merge_parts(step_dir: epath.Path) -> None:
     """Merge the parts of all processes into one checkpoint; one process calls this.
 
     Raises:
-      OSError, ValueError: the store refuses.
+      OSError, ValueError: the disk cannot be written.
     """
     from mjax.ckpt import orbax_handlers
 
@@ -64,7 +64,7 @@ class PieceWriter:
           step_dir: existing folder of the step.
           leaves: all leaves by name, each with the shape of a piece.
         Raises:
-          OSError, ValueError: the store refuses.
+          OSError, ValueError: the disk cannot be written.
         """
         empty = {
             name: HostLeaf(leaf=leaf, chunk=chunk, pieces=())
@@ -80,7 +80,7 @@ class PieceWriter:
         """Add a piece, whose values must not change until `flush`.
 
         Raises:
-          OSError, ValueError: the store refuses.
+          OSError, ValueError: the disk cannot be written.
         """
         opened = spec(self._base, name, self._leaves[name])
         opening = ts.open(opened, create=True, open=True, context=self._context)
@@ -94,7 +94,8 @@ class PieceWriter:
         """Sync the added pieces to disk.
 
         Raises:
-          OSError, ValueError: the store refuses, as when it is full.
+          OSError, ValueError: the disk cannot be written, for example because it is
+            full.
         """
         self._transaction.commit_sync()
         self._transaction = ts.Transaction(atomic=True)
@@ -117,7 +118,7 @@ class Reader:
         self._opened: dict[str, Any] = {}
 
     def read(self, name: str, leaf: Leaf, box: Box) -> Shaped[ndarray, "..."]:
-        """Return a box of a leaf.
+        """Return the values of a box of a leaf.
 
         Raises:
           ValueError: TensorStore finds the files missing or damaged, or they hold an

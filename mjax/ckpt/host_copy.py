@@ -1,9 +1,9 @@
 """Stage 1 of a save: from the devices to host memory, while training waits.
 
 A box is a rectangular part of an array (`boxes`). If several devices hold a box, only
-replica 0 (in jax's numbering) is copied; a copy for the local tier has all boxes of
-this process. After the copy the device buffers may be donated: nothing refers to them.
-The next save reuses the host buffers, so it allocates no new memory.
+replica 0 (in jax's numbering) is copied; a copy that stays on the host (`local`) has
+all boxes of this process. After the copy the device buffers may be donated: nothing
+refers to them. The next save reuses the host buffers, so it allocates no new memory.
 """
 
 import dataclasses

@@ -366,7 +366,7 @@ class Checkpoints:
         """Refuse to start a new run if --ckpt.remote already has steps.
 
         Raises:
-          ValueError, RuntimeError: it has steps; or as in `newest`.
+          ValueError, RuntimeError: --ckpt.remote has steps; or as in `newest`.
         """
         if self._link is not None:
             self._agreement.decide(self._link.check_empty)

@@ -4,9 +4,9 @@ Orbax runs the phases in order, in a thread that ends with the commit. A handler
 class of temporary paths implement the phases:
 
     folder      temporary path, create     process 0 makes <step>.unfinished-*
-    written     handler, commit future     all sum, write and fsync their pieces
+    written     handler, commit future     all checksum, write and fsync their pieces
     merged      handler, finalize          process 0 merges them, writes the manifest
-    checked     handler, finalize          all read their pieces back, and compare
+    checked     handler, finalize          all read their pieces back and compare
     committed   temporary path, finalize   process 0 fsyncs and renames the folder
 
 The processes agree on the result of every phase (`phases`). So Orbax is told that each
@@ -69,7 +69,7 @@ def save_once(job: Job, store: Store, phases: Phases, progress: Progress) -> Non
             primary_host=None, active_processes={phases.rank}
         ),
         file_options=ocp.options.FileOptions(skip_sync_file_validations=True),
-        # A step's manifest contains more than Orbax's metadata, which are not needed.
+        # Orbax's own metadata are not needed: a step's manifest contains more.
         checkpoint_metadata_store=ocp.metadata.metadata_store(
             enable_write=False, blocking_write=True
         ),

@@ -49,7 +49,7 @@ class Entry:
     num_leaves: int | None = None
     eval_loss: float | None = None
     written_at: float | None = None
-    """Modification time of the manifest here, in seconds since 1970."""
+    """Modification time of the manifest file, in seconds since 1970."""
 
 
 def find(path: str) -> Place:
@@ -184,7 +184,7 @@ def describe(folder: epath.Path) -> tuple[Manifest, Pieces]:
 
 
 def written_at(folder: epath.Path) -> float:
-    """Return the manifest's modification time here, in seconds since 1970."""
+    """Return the modification time of the manifest file, in seconds since 1970."""
     return float((folder / MAIN_FILE).stat().mtime)
 
 

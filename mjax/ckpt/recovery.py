@@ -1,4 +1,4 @@
-"""Find the newest intact state and bring it onto the devices.
+"""Find the newest intact state and load it onto the devices.
 
 All processes agree on the step. A damaged step of the store is put aside: it is
 renamed, or if that is impossible, recorded in the journal and ignored from then on. The
@@ -229,7 +229,7 @@ class Recovery:
         return _Found(host=host, run=saved.manifest.run, bytes_read=saved.bytes_read)
 
     def _agree_on(self, found: _Found) -> list[str]:
-        """Return the damage that each process found; raise if one had another error."""
+        """Return the damages that any process found; raise if one had another error."""
         other = "" if found.trouble is None else str(found.trouble)
         texts = self._agreement.all_of(json.dumps([found.damage, other]))
         if found.trouble is not None:

@@ -3,7 +3,7 @@
     120/                      a step: complete, read back, renamed into place
     160.unfinished-5f0c/      being written, or left by a process that died
     80.damaged/               quarantined, with the reason in damaged.json
-    90.rolled-back/           quarantined too: the run has gone back behind it
+    90.rolled-back/           quarantined: the run resumed from an older step
     owner.json                which start of the run may change the folder, see `fence`
 
 A step is committed by renaming its folder to its number, after all its files are synced

@@ -281,7 +281,7 @@ class Source:
                 self.left_branch.append(f"{where}: {why}")
 
     def check_lost(self) -> None:
-        """Check that the run may begin at step 0 although no step is usable.
+        """Check that no step was skipped, so the run may begin at step 0.
 
         Raises:
           LostError: the store has steps, but all were skipped.

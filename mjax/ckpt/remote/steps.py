@@ -5,7 +5,7 @@
     steps/120/<save id>/checkpoint.json  the files of the step as in the work dir
     steps/120/<save id>/pieces.0.json
     steps/120/<save id>/state/...
-    aside/120.<save id>.json             a commit that is not to be restored, and why
+    aside/120.<save id>.json             a step that must not be restored, and why
 
 A step exists if its commit exists, and the commit names every file with its checksum.
 So no object needs to be renamed, and no listing needs to be complete. Objects without a

@@ -8,8 +8,9 @@ The training thread only wakes the thread of process 0.
 
 If anything fails, the step stays in the work dir, the reason is reported once, and the
 newest step is tried again after 1, 2, 4, ... 60 seconds. Files that are already in the
-store are not sent again. The work dir does not delete a step while it is uploaded.
-Damaged steps, and steps that retention deletes before their turn, are not uploaded.
+store are not sent again. A step is not deleted from the work dir while it is being
+uploaded. Damaged steps, and steps that retention deletes before their turn, are not
+uploaded.
 """
 
 import contextlib
@@ -225,7 +226,7 @@ class Uploader:
             step, num_notified = self._held, self._num_notified
             try:
                 step = self._held = self._next()
-                if step is None:  # of those before this `notify`
+                if step is None:  # all are uploaded
                     self._num_current = num_notified
                     pause_s, self._tries, self.problem = None, 0, ""
                     continue
