@@ -51,7 +51,7 @@ class UnwritableError(ValueError):
 
 @contextlib.contextmanager
 def locked(path: pathlib.Path) -> Iterator[None]:
-    """Keep other processes of the machine from writing `path`, in the cache.
+    """Lock a file or folder of the cache against other processes of the machine.
 
     The operating system releases the lock when the process that holds it dies. A
     process that waits more than `_QUIET_S` seconds logs once which process holds the

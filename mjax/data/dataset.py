@@ -114,7 +114,7 @@ class Dataset:
 
     @property
     def unigram_bits_per_byte(self) -> float:
-        """Entropy of single bytes of the held-out text; needs no context."""
+        """Entropy of single held-out bytes: the loss of a model without context."""
         times = _times_read(self.held_out)
         counts = [corpus.counts["held_out"] for corpus in self.corpora]
         total = sum(t * sum(c.byte_counts) for t, c in zip(times, counts, strict=True))
@@ -203,7 +203,7 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
         for paths, from_files, opened in zip(config.paths, sources, files, strict=True)
     )
     corpus_hash = _mixture_hash(found, config.weights)
-    tokenizer = files[0].tokenizer  # equal: trained ones are refused
+    tokenizer = files[0].tokenizer  # the same for all corpora
     return Dataset(
         tokenizer=tokenizer,
         tokenizer_path=str(files[0].trained_tokenizer or config.tokenizer),

@@ -25,7 +25,7 @@ _BETWEEN = re.compile(r"\s*(,?)\s*(\]?)")  # the values of a JSON array
 PIECE_CHARS = 1 << 20
 """Characters per piece; longer documents are passed on and tokenized in pieces."""
 MAX_LINE_BYTES = 1 << 28
-"""Maximum length of a line of JSONL; decoding it takes several times this memory."""
+"""Maximum bytes of a line of JSONL; decoding it takes several times this memory."""
 
 
 def split_text(text: str) -> Iterator[str]:
@@ -261,7 +261,7 @@ def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _json_limits(where: str) -> Iterator[None]:
-    """Name the place of JSON that exceeds Python's limits; pass on syntax errors."""
+    """Add the place to errors about Python's limits; pass on syntax errors."""
     try:
         yield
     except (json.JSONDecodeError, UnicodeDecodeError):

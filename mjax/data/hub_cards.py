@@ -60,7 +60,7 @@ def choose(
       split: name of the split; None means train, or the only split.
     Raises:
       ValueError: the configuration or split does not exist, a name is needed to choose
-        one, or it has no readable file.
+        one, or the split has no readable file.
     """
     files = sorted(files)
     configs = _configs(card)

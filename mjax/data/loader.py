@@ -32,7 +32,7 @@ class Loader:
     """The training batches of steps start_step, start_step + 1, and so on.
 
     A background thread reads, packs and copies batches to the devices, `prefetch`
-    batches ahead. The batch of a step does not depend on start_step. `next` raises
+    batches ahead. The batch of a step does not depend on start_step. `next` re-raises
     exceptions of the thread. Close the loader, or use it in a with statement.
     """
 

@@ -66,7 +66,7 @@ def shares(weights: tuple[float, ...]) -> tuple[int, ...]:
 def places(
     numbers: Int[np.ndarray, "n"], weights: tuple[float, ...]
 ) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "n"]]:
-    """Return the corpus of samples of the stream, and their numbers within it.
+    """Return the corpus of samples of the stream, and their numbers in the corpus.
 
     Args:
       numbers: numbers of the samples in the stream, from 0.
@@ -100,10 +100,10 @@ def first_without(sizes: tuple[int, ...], weights: tuple[float, ...]) -> int:
 def _table(weights: tuple[float, ...]) -> _Table:
     """Assign one period: of the corpora that may come, take the earliest deadline.
 
-    Sample j (from 0) of a corpus with share w may come at number n (from 1) if w n - j
-    >= 1 / (2 C - 2), and must come while w n - j <= 1 - 1 / (2 C - 2). By Tijdeman's
-    theorem there is always a corpus that may come, and no sample is late, so |count - w
-    n| <= 1 - 1 / (2 C - 2) for C > 1 corpora.
+    Sample j (from 0) of a corpus with share w may come at number n (from 1) if
+    w n - j >= 1 / (2 C - 2), and must come while w n - j <= 1 - 1 / (2 C - 2).
+    By Tijdeman's theorem there is always a corpus that may come, and no sample is late,
+    so |count - w n| <= 1 - 1 / (2 C - 2) for C > 1 corpora.
     """
     counts = shares(weights)
     length, bound = sum(counts), max(2 * len(counts) - 2, 1)

@@ -42,9 +42,9 @@ class Survey:
     """Result of the first pass over the corpus."""
 
     corpus_hash: str
-    """SHA-256 over the names and contents of the documents, in order; and, for each
-    copy that its own name would assign differently, whether it is training or
-    held-out."""
+    """SHA-256 over the names and contents of the documents, in order; and over the side
+    (training or held-out) of each copy whose own name would put it on the other
+    side."""
     num_documents: int
     num_bytes: int
     num_repeated_bytes: int

@@ -60,8 +60,8 @@ class Stream:
     ) -> Int64[np.ndarray, "n 2"]:
         """Return (corpus, sample) for sequences of a step's global batch.
 
-        An epoch of a corpus may end within a batch, so each sample is read exactly once
-        per epoch.
+        Each sample is read exactly once per epoch of its corpus, so an epoch may end
+        within a batch.
 
         Args:
           step: number of optimizer steps before this one.

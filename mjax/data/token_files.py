@@ -386,7 +386,7 @@ def _rename(temporary: pathlib.Path, folder: pathlib.Path) -> None:
         with file.open("rb") as opened:
             os.fsync(
                 opened.fileno()
-            )  # or a power cut might keep the name without the data
+            )  # so a power cut cannot keep the name without data
     unfinished.remove(temporary)  # last, so a kill while files are synced loses little
     temporary.chmod(0o755)  # mkdtemp makes it private; a shared cache must be readable
     try:
@@ -417,8 +417,8 @@ def _open(folder: pathlib.Path, tokenizer: Tokenizer | None) -> TokenFiles:
     """Open a folder of token files.
 
     Raises:
-      DamagedFileError: a file is missing, has another size, or is a small file, which
-        is verified at once, and was altered.
+      DamagedFileError: a file is missing, has another size, or is a small file that was
+        altered.
       ValueError: a file cannot be read.
     """
     manifest = cache_files.read_json(folder / _MANIFEST)

@@ -167,7 +167,7 @@ class HuggingFaceTokenizer:
           flag: the flag that names the tokenizer, for messages.
         Raises:
           ValueError: the text is not a tokenizer.json, has no token that ends a
-            document, or its tokens encode unknown bytes.
+            document, or does not determine the bytes that its tokens encode.
         """
         library = _import_library(origin, flag)
         try:

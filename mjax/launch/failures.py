@@ -18,7 +18,7 @@ _MAX_SHOWN = 8
 _SETTLE_S = 0.3
 """Seconds after the first end of a rank within which ends are examined together."""
 _SIGNAL_SETTLE_S = 0.05
-"""The same if a signal ended the first rank, which later ends do not explain."""
+"""The same if a signal ended the first rank: later ends do not explain a signal."""
 _STARTED_S = 15.0
 """Seconds within which a host must report its ranks."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
@@ -43,7 +43,7 @@ class Failure:
     """Report of a rank whose state diverged; None if none did."""
 
     def fields(self) -> dict[str, Any]:
-        """Return the fields of the failure's event; host and rank if only one is."""
+        """Return the fields of the failure's event, with host and rank if unique."""
         return {
             "host": self.hosts[0] if len(self.hosts) == 1 else None,
             "rank": self.ranks[0] if len(self.ranks) == 1 else None,

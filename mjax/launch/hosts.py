@@ -143,7 +143,7 @@ class Fleet:
         return now_s - self.hosts[self.host_of(rank)].heard_s
 
     def are_heard_since(self, since_s: float) -> bool:
-        """Return whether all hosts with ranks are connected and were heard since."""
+        """Return whether all hosts with ranks are connected and heard since since_s."""
         hosts = (self.hosts[name] for name in self.placement)
         return all(host.is_connected and host.heard_s >= since_s for host in hosts)
 

@@ -248,7 +248,7 @@ class Supervisor:
         self.tick(now_s)
 
     def left(self, name: str, now_s: float) -> None:
-        """Record that the connection to a host has ended; it may come back."""
+        """Record that the connection to a host has ended; the host may come back."""
         self.hosts[name].is_connected = False
         if self.state is State.ENDED:
             return

@@ -163,7 +163,7 @@ class Mirror:
         refuses it, no other block is requested.
 
         Args:
-          on_read: called with the bytes of each block.
+          on_read: called with the number of bytes of each block.
         Raises:
           OSError: no host has a block, and the remote does not answer.
           ValueError: the remote refuses, or the file has changed.
@@ -195,7 +195,7 @@ class Mirror:
 
         Args:
           name: name of the file.
-          on_read: called with the bytes of each block.
+          on_read: called with the number of bytes of each block.
         Raises:
           WrongContentError: the checksum differs; the blocks of the file are removed on
             this host and on the hosts that answer.
@@ -270,7 +270,7 @@ class Mirror:
         return [self._digests[b].hex() for b in self._blocks_of(self._files[name])]
 
     def trust(self, name: str, digests: Sequence[str]) -> bool:
-        """Check blocks of a file from now on against `digests` of an earlier run.
+        """From now on, check blocks of a file against `digests` of an earlier run.
 
         Returns:
           Whether the number of digests is the number of blocks of the file.
@@ -394,8 +394,7 @@ class Mirror:
         """Return a block from this disk or from the remote, and keep it.
 
         Other hosts are asked before the remote: one may still have the block from an
-          earlier run with another number of hosts. No long wait is spent on such a
-          host.
+        earlier run with another number of hosts. No long wait is spent on such a host.
         """
         begin_s = time.monotonic()
         with self._locked(block):
