@@ -66,7 +66,7 @@ class Dataset:
 
     tokenizer: Tokenizer
     tokenizer_path: str
-    """"bytes"; the path of a tokenizer.json, which may have been trained on this
+    """`bytes`; the path of a tokenizer.json, which may have been trained on this
     corpus; or a name on a hub, with the commit."""
     train: Stream
     held_out: HeldOut

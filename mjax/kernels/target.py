@@ -19,7 +19,7 @@ class Target:
     """The kind of device that a program is traced for."""
 
     platform: str
-    """"cpu" or "gpu", as jax.default_backend() returns it."""
+    """Platform as jax.default_backend() returns it: "cpu" or "gpu"."""
     device_kind: str
     """Name from jax.Device.device_kind, such as NVIDIA H200."""
 

@@ -122,7 +122,7 @@ def _become(request: Request) -> None:
     os.environ.clear()
     os.environ.update(request.environment)
     sys.argv = [module, *request.arguments]
-    importlib.reload(sys.modules[module.partition(".")[0]])  # records its start time
+    importlib.reload(sys.modules[module.partition(".")[0]])  # sets the start time
     sys.modules.pop(module, None)  # imports are done; run only the program
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

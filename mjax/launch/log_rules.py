@@ -168,7 +168,7 @@ class KernelLog:
 
     @property
     def access(self) -> str:
-        """ "read", or why the kernel's log is not; most hosts require a privilege."""
+        """Whether the kernel's log can be read, as a text; most hosts refuse it."""
         return "unknown: not readable" if self._descriptor is None else "read"
 
     def read(self) -> list[Match]:

@@ -116,7 +116,7 @@ class ObjectStore(abc.ABC):
         Raises:
           MissingError: there is no such object.
           ConflictError: the object now has another version.
-          ValueError: `start` is behind its end.
+          ValueError: `start` is beyond the end of the object.
         """
 
     @abc.abstractmethod
@@ -187,7 +187,7 @@ class ObjectStore(abc.ABC):
           MissingError: there is no such object.
           ConflictError: the object was replaced during the read.
           UnavailableError: the store sends too few or too many bytes.
-          ValueError: `start` is behind its end.
+          ValueError: `start` is beyond the end of the object.
         """
         found = self.find(name)
         if start > found.num_bytes:
@@ -197,7 +197,7 @@ class ObjectStore(abc.ABC):
         for first in range(start, found.num_bytes, chunk_bytes):
             last = min(first + chunk_bytes, found.num_bytes)
             chunk = self.read(name, first, last, version=found.version)
-            if len(chunk) != last - first:  # not a changed object
+            if len(chunk) != last - first:  # of the right version
                 raise UnavailableError(
                     f"cannot read {self.url}/{name}: the store sent {len(chunk)} bytes "
                     f"for bytes {first} to {last} of {found.num_bytes}"

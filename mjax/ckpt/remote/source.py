@@ -257,7 +257,7 @@ class Source:
         try:
             if not (trouble or damage):
                 pieces_in(folder, manifest_in(folder))
-                self._leave_branch(commit.step)  # first: after a kill they would win
+                self._leave_branch(commit.step)  # first, or they would win after a kill
                 self._local.commit(folder, commit.step)
                 return _FETCHED
         except DamagedError as error:
