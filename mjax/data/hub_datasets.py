@@ -27,7 +27,7 @@ def fetch(path: str) -> Fetched:
 
     Args:
       path: hf://datasets/NAME@REVISION, hf://datasets/NAME@REVISION:CONFIGURATION or
-        hf://datasets/NAME@REVISION:CONFIGURATION:SPLIT; The revision is a branch, a tag
+        hf://datasets/NAME@REVISION:CONFIGURATION:SPLIT. The revision is a branch, a tag
         or a commit. An empty configuration means the default.
     Raises:
       ValueError: the name has another format; the data set, the revision, the

@@ -57,8 +57,8 @@ def permuted(
 def _round_keys(seed: int) -> tuple[int, ...]:
     """Return one key per round, as std::seed_seq{seed}.generate does.
 
-    Source: ISO C++, [rand.util.seedseq], for n keys and one seed word, where s = 1, m =
-    max(s + 1, n) = n and t = (n - 1) / 2.
+    Source: ISO C++, [rand.util.seedseq], for n keys and one seed word; there s = 1, t =
+    (n - 1) / 2 and m = max(s + 1, n) = n.
     """
     n = _NUM_ROUNDS
     t = (n - 1) // 2

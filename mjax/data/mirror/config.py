@@ -22,7 +22,7 @@ class MirrorConfig:
     """Seconds without a byte after which a host counts as lost. While it reads the
     remote, a host answers that it is busy."""
     block_timeout_s: float = 120.0
-    """Seconds after which a host that sends counts as lost without a whole block."""
+    """Seconds for a whole block, after which a host that still sends counts as lost."""
 
     def __post_init__(self) -> None:
         if self.block_bytes < 1 or min(self.timeout_s, self.block_timeout_s) <= 0:

@@ -11,8 +11,8 @@ class MosaicTuning:
     """Sizes for the mosaic_gpu backend."""
 
     blocks: int
-    """Number of thread blocks, of one warpgroup each. Block i takes positions i, i +
-    blocks, ..."""
+    """Number of thread blocks, of one warpgroup each. Block i takes every blocks-th
+    position from position i on."""
     stages: int
     """Number of positions in shared memory: one is processed, the others are being
     loaded."""

@@ -107,7 +107,7 @@ class FarEdge:
         return position if self._p.causal else self.near_by_window(position)
 
     def near_rows(self, start: Scalar) -> jax.Array:
-        """Return those of positions start to start + ROWS - 1, as `ROW`."""
+        """Return the other edge of positions start to start + ROWS - 1, as `ROW`."""
         if self._near is not None:
             part = self._near.at[pl.ds(start, ROWS)]
             return plgpu.load(part, layout=ROW, optimized=False)
@@ -125,7 +125,7 @@ class FarEdge:
         return self.by_window(position)
 
     def rows(self, start: Scalar) -> jax.Array:
-        """Return those of positions start to start + ROWS - 1, as `ROW`."""
+        """Return the edge of positions start to start + ROWS - 1, as `ROW`."""
         if self._ref is not None:
             part = self._ref.at[pl.ds(start, ROWS)]
             return plgpu.load(part, layout=ROW, optimized=False)
@@ -178,7 +178,7 @@ class FirstKeys(FarEdge):
 
 
 class LastQueries(FarEdge):
-    """The last query of each key, which all queries from its first to its last see."""
+    """The last query that sees each key; all queries since the first one do."""
 
     def by_window(self, position: Any) -> Any:
         """Return the last query of keys."""

@@ -81,7 +81,7 @@ class Problem:
 
     @property
     def reach(self) -> int:
-        """Number of real keys; later keys in the last tile are beyond the end."""
+        """The window, or P without one: i sees j only if |i - j| < reach."""
         return self.padded_len if self.window is None else self.window
 
     @property
@@ -249,7 +249,7 @@ def release_before(barriers: Any, step: Scalar, stages: int) -> None:
 
 
 def in_loop(index: Scalar) -> jax.Array:
-    """Return index behind an optimization barrier, so the compiler cannot trace it.
+    """Return index as a value that is unknown to the compiler.
 
     Addresses that depend on the result are computed at each use. Otherwise all
     addresses of a loop stay in registers throughout, and accumulators are spilled.
