@@ -176,7 +176,7 @@ async def follow(driver: Driver, work_dir: Path) -> None:
         path = log_path(generation_folder(work_dir, generation), 0)
         try:
             with path.open("rb") as file:
-                if path.stat().st_size < place:  # it was rotated
+                if path.stat().st_size < place:  # the log was rotated
                     place = 0
                 file.seek(place)
                 data = file.read()

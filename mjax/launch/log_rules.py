@@ -138,7 +138,7 @@ class LogReader:
         try:
             with self._path.open("rb") as file:
                 size = os.fstat(file.fileno()).st_size
-                if size < self._place:  # it was rotated
+                if size < self._place:  # the log was rotated
                     self._place, self._rest = 0, b""
                 self._place = max(self._place, size - _MOST_BYTES)
                 file.seek(self._place)

@@ -4,7 +4,7 @@ Input: q, k, v and the visibility rules. Output: the attended values, computed b
 named backend or, for "auto", by the fastest one that supports the arguments. `choose`
 chooses it without arrays, so a program can print the choice first.
 
-A new backend is one file with an `attention` function, one row in `CAPABILITIES`, a
+A new backend is one file with an `attention` function, one entry in `CAPABILITIES`, a
 position in `_FASTEST_FIRST`, and one case in `_run`.
 """
 
