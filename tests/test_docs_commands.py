@@ -2,9 +2,9 @@
 
 Every command of ours is read against the program's own help: the program, the command
 and each flag must exist, with a choice that is listed. The trainer's flags without
-files are parsed as the trainer does. What starts in a second is run. Pages whose
-commands are run as they stand: docs/fine_tuning.md (tests/tune), docs/start.md here
-(slow: it trains three times).
+files are parsed as the trainer does, also those of `make train` in the Makefile's help.
+What starts in a second is run. Pages whose commands are run as they stand:
+docs/fine_tuning.md (tests/tune), docs/start.md here (slow: it trains three times).
 """
 
 import functools
@@ -20,10 +20,13 @@ import pytest
 from mjax import completion
 from mjax.__main__ import PROGRAMS
 from mjax.config import command_line
+from mjax.config.train import TrainConfig
 from mjax.launch.__main__ import COMMANDS as LAUNCH_COMMANDS
 from mjax.recipes import RECIPES
+from mjax.step.optim import check_schedule
 
 ROOT = Path(__file__).parents[1]
+MAKEFILE = ROOT / "Makefile"
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
 # Shows what the trainer answers to flags that do not exist.
 WRONG_ON_PURPOSE = ROOT / "docs" / "configuration.md"
@@ -32,6 +35,7 @@ TASKS = ROOT / "docs" / "tasks.md"
 _START = re.compile(
     r"^(?:\$ )?(?:\.venv/bin/)?(?:python -m mjax\.|mjax )([a-z][a-z.]*)(.*)$"
 )
+_MAKE_TRAIN = re.compile(r"make train ARGS='([^']*)'")
 _PLACEHOLDER = re.compile(r"<[^>]*>|\.\.\.|\bFLAGS\b")
 
 
@@ -55,13 +59,31 @@ def commands(page: Path) -> list[list[str]]:
             rest = re.split(r"\s#\s|\s[|>]\s|\s&&\s", match[2])[0]
             rest = _PLACEHOLDER.sub(" ", rest).translate({91: " ", 93: " "})
             found.append([match[1], *shlex.split(rest)])
+    return found + make_train_commands(page)
+
+
+def make_train_commands(page: Path) -> list[list[str]]:
+    """The words of the trainer in each `make train ARGS='...'`, the program first."""
+    found = []
+    for flags in map(shlex.split, _MAKE_TRAIN.findall(page.read_text())):
+        recipe = (
+            [] if "--recipe" in flags else ["--recipe", command_line.Command.recipe]
+        )
+        found.append(["train", *recipe, *flags])
     return found
+
+
+def configured(words: list[str], base: TrainConfig | None = None) -> TrainConfig:
+    """The config of a trainer's flags, whose learning rate schedule fits the steps."""
+    config, _ = command_line.parse(words, RECIPES, prog="mjax train", base=base)
+    check_schedule(config.optim, config.steps)
+    return config
 
 
 def all_commands() -> list[tuple[str, list[str]]]:
     return [
         (page.name, words)
-        for page in sorted(PAGES)
+        for page in sorted([*PAGES, MAKEFILE])
         if page not in (WRONG_ON_PURPOSE, TASKS)
         for words in commands(page)
     ]
@@ -147,13 +169,22 @@ def test_the_trainers_flags_on_the_pages_are_a_run_that_can_be_configured():
             or rest[rest.index("--recipe") + 1 :][0] not in RECIPES
         ):
             continue
-        command_line.parse(rest, RECIPES, prog="python -m mjax.train")
+        configured(rest)
         parsed += 1
     assert parsed > 8
 
 
+@pytest.mark.parametrize("name", ["Makefile", "README.md", "docs/start.md"])
+def test_a_short_demo_is_shown(name: str):
+    assert [
+        words
+        for words in make_train_commands(ROOT / name)
+        if configured(words[1:]).steps <= 50
+    ]
+
+
 def test_targets_of_make_on_the_pages_exist():
-    makefile = (ROOT / "Makefile").read_text()
+    makefile = MAKEFILE.read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
     named = {
         match[1]
