@@ -8,7 +8,12 @@ import sys
 from collections.abc import Sequence
 
 from mjax import flags
-from mjax.generate.options import EXAMPLES, OTHER_NAMES, GenerateFlags
+from mjax.generate.options import (
+    EXAMPLES,
+    OTHER_NAMES,
+    GenerateFlags,
+    check_one_model,
+)
 
 _DONE, _FAILED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
 
@@ -20,11 +25,12 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: words after the program's name; None for those of the process.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    if flags.given(words, "--serve") is not None:
-        from mjax.generate.server import command as server  # starlette: an extra
-
-        return server.main(words)
     try:
+        check_one_model(words)
+        if flags.given(words, "--serve") is not None:
+            from mjax.generate.server import command as server  # starlette: an extra
+
+            return server.main(words)
         asked: GenerateFlags = flags.read(
             GenerateFlags,
             words,

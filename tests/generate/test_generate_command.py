@@ -1,6 +1,7 @@
 """`python -m mjax.generate`: output and refusals."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -130,6 +131,21 @@ def test_without_a_number_as_many_tokens_follow_as_fit(run, capsys):
 def test_a_model_that_is_nowhere_is_refused(capsys):
     assert main(["/no/such/run", "--prompt", "a"]) == 2
     assert "/no/such/run does not exist" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("use", [["--prompt", "a"], ["--serve", "8000"]])
+def test_of_several_runs_the_newest_is_named(capsys, tmp_path, monkeypatch, use):
+    monkeypatch.chdir(tmp_path)
+    for age_s, name in enumerate(["demo-3", "demo-1", "demo-2"]):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 1000 - age_s))
+    assert main(["demo-1", "demo-2", "demo-3", *use]) == 2
+    assert capsys.readouterr().err == (
+        "error: 3 runs are given: demo-1 demo-2 demo-3; give one; the newest is "
+        "demo-3\n"
+    )
+    assert main(["demo-1", "one", *use]) == 2
+    assert "unexpected word one" in capsys.readouterr().err
 
 
 def test_a_stop_text_that_cannot_be_written_is_refused(capsys, tmp_path):
