@@ -183,6 +183,16 @@ def test_a_short_demo_is_shown(name: str):
     ]
 
 
+def test_no_pipeline_of_the_start_page_has_fewer_microbatches_than_stages():
+    config, stages = None, []
+    for program, *rest in commands(ROOT / "docs" / "start.md"):
+        if program == "train" and "--work-dir" in rest:
+            config = configured(rest, base=config)  # the one before is resumed
+            stages.append(config.mesh.pp)
+            assert config.batch.microbatches >= config.mesh.pp, rest
+    assert max(stages) > 1
+
+
 def test_targets_of_make_on_the_pages_exist():
     makefile = MAKEFILE.read_text()
     targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
@@ -234,4 +244,5 @@ def test_the_commands_of_the_start_page_run_one_after_the_other(tmp_path):
     for line in lines:
         done = run(line, tmp_path)
         assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        assert "warning:" not in done.stdout + done.stderr
     assert (tmp_path / "out" / "model.safetensors").is_file()
