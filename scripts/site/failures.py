@@ -28,15 +28,18 @@ class Failure:
 
     Attributes:
       title: what is wrong.
-      fragments: parts of the messages that mean it.
+      fragments: parts of our messages that mean it.
       cause: why it happens.
       remedy: what to do.
+      printed: last lines that mean it and are not messages of a run, such as Python's
+        own; words in braces vary.
     """
 
     title: str
     fragments: Sequence[str]
     cause: str
     remedy: str
+    printed: Sequence[str] = ()
 
 
 def read(path: Path) -> list[Failure]:
@@ -65,15 +68,17 @@ def means(failure: Failure, message: Message) -> bool:
 def failures_page(failures: Sequence[Failure], messages: Sequence[Message]) -> str:
     """Return the page of failures, with the messages of each."""
     parts = [
-        "# Failures\n\nWhat can end a run or an export that has started: the message, "
-        "its cause, the remedy. Words in braces are filled in. What is refused before "
-        "it starts is on the page of [refusals](refusals.md), exit codes are in "
+        "# Failures\n\nWhat can end a run or an export: the message, its cause, the "
+        "remedy. Words in braces are filled in. The first entries are of runs that do "
+        "not start; each of their messages is on the page of [refusals](refusals.md). "
+        "Exit codes are in "
         "[how a run ends](../docs/design.md#how-a-run-ends). "
         "`python -m mjax.launch first-error --work-dir RUN` says which process failed "
         "first.\n"
     ]
     for failure in failures:
         texts = [m.text for m in of_runs(messages) if means(failure, m)]
+        texts += failure.printed
         parts.append(
             f"## {failure.title}\n\n{failure.cause}\n\n**Remedy.** {failure.remedy}\n\n"
             + _block(texts)

@@ -1,5 +1,8 @@
 """The catalogue of failures: all messages of the code, each with a cause and remedy."""
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +42,34 @@ def test_every_fragment_is_a_part_of_a_message_of_the_code(found, entries):
         if not any(fragment in text for text in texts)
     ]
     assert unknown == []
+
+
+@pytest.mark.parametrize(
+    ("python", "flag", "code"),
+    [([], "--stps", 2), (["-S"], "--steps", 1)],
+    ids=["bad flag", "without packages"],
+)
+def test_what_ends_a_run_before_it_starts_is_on_the_page(
+    found, entries, python, flag, code
+):
+    done = subprocess.run(
+        [sys.executable, *python, "-m", "mjax.train", flag, "3"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == code
+    last = done.stderr.splitlines()[-1]
+    (entry,) = (
+        entry
+        for entry in entries
+        for text in entry.printed
+        if re.fullmatch(re.sub(r"\\{.*?\\}", ".*", re.escape(text)), last)
+    )
+    (text,) = entry.printed
+    assert f"## {entry.title}" in failures.failures_page(entries, found)
+    assert f"- `{text}`\n" in failures.failures_page(entries, found)
 
 
 def test_a_message_is_on_one_of_the_two_pages(found, entries):
