@@ -8,11 +8,13 @@ docs/fine_tuning.md (tests/tune), docs/start.md here (slow: it trains three time
 """
 
 import functools
+import itertools
 import os
 import re
 import shlex
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
@@ -204,6 +206,30 @@ def test_targets_of_make_on_the_pages_exist():
     }
     assert named
     assert named - targets == set()
+
+
+def written(words: list[str]) -> list[str]:
+    """The files and folders of the current folder that a command writes."""
+    paths = [
+        path
+        for flag, path in itertools.pairwise(words)
+        if flag in ("--html", "--out", "--state", "--history")
+    ]
+    if words[1:2] in (["export"], ["fetch"]):
+        paths.append(words[3])
+    # OUT and FILE are placeholders.
+    return [path for path in paths if "/" not in path and not path.isupper()]
+
+
+def test_git_ignores_what_the_commands_of_the_pages_write_in_the_clone():
+    ignored = (ROOT / ".gitignore").read_text().splitlines()
+    paths = {path for _, words in all_commands() for path in written(words)}
+    assert {"plan.html", "out"} <= paths
+    assert {
+        path
+        for path in paths
+        if not any(fnmatch(f"/{path}", line.rstrip("/")) for line in ignored)
+    } == set()
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/start.md", "docs/planning.md"])
