@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from mjax.flags.standard import ArgumentParser
-from mjax.observe.detect.mfu import CLEAR, Finding, Kind, classify
+from mjax.observe.detect.mfu import BETWEEN_HOSTS, CLEAR, Finding, Kind, classify
 from mjax.observe.detect.mfu_models import LEVELS, LOST, THERMAL_LEVEL
 from mjax.observe.detect.mfu_series import EXPECTED_DEVIATION, Dips
 from mjax.observe.mfu_run import RunSeries, read_series
@@ -90,6 +90,22 @@ _MEANING: dict[Kind, tuple[str, str, str]] = {
         _GUIDE,
     ),
 }
+_MEANING_ON_ONE_HOST: dict[Kind, tuple[str, str, str]] = {
+    "dead_link": (
+        "the MFU is below 10% of what is expected: PCIe runs with too few lanes, or a "
+        "link between GPUs is dead",
+        "Check PCIe and the links of this host (python -m mjax.health check).",
+        _GUIDE,
+    ),
+    "bad_link": (
+        "the MFU is at 60-80% of what is expected: a CPU is throttled, or a link "
+        "between GPUs is bad",
+        "Read CPU frequencies and the error counters of the links between GPUs (python "
+        "-m mjax.health check).",
+        _GUIDE,
+    ),
+}
+"""Replaces _MEANING for a run on one host, which uses no network."""
 MODELLED_DEVIATION = 0.08
 """Standard deviation of the logarithm of a modelled MFU: modelled step times of 175B
 are within 8% of those that MegaScale reports (docs/benchmarks/megascale.md)."""
@@ -183,9 +199,12 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
         *(series.step_end_s, series.step_s, series.rate, series.marks),
         expected_mfu=expected_mfu,
         expected_deviation=deviation,
+        left_out=BETWEEN_HOSTS if series.num_hosts == 1 else (),
     )
-    meaning, action, reference = _MEANING[found.kind]
     prepared = found.prepared
+    meaning = action = reference = None  # two classes explain an unclear series
+    if found.is_clear:
+        meaning, action, reference = _meaning(found.kind, series.num_hosts)
     return {
         "class": found.kind if found.is_clear else "unclear",
         "best": found.kind,
@@ -195,6 +214,12 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
         "meaning": meaning,
         "action": action,
         "source": reference,
+        "decides": [] if found.is_clear else [*_decides(series, found, expected_mfu)],
+        "also_meaning": (
+            _meaning(found.also, series.num_hosts)
+            if found.also and found.is_clear
+            else None
+        ),
         "evidence": list(_evidence(series, found)),
         "cautions": list(_cautions(series, found, expected_mfu)),
         "unit": "MFU" if series.has_mfu else "tokens/s",
@@ -223,6 +248,34 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
         "scores_nats": found.scores,
         "problems": list(series.problems),
     }
+
+
+def _meaning(kind: Kind, num_hosts: int | None) -> tuple[str, str, str]:
+    """Return the meaning of a class, the next action, and the source of both."""
+    known = _MEANING | _MEANING_ON_ONE_HOST if num_hosts == 1 else _MEANING
+    return known[kind]
+
+
+def _decides(
+    series: RunSeries, found: Finding, expected_mfu: float | None
+) -> Iterator[str]:
+    """Yield what would make an unclear class clear."""
+    if series.step_end_s[-1] < _LONG_S:
+        yield (
+            f"a run of at least {_LONG_S / 60:.0f} min; this one took "
+            f"{_duration(series.step_end_s[-1])}"
+        )
+    else:
+        yield "more steps: let the run continue"
+    if not series.has_mfu:
+        yield (
+            "a known MFU: give the peak of the device when training (--peak-tflops), "
+            "then --expected-mfu"
+        )
+    elif expected_mfu is None:
+        yield "the MFU of a healthy run of this configuration: give --expected-mfu"
+    if found.prepared.blocks.deviation > _NOISY:
+        yield "steps of equal length: a machine on which nothing else runs"
 
 
 def _known(series: RunSeries) -> np.ndarray:
@@ -309,8 +362,7 @@ def _cautions(
     if not found.is_clear:
         yield (
             f"{found.runner_up} explains the series nearly as well: "
-            f"{found.margin:.1f} nats less, {CLEAR:.0f} are needed; let the run "
-            "continue"
+            f"{found.margin:.1f} nats less, {CLEAR:.0f} are needed"
         )
     if expected_mfu is None:
         yield (
@@ -362,7 +414,8 @@ def describe(report: dict[str, Any]) -> Iterator[str]:
     if name == "unclear":
         name = f"unclear: {report['best']} or {report['runner_up']}"
     yield f"{name}" + (f", and {report['also']}" if report["also"] else "")
-    yield f"  {report['meaning']}"
+    if report["meaning"]:
+        yield f"  {report['meaning']}"
     marks = ", ".join(
         f"{count} {kind}{'s' if count != 1 else ''}"
         for kind, count in report["marks"].items()
@@ -378,10 +431,14 @@ def describe(report: dict[str, Any]) -> Iterator[str]:
     yield "evidence"
     yield from (f"  - {line}" for line in report["evidence"])
     yield f"  - {report['margin_nats']:.1f} nats better than {report['runner_up']}"
-    yield "next"
-    yield f"  {report['action']} [{report['source']}]"
-    if report["also"]:
-        meaning, action, source = _MEANING[report["also"]]
+    if report["decides"]:
+        yield "what would decide it"
+        yield from (f"  - {line}" for line in report["decides"])
+    else:
+        yield "next"
+        yield f"  {report['action']} [{report['source']}]"
+    if report["also_meaning"]:
+        meaning, action, source = report["also_meaning"]
         yield f"  {report['also']}: {meaning}. {action} [{source}]"
     yield from (f"caution: {line}" for line in report["cautions"])
     yield from (f"warning: {line}" for line in report["problems"])

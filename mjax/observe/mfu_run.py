@@ -11,7 +11,7 @@ is the sum of the step times so far, and marks come from the fields `eval_*` and
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ class RunSeries:
     """Problems of the files, for people."""
     expected_mfu: float | None
     """MFU of the plan, if there is one."""
+    num_hosts: int | None
+    """Largest number of hosts of a start; None if no record of a start has it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,7 @@ def read_series(
         ),
         problems=tuple(problems),
         expected_mfu=_read_plan(work_dir, plan_path),
+        num_hosts=_read_hosts(work_dir / "starts"),
     )
 
 
@@ -244,14 +247,25 @@ def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Ma
 
 def _read_restarts(folder: Path) -> set[int]:
     """Return the steps after which the run was restarted."""
-    found = set()
+    return {*_read_records(folder, "start_step", int)}
+
+
+def _read_hosts(folder: Path) -> int | None:
+    """Return the largest number of hosts of a start; None without a record."""
+    records = _read_records(folder, "processes", list[dict[str, Any]])
+    return max(
+        (len({one.get("host") for one in each}) for each in records), default=None
+    )
+
+
+def _read_records(folder: Path, name: str, kind: Any) -> Iterator[Any]:
+    """Yield a field of the record of each start that has it."""
     for path in sorted(folder.glob("*.json")):
         try:
             start = checked_json.read(_read_text(path), dict[str, Any])
-            found.add(checked_json.check(start.get("start_step"), int, "start_step"))
+            yield checked_json.check(start.get(name), kind, name)
         except ValueError:  # a run writes it at its start, which may be in progress
             continue
-    return found
 
 
 def _read_events(path: Path, problems: list[str]) -> list[Happened]:

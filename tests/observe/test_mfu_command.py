@@ -259,8 +259,35 @@ def test_a_short_run_is_called_unclear_with_the_classes_that_are_left(tmp_path, 
     write_rows(tmp_path, steps_of(60))
     assert main(["--work-dir", str(tmp_path)]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("unclear: healthy or rare_dips\n")
+    assert out.startswith("unclear: healthy or rare_dips\n60 steps; ")
     assert "need at least 30 min" in out
+    assert "\nnext\n" not in out
+    cut = out.partition("what would decide it\n")[2]
+    assert "- a run of at least 30 min; this one took 60." in cut
+    assert "give --expected-mfu" in cut
+    for meaning, action, _ in _MEANING.values():
+        assert meaning not in out
+        assert action not in out
+
+
+@pytest.mark.parametrize(
+    ("hosts", "has_network"), [(("a", "b"), True), (("a", "a"), False)]
+)
+def test_a_run_on_one_host_has_no_fault_of_the_network(
+    tmp_path, capsys, hosts, has_network
+):
+    write_rows(tmp_path, steps_of(1200))
+    (tmp_path / "starts").mkdir()
+    (tmp_path / "starts" / "0001.json").write_text(
+        json.dumps({"start_step": 0, "processes": [{"host": host} for host in hosts]})
+    )
+    argv = ["--work-dir", str(tmp_path), "--expected-mfu"]
+    found = report_of(capsys, *argv, str(0.4 / 0.45))
+    assert ("ragged" in found["scores_nats"]) == has_network
+    found = report_of(capsys, *argv, str(0.4 / 0.7))
+    assert found["class"] == "bad_link"
+    assert ("network" in found["meaning"]) == has_network
+    assert ("hosts" in found["action"]) == has_network
 
 
 def test_unreadable_rows_are_left_out_and_said(tmp_path, capsys):

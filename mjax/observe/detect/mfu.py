@@ -11,7 +11,7 @@ scripts", imbue.com/research/70b-infrastructure/.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
 from mjax.observe.detect.mfu_models import (
@@ -42,6 +42,8 @@ type Kind = Literal[
     "ragged",
 ]
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
+BETWEEN_HOSTS: tuple[Kind, ...] = ("no_gpudirect", "ragged")
+"""Classes whose only causes are in the network between hosts."""
 HEALTHY_ODDS = 8.0
 """Log prior of `healthy` over each other class. Chosen: half of all runs are healthy,
 and eight classes share the other half."""
@@ -86,6 +88,7 @@ def classify(
     marks: Sequence[Mark] = (),
     expected_mfu: float | None = None,
     expected_deviation: float = EXPECTED_DEVIATION,
+    left_out: Collection[Kind] = (),
 ) -> Finding:
     """Classify a series.
 
@@ -97,12 +100,14 @@ def classify(
       expected_mfu: None takes the best level of the series, which hides a level that is
         low from the start.
       expected_deviation: standard deviation of the logarithm of the expected MFU.
+      left_out: classes that cannot apply to the run; never `healthy`.
     Raises:
       ValueError: too few steps are usable, or the series is invalid.
     """
     prepared = prepare(step_end_s, step_s, mfu, marks, expected_mfu, expected_deviation)
     curves = fit_curves(prepared.blocks)
     levels = score_levels(prepared.blocks, curves)
+    levels = {name: each for name, each in levels.items() if name not in left_out}
     dips = score_dips(prepared.dips)
     total: dict[Kind, float] = {}
     for each in KINDS:

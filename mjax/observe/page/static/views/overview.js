@@ -202,9 +202,12 @@ function showReport(box, metrics) {
         "section",
         { class: "panel", "aria-label": "Shape of the MFU" },
         el("h2", {}, `Shape of the MFU: ${String(found.class ?? "unclear").replaceAll("_", " ")}`),
-        el("p", {}, found.meaning ?? ""),
+        found.meaning ? el("p", {}, found.meaning) : null,
         (found.evidence ?? []).map((each) => el("p", { class: "muted" }, each)),
         found.action ? el("p", {}, `To do: ${found.action}`) : null,
+        found.decides?.length
+          ? el("p", {}, `What would decide it: ${found.decides.join("; ")}.`)
+          : null,
       ),
     );
   } else if (metrics?.mfu_problem) {
