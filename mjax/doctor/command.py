@@ -104,8 +104,12 @@ def checks_of(asked: DoctorFlags) -> list[Check]:
         *folders.checks(asked.work_dir, asked.hosts, asked.space_gb),
     ]
     if asked.hardware:
-        mine += [check for check in CHECKS if not check.needs_idle]
+        mine += [_for_start(check) for check in CHECKS if not check.needs_idle]
     return mine
+
+
+def _for_start(check: Check) -> Check:
+    return dataclasses.replace(check, judge=check.judge_for_start or check.judge)
 
 
 def _settings(asked: DoctorFlags, checks: Sequence[Check]) -> Settings:

@@ -262,7 +262,7 @@ def _sum() -> str:
 
 
 def _lines(steps: list[Step], reports: list[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield lines to print: the steps, then each failed check of a host."""
+    """Yield lines to print: the steps, then failed checks and warnings of each host."""
     for step in steps:
         said = f": {step.reason}" if step.reason else f" {step.value}"
         yield f"{step.state:10} together.{step.name}{said}"
@@ -270,7 +270,9 @@ def _lines(steps: list[Step], reports: list[Mapping[str, Any]]) -> Iterator[str]
     hosts = {one["host"]: one for one in sorted(reports, key=lambda one: not one["ok"])}
     for name, report in hosts.items():
         for one in report["checks"]:
-            if one["state"] in ("failed", "incomplete"):
-                yield f"{one['state']:10} {name}: {one['name']}: {one['reason']}"
+            is_warning = one["state"] == "ok" and one["reason"]
+            if is_warning or one["state"] in ("failed", "incomplete"):
+                state = "warning" if is_warning else one["state"]
+                yield f"{state:10} {name}: {one['name']}: {one['reason']}"
     well = sum(one["ok"] for one in hosts.values())
     yield f"{well} of {len(hosts)} hosts are healthy"

@@ -62,6 +62,9 @@ class Check:
     """Whether only an idle host can pass the check."""
     for_training: bool = False
     """Whether the check matters only with GPUs or RDMA, and cannot fail other hosts."""
+    judge_for_start: Judge | None = None
+    """Judge of whether a run can start, where a healthy host requires more; see
+    `mjax.doctor`."""
     failing: Mapping[int, str] = MappingProxyType({})
     """Maps each exit status that is itself a fault of the host to its meaning."""
 

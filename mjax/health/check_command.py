@@ -137,7 +137,7 @@ def shown(
     for state in _ORDER:
         mine = [finding for finding in report.findings if finding.state is state]
         if state is State.OK and not is_all:
-            mine = []
+            mine = [finding for finding in mine if finding.reason]
         if state is State.UNKNOWN and not is_all:
             lines += _grouped(mine)
             mine = []
@@ -145,8 +145,10 @@ def shown(
             value = f" {finding.value}" if finding.value else ""
             limit = f" ({finding.limit})" if finding.limit else ""
             reason = f": {finding.reason}" if finding.reason else ""
-            lines.append(f"{state:10} {finding.name}{value}{limit}{reason}")
-            if state is State.FAILED:
+            is_warning = state is State.OK and bool(finding.reason)
+            word = "warning" if is_warning else state
+            lines.append(f"{word:10} {finding.name}{value}{limit}{reason}")
+            if state is State.FAILED or is_warning:
                 lines.append(f"{'':10} -> {checks[finding.name].action}")
     count = dict.fromkeys(_ORDER, 0)
     for finding in report.findings:

@@ -36,7 +36,8 @@ class Verdict:
     limit: str = ""
     """The limit that the value was compared with."""
     reason: str = ""
-    """Why the state is not ok, with the name of the device."""
+    """Why the state is not ok, with the name of the device; if the state is ok, a
+    warning."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,6 +59,11 @@ def quoted(text: str) -> str:
 def ok(value: object = "", limit: object = "") -> Verdict:
     """Return the verdict of a healthy host."""
     return Verdict(state=State.OK, value=str(value), limit=str(limit))
+
+
+def warned(reason: str, value: object = "", limit: object = "") -> Verdict:
+    """Return the verdict of a host that may be used, with a warning for a person."""
+    return dataclasses.replace(ok(value, limit), reason=reason)
 
 
 def failed(reason: str, value: object = "", limit: object = "") -> Verdict:

@@ -21,13 +21,18 @@ from collections.abc import Mapping, Sequence
 from mjax import checked_json
 from mjax.health import kernel_rules
 from mjax.health.findings import KEPT_TEXTS, UnreadableError
-from mjax.health.kernel_rules import Found, Rules
+from mjax.health.kernel_rules import UNLISTED, Found, Rules
 from mjax.health.sources import Reading
 
 CHUNK_BYTES = 2**20
 MAX_LINE_BYTES = 2**13
 """Maximum length of a line that may be a fault, chosen: as a record of /dev/kmsg. A
 longer line is not searched, and the digest says so."""
+BOOT_S = 300.0
+"""Seconds after which a boot has ended. Chosen: drivers of a host with eight GPUs load
+within five minutes."""
+AT_BOOT = "at boot"
+"""Code of a match of `UNLISTED` in the first `BOOT_S` seconds after the last boot."""
 _MOST_KEYS = 64
 """Number of different faults of a rule that are counted separately, chosen: more than a
 host has devices of a kind. The rest are summed under the device `others`."""
@@ -164,6 +169,9 @@ class Scanner:
 
     def _add(self, found: Found, age_s: float | None, message: str) -> None:
         key = (found.rule, found.device, found.code)
+        since_boot_s = BOOT_S if age_s is None else self._now.uptime_s - age_s
+        if found.rule == UNLISTED and 0 <= since_boot_s < BOOT_S:
+            key = (found.rule, found.device, AT_BOOT)
         if key not in self._matches:
             self._keys[found.rule] = self._keys.get(found.rule, 0) + 1
             if self._keys[found.rule] > _MOST_KEYS:
@@ -273,7 +281,7 @@ def digest(text: str) -> Digest:
         raise UnreadableError("no line has a time: it is not a kernel log")
     if found.num_long:
         raise UnreadableError(f"{found.num_long} lines are too long for a log")
-    known = kernel_rules.shipped().rules.keys() | {kernel_rules.UNLISTED}
+    known = kernel_rules.shipped().rules.keys() | {UNLISTED}
     if any(m.rule not in known or m.count < 1 for m in found.matches) or any(
         age < 0 for age in ages
     ):

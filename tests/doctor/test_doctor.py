@@ -1,20 +1,26 @@
 """`python -m mjax.doctor`: its checks, what makes them fail, and its output."""
 
 import json
+import re
 import signal
 import socket
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
-from mjax.doctor import command, folders, network, probe, software
+from mjax.doctor import command, folders, network, probe, software, together
 from mjax.doctor.facts import check
 from mjax.doctor.facts import probe as source
 from mjax.health import check as checking
+from mjax.health.check_command import shown, to_json
+from mjax.health.checks.table import BY_NAME
 from mjax.health.findings import State
-from mjax.health.settings import Settings
-from mjax.health.sources import Command
+from mjax.health.kernel_rules import RULES_PATH
+from mjax.health.log_digest import Now, Scanner
+from mjax.health.settings import Settings, read_limits
+from mjax.health.sources import Command, Reading
 
 GPUS = {
     "platform": "gpu",
@@ -251,6 +257,42 @@ def test_hardware_is_judged_by_the_checks_of_health():
     assert "processors.load" not in names  # only an idle host passes it
     without = command.checks_of(command.DoctorFlags(hardware=False))
     assert {check.name for check in without} < names
+
+
+def test_an_unlisted_line_of_the_boot_warns_and_a_later_one_fails():
+    (check,) = [
+        one
+        for one in command.checks_of(command.DoctorFlags())
+        if one.name == "kernel.unlisted"
+    ]
+    settings = Settings(limits=read_limits())
+
+    def reading(log: str) -> Reading:
+        scanner = Scanner("dmesg", Now(unix_s=1e9, uptime_s=900.0), is_severe=True)
+        scanner.feed(log.encode())
+        return scanner.reading()
+
+    def judged(log: str) -> checking.Report:
+        finding = checking.judge(check, reading(log), settings)
+        return checking.Report(findings=[finding], readings={}, seconds=0.0)
+
+    boot = "[2.5] Spectre V9: odd (it's)\n"
+    report = judged(boot)
+    assert report.is_ok
+    text = shown(report, is_all=False, checks={check.name: check})
+    line, action, _ = text.splitlines()
+    assert line.startswith("warning    kernel.unlisted 1 of 1 lines")
+    assert action.endswith("allow it as shown.")
+    assert str(RULES_PATH) in line
+    added = "\n".join(re.findall("`(.*?)`", line))
+    (allowed,) = tomllib.loads(added)["allow"]
+    assert re.search(allowed["pattern"], boot)
+    assert next(together._lines([], [to_json(report)])).startswith("warning ")
+    later = judged(boot + "[400.0] sbridge: HANDLING MCE MEMORY ERROR\n")
+    assert not later.is_ok
+    assert "the last: sbridge" in later.findings[0].reason
+    strict = checking.judge(BY_NAME[check.name], reading(boot), settings)
+    assert strict.state is State.FAILED
 
 
 def test_several_hosts_need_a_shared_folder():

@@ -8,13 +8,14 @@ until the next boot. A fault that a reset ends, or that ends by itself, fails it
 """
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from mjax.health import kernel_rules
 from mjax.health.check import Check
-from mjax.health.findings import Verdict, failed, ok
-from mjax.health.kernel_rules import UNLISTED, Rule
-from mjax.health.log_digest import Digest, Match, digest, recent
+from mjax.health.findings import State, Verdict, failed, ok, warned
+from mjax.health.kernel_rules import RULES_PATH, UNLISTED, Rule
+from mjax.health.log_digest import AT_BOOT, Digest, Match, digest, recent
 from mjax.health.logs import Log
 from mjax.health.settings import Settings
 from mjax.health.sources import Command
@@ -239,9 +240,35 @@ def unlisted(text: str, settings: Settings) -> Verdict:
     value = f"{sum(m.count for m in mine)} of {found.num_lines} lines"
     limit = f"none in {window_h} h"
     if num:
-        reason = f"{num} severe lines that match no rule, the last: {mine[-1].line}"
+        line = max(mine, key=_by_order).line
+        reason = (
+            f"{num} severe lines that match no rule, the last: {line}; to allow a "
+            f"harmless line, add to {RULES_PATH}: {_allowance(line)}"
+        )
         return failed(reason, value, limit)
     return ok(value, limit)
+
+
+def _allowance(line: str) -> str:
+    """Return the lines of `kernel_log.toml` that allow a line of the kernel log."""
+    # A literal string of TOML has no quotes and no control characters.
+    plain = "".join("'" if not char.isprintable() else char for char in line)
+    pattern = re.sub(r"([.^$*+?{}\[\]|()\\])", r"\\\1", plain).replace("'", ".")
+    return f"`[[allow]]`, `pattern = '{pattern}'`, `reason = \"why it is harmless\"`"
+
+
+def unlisted_for_start(text: str, settings: Settings) -> Verdict:
+    """Judge like `unlisted`, but only warn of lines that the boot itself wrote."""
+    verdict = unlisted(text, settings)
+    window_h = settings.limit("kernel.unlisted", "window_h")
+    is_of_boot = all(
+        match.code == AT_BOOT
+        for match in digest(text).matches
+        if match.rule == UNLISTED and recent(match.hours, window_h)
+    )
+    if verdict.state is State.FAILED and is_of_boot:
+        return warned(verdict.reason, verdict.value, verdict.limit)
+    return verdict
 
 
 CHECKS = (
@@ -348,6 +375,7 @@ CHECKS = (
         what="A rule matches each line of the levels emerg to crit.",
         source=_SEVERE,
         judge=unlisted,
-        action="Read the line; add a rule or an allowance to kernel_log.toml.",
+        judge_for_start=unlisted_for_start,
+        action="Find out what the line means; if it is harmless, allow it as shown.",
     ),
 )
