@@ -3,7 +3,8 @@
 Input: the config of a launch, and the trainer's flags. Output: the exit code of the
 run. The hosts are simulated: `host-0`, `host-1` and so on are agents on this machine.
 The output of rank 0 is copied to standard output. If this process is killed, the agents
-and their ranks continue, and the same command reconnects to them.
+and their ranks continue, and the same command reconnects to them and copies what rank 0
+writes from then on.
 """
 
 import asyncio
@@ -12,7 +13,7 @@ import secrets
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -80,6 +81,7 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
       OSError: the port of the driver is not available.
     """
     helpers: list[asyncio.Task[None]] = []
+    begin = driver.generation, output_so_far(driver.generation, work_dir)
     serving = asyncio.create_task(driver.run())
     try:
         while not driver.is_listening and not serving.done():
@@ -87,7 +89,7 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
         if driver.is_listening:
             helpers = [
                 asyncio.create_task(agents.keep(driver.address)),
-                asyncio.create_task(follow(driver, work_dir)),
+                asyncio.create_task(follow(lambda: driver.generation, work_dir, begin)),
             ]
         code = await serving
         await asyncio.sleep(2 * _FOLLOW_S)  # the last lines are still copied
@@ -169,9 +171,29 @@ class Agents:
         return self._folder / f"agent-{name}.pid"
 
 
-async def follow(driver: Driver, work_dir: Path) -> None:
-    """Copy the output of rank 0 of each generation to standard output."""
-    generation, place = 0, 0
+def output_so_far(generation: int, work_dir: Path) -> int:
+    """Return the bytes that rank 0 has written, and name the file to a person."""
+    path = log_path(generation_folder(work_dir, generation), 0)
+    try:
+        num_bytes = path.stat().st_size
+    except FileNotFoundError:
+        return 0
+    text = f"launch: earlier output of rank 0 is in {path}"
+    print(text, file=sys.stderr, flush=True)
+    return num_bytes
+
+
+async def follow(
+    newest: Callable[[], int], work_dir: Path, begin: tuple[int, int]
+) -> None:
+    """Copy the output of rank 0 to standard output, of one generation after another.
+
+    Args:
+      newest: returns the number of the current generation.
+      work_dir: work dir of the run.
+      begin: generation to begin with, and the bytes of its output to leave out.
+    """
+    generation, place = begin
     while True:
         path = log_path(generation_folder(work_dir, generation), 0)
         try:
@@ -185,7 +207,7 @@ async def follow(driver: Driver, work_dir: Path) -> None:
         place += len(data)
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-        if not data and generation != driver.generation:
-            generation, place = driver.generation, 0
+        if not data and generation != newest():
+            generation, place = newest(), 0
             continue
         await asyncio.sleep(_FOLLOW_S)

@@ -1,11 +1,16 @@
-"""What a driver says of hosts and saves before there are any."""
+"""What a driver says of hosts, saves, ends and the output of rank 0."""
+
+import asyncio
+import contextlib
 
 import pytest
 
 from mjax.launch.config import RunConfig
-from mjax.launch.driver import Driver
+from mjax.launch.driver import Driver, generation_folder
 from mjax.launch.hosts import HostState
+from mjax.launch.local import follow, output_so_far
 from mjax.launch.messages import Beat, Hello, Ports, RankState
+from mjax.launch.ranks import log_path
 
 
 class Run:
@@ -76,3 +81,44 @@ def test_the_status_says_that_nothing_is_saved_until_something_is(run):
     state = RankState(rank=0, generation=1, pid=1, step=3, saved_step=0)
     launch.one.beat("a", Beat(ranks=[state]), 0.0)
     assert launch.lines()[0].endswith(", step 3, step 0 saved")
+
+
+def test_a_driver_that_is_started_again_repeats_no_output_of_rank_0(tmp_path, capsys):
+    def write(generation, text):
+        path = log_path(generation_folder(tmp_path, generation), 0)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a") as file:
+            file.write(text)
+        return path
+
+    generations = [3]
+
+    async def watch():
+        begin = 3, output_so_far(3, tmp_path)
+        write(3, "step 11\n")
+        watching = asyncio.create_task(follow(lambda: generations[-1], tmp_path, begin))
+        await asyncio.sleep(0)
+        generations.append(4)
+        write(4, "step 12\n")
+        out = ""
+        while "12" not in out:
+            await asyncio.sleep(0.01)
+            out += capsys.readouterr().out
+        watching.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await watching
+        return out
+
+    write(3, "step 1\nstep 10\n")
+    assert output_so_far(2, tmp_path) == 0
+    assert capsys.readouterr().err == ""
+    assert asyncio.run(asyncio.wait_for(watch(), 30.0)) == "step 11\nstep 12\n"
+
+
+def test_the_file_with_the_earlier_output_is_named(tmp_path, capsys):
+    path = log_path(generation_folder(tmp_path, 1), 0)
+    path.parent.mkdir(parents=True)
+    path.write_text("step 1\n")
+    assert output_so_far(1, tmp_path) == 7
+    said = f"launch: earlier output of rank 0 is in {path}\n"
+    assert capsys.readouterr().err == said
