@@ -385,6 +385,11 @@ class Driver:
     def _status_text(self) -> str:
         one = self._supervisor
         lines = [f"{self._work_dir}: {one.progress_text()}"]
+        ages_s = [
+            time.monotonic() - host.heard_s for host in one.hosts.values() if host.ranks
+        ]
+        if ages_s:
+            lines[0] += f"; the ranks reported up to {max(ages_s):.1f} s ago"
         for host in sorted(one.hosts.values(), key=lambda host: host.name):
             heard_s = time.monotonic() - host.heard_s
             ranks = ", ".join(map(str, host.ranks)) or "none"

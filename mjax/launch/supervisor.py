@@ -526,7 +526,10 @@ class Supervisor:
         self._failure = failure
         if failure.cause is not Cause.DONE:
             text = f"{failure.cause}: {failure.text}"
-            self._tell("failure", text, "error", **failure.fields())
+            is_ordered = math.isfinite(self._stop_by_s)  # the ranks were to save
+            is_fine = is_ordered and failure.cause is Cause.PREEMPTED
+            severity = "info" if is_fine else "error"
+            self._tell("failure", text, severity, **failure.fields())
         self._enter(State.STOPPING, now_s)
         self._until_s = now_s + self.config.restart.kill_s
         self._fleet.signal(self.generation, signal.SIGKILL)
@@ -635,7 +638,10 @@ class Supervisor:
     def _end(self, cause: Cause, now_s: float) -> None:
         self.exit_code = code = policy.EXIT_CODES[cause]
         self._enter(State.ENDED, now_s)
-        self._tell("end", f"the run ended with {code}", data={"code": code})
+        text = f"the run ended with {code}"
+        if cause is Cause.PREEMPTED:
+            text = f"stopped as requested, exit code {code}; the same command resumes"
+        self._tell("end", text, data={"code": code})
         for name in self.hosts:
             self._send(name, Quit())
 

@@ -13,6 +13,9 @@ from mjax.processes.progress import Phase
 
 _START = (Phase.IMPORT, Phase.INIT, Phase.BUILD, Phase.COMPILE, Phase.RESTORE)
 
+_SHOWN_S = 0.1
+"""Seconds in a phase from which the text names it; the data have all phases."""
+
 
 class Times:
     """Counts the seconds of successive generations."""
@@ -92,9 +95,14 @@ class Times:
         else:
             return
         by_phase = {phase.name.lower(): state.spent_s[phase] for phase in Phase}
+        longest = ", ".join(
+            f"{name} {spent_s:.1f}"
+            for name, spent_s in by_phase.items()
+            if spent_s >= _SHOWN_S
+        )
         self._tell(
             "times",
-            f"{sum(by_phase.values()):.1f} s of rank {state.rank}",
+            f"rank {state.rank} ran for {sum(by_phase.values()):.1f} s: {longest}",
             rank=state.rank,
             data={
                 "spent_s": by_phase,

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import time
 
 import pytest
 
@@ -79,8 +80,8 @@ def test_the_status_says_that_nothing_is_saved_until_something_is(run):
     launch.join("a")
     launch.start()
     state = RankState(rank=0, generation=1, pid=1, step=3, saved_step=0)
-    launch.one.beat("a", Beat(ranks=[state]), 0.0)
-    assert launch.lines()[0].endswith(", step 3, step 0 saved")
+    launch.one.beat("a", Beat(ranks=[state]), time.monotonic() - 7.0)
+    assert ", step 3, step 0 saved; the ranks reported up to 7." in launch.lines()[0]
 
 
 def test_a_driver_that_is_started_again_repeats_no_output_of_rank_0(tmp_path, capsys):

@@ -462,6 +462,10 @@ def test_a_stop_lets_the_ranks_save_and_ends_with_42():
     assert {m.number for _, m in cluster.messages(Signal)} == {signal.SIGTERM}
     cluster.go(2)
     assert cluster.supervisor.exit_code == 42
+    (end,) = cluster.kinds("end")
+    assert end.text == "stopped as requested, exit code 42; the same command resumes"
+    (failure,) = cluster.kinds("failure")
+    assert (failure.severity, failure.data["cause"]) == ("info", "preempted")
 
 
 def test_a_drained_host_leaves_when_all_have_saved():

@@ -33,6 +33,7 @@ def test_when_a_rank_was_to_be_started_follows_from_its_first_message(times, tol
     times.ended(last, lambda rank: 9.0, 24.0)
     (event,) = told
     assert (event.kind, event.rank) == ("times", 0)
+    assert event.text == "rank 0 ran for 3.0 s: step 3.0"
     assert event.data["asked_s"] == pytest.approx(20.25)
     assert event.data["silent_s"] == 0.0
 
