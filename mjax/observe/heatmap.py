@@ -208,7 +208,8 @@ def as_text(times: StepTimes, report: Report, most_rows: int) -> list[str]:
     ]
     if not times.has_stamps:
         lines.append(
-            "slow GPUs are not visible without stamps; train with --observe.stamps True"
+            "slow GPUs are not visible without stamps, which Hopper and Blackwell GPUs "
+            "write by default (--observe.stamps)"
         )
     if len(times.units) < 3:
         lines.append("two processes have no majority: no host is named")

@@ -31,6 +31,7 @@ Host clocks differ, so they are shifted until the sync ends at the same time for
 
 import collections
 import dataclasses
+import math
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -107,10 +108,13 @@ def read_steps(files: Sequence[SpanFile]) -> Steps:
                 lines[line.step] += line.spans
         streams = {span.stream for spans in lines.values() for span in spans}
         devices = [name for name in streams if name.startswith("device:")]
+        if not devices and math.prod(file.header.mesh.values()) == 1:
+            raise ValueError("the run has one device, so no other waits for it")
         if not devices:
             raise ValueError(
                 f"{file.path} has no spans of devices, so the rank that the others "
-                "wait for is unknown; run with --observe.stamps True"
+                "wait for is unknown; stamps record them, by default on Hopper and "
+                "Blackwell GPUs (--observe.stamps)"
             )
         left_out = _interrupted(file.lines)
         for stream in sorted(devices, key=lambda name: int(name.partition(":")[2])):

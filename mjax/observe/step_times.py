@@ -12,6 +12,7 @@ process, and the phases are those of its host.
 
 import collections
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -80,7 +81,13 @@ def step_times(files: Sequence[SpanFile], last: int | None = None) -> StepTimes:
     generation = max(found.header.generation for found in files)
     files = [found for found in files if found.header.generation == generation]
     if len(files) < 2:
-        host = files[0].header.host
+        header = files[0].header
+        host = header.host
+        if len(header.devices) == math.prod(header.mesh.values()):
+            raise ValueError(
+                f"generation {generation} has one rank (on {host}), and no other to "
+                "compare it with"
+            )
         raise ValueError(
             f"generation {generation} has spans of one rank only (on {host}), but "
             "stragglers are found by comparison; if the run had more ranks, copy "

@@ -75,8 +75,8 @@ def stragglers(feed: Feed, processes: Sequence[Process]) -> dict[str, Any]:
             problems.append("two processes have no majority: no host is named")
         if not times.has_stamps:
             problems.append(
-                "slow GPUs are not visible without stamps; train with "
-                "--observe.stamps True"
+                "slow GPUs are not visible without stamps, which Hopper and Blackwell "
+                "GPUs write by default (--observe.stamps)"
             )
         return {**found, "problems": problems}
 

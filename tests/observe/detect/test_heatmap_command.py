@@ -9,7 +9,15 @@ import pytest
 
 from mjax.observe import heat_page, heatmap
 from mjax.observe.heat_page import Heat
-from mjax.observe.spans import Header, Line, Span, encode, file_name, read_run
+from mjax.observe.spans import (
+    FOLDER,
+    Header,
+    Line,
+    Span,
+    encode,
+    file_name,
+    read_run,
+)
 from mjax.observe.step_times import StepTimes, step_times
 
 MS = 1_000_000
@@ -288,10 +296,20 @@ def test_colours_go_from_blue_over_white_to_orange():
     assert heat_page.colour(float("nan")) == "#d9d9d9"
 
 
+def test_a_rank_whose_peers_have_no_files_is_not_judged(tmp_path, capsys):
+    write_run(tmp_path, HOSTS)
+    first, *others = sorted((tmp_path / FOLDER).iterdir())
+    for path in others:
+        path.unlink()
+    code, _, err = run(capsys, "--work-dir", tmp_path)
+    assert code == 2
+    assert f"has spans of one rank only (on {first.name.partition('-')[0]})" in err
+
+
 @pytest.mark.parametrize(
     ("hosts", "steps", "says"),
     [
-        (("node1",), STEPS, "generation 1 has spans of one rank only (on node1)"),
+        (("node1",), STEPS, "generation 1 has one rank (on node1), and no other to"),
         (HOSTS, 0, "generation 1 has run no step yet"),
         (HOSTS, 7, "7 steps are too few"),
     ],

@@ -107,7 +107,29 @@ def test_a_run_without_stamps_is_refused(tmp_path, capsys):
     for path in (tmp_path / FOLDER).iterdir():
         path.write_bytes(path.read_bytes().replace(b"device:", b"step:"))
     assert main(["--work-dir", str(tmp_path)]) == 2
-    assert "run with --observe.stamps True" in capsys.readouterr().err
+    assert "stamps record them, by default on Hopper" in capsys.readouterr().err
+
+
+def test_a_run_of_one_device_is_not_advised_to_record_stamps(tmp_path, capsys):
+    write_run(tmp_path, {})
+    for path in sorted((tmp_path / FOLDER).iterdir()):
+        header = json.loads(path.read_bytes().partition(b"\n")[0])
+        if header["rank"] != 0:
+            path.unlink()
+            continue
+        alone = dict.fromkeys(header["mesh"], 1)
+        text = path.read_bytes().replace(b"device:", b"step:")
+        for old, new in ((header["mesh"], alone), (header["devices"], [0])):
+            shown = [
+                json.dumps(one, separators=(",", ":")).encode() for one in (old, new)
+            ]
+            assert shown[0] in text
+            text = text.replace(*shown, 1)
+        path.write_bytes(text)
+    assert main(["--work-dir", str(tmp_path)]) == 2
+    err = capsys.readouterr().err
+    assert "the run has one device, so no other waits for it" in err
+    assert "stamps" not in err
 
 
 def test_steps_that_are_not_there_are_refused(tmp_path, capsys):

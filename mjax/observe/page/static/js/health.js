@@ -119,7 +119,7 @@ export function slow(store) {
   const asks = "Who is slow?";
   const found = store.get("stragglers");
   if (!found) return { asks, level: "none", says: "Not known yet", why: "" };
-  if (found.problem) return { asks, level: "none", says: "Not known yet", why: found.problem };
+  if (found.problem) return { asks, level: "none", says: "Not known", why: found.problem };
   if (!found.outliers.length) {
     return {
       asks,
