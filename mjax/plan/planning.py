@@ -19,6 +19,7 @@ from mjax.plan.hlo.analysis import analyse
 from mjax.plan.hlo.frames import read_frames
 from mjax.plan.hlo.parse import parse
 from mjax.plan.options import Topology
+from mjax.plan.pictures import pictures
 from mjax.plan.replay import replay
 from mjax.plan.result import (
     COMPUTE_PARTS,
@@ -176,7 +177,7 @@ def read_schedule(
         communication=reading.communication(analysis, every, taken),
         modelled=modelled,
         sources=sources,
-        pictures=reading.pictures(module, analysis, replayed, taken),
+        pictures=pictures(module, analysis, replayed, taken),
         timed_by_bytes=replayed.timed_by_bytes,
     )
 

@@ -112,40 +112,6 @@ def test_a_choice_taken_less_often_takes_less_time_and_sends_less():
     assert model.exposed_s["tp"] == pytest.approx(all_taken.exposed_s["tp"] * 2 / 5)
 
 
-def test_pictures_are_of_what_takes_the_time_and_count_its_runs():
-    module, analysis = recorded("pipeline")
-    runs = reading.count_runs(module, analysis)
-    found = reading.pictures(module, analysis, played(module, analysis), runs)
-    assert {p.name: p.runs for p in found}["layer"] == 15
-    assert {p.where for p in found} == {"the body of a loop", "a branch"}
-    times = [
-        p.runs * sum(s.stop_s - s.start_s for s in p.spans if s.kind != "loop")
-        for p in found
-    ]
-    assert times == sorted(times, reverse=True)
-
-
-@pytest.mark.parametrize(
-    ("scopes", "passes"),
-    [
-        ("", ()),
-        ("phase.forward/", ("forward",)),
-        ("phase.forward/transpose(jvp())/", ("backward",)),
-        ("phase.loss/", ("head and loss",)),
-    ],
-)
-def test_a_picture_is_named_by_the_scopes_of_its_kernels(scopes, passes):
-    text = text_of("layers").replace("shard_map/while", f"shard_map/{scopes}while")
-    module = parse_module(text)
-    analysis = analyse(module, *MESHES["layers"])
-    runs = reading.count_runs(module, analysis)
-    found = reading.pictures(module, analysis, played(module, analysis), runs)
-    assert {p.name: p.passes for p in found}["region_0.2_spmd"] == passes
-    whole = next(p for p in found if p.where == "the whole step")
-    assert {s.passes for s in whole.spans if s.kind == "loop"} == {passes}
-    assert not any(s.passes for s in whole.spans if s.stream != "compute")
-
-
 def test_the_largest_kernels_bound_by_memory_are_named_by_their_origin():
     module, analysis = recorded("layers")
     runs = reading.count_runs(module, analysis)
