@@ -1,7 +1,7 @@
 """Count how often a pipeline stage takes a conditional's heavy branch.
 
 Input: the op_name of a conditional, and the schedule. Output: the fraction of the
-iterations of its loop in which the heavy branch runs.
+iterations of its loop in which the heavy branch runs, and what that branch computes.
 
 The analysis assumes the heaviest branch of every conditional in every tick. In a
 pipeline this is too often:
@@ -29,6 +29,22 @@ _CHOICE_OF_TICK = re.compile(
 )
 """op_name of a conditional of `mjax.pipeline.tick`. Conditionals of a layer are nested
 more deeply, and the one that skips a half-tick has its own scope."""
+
+
+_PARTS = {
+    f"{scopes.phase('loss')}/": "head and loss",
+    f"{scopes.phase('backward')}/": "backward pass of the embedding",
+    f"{scopes.EXCHANGE}/": "change of virtual stage",
+    f"{scopes.phase('backward')}/{scopes.EXCHANGE}/": "change of virtual stage",
+    "": "embedding",
+}
+"""Part of a tick that a conditional decides, by the scopes in its op_name."""
+
+
+def choice(op_name: str) -> str | None:
+    """Name the part of a tick that a conditional decides; None if it is another one."""
+    found = _CHOICE_OF_TICK.search(op_name)
+    return None if found is None else _PARTS[found["kind"]]
 
 
 def taken_share(op_name: str, schedule: Schedule | None) -> float:

@@ -1,10 +1,11 @@
 """Draw a plan as an HTML page: the schedule as streams, and the text of the page.
 
-Input: a `Plan`. Output: a self-contained page without scripts. Each picture is a
-computation of the compiled program, in modelled time. Its lanes, from the top: passes
-of the step, compute and waits, the links inside the node, the network between nodes,
-the link to the host. Boxes too narrow to see are merged with their neighbours. The page
-supports light and dark colour schemes.
+Input: a `Plan`. Output: a self-contained page without scripts. The first picture is the
+whole step, as long as the modelled step; the others are computations of the compiled
+program that the step executes. Lanes of a picture, from the top: passes of the step,
+compute and waits, the links inside the node, the network between nodes, the link to the
+host. Boxes too narrow to see are merged with their neighbours. The page supports light
+and dark colour schemes.
 """
 
 import dataclasses
@@ -12,7 +13,7 @@ import html
 from collections.abc import Iterator, Sequence
 
 from mjax.plan.page import page, title
-from mjax.plan.result import Picture, Plan, Span
+from mjax.plan.result import WHOLE_STEP, Picture, Plan, Span
 
 _WIDTH = 1200
 _LEFT = 110
@@ -41,6 +42,7 @@ COLOURS = {
     "kernel": ("#1d7a5c", "attention or another hand-written kernel"),
     "memory": ("#b9c7d6", "memory-bound kernel"),
     "loop": ("#8f8fb5", "loop: its body is drawn below"),
+    "branch": ("#6fb0b8", "branch of a conditional"),
     "wait": ("#d43d2a", "waiting: communication that is not overlapped"),
     "tp": ("#e6a817", "over tp"),
     "dp": ("#8c5fb0", "over dp"),
@@ -50,9 +52,12 @@ COLOURS = {
 }
 """Fill and meaning, by kind of box."""
 
+_LEAST_BRANCH = 0.05
+"""A branch with less than this fraction of a picture's time is not named."""
+
 _LABELS = {"product": "matmul", "kernel": "kernel", "memory": "memory"}
 """Labels of wide boxes whose label differs from the kind."""
-_DARK_INK = ("memory", "loop", "tp", "pp")
+_DARK_INK = ("memory", "loop", "branch", "tp", "pp")
 """Kinds with a light fill and dark labels."""
 _WIDE, _SEAM = 6.0, 0.8
 """Pixels: a box at least this wide is drawn narrower, to leave a gap to its
@@ -71,7 +76,7 @@ body { font: 15px/1.5 ui-sans-serif, Helvetica, Arial, sans-serif; color: var(--
        background: var(--paper); margin: 2em auto; max-width: 1400px;
        padding: 0 1.5em; }
 h1 { font-size: 1.3em; } h2 { font-size: 1em; margin: 1.2em 0 0.2em; }
-h2 small { font-weight: normal; color: var(--faint); }
+h2 + p { margin: 0; font-size: 0.93em; color: var(--faint); }
 pre { font: 13px/1.45 ui-monospace, Menlo, Consolas, monospace; overflow-x: auto;
       background: var(--panel); padding: 1em; border-radius: 6px; }
 .picture { overflow-x: auto; }
@@ -108,7 +113,7 @@ def document(plan: Plan) -> str:
 
 def svg(picture: Picture) -> str:
     """Draw one pass of a computation as an SVG image."""
-    total_s = max(span.stop_s for span in picture.spans)
+    total_s = _total_s(picture)
     scale = _WIDTH / total_s
     height = _FOOT + _AXIS
     label = html.escape(_heading(picture), quote=True)
@@ -213,19 +218,40 @@ def _lane(spans: Sequence[Span], streams: tuple[str, ...]) -> list[Span]:
 
 
 def _section(picture: Picture) -> str:
-    runs = "once" if picture.runs == 1 else f"{picture.runs:,} times"
     return (
-        f"<h2>{html.escape(_heading(picture))}: runs {runs} per step "
-        f"<small title='{html.escape(picture.name, quote=True)}'>"
-        f"{html.escape(picture.where)}</small></h2>\n"
+        f"<h2 title='{html.escape(picture.name, quote=True)}'>"
+        f"{html.escape(_heading(picture))}</h2>\n"
+        f"{_note(picture)}"
         f"<div class='picture'>\n{svg(picture)}\n</div>"
     )
 
 
 def _heading(picture: Picture) -> str:
-    """Return the title of a picture from its passes, such as "Forward, backward"."""
-    words = ", ".join(picture.passes) or picture.where
-    return words[:1].upper() + words[1:]
+    """Return the title of a picture: its place, its passes, and how often it runs."""
+    words = picture.where[:1].upper() + picture.where[1:]
+    if picture.where == WHOLE_STEP:
+        return words
+    passes = f": {', '.join(picture.passes)}" if picture.passes else ""
+    return f"{words}{passes}; {picture.runs:,} per step"
+
+
+def _note(picture: Picture) -> str:
+    """Say how long a mean pass is if some branches do not run in every pass."""
+    if not picture.branches:
+        return ""
+    total_s = _total_s(picture)
+    named = [b for b in picture.branches if b.seconds > _LEAST_BRANCH * total_s]
+    rarely = [f"{b.part} ({_time(b.seconds)}) runs in {b.runs:.3g}" for b in named]
+    if len(named) < len(picture.branches):
+        rarely.append("short branches run in some")
+    return (
+        f"<p>Drawn with every branch, {_time(total_s)}. The mean of the "
+        f"{picture.runs:,} is {_time(picture.mean_s)}: {', '.join(rarely)}.</p>\n"
+    )
+
+
+def _total_s(picture: Picture) -> float:
+    return max(span.stop_s for span in picture.spans)
 
 
 def _pass_box(span: Span, scale: float) -> str:
@@ -262,8 +288,8 @@ def _box(span: Span, lane: int, scale: float) -> str:
         f"height='{_LANE}' fill='{fill}'><title>{html.escape(what)}</title></rect>"
     )
     words = f"wait {span.kind}" if kind == "wait" else _LABELS.get(kind, kind)
-    if kind == "loop" and span.passes:
-        long = f"loop: {', '.join(span.passes)}"
+    if kind in ("loop", "branch") and span.passes:
+        long = f"{kind}: {', '.join(span.passes)}"
         words = long if width >= _LETTER * len(long) + 6 else words
     return box + _label(words, x, width, y, "dark" if kind in _DARK_INK else "light")
 

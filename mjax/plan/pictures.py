@@ -1,18 +1,28 @@
 """Draw the computations of a compiled step that take most of its time.
 
 Input: a module, its analysis and its replay. Output: the pictures of a `Plan`.
+
+The replay executes the heaviest branch of every conditional in every tick of a
+pipeline, although the schedule executes some of them less often (`choices`). In the
+picture of the whole step, branches and loops take their mean times, in which a branch
+counts as often as it runs. So this picture is as long as the modelled step. The other
+pictures are one pass in which all branches run; only their inner loops take mean times.
 """
 
 import collections
 import functools
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from mjax import scopes
+from mjax.pipeline.schedule import Schedule
+from mjax.plan.choices import choice, taken_share
 from mjax.plan.hlo.analysis import Analysis
-from mjax.plan.hlo.parse import Module
+from mjax.plan.hlo.parse import Instruction, Module
 from mjax.plan.reading import Runs
 from mjax.plan.replay import Event, Replay
-from mjax.plan.result import Picture, Span
+from mjax.plan.result import WHOLE_STEP, Branch, Picture, Span
 
 _PICTURES = 6
 """Number of computations to draw: those with the largest part of the step."""
@@ -24,45 +34,162 @@ _PASSES = {"loss": "head and loss", "grad_norm": "gradient norm"}
 """Usual names of passes that differ from the names of their scopes."""
 
 
+_ITERATIONS: Mapping[scopes.Unit, str] = {
+    "ticks": "tick",
+    "microbatches": "microbatch",
+    "layers": "iteration",  # it may compute several layers
+}
+
+
 def pictures(
-    module: Module, analysis: Analysis, found: Replay, runs: Runs
+    module: Module,
+    analysis: Analysis,
+    found: Replay,
+    *,
+    every: Runs,
+    taken: Runs,
+    schedule: Schedule | None,
 ) -> tuple[Picture, ...]:
-    """Choose the computations with most of the step's time, and draw them.
+    """Draw the whole step, and then the computations with most of its time.
 
     Args:
       module: the step.
       analysis: analysis of this module.
       found: the replay.
-      runs: number of runs of each computation in a step.
+      every: number of runs of each computation if heavy branches always run.
+      taken: number of runs of each computation by the schedule.
+      schedule: pipeline schedule; None with one stage.
     """
 
     def own_s(name: str) -> float:
         events = found.timeline[name]
         return sum((e.stop_s - e.start_s for e in events if e.kind != "loop"), 0.0)
 
-    names = sorted(found.timeline, key=lambda n: -own_s(n) * runs[n])
-    times = _phase_times(module, analysis, found)
-    return tuple(
-        Picture(
-            name=name,
-            where=_where(module, analysis, name),
-            passes=_named(times(name)),
-            runs=round(runs[name]),
-            spans=tuple(
-                Span(
-                    stream=e.stream,
-                    name=e.name,
-                    kind=e.role or e.kind,
-                    start_s=e.start_s,
-                    stop_s=e.stop_s,
-                    passes=_named(times(name, e)) if e.stream == "compute" else (),
-                )
-                for e in found.timeline[name]
-            ),
-        )
-        for name in names[:_PICTURES]
-        if own_s(name) > 0
+    inner = sorted(
+        (name for name in found.timeline if name != module.entry and own_s(name) > 0),
+        key=lambda name: -own_s(name) * taken[name],
     )
+    phases = _phase_times(module, analysis, found)
+    means = _Means(module, analysis, found, every, schedule)
+    return tuple(
+        _picture(module, analysis, name, round(taken[name]), means, phases)
+        for name in [module.entry, *inner][:_PICTURES]
+    )
+
+
+def _picture(
+    module: Module,
+    analysis: Analysis,
+    name: str,
+    runs: int,
+    means: "_Means",
+    phases: Callable[..., Mapping[str, float]],
+) -> Picture:
+    """Draw one pass of a computation."""
+    computation = module.computations[name]
+    spans, branches = [], []
+    for event, start_s, stop_s in means.drawn(name):
+        x = computation.by_name[event.name]
+        is_branch = event.kind == "loop" and bool(x.branches)
+        passes = _named(phases(name, event)) if event.stream == "compute" else ()
+        span = Span(
+            stream=event.stream,
+            name=event.name,
+            kind="branch" if is_branch else event.role or event.kind,
+            start_s=start_s,
+            stop_s=stop_s,
+            passes=passes,
+        )
+        spans.append(span)
+        share = means.share(x)
+        if is_branch and share < 1 and name != module.entry:
+            part = choice(x.op_name)
+            assert part is not None  # other conditionals always run
+            branches.append(
+                Branch(part=part, runs=runs * share, seconds=stop_s - start_s)
+            )
+    return Picture(
+        name=name,
+        where=_where(module, analysis, name),
+        passes=_named(phases(name)),
+        runs=runs,
+        mean_s=means.pass_s(name),
+        spans=tuple(spans),
+        branches=tuple(branches),
+    )
+
+
+class _Means:
+    """Mean times of computations in a step, by the schedule of the pipeline."""
+
+    def __init__(
+        self,
+        module: Module,
+        analysis: Analysis,
+        found: Replay,
+        every: Runs,
+        schedule: Schedule | None,
+    ) -> None:
+        self.module = module
+        self.calls = analysis.calls
+        self.timeline = found.timeline
+        self.schedule = schedule
+        self.waits_s: dict[str, float] = collections.defaultdict(float)
+        for (name, _), seconds in found.waits_s.items():
+            self.waits_s[name] += seconds / every[name]
+        self.pass_s = functools.cache(self._pass_s)
+
+    def share(self, x: Instruction) -> float:
+        """Return the fraction of passes of its computation in which a call runs."""
+        return taken_share(x.op_name, self.schedule) if x.branches else 1.0
+
+    def call_s(self, name: str, x: Instruction) -> float:
+        """Return the seconds of a loop or a branch, when it runs."""
+        called = self.calls.get((name, x.name), ())
+        return sum((turns * self.pass_s(body) for body, turns in called), 0.0)
+
+    def _pass_s(self, name: str) -> float:
+        """Return the seconds of the compute stream in a mean pass."""
+        own_s = sum(
+            e.stop_s - e.start_s
+            for e in self.timeline[name]
+            if e.stream == "compute" and e.kind != "loop"
+        )
+        return sum(
+            (
+                self.share(x) * self.call_s(name, x)
+                for x in self.module.computations[name].instructions
+            ),
+            own_s + self.waits_s[name],
+        )
+
+    def drawn(self, name: str) -> list[tuple[Event, float, float]]:
+        """Return the events of a pass, with the seconds at which they start and stop.
+
+        A loop of another length than in the replay moves everything that follows it.
+        Transfers during the loop shrink or grow with it. Branches that never run are
+        not in the step.
+        """
+        events = self.timeline[name]
+        by_name = self.module.computations[name].by_name
+        is_step = name == self.module.entry
+        replayed, drawn, later_s = [0.0], [0.0], 0.0
+        for e in events:
+            if e.kind == "loop" and e.stop_s > e.start_s:
+                x = by_name[e.name]
+                mean_s = self.call_s(name, x) * (self.share(x) if is_step else 1.0)
+                replayed += [e.start_s, e.stop_s]
+                drawn += [e.start_s + later_s, e.start_s + later_s + mean_s]
+                later_s += mean_s - (e.stop_s - e.start_s)
+        end_s = max((e.stop_s for e in events), default=0.0)
+        replayed.append(end_s)
+        drawn.append(end_s + later_s)
+        edges = np.interp([(e.start_s, e.stop_s) for e in events], replayed, drawn)
+        return [
+            (e, float(start_s), float(stop_s))
+            for e, (start_s, stop_s) in zip(events, edges, strict=True)
+            if e.kind != "loop" or stop_s > start_s
+        ]
 
 
 def _phase_times(
@@ -111,9 +238,11 @@ def _where(module: Module, analysis: Analysis, name: str) -> str:
             continue
         x = module.computations[outer].by_name[call]
         if x.branches:
-            return "a branch"
+            return "one run of a branch"
+        if x.opcode != "while":
+            return "one call"
         loop = scopes.read(x.op_name).own_loop
-        return (
-            f"the body of the loop over {loop.unit}" if loop else "the body of a loop"
-        )
-    return "the whole step"
+        if loop is None:
+            return "one iteration of a loop"
+        return f"one {_ITERATIONS[loop.unit]} of the loop over {loop.unit}"
+    return WHOLE_STEP

@@ -177,7 +177,9 @@ def read_schedule(
         communication=reading.communication(analysis, every, taken),
         modelled=modelled,
         sources=sources,
-        pictures=pictures(module, analysis, replayed, taken),
+        pictures=pictures(
+            module, analysis, replayed, every=every, taken=taken, schedule=schedule
+        ),
         timed_by_bytes=replayed.timed_by_bytes,
     )
 

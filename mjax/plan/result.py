@@ -27,6 +27,8 @@ context of CUDA, the buffers of NCCL, and the workspaces of libraries."""
 
 SECONDS_PER_DAY = 86_400
 
+WHOLE_STEP = "the whole step"
+"""Place of the picture of the step; the other pictures are parts of it."""
 IDLE = "idle slots of the pipeline"
 HOST = "host"
 """Role of copies between GPU and host."""
@@ -153,11 +155,23 @@ class Span:
     """compute, wait, node (the links inside a node), network, or host (its link)."""
     name: str
     kind: str
-    """Kind of work: product (a matmul), kernel, memory, loop, or a role such as tp."""
+    """Kind of work: product (a matmul), kernel, memory, loop, branch, or a role such as
+    tp."""
     start_s: float
     stop_s: float
     passes: tuple[str, ...] = ()
     """Its passes, as in `Picture`; of a loop, those of its body. Empty for links."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A branch in a picture that does not run in every pass. It is drawn in full."""
+
+    part: str
+    """What it computes, such as: head and loss."""
+    runs: float
+    """Number of runs in a step; for changes of virtual stage, a mean over stages."""
+    seconds: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,12 +181,16 @@ class Picture:
     name: str
     """Its name in the compiled program."""
     where: str
-    """Its place in the step, such as: the body of the loop over ticks."""
+    """Its place in the step: `WHOLE_STEP`, or such as: one tick of the loop over
+    ticks."""
     passes: tuple[str, ...]
     """Names of the passes, such as forward; empty if no scope names them."""
     runs: int
     """Number of passes in a step."""
+    mean_s: float
+    """Seconds of a mean pass in the step: branches count as often as they run."""
     spans: tuple[Span, ...]
+    branches: tuple[Branch, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

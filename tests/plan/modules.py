@@ -3,6 +3,7 @@
 import pathlib
 
 from mjax.mesh.axes import AxisSizes
+from mjax.pipeline.schedule import build
 from mjax.plan.hlo.analysis import Analysis, analyse
 from mjax.plan.hlo.parse import Module, parse
 
@@ -26,6 +27,30 @@ def recorded(name: str) -> tuple[Module, Analysis]:
     """Return a recorded module and its analysis."""
     module = parse(text_of(name))
     return module, analyse(module, *MESHES[name])
+
+
+LOSS_OF_TICK = "branch_computations={%idle, %loss, %norm}"
+TICKS = "jit(train_step)/phase.forward/shard_map/ticks.0.1.5/while/body"
+"""Scopes around the body of the recorded pipeline's loop over ticks."""
+SCHEDULE = build("interleaved-1f1b", num_stages=2, num_chunks=2, num_microbatches=2)
+"""Five ticks have forward slots; the loss is in the last two of them."""
+
+
+def with_choice(op_name: str, after: str = "") -> tuple[Module, Analysis]:
+    """Return the recorded pipeline with a name for the choice that holds the loss.
+
+    Args:
+      op_name: of the conditional.
+      after: instructions after the loop over ticks, of which the last is the root.
+    """
+    text = text_of("pipeline").replace(
+        LOSS_OF_TICK, f'{LOSS_OF_TICK}, metadata={{op_name="{op_name}"}}'
+    )
+    if after:
+        text = text.replace("ROOT %ticks", "%ticks").removesuffix("}\n")
+        text = f"{text}{after}}}\n"
+    module = parse(text)
+    return module, analyse(module, *MESHES["pipeline"])
 
 
 def written(entry: str, body: str = "", turns: int = 2) -> tuple[Module, Analysis]:

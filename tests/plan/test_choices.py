@@ -3,7 +3,7 @@
 import pytest
 
 from mjax.pipeline.schedule import build
-from mjax.plan.choices import taken_share
+from mjax.plan.choices import choice, taken_share
 
 STAGES, CHUNKS, MICROBATCHES = 4, 3, 8
 SCHEDULE = build(
@@ -38,6 +38,22 @@ def times(kind: str) -> float:
 )
 def test_a_choice_is_taken_as_often_as_the_schedule_says(kind: str, expected: int):
     assert times(kind) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("op_name", "part"),
+    [
+        ("phase.loss/cond", "head and loss"),
+        ("phase.backward/cond", "backward pass of the embedding"),
+        ("cond", "embedding"),
+        ("exchange/cond", "change of virtual stage"),
+        ("phase.backward/exchange/cond", "change of virtual stage"),
+        ("skip/cond", None),
+        ("while/body/cond", None),
+    ],
+)
+def test_a_choice_has_the_name_of_what_it_computes(op_name: str, part: str | None):
+    assert choice(f"f/shard_map/ticks.0.1.4/while/body/{op_name}") == part
 
 
 def test_a_loop_whose_ticks_all_have_a_loss_takes_it_every_time():

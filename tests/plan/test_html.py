@@ -8,7 +8,7 @@ import xml.etree.ElementTree as ET
 import pytest
 
 from mjax.plan.html import COLOURS, document, joined, passes, svg
-from mjax.plan.result import Span
+from mjax.plan.result import WHOLE_STEP, Branch, Span
 from tests.plan.plans import PICTURE, make_plan
 
 
@@ -33,14 +33,34 @@ def test_a_page_needs_nothing_from_elsewhere():
 def test_names_of_the_program_are_escaped():
     text = document(make_plan())
     assert "body<1>" not in text
-    assert "<small title='body&lt;1&gt;'>the body of the loop over ticks<" in text
+    assert "<h2 title='body&lt;1&gt;'>One tick of the loop over ticks: " in text
 
 
-def test_a_picture_is_named_by_its_passes_or_else_by_its_place():
-    assert "<h2>Forward, head and loss: runs 40 times" in document(make_plan())
-    plain = dataclasses.replace(PICTURE, passes=())
-    text = document(make_plan(pictures=(plain,)))
-    assert "<h2>The body of the loop over ticks: runs" in text
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({}, "One tick of the loop over ticks: forward, head and loss; 40 per step"),
+        ({"passes": ()}, "One tick of the loop over ticks; 40 per step"),
+        ({"where": WHOLE_STEP, "runs": 1}, "The whole step"),
+    ],
+)
+def test_a_title_says_what_a_picture_is(changes, words):
+    picture = dataclasses.replace(PICTURE, **changes)
+    assert f">{words}</h2>" in document(make_plan(pictures=(picture,)))
+
+
+def test_a_branch_that_runs_in_some_ticks_only_is_named_with_the_mean():
+    rarely = (
+        Branch(part="head and loss", runs=30.0, seconds=2e-3),
+        Branch(part="embedding", runs=20.0, seconds=1e-4),
+    )
+    picture = dataclasses.replace(PICTURE, mean_s=7.45e-3, branches=rarely)
+    text = document(make_plan(pictures=(picture,)))
+    assert (
+        "<p>Drawn with every branch, 8 ms. The mean of the 40 is 7.45 ms: head and "
+        "loss (2 ms) runs in 30, short branches run in some.</p>"
+    ) in text
+    assert "Drawn with every branch" not in document(make_plan())
 
 
 def labels(text: str) -> list[tuple[str, float]]:

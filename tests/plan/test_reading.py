@@ -5,37 +5,22 @@ import pytest
 from mjax.config.command_line import parse
 from mjax.hardware.gpus import GPUS
 from mjax.model.counts import flops_per_token, visible_pairs
-from mjax.pipeline.schedule import build
 from mjax.plan import reading
 from mjax.plan.cost import CostModel
-from mjax.plan.hlo.analysis import analyse
 from mjax.plan.hlo.parse import parse as parse_module
 from mjax.plan.options import Topology
 from mjax.plan.replay import Replay, replay
 from mjax.recipes import RECIPES
-from tests.plan.modules import MESHES, recorded, text_of
+from tests.plan.modules import SCHEDULE, TICKS, recorded, text_of, with_choice
 
 TOPOLOGY = Topology(gpu="h200", nodes=2, gpus_per_node=4)
 FLAGS = "--recipe debug --model.layers 4 --batch.size 16 --batch.microbatches 4"
 CONFIG = parse(FLAGS.split(), RECIPES, "prog")[0]
-LAST = "branch_computations={%idle, %loss, %norm}"
-SCHEDULE = build("interleaved-1f1b", num_stages=2, num_chunks=2, num_microbatches=2)
-"""Five ticks have forward slots; the loss is in the last two of them."""
 NO_SLOTS: reading.Slots = frozenset()
-TICKS = "jit(train_step)/phase.forward/shard_map/ticks.0.1.5/while/body"
 
 
 def played(module, analysis) -> Replay:
     return replay(module, analysis, CostModel.of(GPUS["h200"]))
-
-
-def with_choice(op_name: str):
-    """Return the recorded pipeline with a name for the choice that holds the loss."""
-    text = text_of("pipeline").replace(
-        LAST, f'{LAST}, metadata={{op_name="{op_name}"}}'
-    )
-    module = parse_module(text)
-    return module, analyse(module, *MESHES["pipeline"])
 
 
 @pytest.mark.parametrize("name", ["layers", "groups", "pipeline"])
