@@ -349,4 +349,4 @@ def _of_shard(plan: Plan, shard: int) -> dict[str, Any]:
 
 def _signed(num_bytes: float) -> str:
     sign = "+" if num_bytes >= 0 else "-"
-    return f"{sign}{in_units(abs(num_bytes))} a GPU, modelled"
+    return f"{sign}{in_units(abs(num_bytes))} a GPU, estimated before compilation"

@@ -189,7 +189,10 @@ def advice_lines(plan: Plan) -> Iterator[str]:
         yield f"bottleneck (modelled): {plan.bottleneck}"
     if not plan.advice:
         return
-    yield "changes most likely to help, gains modelled in closed form:"
+    yield (
+        "changes most likely to help, modelled in closed form before compilation "
+        "(plan with the flags to check):"
+    )
     for number, advice in enumerate(plan.advice, 1):
         gain = "" if advice.gain is None else f" [{advice.gain:.1%} of the step]"
         yield f"  {number}. {advice.flags}{gain}"

@@ -84,6 +84,16 @@ def test_advice_is_ranked_short_and_made_of_flags():
         parse([*PIPELINE.split(), *advice.flags.split()], RUNS, "prog")
 
 
+def test_memory_of_a_change_is_said_to_be_estimated_before_compilation():
+    """The closed form leaves out buffers of XLA, so the sign can be wrong."""
+    plan = make_plan(PIPELINE, modelled=modelled(tp=0.2, dp=0.1, idle=0.1))
+    assert plan.compile_s is not None
+    for change in advise(plan, nobody_asks).advice:
+        memory_words = change.why.split("; ")[-1]
+        assert memory_words.startswith("memory ")
+        assert memory_words.endswith(" a GPU, estimated before compilation")
+
+
 def test_a_run_that_does_not_fit_gets_the_first_smaller_one_that_does():
     plan = make_plan("--recipe gpt-tp8 --model.remat none", memory=memory(140 * GIB))
 
