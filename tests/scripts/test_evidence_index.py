@@ -362,7 +362,9 @@ def test_ctrl_c_ends_a_command_keeps_its_old_page_and_lists_the_others(repositor
     command = bench(folder, code)
     pages = [page(name="zero"), page(commands=(command,)), page(name="two")]
     main = (
-        "import sys\n"
+        "import signal, sys\n"
+        # Ignored by a process that was started in the background.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from pathlib import Path\n"
         "from scripts import evidence_index as index\n"
         f"index.REPOSITORY = Path({str(folder)!r})\n"
