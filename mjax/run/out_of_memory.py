@@ -7,6 +7,7 @@ less of it, and the planner's command for this run and these GPUs.
 
 import contextlib
 import dataclasses
+import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -52,6 +53,8 @@ class Needs:
     """Devices of a node."""
     available_bytes: int | None
     """Memory of one device that the run may use; None if unknown."""
+    host_bytes: int
+    """Memory of the host, which CPU devices share."""
     flags: Sequence[str]
     """Flags from which the planner reads the run."""
 
@@ -86,6 +89,7 @@ def needs_of(
         num_nodes=devices.count // per_node,
         per_node=per_node,
         available_bytes=report.device_memory_bytes(run.config),
+        host_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         flags=[*flags, *argv] if command.dry_run else flags,
     )
 
@@ -140,7 +144,8 @@ def _host_is_full(needs: Needs, what: str, text: str) -> OutOfMemoryError:
     pinned = needs.estimate.host_state + needs.estimate.host_activations
     if needs.is_cpu:
         remedy = (
-            f"each of its {needs.per_node} devices needs an estimated "
+            f"the host has {memory.in_units(needs.host_bytes)}, and each of its "
+            f"{needs.per_node} devices needs an estimated "
             f"{memory.in_units(needs.estimate.total)}; {_remedies(needs)}"
         )
     elif pinned:
@@ -161,7 +166,12 @@ def _host_is_full(needs: Needs, what: str, text: str) -> OutOfMemoryError:
 def _remedies(needs: Needs) -> str:
     """List flags that need less memory; the first ones change the least."""
     config, words = needs.config, dict[str, str]()
-    for change, _ in smaller(config, needs.sizes):
+    if (problem := _state_problem(needs)) is not None:
+        return problem
+    for change, changed in smaller(config, needs.sizes):
+        # The memory of a CPU device is that of the host, so offload frees nothing.
+        if needs.is_cpu and changed.model.remat == "offload":
+            continue
         if change.count("--") == 1:
             words.setdefault(change.partition(" ")[0], change)
     if needs.sizes.shards > 1 and config.zero < 3:
@@ -174,6 +184,37 @@ def _remedies(needs: Needs) -> str:
     if needs.is_cpu:
         last = "fewer simulated devices or a smaller model"
     return f"use {' or '.join([*words.values(), last])}"
+
+
+def _state_problem(needs: Needs) -> str | None:
+    """Return what helps if the state at rest does not fit; None if it fits.
+
+    Remat and microbatches change only the activations, so they cannot help then.
+    """
+    count, available, place = 1, needs.available_bytes, "the memory of a GPU"
+    if needs.is_cpu:
+        count, available, place = needs.per_node, needs.host_bytes, "the host's memory"
+    state = count * needs.estimate.state
+    if available is None or state <= available:
+        return None
+    sizes = needs.sizes
+    remedies = [
+        "a smaller model",
+        "more GPUs by --mesh.tp, --mesh.pp or --mesh.dp-shard",
+    ]
+    if needs.is_cpu:
+        remedies[1] = "more hosts by --mesh.tp, --mesh.pp or --mesh.dp-shard"
+        is_whole = needs.config.zero == 0 and sizes.dp > 1
+        if is_whole or sizes.dp_replicate > 1:  # each replica has a copy of the state
+            remedies.append("fewer simulated devices")
+    if sizes.shards > 1 and needs.config.zero == 0:
+        remedies.append("--zero 1, which shards the state over --mesh.dp-shard")
+    if needs.config.optim.state_memory == "device" and not needs.is_cpu:
+        remedies.append("--optim.state-memory host")
+    return (
+        f"the state at rest alone, {memory.in_units(state)}, exceeds {place}, "
+        f"{memory.in_units(available)}; use {' or '.join(remedies)}"
+    )
 
 
 def _first_line(error: Exception) -> str:

@@ -40,6 +40,7 @@ NEEDS = Needs(
     num_nodes=1,
     per_node=8,
     available_bytes=int(59.4 * GIB),
+    host_bytes=512 * GIB,
     flags=["--recipe", "gpt-1b3"],
 )
 
@@ -121,6 +122,36 @@ def test_a_full_host_is_told_from_a_full_gpu():
     assert "the memory of the host is full" in found
     assert "fewer simulated devices" in found
     assert "mjax.plan" not in found
+
+
+def test_offload_is_no_remedy_on_a_cpu_whose_memory_is_named():
+    on_cpu = dataclasses.replace(NEEDS, is_cpu=True, per_node=2, host_bytes=23 * GIB)
+    found = message(on_cpu, jax.errors.JaxRuntimeError(FULL))
+    assert "the host has 23.0 GiB, and each of its 2 devices needs" in found
+    assert "--batch.microbatches" in found
+    assert "offload" not in found
+
+
+@pytest.mark.parametrize(
+    ("is_cpu", "limit", "more"),
+    [(True, "the host's memory, 23.0 GiB", "hosts"), (False, "GPU, 59.4 GiB", "GPUs")],
+)
+def test_a_state_that_does_not_fit_alone_is_helped_only_by_sharding(
+    is_cpu: bool, limit: str, more: str
+):
+    needs = dataclasses.replace(
+        NEEDS,
+        estimate=dataclasses.replace(NEEDS.estimate, state=146 * GIB),
+        is_cpu=is_cpu,
+        per_node=1,
+        host_bytes=23 * GIB,
+    )
+    found = message(needs, jax.errors.JaxRuntimeError(FULL))
+    assert "the state at rest alone, 146.0 GiB, exceeds " in found
+    assert limit in found
+    assert f"a smaller model or more {more} by --mesh.tp, --mesh.pp" in found
+    assert "--model.remat" not in found
+    assert "--batch.microbatches" not in found
 
 
 @pytest.mark.parametrize(
