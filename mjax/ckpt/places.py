@@ -6,6 +6,8 @@ This module neither reads arrays nor imports jax, so listing a folder is fast.
 import contextlib
 import dataclasses
 import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 from etils import epath
@@ -137,6 +139,24 @@ def committed(place: Place) -> list[int]:
     else:
         why = "nothing was saved yet"
     raise ValueError(f"there is no checkpoint in {store.directory}: {why}")
+
+
+def is_without_steps(work_dir: Path, config: Mapping[str, Any]) -> bool:
+    """Return whether the run of a work dir has certainly saved no step.
+
+    Args:
+      work_dir: the folder with the journal.
+      config: its config.json. If the run saves outside of its work dir too, the answer
+        is False.
+    """
+    ckpt = config.get("ckpt")
+    if not isinstance(ckpt, dict):
+        return False
+    if any(ckpt.get(name) is not None for name in ("dir", "local_dir", "remote")):
+        return False
+    store = Store(work_dir / "checkpoints")
+    records = Journal(work_dir / "checkpoints.jsonl").records()
+    return not store.steps() and not store.quarantined() and records.last_saved is None
 
 
 def entries(place: Place) -> list[Entry]:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.manifest import Manifest
+from mjax.ckpt.places import is_without_steps
 from mjax.ckpt.recovery import check_matches
 from mjax.config.command_line import Command
 from mjax.config.fixes import Devices, sizes_of
@@ -424,7 +425,11 @@ def _look_at_work_dir(config: TrainConfig, command: Command) -> str:
     if command.restart_from_scratch:
         _check_moves(config, path)
     else:
-        work_dir.check(path, lambda found: run_differences(found, config))
+        work_dir.check(
+            path,
+            lambda found: run_differences(found, config),
+            functools.partial(is_without_steps, path),
+        )
     has_begun = work_dir.has_begun(path) and not command.restart_from_scratch
     return json.dumps(
         {

@@ -35,13 +35,16 @@ def choose(work_dir: str | None, recipe: str) -> Path:
 
 
 def check(
-    path: Path, differences: Callable[[Mapping[str, Any]], Sequence[Difference]]
+    path: Path,
+    differences: Callable[[Mapping[str, Any]], Sequence[Difference]],
+    is_without_steps: Callable[[Mapping[str, Any]], bool],
 ) -> None:
     """Refuse a path that holds another run or is not a folder; change nothing.
 
     Args:
       path: path of the work dir; it need not exist.
       differences: takes the config found there; returns the forbidden differences.
+      is_without_steps: takes the same config; returns whether no step was saved there.
     Raises:
       ValueError: the run there differs or cannot be read.
     """
@@ -49,7 +52,11 @@ def check(
         raise ValueError(f"the work dir {path} is a file; choose another --work-dir")
     found = read_config(path)
     if found is not None:
-        refuse_other_run(f"the work dir {path}", differences(found))
+        refuse_other_run(
+            f"the work dir {path}",
+            differences(found),
+            has_steps=not is_without_steps(found),
+        )
 
 
 def has_begun(path: Path) -> bool:
@@ -75,12 +82,15 @@ def read_config(path: Path) -> Mapping[str, Any] | None:
         ) from error
 
 
-def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
+def refuse_other_run(
+    where: str, differing: Sequence[Difference], *, has_steps: bool = True
+) -> None:
     """Refuse the files of another run.
 
     Args:
       where: the place of the files, in messages.
       differing: the forbidden differences.
+      has_steps: whether the run may have saved a step.
     Raises:
       ValueError: `differing` is not empty.
     """
@@ -89,10 +99,17 @@ def refuse_other_run(where: str, differing: Sequence[Difference]) -> None:
             f"  {field}: {json.dumps(old)} there, {json.dumps(new)} in this run"
             for field, old, new in differing
         ]
-        raise ValueError(
-            f"{where} holds another run:\n" + "\n".join(lines) + "\n"
+        advice = (
             "Give the flags of that run to resume it, or another --work-dir, or move "
             "it aside with --restart-from-scratch"
+        )
+        if not has_steps:
+            advice = (
+                "No step was saved there, so --restart-from-scratch loses none: it "
+                "moves the folder aside and starts this run"
+            )
+        raise ValueError(
+            f"{where} holds another run:\n" + "\n".join(lines) + "\n" + advice
         )
 
 

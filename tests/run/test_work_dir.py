@@ -1,9 +1,12 @@
 """The run folder: another run's is refused, nothing is ever deleted."""
 
+import functools
 import json
 
 import pytest
 
+from mjax.ckpt.journal import SAVED, Journal
+from mjax.ckpt.places import is_without_steps
 from mjax.run import work_dir
 
 
@@ -13,6 +16,10 @@ def nothing_differs(found):
 
 def seed_differs(found):
     return [("seed", found["seed"], 7)]
+
+
+def has_steps(found):
+    return False
 
 
 def test_a_folder_that_was_asked_for_is_taken(tmp_path):
@@ -34,17 +41,45 @@ def test_two_runs_of_one_second_get_two_folders(tmp_path, monkeypatch):
 
 
 def test_an_absent_folder_and_one_of_the_same_run_pass(tmp_path):
-    work_dir.check(tmp_path / "absent", seed_differs)
+    work_dir.check(tmp_path / "absent", seed_differs, has_steps)
     work_dir.write_config(tmp_path, {"seed": 3})
-    work_dir.check(tmp_path, nothing_differs)
+    work_dir.check(tmp_path, nothing_differs, has_steps)
 
 
 def test_a_folder_of_another_run_is_refused_with_the_fields(tmp_path):
     work_dir.write_config(tmp_path, {"seed": 3})
     with pytest.raises(ValueError, match="seed: 3 there, 7 in this run") as caught:
-        work_dir.check(tmp_path, seed_differs)
+        work_dir.check(tmp_path, seed_differs, has_steps)
     assert "--restart-from-scratch" in str(caught.value)
     assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 3}
+
+
+def test_a_run_that_saved_no_step_is_told_that_a_restart_loses_none(tmp_path):
+    ckpt = {"dir": None, "local_dir": None, "remote": None}
+    work_dir.make(tmp_path)
+    work_dir.write_config(tmp_path, {"seed": 3, "ckpt": ckpt})
+
+    def refused():
+        with pytest.raises(ValueError, match="holds another run") as caught:
+            work_dir.check(
+                tmp_path, seed_differs, functools.partial(is_without_steps, tmp_path)
+            )
+        return str(caught.value)
+
+    says = "No step was saved there, so --restart-from-scratch loses none"
+    assert says in refused()
+    (tmp_path / "checkpoints" / "10").mkdir()
+    assert "No step" not in refused()
+    assert "--restart-from-scratch" in refused()
+    (tmp_path / "checkpoints" / "10").rmdir()
+    Journal(tmp_path / "checkpoints.jsonl").write(SAVED, 10)  # the folder was lost
+    assert "No step" not in refused()
+
+
+@pytest.mark.parametrize("name", ["dir", "local_dir", "remote"])
+def test_steps_outside_of_the_work_dir_are_not_denied(tmp_path, name):
+    assert is_without_steps(tmp_path, {"ckpt": {"dir": None}})
+    assert not is_without_steps(tmp_path, {"ckpt": {name: "elsewhere"}})
 
 
 @pytest.mark.parametrize(
@@ -61,13 +96,13 @@ def test_a_folder_of_another_run_is_refused_with_the_fields(tmp_path):
 def test_a_damaged_config_is_named(tmp_path, text, says):
     (tmp_path / "config.json").write_bytes(text)
     with pytest.raises(ValueError, match=rf"cannot read .*config\.json: .*{says}"):
-        work_dir.check(tmp_path, nothing_differs)
+        work_dir.check(tmp_path, nothing_differs, has_steps)
 
 
 def test_a_file_is_no_work_dir(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file; choose another --work-dir"):
-        work_dir.check(tmp_path / "file", nothing_differs)
+        work_dir.check(tmp_path / "file", nothing_differs, has_steps)
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
