@@ -24,7 +24,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax import flags
+from mjax import environment, flags
 from mjax.config.command_line import names_recipe, parse
 from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.processes import progress
@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return ending.BAD_INPUT
+    environment.check()
     from mjax import trainer  # imports jax: only after the flags are checked
 
     return trainer.run_training(

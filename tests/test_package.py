@@ -2,6 +2,7 @@
 
 import email
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mjax
-from mjax import completion
+from mjax import completion, environment
 from mjax.__main__ import PROGRAMS, main
 
 ROOT = Path(__file__).parent.parent
@@ -166,3 +167,28 @@ def test_the_wheel_works_away_from_the_clone(wheel: Path, tmp_path: Path):
     there, here = python(*shown, cwd=elsewhere, path=installed), python(*shown)
     assert there == here
     assert there.startswith("0\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "package"),
+    [
+        (["mjax.train", "--recipe", "debug"], "jax and 14 more packages"),
+        (["mjax", "ckpt", "ls", "runs/a"], "jax and 14 more packages"),
+        (["mjax.launch", "-h"], "msgspec"),
+    ],
+)
+def test_a_python_without_the_packages_is_told_how_to_activate_them(words, package):
+    # -S leaves out site-packages.
+    code, said, *more = python("-S", "-m", *words).splitlines()
+    assert (code, more) == ("2", [])
+    assert said.startswith(f"error: this Python has no {package}: {sys.executable} (")
+    assert said.endswith(
+        "`source .venv/bin/activate`, or create it first with `make env`"
+    )
+
+
+def test_the_packages_that_are_looked_for_are_the_dependencies():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    names = {re.split(r"[^\w-]", each)[0] for each in project["dependencies"]}
+    imported = {name.removesuffix("-checkpoint").replace("-", "_") for name in names}
+    assert set(environment.PACKAGES) == imported | {"jaxlib"}

@@ -7,6 +7,11 @@ CPU. Exit codes: 0 success; 1 a checkpoint is damaged or belongs to another run;
 input, or the store refuses access.
 """
 
+if __name__ == "__main__":
+    from mjax import environment
+
+    environment.check()  # before the imports of packages
+
 import dataclasses
 import json
 import os

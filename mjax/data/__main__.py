@@ -1,5 +1,10 @@
 """Prepare and look at data: `python -m mjax.data show --work-dir DIR --step 12`."""
 
+if __name__ == "__main__":
+    from mjax import environment
+
+    environment.check()  # before the imports of packages
+
 import dataclasses
 import logging
 import os

@@ -1,6 +1,11 @@
 """`python -m mjax.doctor`: check whether a run can start on this host, or on all
 hosts."""
 
+if __name__ == "__main__":
+    from mjax import environment
+
+    environment.check(["packaging"])  # before the imports of packages
+
 import sys
 
 from mjax.doctor.command import main

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax import flags
+from mjax import environment, flags
 from mjax.evaluate.options import Evaluate
 
 GUIDE = flags.Guide(
@@ -25,6 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         command = flags.read(
             Evaluate, words, prog="python -m mjax.evaluate", guide=GUIDE
         )
+        environment.check()
         from mjax.evaluate.command import run  # JAX: once the flags are read
 
         found = run(command)

@@ -7,7 +7,7 @@ code: 0 done, 2 bad input, 1 a file is damaged, 130 stopped with Ctrl-C.
 import sys
 from collections.abc import Sequence
 
-from mjax import flags
+from mjax import environment, flags
 from mjax.generate.options import (
     EXAMPLES,
     OTHER_NAMES,
@@ -28,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         check_one_model(words)
         if flags.given(words, "--serve") is not None:
+            environment.check()
             from mjax.generate.server import command as server  # starlette: an extra
 
             return server.main(words)
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             prog="python -m mjax.generate",
             guide=flags.Guide(examples=EXAMPLES, meanings=OTHER_NAMES),
         )
+        environment.check()
         from mjax.generate import command  # JAX: once the flags have been read
 
         command.run(asked)

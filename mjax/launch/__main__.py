@@ -4,6 +4,11 @@ Without a command everything runs on this machine, with simulated hosts (`--host
 docs/resilience.md.
 """
 
+if __name__ == "__main__":
+    from mjax import environment
+
+    environment.check(["msgspec"])  # before the imports of packages
+
 import asyncio
 import dataclasses
 import json

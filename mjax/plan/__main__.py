@@ -8,6 +8,7 @@ bad input, before anything is compiled; 1 anything else.
 import sys
 from collections.abc import Sequence
 
+from mjax import environment
 from mjax.config.command_line import parse_with
 from mjax.config.other_names import OTHER_NAMES
 from mjax.config.train import to_json
@@ -44,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command.print_config:
         print(to_json(config), end="")
         return 0
+    environment.check()
     from mjax.plan import (
         command as planner,
     )  # imported only after the flags are read, because it imports JAX

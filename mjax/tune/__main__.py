@@ -4,6 +4,11 @@ The merged model is written by `python -m mjax.ckpt export`. Exit codes: 0 done;
 input.
 """
 
+if __name__ == "__main__":
+    from mjax import environment
+
+    environment.check()  # before the imports of packages
+
 import dataclasses
 import sys
 from typing import Annotated
