@@ -37,7 +37,8 @@ class LogConfig:
     """Logging: contents and interval."""
 
     every: int = 10
-    """Steps between progress lines."""
+    """Steps between progress lines; a line has the mean timing of as many steps, at
+    least ten."""
     sample_tokens: int = 200
     """Tokens that the model generates at the end, into sample.txt; 0 for none."""
     tensorboard: bool = False

@@ -26,6 +26,7 @@ from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 from mjax.run import terminal
 from mjax.run.json_files import without_nonfinite, write_atomically
+from mjax.run.speed import Speed
 from mjax.run.tracking.delivery import Delivery
 
 Row = dict[str, Any]
@@ -182,6 +183,7 @@ class Recorder:
         self._num_steps = num_steps
         self._failed: set[str] = set()
         self._unwritten = b""
+        self._speed = Speed(config.every)
         self._live: terminal.LiveLine | None = None
         if not active:
             return
@@ -204,14 +206,16 @@ class Recorder:
         self.guarded("metrics.jsonl", lambda: self._append(row))
         for tracker in self._trackers:
             tracker.send(row)
+        self._speed.add(row)
+        shown = row | self._speed.mean()
         if self._live is not None:
-            self._live.add(row)
+            self._live.add(shown)
             if row["skipped"]:
                 self.say(f"warning: step {row['step']} was skipped")
             if "eval_loss" in row:
                 self.say(f"step {row['step']}: {_evaluated(row)}")
         elif row["step"] % self._config.every == 0 or row["step"] == self._num_steps:
-            say(progress_line(row, self._num_steps))
+            say(progress_line(shown, self._num_steps))
 
     def amend(self, step: int, more: Row) -> None:
         """Add fields to the last row if it is of this step."""
@@ -343,7 +347,12 @@ def printable(text: str) -> str:
 
 
 def progress_line(row: Row, num_steps: int) -> str:
-    """Return one step as one line for people."""
+    """Return one step as one line for people.
+
+    Args:
+      row: the row of the step, with the timing of `Speed.mean`.
+      num_steps: optimizer steps of the complete run.
+    """
     mfu = "" if row["mfu"] is None else f"  mfu {row['mfu']:.1%}"
     evaluated = f"  {_evaluated(row)}" if "eval_loss" in row else ""
     return (

@@ -5,6 +5,7 @@ two scales, nats per token and bits per byte; only the second can be compared be
 tokenizers.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,6 +17,9 @@ _RAW, _SMOOTH, _EVAL, _BASE = "#a9c4e6", "#1f5fa8", "#d95f02", "#6b6b6b"
 """Colours that remain distinct with red-green colour blindness."""
 _MOST_POINTS = 4000
 """Maximum number of points of a raw curve: more than a panel has pixels."""
+_SPEED = "tokens_per_s"
+_SHOWN_TIME = 0.98
+"""Part of a run's time whose throughput is inside the panel. Chosen."""
 _DECADES = 30
 """Ratio of the norms above which the scale is logarithmic. Chosen."""
 _SMOOTHED_OVER = 50
@@ -53,7 +57,7 @@ def draw(
     norm.set(title="gradient norm")
     _scale_norm(norm, rows)
     usual = [row for row in rows if not row.get("profiled")]
-    _both(speed, usual, "tokens_per_s")
+    _draw_speed(speed, usual)
     speed.set(title="throughput", ylabel="tokens/s")
     _scale_speed(speed, usual)
     for panel in (loss, rate, norm, speed):
@@ -177,6 +181,42 @@ def _second_scale(
     scale.tick_params(labelsize=8)
 
 
+def _draw_speed(panel: Any, rows: Sequence[Row]) -> None:
+    """Draw the throughput; it is smoothed as seconds per token, which add up."""
+    steps, rates = _points([row for row in rows if row.get("tokens_per_s")], _SPEED)
+    _plot(panel, steps, rates, color=_RAW, linewidth=0.6)
+    _plot(
+        panel,
+        steps,
+        [1 / mean for mean in smoothed([1 / rate for rate in rates])],
+        color=_SMOOTH,
+    )
+
+
+def usual_top(rates: Sequence[float]) -> float | None:
+    """Return the throughput that a run exceeds in 2% of its time; None without values.
+
+    The metrics of a step can be read late, with those of the next one. The next step
+    then seems to take almost no time, at many times the usual throughput. Such steps
+    are weighted by their time, so even if they are numerous they do not count.
+
+    Args:
+      rates: tokens per second of each step, above 0.
+    """
+    if not rates:
+        return None
+    ordered = sorted(rates)
+    # The median limits the weight of a step that compiles or waits.
+    most_s = 1 / ordered[(len(ordered) - 1) // 2]
+    weights = [min(1 / rate, most_s) for rate in ordered]
+    sums = itertools.accumulate(weights)
+    limit = _SHOWN_TIME * sum(weights)
+    return next(
+        (rate for rate, past in zip(ordered, sums, strict=True) if past >= limit),
+        ordered[-1],
+    )
+
+
 def _scale_norm(panel: Any, rows: Sequence[Row]) -> None:
     """Show the usual norms, on a logarithmic scale if they differ much."""
     norms = [norm for norm in _points(rows, "grad_norm")[1] if norm > 0]
@@ -189,7 +229,7 @@ def _scale_norm(panel: Any, rows: Sequence[Row]) -> None:
 
 def _scale_speed(panel: Any, rows: Sequence[Row]) -> None:
     """Show the usual throughput from 0, and the MFU if the peak is known."""
-    top = _quantile(_points(rows, "tokens_per_s")[1], 0.98)
+    top = usual_top([rate for rate in _points(rows, _SPEED)[1] if rate > 0])
     panel.set_ylim(bottom=0, top=None if top is None else 1.15 * top)
     panel.yaxis.set_major_formatter(lambda value, _: _short(value))
     known = next((row for row in rows if row.get("mfu") and row["tokens_per_s"]), None)

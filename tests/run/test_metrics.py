@@ -20,11 +20,11 @@ from mjax.run.tracking.delivery import Delivery
 UNKNOWN_PEAK = Utilization(flops_per_token=6.0, peak_flops_per_s=None, num_devices=1)
 
 
-def a_row(step, *, loss=2.0, utilization=UNKNOWN_PEAK):
+def a_row(step, *, loss=2.0, step_s=0.25, utilization=UNKNOWN_PEAK):
     return make_row(
         step,
         {"loss": loss, "grad_norm": 0.5, "lr": 1e-3, "tokens": 100, "skipped": 0},
-        step_s=0.25,
+        step_s=step_s,
         data_wait_s=0.01,
         bytes_per_token=1.0,
         utilization=utilization,
@@ -236,6 +236,31 @@ def test_progress_is_a_plain_line_every_n_steps_and_at_the_end(tmp_path, capsys)
     ]
     assert "loss 2.0000" in lines[0]
     assert "400 tokens/s" in lines[0]
+
+
+def test_a_line_averages_the_timing_of_the_steps_since_the_one_before(tmp_path, capsys):
+    """The third step's metrics were read with those of the fourth."""
+    took_s = {1: 30.0, 2: 0.25, 3: 0.4999, 4: 0.0001, 5: 0.25}
+    known = Utilization(flops_per_token=6.0, peak_flops_per_s=6e3, num_devices=1)
+    rows = [
+        a_row(step, step_s=took_s.get(step, 0.25), utilization=known)
+        for step in range(1, 17)
+    ]
+    record(tmp_path, rows, config=LogConfig(every=4), num_steps=16)
+    line, *others = capsys.readouterr().out.splitlines()
+    assert line.startswith("step 4/16")
+    assert "250.0 ms  wait 10.0 ms  400 tokens/s  mfu 40.0%" in line
+    assert all("400 tokens/s" in other for other in others)
+    assert read_rows(tmp_path / "metrics.jsonl")[3]["tokens_per_s"] == 1_000_000
+
+
+def test_the_first_step_of_a_start_is_shown_alone(tmp_path, capsys):
+    rows = [a_row(1, step_s=50.0), a_row(2)]
+    record(tmp_path, rows, config=LogConfig(every=1), num_steps=2)
+    assert [line.split("  ")[-1] for line in capsys.readouterr().out.splitlines()] == [
+        "2 tokens/s",
+        "400 tokens/s",
+    ]
 
 
 def test_a_terminal_gets_a_live_line(tmp_path, capsys, monkeypatch):

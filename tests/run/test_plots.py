@@ -105,3 +105,24 @@ def test_a_long_curve_is_thinned_and_keeps_its_peaks() -> None:
     assert dict(zip(steps, kept, strict=True))[7_777] == max(kept) == 9.0
     assert min(kept) == -9.0
     assert plots.thinned([1, 2], [3.0, 4.0], 4000) == ([1, 2], [3.0, 4.0])
+
+
+@pytest.mark.parametrize("count", [1, 20, 45, 1000])
+@pytest.mark.parametrize("every", [2, 3, 20])
+def test_steps_that_were_timed_with_others_do_not_set_the_scale(
+    count: int, every: int
+) -> None:
+    """Every few steps, a step gets the time of the next one too; the first compiles."""
+    took_s = [0.1] * count
+    for at in range(every - 1, count, every):
+        took_s[at] = 0.0004
+        took_s[at - 1] = 0.1996
+    took_s[0] += 20.0
+    top = plots.usual_top([1024 / each for each in took_s])
+    assert top is not None
+    assert (top < 100) if count == 1 else (5_000 < top < 11_000)
+
+
+def test_the_scale_shows_a_run_that_becomes_faster() -> None:
+    assert plots.usual_top([100.0] * 90 + [200.0] * 10) == 200.0
+    assert plots.usual_top([]) is None

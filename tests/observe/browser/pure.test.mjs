@@ -25,6 +25,17 @@ test("ranks are written as ranges and read back", () => {
   assert.match(format.parseRanks("<b>", [0, 1]).error, /"<b>" is no rank/);
 });
 
+test("a step that was timed with another one does not set the end of the axis", () => {
+  for (const every of [2, 3, 20]) {
+    const took = Array.from({ length: 1000 }, (_, at) => (at % every ? 0.1 : 0.0004));
+    took[0] = 20;
+    const top = range.usualTop(took.map((each) => 1024 / each));
+    assert.ok(top > 5000 && top < 11000, `${top}`);
+  }
+  assert.equal(range.usualTop([...Array(90).fill(100), ...Array(10).fill(200)]), 200);
+  assert.equal(range.usualTop([null]), null);
+});
+
 test("durations keep three digits and their unit", () => {
   assert.equal(format.seconds(0.000123), "123 µs");
   assert.equal(format.seconds(0.0412), "41.2 ms");

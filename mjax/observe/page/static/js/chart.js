@@ -21,10 +21,11 @@ export const MARKS = {
 };
 
 /**
- * Make a chart. say_value(number): text with unit; ticks(number): short text.
+ * Make a chart. say_value(number): text with unit; ticks(number): short text; top(values):
+ * largest value to show, null to show all.
  * Returns {element, show({steps, values, marks, from})}; null values leave gaps.
  */
-export function makeChart(title, colour, sayValue, sayTick) {
+export function makeChart(title, colour, sayValue, sayTick, top = null) {
   const value = el("span", { class: "value" });
   const box = el("div", { class: "chart-box", role: "img", "aria-label": title });
   const element = el(
@@ -40,10 +41,15 @@ export function makeChart(title, colour, sayValue, sayTick) {
     if (at < 0) say(value, "no values");
     else say(value, `step ${count(shown.steps[at])}: ${sayValue(shown.values[at])}`);
   };
+  const range = (_, low, high) => {
+    if (low === null || high === null) return [null, null];
+    const end = Math.min(high, top(shown.values) ?? high);
+    return uPlot.rangeNum(low, Math.max(low, end), 0.1, true);
+  };
   const build = () => {
     plot?.destroy();
     plot = new uPlot(
-      options(box, colour, sayTick, () => shown.marks, sayAt),
+      options(box, colour, sayTick, () => shown.marks, sayAt, top && range),
       [shown.steps, shown.values],
       box,
     );
@@ -83,7 +89,7 @@ export function describe(title, { steps, values }, sayValue) {
   );
 }
 
-function options(box, colour, sayTick, marks, sayAt) {
+function options(box, colour, sayTick, marks, sayAt, range) {
   const colours = palette();
   const font = "11px system-ui, sans-serif";
   const axis = {
@@ -103,7 +109,7 @@ function options(box, colour, sayTick, marks, sayAt) {
       points: { size: 6 },
       drag: { x: true, y: false },
     },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: range ? { range } : {} },
     axes: [
       {
         ...axis,

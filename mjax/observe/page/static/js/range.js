@@ -33,3 +33,19 @@ export function scale([begin, end], [low, high]) {
   forward.inverse = (pixel) => begin + (pixel - low) / factor;
   return forward;
 }
+
+/**
+ * The rate that is exceeded in 2% of the time of steps, for the end of an axis; null
+ * without rates. A step whose metrics were read late has the time of the next one too,
+ * which then seems to take almost none. The median limits the weight of slow steps. The
+ * same rule as `mjax.run.plots.usual_top`.
+ */
+export function usualTop(values) {
+  const ordered = values.filter((each) => each > 0).sort((a, b) => a - b);
+  if (!ordered.length) return null;
+  const most = 1 / ordered[(ordered.length - 1) >> 1];
+  const weights = ordered.map((each) => Math.min(1 / each, most));
+  const limit = 0.98 * weights.reduce((sum, each) => sum + each, 0);
+  let past = 0;
+  return ordered.find((_, index) => (past += weights[index]) >= limit) ?? ordered.at(-1);
+}

@@ -10,11 +10,12 @@ import { onScheme } from "../js/colours.js";
 import { choice, el, empty, fill, say, table } from "../js/dom.js";
 import { redrawer } from "../js/draws.js";
 import { count, digits, percent, rate, seconds } from "../js/format.js";
+import { usualTop } from "../js/range.js";
 
 const CHARTS = [
   ["loss", "Loss (nats per token)", "accent", digits, digits],
-  ["tokens_per_s", "Throughput (tokens/s)", "second", (v) => `${count(v)} tokens/s`, rate],
-  ["mfu", "MFU (part of the peak)", "third", (v) => percent(v, 2), (v) => percent(v, 0)],
+  ["tokens_per_s", "Throughput (tokens/s)", "second", (v) => `${count(v)} tokens/s`, rate, usualTop],
+  ["mfu", "MFU (part of the peak)", "third", (v) => percent(v, 2), (v) => percent(v, 0), usualTop],
   ["step_s", "Time of a step", "muted", seconds, seconds],
   ["grad_norm", "Gradient norm", "accent", digits, digits],
 ];
@@ -42,9 +43,9 @@ export function make({ store }) {
     cards[name] = { value, more };
     cardBox.append(el("div", { class: "card" }, el("h3", {}, title), value, more));
   }
-  const charts = CHARTS.map(([name, title, colour, full, short]) => ({
+  const charts = CHARTS.map(([name, title, colour, full, short, top]) => ({
     name,
-    ...makeChart(title, colour, full, short),
+    ...makeChart(title, colour, full, short, top),
   }));
   let window_ = "0";
   const steps = choice("Steps", WINDOWS, window_, (value) => {
@@ -111,7 +112,7 @@ function showCards(cards, metrics, ledger, run) {
   const step = metrics?.steps?.at(-1) ?? run?.newest_step ?? null;
   set("step", count(step), run?.generation ? `start ${run.generation}` : "");
   set("loss", digits(now("loss"), 4), change(columns.loss));
-  set("tokens_per_s", rate(now("tokens_per_s")), of(rate(usual("tokens_per_s"))));
+  set("tokens_per_s", rate(newestSpeed(columns)), of(rate(usual("tokens_per_s"))));
   const mfu = now("mfu");
   set(
     "mfu",
@@ -125,6 +126,13 @@ function showCards(cards, metrics, ledger, run) {
     known ? percent(ledger.effective) : "–",
     known ? `of ${seconds(ledger.wall_s)}` : "not known yet",
   );
+}
+
+/** Tokens over seconds of the last rows: one step may be timed with the next one. */
+function newestSpeed({ tokens = [], step_s = [] }) {
+  const last = -10;
+  const sum = (column) => column.slice(last).reduce((total, each) => total + each, 0);
+  return sum(step_s) > 0 ? sum(tokens) / sum(step_s) : null;
 }
 
 function median(values) {
