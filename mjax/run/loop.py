@@ -78,17 +78,13 @@ class Program(Protocol):
 
     @property
     def gather_first(self) -> Callable[[Any], Any] | None:
-        """A function that gathers the parameters that the step uses first; None: the
-        step gathers them."""
+        """A function that gathers `first` of `train_step`; None: the step does it."""
         ...
 
     def train_step(
         self, state: Any, batch: Any, /, *first: Any
     ) -> tuple[Any, Mapping[str, Any]]:
-        """Return the state after a step, and its metrics; donates the state.
-
-        `first` is the result of `gather_first`, if any.
-        """
+        """Return the state after a step, and its metrics; donates the state."""
         ...
 
     def eval_step(self, params: Any, batch: Any, /) -> Mapping[str, Any]:
@@ -130,8 +126,7 @@ class Cadence:
 
     @property
     def last_steps(self) -> int:
-        """Number of last steps of which at least one must be accepted for the run to be
-        done."""
+        """Number of last steps; the run is done only if one of them was accepted."""
         return min(max(2, min(20, self.num_steps // 2)), self.num_steps)
 
 
@@ -423,14 +418,14 @@ class Loop:
         return evaluated
 
     def _ask_to_save(self, step: int, *, is_last: bool) -> Answer:
-        """Return whether a save that is due can begin; print a line if it must wait."""
-        self.watch.spans.barrier(
-            self.watch.meet
-        )  # the processes synchronise here in any case
+        """Return whether a save that is due can begin; print a line if it cannot."""
+        # The processes synchronise here in any case.
+        self.watch.spans.barrier(self.watch.meet)
         answer = self.checkpoints.ask(step, is_last=is_last)
         if answer is Answer.BUSY and not self._is_overdue:
             self.recorder.say(
-                f"checkpoint {step} waits: the previous one is still being written"
+                f"step {step} is not saved: the previous checkpoint is still being "
+                "written; the newest step is saved when it is done"
             )
         self._is_overdue = answer is Answer.BUSY
         return answer

@@ -341,8 +341,8 @@ def slow(folder: Path, store: Path) -> Result:
         watch.over()
         code = run.stop()
         problems = []
-        if "waits: the previous one is still being written" not in run.text():
-            problems.append("nobody said that a save waits")
+        if "the previous checkpoint is still being written" not in run.text():
+            problems.append("nobody said that a step is not saved")
         return watch.result(f"{SLOW_S:.0f} s a file", code, problems=problems)
 
 

@@ -327,6 +327,26 @@ def test_a_run_that_dies_at_any_step_continues_bitwise(undisturbed, work_dir, st
     np.testing.assert_array_equal(outcome.state.params["w"], state.params["w"])
 
 
+def test_a_step_whose_save_found_the_writer_busy_is_not_saved_and_said_so(
+    work_dir, monkeypatch, capsys
+):
+    ask = Checkpoints.ask
+
+    def busy_at_first(self, step, **kwargs):
+        answer = ask(self, step, **kwargs)
+        return manager.Answer.BUSY if step in (3, 4) else answer
+
+    monkeypatch.setattr(Checkpoints, "ask", busy_at_first)
+    run(work_dir, num_steps=5)
+    said = capsys.readouterr().out
+    assert said.count("is not saved") == 1
+    assert (
+        "step 3 is not saved: the previous checkpoint is still being written; the "
+        "newest step is saved when it is done"
+    ) in said
+    assert Checkpoints(work_dir, CKPT).store.steps() == [5]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_finishes_the_step_saves_and_says_preempted(
     undisturbed, work_dir, number
