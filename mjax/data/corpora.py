@@ -15,6 +15,7 @@ import difflib
 import logging
 import os
 import pathlib
+import re
 import sysconfig
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -36,6 +37,8 @@ _STDLIB_SKIP = frozenset(
 )
 _STDLIB_SKIP_ENDS = ("tests", "_test")
 _MAX_NAMED = 10  # left-out files to log per folder
+_DATA_SET = re.compile(r"\w[\w-]*/\w[\w-]*(?:\.\d[\w-]*)*")
+"""ORG/NAME of a data set of a hub; a name with another suffix is that of a file."""
 Kind = Literal["text", "megatron"] | formats.RecordKind
 _log = logging.getLogger(__name__)
 
@@ -362,4 +365,7 @@ def _suggest(missing: pathlib.Path) -> str:
     ]
     if near:
         return f"; did you mean {near[0]!r}?"
-    return "; give stdlib, synthetic, or existing files and folders"
+    hint = "; give stdlib, synthetic, or existing files and folders"
+    if _DATA_SET.fullmatch(str(missing)) and not parent.exists():
+        hint += f"; for the data set of a hub, give {hub.PREFIX}datasets/{missing}@main"
+    return hint

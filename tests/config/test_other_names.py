@@ -52,6 +52,8 @@ def test_sentences_are_sentences():
         ("--hybrid_shard_degree", "here it is --mesh.dp-shard"),
         ("--sm_activation_offloading", "--model.remat offload"),
         ("--activation_loading_horizon", "here it is --model.offload-horizon"),
+        ("--model.width", "here it is --model.d-model"),
+        ("--depth", "here it is --model.layers"),
         ("--resume", "--work-dir DIR alone resumes the run in DIR"),
         ("--epochs", "--steps"),
         ("--gpus", "--simulate-devices"),

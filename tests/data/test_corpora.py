@@ -79,6 +79,20 @@ def test_a_missing_path_names_the_nearest_one(tmp_path):
         read(tmp_path / "zzz")
 
 
+def test_the_name_of_a_data_set_of_a_hub_is_told_its_form(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="does not exist; give") as found:
+        read("roneneldan/TinyStories")
+    assert str(found.value).endswith(
+        "; for the data set of a hub, give hf://datasets/roneneldan/TinyStories@main"
+    )
+    (tmp_path / "corpus").mkdir()
+    for name in ("corpus/TinyStories", "texts/a.txt", "a/b/c", "/org/name", "../name"):
+        with pytest.raises(ValueError, match="does not exist; give") as found:
+            read(name)
+        assert "hf://" not in str(found.value), name
+
+
 def test_empty_files_and_folders_are_refused(tmp_path):
     (tmp_path / "empty.txt").write_text("")
     with pytest.raises(ValueError, match=r"empty\.txt' is empty"):
