@@ -23,7 +23,8 @@ class MLflow:
     """Tracks a run as the MLflow run tagged with its id.
 
     The config of the first start becomes MLflow parameters, which cannot change later.
-    A field that a resumed run changes becomes a tag of the same name.
+    A field that a resumed run changes becomes a tag of the same name, which later
+    starts keep up to date.
     """
 
     takes_back = False
@@ -52,7 +53,7 @@ class MLflow:
         )
         self._client, self._run_id = client, mlflow_run.info.run_id
         client.update_run(self._run_id, status="RUNNING")
-        self._log_config(mlflow_run.data.params, config)
+        self._log_config(mlflow_run.data.params, mlflow_run.data.tags, config)
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step in one request.
@@ -72,7 +73,9 @@ class MLflow:
         """Report how the run ended."""
         self._client.set_terminated(self._run_id, _STATUS.get(ending, "FAILED"))
 
-    def _log_config(self, logged: Mapping[str, str], config: Config) -> None:
+    def _log_config(
+        self, logged: Mapping[str, str], tags: Mapping[str, str], config: Config
+    ) -> None:
         texts = {name: str(value) for name, value in config.items()}
         params = [
             self._entities.Param(name, text)
@@ -82,7 +85,7 @@ class MLflow:
         for begin in range(0, len(params), _PARAMS):
             self._client.log_batch(self._run_id, params=params[begin : begin + _PARAMS])
         for name, text in texts.items():
-            if logged.get(name, text) != text:
+            if tags.get(name, logged.get(name, text)) != text:
                 self._client.set_tag(self._run_id, name, text)
 
 
