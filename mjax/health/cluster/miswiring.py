@@ -167,9 +167,9 @@ def _ring_finding(ring: list[Cable]) -> Finding:
         text += ", ".join(map(str, ring))
     after = zip(lows, highs[1:] + highs[:1], strict=True)
     text = f"{text}: " + ", ".join(f"{low} goes to {high}" for low, high in after)
-    pairs = {(cable.low.node, cable.high.node) for cable in ring}
-    if len(pairs) == 1:
-        text += "; both join the same two switches, so that routes stay the same"
+    low, high = ring[0].low.node, ring[0].high.node
+    if all((cable.low.node, cable.high.node) == (low, high) for cable in ring):
+        text += f"; all join {low} and {high}, so routes stay the same"
     nodes = tuple(dict.fromkeys(n for c in ring for n in (c.low.node, c.high.node)))
     return Finding(kind=kind, text=text, nodes=nodes)
 

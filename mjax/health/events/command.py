@@ -57,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return _BAD_INPUT
     except (OSError, sqlite3.Error) as error:
-        print(f"error: the watch has ended: {error}", file=sys.stderr)
+        print(
+            f"error: the watch has ended: {error}; check the log and the files of "
+            "--state and --events, then start it again",
+            file=sys.stderr,
+        )
         return _BAD_INPUT
 
 
@@ -100,13 +104,19 @@ def _check(args: argparse.Namespace) -> None:
         if args.state is None or args.log is not None:
             raise ValueError("--release takes --state FILE and no log")
         if not args.state.exists():
-            raise ValueError(f"--state {args.state} does not exist")
+            raise ValueError(
+                f"--state {args.state} does not exist; give the file that the watch "
+                "was started with"
+            )
         return
     if args.log is None or args.rules is None:
         raise ValueError("give a log (a file, or - for stdin) and --rules FILE")
     speed = args.replay_speed
     if speed is not None and not (speed > 0 and math.isfinite(speed)):
-        raise ValueError(f"--replay-speed must be above 0, got {speed:g}")
+        raise ValueError(
+            f"--replay-speed must be finite and above 0, got {speed:g}; give for "
+            "example 10, or leave it out to read without waiting"
+        )
     if speed is not None and (args.follow or args.log == "-"):
         raise ValueError("--replay-speed needs a file, and no --follow")
     if args.follow and args.log == "-":
@@ -312,7 +322,7 @@ def _summary(reader: Reader, watch: Watch) -> int:
     problems = []
     if not read.stamped:
         problems.append(
-            "no line had a time in a known format, so no event can be detected"
+            "no line had a time in a known format, so only rules with count 1 can fire"
         )
     if matched.untimed:
         problems.append(f"{matched.untimed} matches had no time and were not counted")

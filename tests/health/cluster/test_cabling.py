@@ -111,12 +111,27 @@ def test_hosts_whose_cables_are_all_exchanged_are_one_finding():
     assert "all 2 cables of gpu01 and gpu06" in found.findings[0].text
 
 
-def test_exchanged_cables_between_the_same_switches_are_told_as_harmless():
-    fabric = healthy()
-    exchange(dict_of(fabric), "leaf1:5", "leaf1:6")
+ONE_LEAF = FILE.replace("ports = 8", "ports = 12").replace(
+    "leaf2:[1-4]", "leaf1:[9-12]"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "ends", "joined"),
+    [
+        (FILE, ["leaf1:5", "leaf1:6"], "leaf1 and spine1"),
+        (ONE_LEAF, ["gpu01:mlx5_0", "gpu01:mlx5_1"], "gpu01 and leaf1"),
+    ],
+)
+def test_exchanged_cables_between_the_same_nodes_are_told_as_harmless(
+    text: str, ends: list[str], joined: str
+):
+    fabric = healthy(text)
+    exchange(dict_of(fabric), *ends)
     found = report(fabric)
     assert kinds(found) == ["exchanged"]
-    assert "routes stay the same" in found.findings[0].text
+    says = f"; all join {joined}, so routes stay the same"
+    assert found.findings[0].text.endswith(says)
 
 
 @pytest.mark.parametrize("form", FORMATS)
