@@ -147,7 +147,7 @@ def check_orbax_reads(step_dir: epath.Path, names: Iterable[str]) -> None:
       names: names of the step's leaves.
     Raises:
       DamagedError: Orbax would read other arrays, or would fail.
-      RuntimeError: the store does not answer.
+      RuntimeError: the store denies access or times out.
     """
     from mjax.ckpt import orbax_handlers
 
@@ -158,7 +158,10 @@ def check_orbax_reads(step_dir: epath.Path, names: Iterable[str]) -> None:
         with orbax_handlers.quiet():
             found = handler.restore(folder)
     except (PermissionError, TimeoutError) as error:
-        raise RuntimeError(f"{where} cannot be read now: {error}") from error
+        raise RuntimeError(
+            f"{where} cannot be read now: {error}; check its permissions and "
+            "connection, then repeat"
+        ) from error
     except Exception as error:  # if its files are damaged, Orbax may raise any error
         reason = next(iter(str(error).splitlines()), "")
         raise DamagedError(

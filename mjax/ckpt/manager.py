@@ -263,7 +263,10 @@ class Checkpoints:
         """Return a text on how long nothing was saved, and why; on process 0."""
         if self._fence_problem is not None:
             return self._fence_problem
-        stalled = f"a write has not ended after {self._config.timeout_s} s"
+        stalled = (
+            f"a write has not ended after {self._config.timeout_s} s; check that "
+            f"{self.store.directory} responds, then repeat the command"
+        )
         reason = stalled if self._writer.is_stalled else self._error
         return (
             f"nothing was saved since step {self._last_good_step}, "

@@ -162,6 +162,9 @@ def _read_patiently(
                 time.sleep(pause_s)
                 continue
             if is_trouble:
-                raise RuntimeError(f"{where} cannot be read now: {reason}") from error
+                raise RuntimeError(
+                    f"{where} cannot be read now: {reason}; check its permissions and "
+                    "connection, then repeat"
+                ) from error
             raise DamagedError(f"{where} cannot be read: {reason}") from error
     raise AssertionError("the last try returns or raises")

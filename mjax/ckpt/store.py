@@ -300,7 +300,10 @@ def read_file(path: epath.Path) -> str:
     except UnicodeDecodeError as error:
         raise DamagedError(f"{where} is not text") from error
     except OSError as error:
-        raise RuntimeError(f"{where} cannot be read now: {error}") from error
+        raise RuntimeError(
+            f"{where} cannot be read now: {error}; check its permissions and "
+            "connection, then repeat"
+        ) from error
 
 
 def write_file(path: epath.Path, text: str) -> None:

@@ -35,6 +35,13 @@ def files_of_at_most(num_bytes):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+def stalled(manager):
+    return (
+        "): a write has not ended after 1 s; check that "
+        f"{manager.store.directory} responds, then repeat the command"
+    )
+
+
 def test_nothing_is_deleted_before_the_newest_is_committed(opened, short_pauses):
     manager = opened(keep=1)
     saved(manager, make_state(sharding(8, 1), width=4096), 1)
@@ -126,7 +133,7 @@ def test_a_run_whose_store_hangs_stops_too(opened, blocked, monkeypatch):
     monkeypatch.setattr(saving.time, "monotonic", lambda: now_s + 2)
     assert manager.ask(4) is Answer.BUSY
     assert manager.ask(9) is Answer.HOPELESS
-    assert manager.why_unsaved(9).endswith("a write has not ended after 1 s")
+    assert manager.why_unsaved(9).endswith(stalled(manager))
     monkeypatch.undo()
     blocked.set()
     assert manager.wait()
@@ -142,7 +149,7 @@ def test_a_last_save_into_a_store_that_hangs_is_given_up(
         patched.setattr(saving, "_POLL_S", 0.001)
         patched.setattr(saving.time, "monotonic", lambda: next(clock))
         assert not manager.wait()
-        assert manager.why_unsaved(2).endswith("a write has not ended after 1 s")
+        assert manager.why_unsaved(2).endswith(stalled(manager))
     said = capsys.readouterr().err.splitlines()
     assert said[0] == ("warning: a write has not ended after 1 s; still waiting for it")
     assert len(said) == 9

@@ -339,7 +339,9 @@ def test_a_store_that_does_not_answer_says_nothing_of_the_step(
 
     with monkeypatch.context() as patched:
         patched.setattr(arrays.Reader, "read", fail)
-        with pytest.raises(RuntimeError, match=f"cannot be read now: {code}"):
+        with pytest.raises(
+            RuntimeError, match=f"cannot be read now: {code}.*; check its perm"
+        ):
             opened().restore(abstract(states[1]))
     assert manager.store.steps() == [1, 2]
     assert opened().restore(abstract(states[1])).step == 2

@@ -152,7 +152,7 @@ def fetch(remote: RemoteSteps, step: int, out: Store) -> Commit:
     commit, _ = described(remote, step)
     folder = out.begin(step, commit.num_bytes)
     try:
-        transfer.download(remote, commit, Path(folder), commit.files)
+        transfer.download(remote, commit, Path(folder), commit.files, option="OUT")
         pieces_in(folder, manifest_in(folder))
         out.commit(folder, step)
     except (DamagedError, OSError, ValueError):

@@ -241,7 +241,13 @@ class Source:
         rank, num = self._agreement.rank, self._agreement.num
         names = transfer.spread(order.commit.files, rank, num)
         try:
-            transfer.download(self._remote, order.commit, Path(order.folder), names)
+            transfer.download(
+                self._remote,
+                order.commit,
+                Path(order.folder),
+                names,
+                option="--ckpt.dir",
+            )
         except DamagedError as error:
             return str(error), ""
         except (OSError, ValueError, RuntimeError) as error:

@@ -6,6 +6,7 @@ only a few parts of one file (`stores.objects.CHUNK_BYTES` each).
 """
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -20,6 +21,8 @@ _SHA256 = "sha256"
 # Matches the files that one process wrote. The names are those of `manifest.part_name`
 # and of `layout.part_dir`, which would import jax.
 _OF_PROCESS = re.compile(r"state/ocdbt\.process_([0-9]+)/|pieces\.([0-9]+)\.json$")
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_PERMISSION = (errno.EACCES, errno.EPERM, errno.EROFS)
 _TRIES = 2
 """Number of downloads with a wrong SHA-256 after which an object counts as damaged."""
 
@@ -102,10 +105,21 @@ def upload(
 
 
 def download(
-    remote: RemoteSteps, commit: Commit, folder: Path, names: Iterable[str]
+    remote: RemoteSteps,
+    commit: Commit,
+    folder: Path,
+    names: Iterable[str],
+    *,
+    option: str,
 ) -> None:
     """Copy files of a step from the object store to a folder; check their SHA-256.
 
+    Args:
+      remote: steps of the object store.
+      commit: commit of the step.
+      folder: folder of the local step.
+      names: paths of the files in the folder.
+      option: flag or argument that sets the folder, named in errors.
     Raises:
       DamagedError: an object is missing, or is not what was uploaded.
       OSError: a file cannot be written, or the store does not answer.
@@ -119,9 +133,17 @@ def download(
             if error.errno is None:  # from the store, with a complete message
                 raise
             raise OSError(
-                f"cannot write {target}: {error.strerror}; make room in "
-                f"{folder.parent}, or give another --ckpt.dir"
+                f"cannot write {target}: {error.strerror}; "
+                f"{_remedy(error, folder.parent)}, or give another {option}"
             ) from error
+
+
+def _remedy(error: OSError, folder: Path) -> str:
+    if error.errno in _NO_SPACE:
+        return f"make room in {folder}"
+    if error.errno in _NO_PERMISSION:
+        return f"make {folder} writable"
+    return f"check the disk of {folder}"
 
 
 def check(

@@ -1,12 +1,14 @@
 """`python -m mjax.ckpt` with the URL of an object store."""
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
 
 from mjax.ckpt.__main__ import main
-from mjax.ckpt.remote import listing
+from mjax.ckpt.remote import listing, transfer
 from mjax.ckpt.remote.steps import RemoteSteps
 from tests.ckpt.remote.conftest import URL, Open
 from tests.ckpt.states import make_state, saved, sharding
@@ -96,6 +98,28 @@ def test_a_step_is_fetched_into_a_folder(steps: MemoryStore, tmp_path, capsys):
     steps.damage(name)
     assert main(["fetch", URL, str(out)]) == 1
     assert name in capsys.readouterr().err
+    assert [*out.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy"),
+    [
+        (errno.ENOSPC, "No space left on device; make room in {out}"),
+        (errno.EROFS, "Read-only file system; make {out} writable"),
+        (errno.EIO, "Input/output error; check the disk of {out}"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_named_with_the_remedy(
+    steps: MemoryStore, tmp_path, capsys, monkeypatch, code: int, remedy: str
+):
+    def fail(*_):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(transfer, "_copy", fail)
+    out = tmp_path / "out"
+    assert main(["fetch", URL, str(out)]) == 2
+    says = f"{remedy.format(out=out)}, or give another OUT\n"
+    assert capsys.readouterr().err.endswith(says)
     assert [*out.iterdir()] == []
 
 
