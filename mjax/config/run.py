@@ -145,7 +145,7 @@ class ObserveConfig:
         if factor is not None and not 1 < factor < math.inf:
             raise ValueError(
                 f"--observe.slow-step-factor must be finite and above 1, got {factor}; "
-                "with 1 one step in a hundred would count as slow; None turns it off"
+                "1 would count one step in a hundred as slow; None turns it off"
             )
         if self.beat_s is not None and not _LEAST_BEAT_S <= self.beat_s < math.inf:
             raise ValueError(
