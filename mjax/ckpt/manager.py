@@ -49,7 +49,8 @@ class Answer(enum.Enum):
     BUSY = "busy"
     """The previous save is still being written; ask again at the next step."""
     HOPELESS = "hopeless"
-    """Saves have failed for so long that the run should stop."""
+    """The run should stop: saves have failed for too long, or another start of the run
+    has claimed the store."""
 
 
 class Checkpoints:
@@ -138,8 +139,8 @@ class Checkpoints:
           run: JSON metadata of the state: config, data position, versions.
           is_last: whether to give up after a few attempts.
         Returns:
-          The copy. None if the step is already saved, if the store hangs, or if the
-          copy failed; the next attempt reports a failed copy.
+          The copy; None if the step is already saved, the store hangs, or the copy
+          failed. `attempts` then reports a failed copy.
         """
         save_id = self._agreement.decide(lambda: self._new_save_id(step))
         self._wanted_step = step
@@ -186,9 +187,10 @@ class Checkpoints:
     def copy(
         self, step: int, make_state: Callable[[], PyTree], run: Mapping[str, Any]
     ) -> None:
-        """Copy the state to every host (see `local`); arguments as in `save`.
+        """Copy the state of each process's devices to its host, see `local`.
 
-        No copy is made while any process still writes the previous one.
+        No copy is made while any process still writes the previous one. Arguments as in
+        `save`.
         """
         copies = self._copies
         assert copies is not None
@@ -298,15 +300,19 @@ class Checkpoints:
     # ----------------------------------------------------------------------- restoring
 
     def newest(self) -> Manifest | None:
-        """Return the manifest of the newest step in the store or at --ckpt.remote.
+        """Return the manifest of the newest usable step.
 
-        None if no step exists. If host copies exist, an empty store is not an error.
-        See `Recovery.newest`.
+        It is in the store, see `Recovery.newest`, or at --ckpt.remote if a usable step
+        there is newer. None if nothing was ever saved, or if steps are lost but
+        --ckpt.local-dir may have copies.
 
         Raises:
-          ValueError: --ckpt.remote refuses access, or holds the steps of another run.
-          LostError: --ckpt.remote has steps, but none is usable.
-          RuntimeError: --ckpt.remote does not answer, and the work dir has no step.
+          ValueError: as in `Recovery.newest`; or --ckpt.remote refuses access, or holds
+            the steps of another run.
+          LostError: without --ckpt.local-dir, steps were saved but none is left in the
+            store, or --ckpt.remote has only unusable steps.
+          RuntimeError: --ckpt.remote does not answer, and the work dir has no step; or
+            the store does not answer.
         """
         if self._link is not None and (found := self._link.newest()):
             return found

@@ -138,7 +138,7 @@ class ObserveConfig:
     """Seconds between heartbeats of each process (in beats/); None writes none."""
 
     def __post_init__(self) -> None:
-        """Refuse an empty folder, a factor up to 1, and too frequent heartbeats."""
+        """Refuse an empty folder name, a factor <= 1, and too frequent heartbeats."""
         if self.spans_dir == "":
             raise ValueError("--observe.spans-dir is empty; name a folder")
         factor = self.slow_step_factor

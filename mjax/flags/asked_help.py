@@ -31,10 +31,10 @@ def text(
 
     Args:
       flags: all of them.
-      titles: titles of the groups, by name; "" has none.
+      titles: titles by group name; an empty title shows the name alone.
       groups: names of the groups to show; empty shows all.
       prog: the command as typed.
-      guide: its text besides the flags.
+      guide: description, examples and commands of the program.
       width: columns.
       bold: whether the terminal supports bold text.
     Raises:

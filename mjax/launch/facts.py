@@ -1,8 +1,9 @@
 """Facts about this host: hardware, software, and the traffic of its RDMA ports.
 
 Input: /sys, the environment and, if nvidia-ml-py is installed, NVIDIA's management
-library. Output: texts for the journal, and counters for heartbeats. A fact that cannot
-be read is "unknown", with the reason.
+library. Output: texts for the journal, and counters for heartbeats. If the GPUs cannot
+be read, they are "unknown", with the reason; other facts that cannot be read are empty
+or None.
 """
 
 import contextlib

@@ -13,7 +13,10 @@ _NOTHING_FAILED = (Cause.PREEMPTED, Cause.EVICTED)
 
 
 class Restarts:
-    """Counts consecutive generations that ended without a new saved step."""
+    """Counts consecutive generations that failed without a new saved step.
+
+    A preempted or evicted generation resets the count.
+    """
 
     def __init__(self, config: RestartConfig) -> None:
         """Start with no saved step."""

@@ -45,7 +45,10 @@ class Search:
         """Ports whose links the findings cover."""
 
     def find(self) -> Iterator[Finding]:
-        """Yield a finding for each cable, or for each swap of several."""
+        """Yield a finding for each swap and for each other misplaced or missing cable.
+
+        Cables that no source can see are only added to `unseen`.
+        """
         following = self._following()
         rings = list(_rings(following))
         in_ring = {cable for ring in rings for cable in ring}
@@ -67,7 +70,11 @@ class Search:
         )
 
     def _following(self) -> dict[Cable, Cable]:
-        """Map each cable to the cable in whose place its low end is."""
+        """Map a cable to the one whose high port its low end is connected to.
+
+        A high port may be any port of its switch. Cables that are connected elsewhere
+        are absent.
+        """
         by_high = {cable.high: cable for cable in self._wrong}
         open_ends: dict[str, list[Cable]] = defaultdict(list)
         for cable in self._wrong:
@@ -85,8 +92,10 @@ class Search:
         return found
 
     def _exchanges(self, rings: list[list[Cable]]) -> Iterator[Finding]:
-        """Yield a finding for each ring, and one for two hosts with all cables
-        swapped."""
+        """Yield a finding for each ring of swapped cables.
+
+        If two hosts have swapped all their cables, their rings are one finding.
+        """
         pairs: dict[tuple[str, str], list[list[Cable]]] = defaultdict(list)
         for ring in rings:
             hosts = sorted({cable.low.node for cable in ring})
@@ -122,7 +131,11 @@ class Search:
         return finding("missing", f"no link {cable}: {says}", cable)
 
     def _rail(self, low: Port, peer: Port | End) -> tuple[str, str]:
-        """Return whether a NIC is on a leaf of another rail."""
+        """Return the kind of the finding, and text to append to it.
+
+        The kind is "wrong rail" if a NIC is on a leaf of another rail, else
+        "misplaced".
+        """
         host = self._cluster.hosts.get(low.node)
         if host is None or not isinstance(peer, Port):
             return "misplaced", ""

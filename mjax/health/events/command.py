@@ -5,8 +5,9 @@
         [--time-zone NAME]
     health watch --release DEVICE --state FILE
 
-Exit codes: 0 no event; 1 events, or lines or actions that failed; 2 bad input. Events
-have the fields of the launcher's events.jsonl.
+Exit codes: 0 no event; 1 an event or an action, or the summary names a problem; 2 bad
+input, or an error of a file that ended the watch. Events have the fields of the
+launcher's events.jsonl.
 """
 
 import argparse
@@ -158,7 +159,7 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _permission(args: argparse.Namespace) -> Callable[[Rule], bool]:
-    """Return whether the commands of a rule may be run."""
+    """Return a function that says whether the commands of a rule may be run."""
     allowed = {"run", "confirm"} if args.yes else {"run"}
     if args.dry_run:
         allowed = set()
@@ -224,7 +225,7 @@ def _feed(
 def _chunks(
     args: argparse.Namespace, log: BinaryIO, watch: Watch
 ) -> Iterator[tuple[bytes, bool]]:
-    """Yield the bytes of a log, without end if it is followed."""
+    """Yield (bytes, whether the file ends after them); never end if it is followed."""
     while data := _read(log):
         yield data, False
     if not args.follow:

@@ -18,9 +18,9 @@ MAX_KEYS = 10_000
 """Maximum number of pairs of a rule and a device. Chosen: ten rules over a fabric of
 1,000 ports."""
 _KEPT = 4
-"""Number of times kept, as a multiple of `count`. Before a rule fires, each period of
-`within_s` has fewer than `count` times, so this covers three such periods: a line may
-be that late. Chosen."""
+"""Timestamps kept per rule and device, as a multiple of `count`. Before a rule fires,
+each period of `within_s` has fewer than `count` timestamps, so a line may be up to
+3 `within_s` late. The value 4 is a choice, not a measurement."""
 _NS = 10**9
 
 
@@ -42,7 +42,7 @@ class Detection:
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """Numbers of lines that matched, and of those that were not counted."""
+    """Number of matches of a line and a rule, and of those that were not counted."""
 
     matched: int = 0
     duplicates: int = 0

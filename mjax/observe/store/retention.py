@@ -2,8 +2,8 @@
 
 Input: a store that an ingester fills, and the number of days to keep rows. Output: the
 store without older rows. A run counts as ended if none of its processes has written a
-span for that many days; only whole runs expire. Marks, processes and events stay, so
-that a file that is still on a host counts as stored and is not sent again.
+span for that many days; only whole runs expire. The stored size of each file, the
+processes and the events stay, so a file that is still on a host is not sent again.
 
 Batches are sized by the sums of the heat map, which have the number of spans per 50
 steps. In both databases, rows of the same steps are stored together.
@@ -88,7 +88,7 @@ class Sweeper:
 def batches(
     store: Store, keep: Keep, now_ns: int, done: set[_Run] | None = None
 ) -> Generator[int]:
-    """Delete expired rows, and yield the number of rows after each transaction.
+    """Delete expired rows; after each transaction, yield how many it deleted.
 
     Args:
       store: store to which an ingester may write meanwhile.
@@ -109,7 +109,10 @@ def batches(
 
 
 def _old_runs(store: Store, keep: Keep, now_ns: int) -> list[_Run]:
-    """Return expired runs by the wall time of their last span, or of their start."""
+    """Return the expired runs, sorted by the wall time of their last span.
+
+    A process without spans counts with the time of its start.
+    """
     limit_ns = now_ns - round(keep.days * _DAY_NS)
     sums_ns = -math.inf
     if keep.sums_days is not None:
@@ -152,7 +155,11 @@ def _delete_spans(store: Store, run: str) -> Iterator[int]:
 
 
 def _delete_steps(store: Store, run: str, begin: int, end: int | None) -> int:
-    """Delete the spans of steps from `begin` on, before `end`."""
+    """Delete the spans of steps `begin` to `end` - 1; None means no end.
+
+    Returns:
+      The number of deleted rows.
+    """
     if end is None:
         sql = f"delete from spans where {_OF_RUN} and step > ?"
         return store.delete(sql, [run, begin - 1])

@@ -45,12 +45,12 @@ class Window:
     wall_ns: int
     """Wall-clock time, read together with `monotonic_ns`."""
     monotonic_ns: int
-    """A time before the mark in the window began, by the clock of the host."""
+    """Monotonic time of the host, read just before the profiler annotation `trace.MARK`
+    begins."""
     start_ns: int
-    """A time after the mark began and before the step was dispatched, by the same
-    clock."""
+    """Monotonic time, read inside that annotation, before the step is dispatched."""
     stop_ns: int
-    """Time at which the step had ended on all devices of the process."""
+    """Monotonic time at which the step had ended on all devices of the process."""
     platform: str
     mesh: dict[str, int]
     """Axis sizes, outermost first."""
@@ -98,7 +98,7 @@ def read_window(folder: Path) -> Window:
 def find(work_dir: Path) -> tuple[list[Path], list[Path]]:
     """Return the folders of complete windows of a run, and of incomplete ones.
 
-    Both are in the order of generation, step, host and rank.
+    Both are sorted by generation, step, rank and host.
     """
     folders = []
     for folder in (work_dir / FOLDER).glob("*/step-*/*"):

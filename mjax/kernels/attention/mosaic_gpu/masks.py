@@ -5,7 +5,7 @@ prefixes. Output: the blocks that the rows of a tile visit, which of these block
 edge cuts, and masked scores. An edge is the first or last visible column of each row;
 it never decreases with the position.
 
-Additional letters: i positions of queries, j of keys, P padded length.
+Additional letters: i position of a query, j of a key; P is here the padded length.
 """
 
 import dataclasses
@@ -58,15 +58,16 @@ class Blocks:
         )
 
     def ends_down(self) -> tuple[Scalar, Scalar, Scalar]:
-        """Return where a walk down ends each part: masked, unmasked, masked."""
+        """Return the lower end of each part, from high to low: masked, unmasked,
+        masked."""
         return self.full_high, self.full_low, self.low
 
     def parts(self, near: Edges, far: Edges) -> list[tuple[Scalar, Scalar, Edges]]:
-        """Return (begin, end, edges that cut the blocks) of each of the three parts.
+        """Return (begin, end, edges that cut the blocks) of the parts, in rising order.
 
         Args:
-          near: edges that cut blocks before the full ones.
-          far: edges that cut blocks after the full ones.
+          near: edges that cut the blocks low to full_low - 1.
+          far: edges that cut the blocks full_high to high - 1.
         """
         cut = (near, (None, None), far)
         starts = (self.low, self.full_low, self.full_high)
@@ -156,10 +157,10 @@ class FirstKeys(FarEdge):
     def blocks(self, i0: Scalar, rows: int, block: int) -> Blocks:
         """Bound the blocks of keys that queries i0 to i0 + rows - 1 see.
 
-        First and last visible keys increase with the query. So all queries see a whole
-        block iff its last key is not after the last key of the first query, and its
-        first key is not before the first key of the last query. The last keys never cut
-        a block before the full blocks; both edges may cut a block after them.
+        First and last visible keys never decrease with the query. So a block of keys a
+        to b needs no mask iff a >= first_key(i0 + rows - 1) and b <= last_key(i0). The
+        last keys never cut a block before the full blocks; both edges may cut a block
+        after them.
         """
         first, last = self._clipped(i0), self._clipped(i0 + rows - 1)
         end = self.near_at(i0 + rows - 1) + 1
@@ -178,7 +179,7 @@ class FirstKeys(FarEdge):
 
 
 class LastQueries(FarEdge):
-    """The last query that sees each key; all queries since the first one do."""
+    """The last query of each key; the queries from its first to its last all see it."""
 
     def by_window(self, position: Any) -> Any:
         """Return the last query of keys."""
@@ -198,10 +199,10 @@ class LastQueries(FarEdge):
     def blocks(self, j0: Scalar, rows: int, block: int) -> Blocks:
         """Bound the blocks of queries that see keys j0 to j0 + rows - 1.
 
-        First and last queries increase with the key. So all queries of a block see all
-        the keys iff its first query is not before the first query of the last key, and
-        its last query is not after the last query of the first key. Both edges may cut
-        a block before the full blocks; the first queries never cut a block after them.
+        First and last queries never decrease with the key. So a block of queries a to b
+        needs no mask iff a >= first_query(j0 + rows - 1) and b <= last_query(j0). Both
+        edges may cut a block before the full blocks; the first queries never cut a
+        block after them.
         """
         end = jnp.minimum(self.at(j0 + rows - 1) + 1, self._p.seq_len)
         full_low = ceil_div(self.near_at(j0 + rows - 1), block)
@@ -265,7 +266,8 @@ def hide(
     own = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=TILE)
 
     def from_eighth(edge: jax.Array, rounded: int) -> jax.Array:
-        """Return one bit per group of 8 columns, set from the group at the edge on."""
+        """Return one bit per group of 8 columns: whether this thread's column is at or
+        after the edge (`rounded` 7), or after it (8)."""
         eighth = along_rows(edge, shape) - own + rounded
         eighth = lax.shift_right_arithmetic(eighth, jnp.int32(3))
         return lax.shift_left(jnp.full(shape, -1, jnp.int32), eighth)

@@ -4,7 +4,7 @@ A thread block computes a tile: rows of queries (forward, dq) or of keys (dkv), 
 for each of its compute warpgroups. A block is a piece of keys (forward, dq) or of
 queries (dkv). One more warpgroup loads blocks into a ring buffer in shared memory.
 
-Additional letters: i positions of queries, j of keys, P padded length.
+Additional letters: i position of a query, j of a key; P is here the padded length.
 """
 
 import dataclasses
