@@ -20,10 +20,10 @@ What mjax claims, how each claim was tested, and what is not proved. The page of
 links to the output of the programs that measured it, in `docs/benchmarks/`. Output with
 a name that begins with `gpu` was measured on one H200, all other output on CPUs.
 
-Code changes after it is measured. *Of current code* counts the outputs whose code had
-not changed since they were made when this table was written; `python -m
-scripts.evidence_index` lists the state of each for the present code. `make evidence`
-and `make evidence-long` measure again.
+Code changes after it is measured. The column *of current code* counts the outputs whose
+code was still unchanged when this table was written; `python -m scripts.evidence_index`
+lists the state of each for the present code. `make evidence` and `make evidence-long`
+measure again.
 
 | claim | statement | outputs | of current code |
 |---|---|---|---|
