@@ -17,7 +17,7 @@ class BlockedTuning:
 
 
 BLOCKED_CPU = BlockedTuning(block=64)
-"""Tuned on a 2-core x86 CPU (AVX2), 2026-11. Of 32, 64, 128 and 256 it is the fastest,
+"""Timed on a 2-core x86 CPU (AVX2), 2026-11. Of 32, 64, 128 and 256 it is the fastest,
 or within noise of the fastest, for forward + backward with B 1-32, T 128-2048, H 32-64,
 float32 and bfloat16, full causal and window T / 4."""
 
