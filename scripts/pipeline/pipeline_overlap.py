@@ -141,7 +141,11 @@ def steady_body(analysis: Analysis) -> str:
     Raises:
       ValueError: there is none, or more than one.
     """
-    steady = [name for name in analysis.work if len(transfers(analysis, name)) == 2]
+    steady = []
+    for name in analysis.work:  # the first and last ticks may be outside of the loop
+        runs = [sent.runs for sent in transfers(analysis, name).values()]
+        if len(runs) == 2 and min(runs) > 1:
+            steady.append(name)
     if len(steady) != 1:
         raise ValueError(f"one loop must send in both directions, these do: {steady}")
     return steady[0]
@@ -244,8 +248,8 @@ def main() -> int:
         "The forward half-tick runs while the gradient of the previous tick is sent "
         "to the previous stage, and the backward half-tick while the activation is "
         "sent to the next stage. The columns count what runs between the start and "
-        "the end of each transfer in the schedule of the loop's body. Together the "
-        "two transfers overlap every matmul of the body, including those of the loss, "
+        "the end of each transfer in the schedule of the loop's body. Bound: "
+        "together they overlap every matmul of the body, including those of the loss, "
         "which the last stage runs; of each conditional, the branch with most FLOPs "
         "counts. No data-parallel collective is in that loop: those of ZeRO are in "
         "the loops of the warm-up and the cool-down. No gradient accumulator is "
