@@ -255,6 +255,8 @@ def main() -> int:
         "the loops of the warm-up and the cool-down. No gradient accumulator is "
         "copied. Compiled for H200s without a GPU; no transfer was timed."
     )
+    if faults:
+        text += f" Not met: {'; '.join(faults)}."
     header = (
         *("model", "pp x dp x tp", "chunks", "matmuls in the steady loop"),
         *(
