@@ -5,24 +5,33 @@
 Compiles the gradients of a pipelined model for described H200s with the options of
 training, and reads from XLA's schedule what runs between the start and the end of each
 collective in the body of the steady loop. Writes docs/benchmarks/pipeline_overlap.md.
-Exits with 1 if a transfer is exposed, a data-parallel collective is in the steady loop,
+Exits with 1 if a transfer takes longer than the matmuls that overlap it (modelled), a
+matmul of the steady loop overlaps nothing, a data-parallel collective is in that loop,
 or a gradient accumulator is copied.
+
+The last matmuls of the loop compute weight gradients, on which nothing else in the loop
+depends. XLA places them beside the transfer to the next stage or, with tensor
+parallelism, beside the last collective over tp, which nothing else could overlap.
 """
 
 import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import jax
 
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.hardware.described import described_mesh
+from mjax.hardware.gpus import GPUS
 from mjax.mesh.axes import DP, AxisSizes
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
+from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import Analysis, Collective, analyse
+from mjax.plan.hlo.collectives import collective_kind
 from mjax.plan.hlo.parse import Array, Module, parse
+from mjax.plan.hlo.work import fused_work
 from mjax.step.program import Program, build_program
 from scripts.evidence import Table, write_page
 
@@ -151,20 +160,47 @@ def steady_body(analysis: Analysis) -> str:
     return steady[0]
 
 
+def cover(transfer: Collective) -> float:
+    """Return the time of the overlapping matmuls, in times of the transfer (modelled).
+
+    Both as `mjax.plan.cost` models them for an H200 in bfloat16; kernels do not count.
+    """
+    cost = CostModel.of(GPUS["h200"])
+    speed = cost.peak_flops_per_s * cost.product_efficiency
+    return transfer.flops / speed / cost.collective_s(transfer)
+
+
+def idle_matmuls(module: Module, analysis: Analysis, name: str) -> int:
+    """Return how many matmuls of a computation run while it communicates nothing."""
+    computation = module.computations[name]
+    in_flight: set[str] = set()
+    asynchronous = {c.name for c in inside(analysis, name) if c.is_async}
+    done = {computation.done_of[start]: start for start in asynchronous}
+    count = 0
+    for x in computation.instructions:
+        in_flight.discard(done.get(x.name, ""))
+        if x.name in asynchronous:
+            in_flight.add(x.name)
+        elif not in_flight:
+            calls = analysis.calls.get((name, x.name), ())
+            count += sum(analysis.work[inner].products * n for inner, n in calls)
+            if not calls and not collective_kind(x, module):
+                count += fused_work(x, computation, module).products
+    return count
+
+
 def find_faults(module: Module, analysis: Analysis, program: Program) -> list[str]:
     """Return faults: exposed transfers and superfluous operations; empty is good."""
     steady = steady_body(analysis)
-    between = transfers(analysis, steady)
     faults = [
         f"the {direction} transfer is exposed: {transfer}"
-        for direction, transfer in between.items()
-        if not transfer.is_async or transfer.products == 0
+        for direction, transfer in transfers(analysis, steady).items()
+        if not transfer.is_async or cover(transfer) < 1
     ]
-    hidden = sum(transfer.products for transfer in between.values())
-    if hidden != analysis.work[steady].products:
+    if idle := idle_matmuls(module, analysis, steady):
         faults.append(
-            f"the transfers overlap {hidden} of the "
-            f"{analysis.work[steady].products} matmuls of the steady loop"
+            f"{idle} of the {analysis.work[steady].products} matmuls of the steady "
+            "loop overlap nothing"
         )
     faults += [
         f"in the steady loop: {collective}"
@@ -212,6 +248,10 @@ def _hidden(collectives: Sequence[Collective]) -> str:
     return f"{hidden / total:.0%} of {len(collectives)}"
 
 
+def _overlapping(between: Mapping[str, Collective]) -> int:
+    return sum(transfer.products for transfer in between.values())
+
+
 def main() -> int:
     rows, faults = [], []
     for case in CASES:
@@ -231,9 +271,11 @@ def main() -> int:
                 str(case.num_chunks),
                 str(analysis.work[steady].products),
                 *(
-                    f"{between[d].products} matmuls, {between[d].kernels} kernels"
+                    f"{between[d].products} matmuls, {between[d].kernels} kernels; "
+                    f"{cover(between[d]):.1f}"
                     for d in ("backward", "forward")
                 ),
+                str(analysis.work[steady].products - _overlapping(between)),
                 str(in_steady),
                 _hidden(pieces),
                 _hidden([c for c in analysis.collectives if c.role == "tp"]),
@@ -248,12 +290,15 @@ def main() -> int:
         "The forward half-tick runs while the gradient of the previous tick is sent "
         "to the previous stage, and the backward half-tick while the activation is "
         "sent to the next stage. The columns count what runs between the start and "
-        "the end of each transfer in the schedule of the loop's body. Bound: "
-        "together they overlap every matmul of the body, including those of the loss, "
-        "which the last stage runs; of each conditional, the branch with most FLOPs "
-        "counts. No data-parallel collective is in that loop: those of ZeRO are in "
-        "the loops of the warm-up and the cool-down. No gradient accumulator is "
-        "copied. Compiled for H200s without a GPU; no transfer was timed."
+        "the end of each transfer in the schedule of the loop's body, including the "
+        "matmuls of the loss, which the last stage runs; of each conditional, the "
+        "branch with most FLOPs counts. The number behind them is the time of these "
+        "matmuls, in times of the transfer, both modelled for an H200. Bounds: it is "
+        "at least 1; and each matmul that overlaps no transfer (weight gradients at "
+        "the end of the body) overlaps a collective over tp. No data-parallel "
+        "collective is in that loop: those of ZeRO are in the loops of the warm-up "
+        "and the cool-down. No gradient accumulator is copied. Compiled for H200s "
+        "without a GPU; no transfer was timed."
     )
     if faults:
         text += f" Not met: {'; '.join(faults)}."
@@ -262,6 +307,7 @@ def main() -> int:
         *(
             "overlapping the gradient's transfer",
             "overlapping the activation's transfer",
+            "matmuls overlapping only collectives over tp",
         ),
         *("dp collectives in it", "overlapped in other loops", "overlapped over tp"),
     )
