@@ -19,12 +19,13 @@ from mjax.health.settings import Settings, read_expected, read_limits
 from mjax.processes.config import DistributedConfig, split_address
 
 _SOURCE_S = 60.0
-"""Time limit of one probe. Chosen: twice the time in which jax starts on eight GPUs."""
+"""Time limit of one probe in seconds. Chosen: twice the time in which jax starts on
+eight GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DoctorFlags:
-    """Check whether a run can start on this host, and on all hosts together."""
+    """Check whether a run can start on this host; with --together, on all hosts."""
 
     work_dir: str = "runs"
     """Work dir of the future run."""
@@ -42,13 +43,13 @@ class DoctorFlags:
     expect: str | None = None
     """TOML file with the expectations for this host; see docs/hosts.md."""
     together: bool = False
-    """In all processes of a launcher: connect, compare, read each other's files,
-    add."""
+    """In all processes of a launcher: connect, compare software, read each other's
+    files, and sum a number over all devices."""
     distributed: DistributedConfig = dataclasses.field(
         default_factory=DistributedConfig
     )
     seconds: float = 180.0
-    """Time limit of all checks of a host, and again of the steps of --together."""
+    """Time limit in seconds of all checks of a host, and of each step of --together."""
     json: bool = False
     """Print only one JSON object."""
     all: bool = False

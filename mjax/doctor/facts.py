@@ -24,7 +24,7 @@ _FAILING: Mapping[int, str] = MappingProxyType(
     | {-signal.SIGKILL: "it was killed, for example because memory ran out"}
     | {1: "it raised an error"}
 )
-"""Exit code of a probe that shows a fault of the host -> the reason."""
+"""Maps each exit code of a probe that shows a fault of the host to the reason."""
 Facts = Mapping[str, Any]
 
 
@@ -49,7 +49,7 @@ def check(
       source: result of `probe`.
       judge: pure function that judges the facts.
       action: text that says what to do if the check fails.
-      failing: exit code -> reason, where it differs from that of most probes.
+      failing: maps exit codes to reasons; these add to or replace `_FAILING`.
     """
 
     def judged(text: str, settings: Settings) -> Verdict:

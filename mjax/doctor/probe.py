@@ -54,7 +54,12 @@ def packages() -> dict[str, Any]:
 
 
 def _wanted(package: str, extra: str) -> list[tuple[str, str | None]]:
-    """Return (requirement, version) of packages that an extra, or none, requires."""
+    """Return each required package as (requirement, installed version or None).
+
+    Args:
+      package: name of an installed package.
+      extra: name of one of its extras; "": the packages that it always requires.
+    """
     from packaging.requirements import Requirement
 
     found = []
@@ -73,7 +78,7 @@ def _wanted(package: str, extra: str) -> list[tuple[str, str | None]]:
 
 
 def _plugins() -> dict[str, str]:
-    """Return package name -> version, for each installed CUDA plugin of jax."""
+    """Return the version of each installed CUDA plugin of jax, by package name."""
     names = [f"jax-cuda{major}-plugin" for major in (12, 13)]
     return {name: found for name in names if (found := _version(name)) is not None}
 
@@ -120,7 +125,7 @@ def devices() -> dict[str, Any]:
 
 
 def host_name() -> dict[str, Any]:
-    """Return this host's name, its addresses, and whether they reach this host.
+    """Return this host's name and addresses, and whether the name leads to this host.
 
     Returns:
       name; addresses (to which the name resolves); error (why the name has no address,

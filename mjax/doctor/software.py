@@ -20,7 +20,7 @@ from mjax.health.findings import Verdict, failed, judge_each, ok, unknown
 _PACKAGES = probe("packages")
 _DEVICES = probe("devices")
 _LEAST_DRIVER: Mapping[str, str] = MappingProxyType({"12": "525", "13": "580"})
-"""Major version of CUDA -> minimum driver branch (source above)."""
+"""Minimum driver branch for each major version of CUDA (source above)."""
 _DRIVER = re.compile(r"\b(\d{3}(?:\.\d+){1,2})\b")
 _NO_GPU = "no NVIDIA driver is loaded on this host"
 
@@ -52,7 +52,10 @@ def packages(facts: Facts) -> Verdict:
 
 
 def extras(facts: Facts) -> Verdict:
-    """Check that each partly installed extra is complete, in suitable versions."""
+    """Check that the installed packages of extras have suitable versions.
+
+    A package of an extra that is not installed is not a problem.
+    """
     whole, problems = [], []
     for name, pairs in facts["extras"].items():
         found = [(wanted, have, _problem(wanted, have)) for wanted, have in pairs]

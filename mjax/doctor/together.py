@@ -71,7 +71,8 @@ def main(
       config: config with which the processes find each other.
       hosts: number of hosts of the run, each with at least one process.
       work_dir: work dir of the run; process 0 creates and removes a folder in it.
-      limit_s: time limit of each step.
+      limit_s: time limit of each step in seconds; a process that is still in the step
+        `config.timeout_s` later ends itself.
       is_json: whether to print one JSON object instead of lines.
     """
     with _stdout_as_stderr():
@@ -98,7 +99,12 @@ def _take(
     work_dir: Path,
     limit_s: int | float,
 ) -> tuple[list[Step], list[Mapping[str, Any]]]:
-    """Run the steps; return their results and the reports of connected processes."""
+    """Run the steps.
+
+    Returns:
+      the results of the steps, and the reports of all processes (of this process alone
+      if the processes did not connect).
+    """
     reports = [report]
 
     def meet() -> str:
@@ -145,7 +151,7 @@ def _take(
 
 @contextlib.contextmanager
 def _stdout_as_stderr() -> Iterator[None]:
-    """Send stdout to stderr meanwhile, because gloo and NCCL write to it from C++."""
+    """Redirect stdout to stderr: gloo and NCCL write to stdout from C++."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -161,9 +167,12 @@ def _stdout_as_stderr() -> Iterator[None]:
 def _limit(
     name: str, limit_s: int | float, so_far: Callable[[], Iterable[str]]
 ) -> Iterator[None]:
-    """End this process if a step never ends: a collective cannot be interrupted.
+    """End this process after limit_s seconds: a collective cannot be interrupted.
 
-    Process 0 then prints what is known so far to stderr.
+    Args:
+      name: name of the step, for the message.
+      limit_s: time limit of the step in seconds.
+      so_far: returns the results so far, which process 0 then prints to stderr.
     """
 
     def end() -> None:
@@ -187,10 +196,13 @@ def _limit(
 
 
 def _files(work_dir: Path, limit_s: int | float) -> str:
-    """Check that all processes read process 0's file, and process 0 a file of each.
+    """Check that all processes read a file of process 0, and process 0 reads theirs.
 
+    Returns:
+      the number of files and the work dir, as text.
     Raises:
-      RuntimeError: a file was not seen or had other content; raised in all processes.
+      RuntimeError: a file was not visible or had other content; raised in all
+        processes.
     """
     agreement = Agreement("files", timeout_s=limit_s)
     nonce = agreement.from_rank(0, secrets.token_hex(8))
@@ -241,8 +253,10 @@ def _see(path: Path, nonce: str, limit_s: int | float) -> None:
 
 
 def _sum() -> str:
-    """Add the numbers 1, 2, ..., one for each device, over all devices.
+    """Sum the numbers 1, 2, ... over all devices, one number on each device.
 
+    Returns:
+      the number and the kind of the devices, as text.
     Raises:
       RuntimeError: the sum is wrong on a device of this process.
     """

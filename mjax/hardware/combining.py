@@ -32,14 +32,14 @@ class Weight:
     """A weight of one layer."""
 
     size: int
-    """Number of entries on one tp device, unsharded over dp_shard."""
+    """Number of entries on one tp device, before sharding over dp_shard."""
     is_matrix: bool
     """Whether the weight is a matrix; False for scales and biases."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """Largest result of a combined collective, in bytes per device, by kind."""
+    """Limits on the result of a combined collective, in bytes per device."""
 
     all_gather: int
     reduce_scatter: int
@@ -64,8 +64,10 @@ def choose_thresholds(
     Args:
       gathered: the weights of one layer.
       reduced: the weights that have gradients.
-      gather_bytes: maximum bytes of gathered weights in a collective; None chooses.
-      reduce_bytes: maximum bytes of unreduced gradients in a collective; None chooses.
+      gather_bytes: maximum bytes of gathered weights in a collective; None: chosen as
+        the module docstring says.
+      reduce_bytes: maximum bytes of unreduced gradients in a collective; None: chosen
+        in the same way.
       gather_itemsize: bytes of a gathered entry.
       reduce_itemsize: bytes of a reduced entry.
       level: ZeRO level.
@@ -89,7 +91,7 @@ def choose_thresholds(
 
 
 def _together(weights: Sequence[Weight], is_pipeline: bool) -> int:
-    """Return the number of entries that may share a collective."""
+    """Return the number of entries that one collective may carry."""
     if not is_pipeline:
         return sum(weight.size for weight in weights)
     matrices = [weight.size for weight in weights if weight.is_matrix]

@@ -1,10 +1,10 @@
 """Build a mesh of described GPUs, which need not be present.
 
 Input: the name of a GPU in `gpus.GPUS`, and axis sizes. Output: a mesh as from
-`build_mesh`. Its devices cannot hold arrays. But a function traced for the mesh sees
-the kind of its devices, and a lowered program compiles to the instructions of that GPU,
-with the collectives of that mesh. Compiling needs jax's CUDA plugin (`make env-plan`),
-but no GPU.
+`build_mesh`. Its devices cannot hold arrays. But a function that is traced for the mesh
+can read the kind of GPU, and a lowered program compiles to the instructions of that
+GPU, with the collectives of that mesh. Compiling needs jax's CUDA plugin (`make
+env-plan`), but no GPU.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,8 @@ def described_mesh(
       gpus_per_node: GPUs per host; a mesh of fewer GPUs is part of one host.
       tp_across_hosts: as in `build_mesh`.
     Returns:
-      A mesh of axes `AXES`, each of type Auto, in order of hosts, one process per host.
+      A mesh of axes `AXES`, each of type Auto. The devices are ordered by host, and
+      each host has one process.
     Raises:
       ValueError: the name is unknown, the GPUs do not fill whole hosts, or
         `build_mesh` refuses the sizes.
@@ -118,8 +119,8 @@ def described_devices(
 def put_in_host_memory(lowered: jax.stages.Lowered, results: Sequence[bool]) -> None:
     """Mark results that are in host memory, and the arguments donated to them.
 
-    jax does this for present devices. Described devices have no memories, so a sharding
-    on them loses its memory kind.
+    jax marks them for devices that are present. Described devices have no memories, so
+    a sharding on them loses its memory kind.
 
     Args:
       lowered: a program for described devices; changed in place.

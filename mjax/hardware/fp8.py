@@ -15,7 +15,7 @@ FIRST = (8, 9)
 
 
 def describe_fp8(mesh: Mesh | AbstractMesh) -> str:
-    """Describe how the devices of a mesh multiply 8-bit floats.
+    """Return a text that says how the devices of a mesh multiply 8-bit floats.
 
     Raises:
       ValueError: the devices are GPUs without FP8 matmuls, or of unknown compute
@@ -36,7 +36,7 @@ def describe_fp8(mesh: Mesh | AbstractMesh) -> str:
 
 
 def _compute_capability(mesh: Mesh | AbstractMesh) -> tuple[int, int] | None:
-    """Return the reported or described compute capability of the devices."""
+    """Return (major, minor) of the devices' compute capability; None if unknown."""
     if isinstance(mesh, Mesh):
         stated = getattr(mesh.devices.flat[0], "compute_capability", None)
         if stated is None:

@@ -122,7 +122,7 @@ GPUS = MappingProxyType(
         ),
     }
 )
-"""Name -> GPU that can be described."""
+"""The GPUs that can be described, by name."""
 
 # Dense bf16 FLOP/s by substring of `device_kind`; the first match wins. An entry taken
 # from GPUS covers all variants of its model that are not listed before it. Source of

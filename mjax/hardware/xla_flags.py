@@ -135,7 +135,7 @@ class Chosen:
     """Options that apply to the program, but that the installed XLA does not have."""
 
     def as_compiler_options(self) -> dict[str, Value]:
-        """Return the options in use, for `jax.jit` and `Lowered.compile`."""
+        """Return the values of the options in use, by name, as `jax.jit` takes them."""
         return {option.name: option.value for option in self.used}
 
     def describe(self) -> list[str]:
@@ -197,9 +197,10 @@ def choose(
 
 
 def for_collectives(mesh: Mesh | AbstractMesh) -> dict[str, Value]:
-    """Return the options of a program with collectives that is not a training step.
+    """Choose the options of a program with collectives that is not a training step.
 
-    On GPUs the result is empty, because the GPU options in the table are for steps.
+    Returns the values of the options by name. On GPUs the result is empty, because the
+    GPU options in the table are for training steps.
 
     Args:
       mesh: mesh of the program, with any axes.
@@ -228,7 +229,7 @@ def _known(mesh: Mesh | AbstractMesh, wanted: Sequence[Option]) -> Chosen:
 
 @functools.cache
 def _is_known(device: Any, name: str, value: Value) -> bool:
-    """Return whether a trivial program compiles with an option, for any device."""
+    """Return whether a trivial program for the device compiles with the option."""
     sharding = jax.sharding.SingleDeviceSharding(device)
     nothing = jax.jit(lambda: 0, out_shardings=sharding).lower()
     try:
