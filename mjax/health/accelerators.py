@@ -5,8 +5,9 @@ Output: one answer, `is_plain`. A laptop, a login node or a container without de
 plain, and the checks that only a training host must pass (`Check.for_training`) cannot
 fail it. They cannot pass it either: where such a check would fail, it is unknown.
 
-If anything cannot be read, the host is not plain. The PCI class shows a GPU whose
-driver is not loaded; /proc/driver/nvidia shows a GPU in a container.
+If one of the files cannot be read, the host is not plain; if none of them exists, it is
+plain. The PCI class shows a GPU whose driver is not loaded; /proc/driver/nvidia shows a
+GPU in a container.
 
 Source of the classes and vendors: include/linux/pci_ids.h at
 https://github.com/torvalds/linux; of the files: Documentation/PCI/sysfs-pci.rst there.
@@ -47,7 +48,7 @@ _NOT_INTEL = ("0x0380", "0x1200")
 
 
 def is_plain(reading: Reading, settings: Settings) -> bool:
-    """Return whether a host certainly has, and should have, no GPU and no RDMA.
+    """Return whether a host has no GPU and no RDMA device, and none is expected.
 
     Args:
       reading: reading of `SOURCE`.

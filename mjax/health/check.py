@@ -35,7 +35,7 @@ process keeps the driver loaded."""
 TOTAL_S = 50.0
 """Time limit of all sources together in seconds. Chosen: less than a minute."""
 _NUM_THREADS = 16
-"""Number of sources that are read concurrently. Chosen: reading is mostly waiting for a
+"""Number of sources that are read concurrently. Chosen: a reader mostly waits for its
 tool."""
 _PLAIN = "not judged: this host has no GPU and no RDMA device, and none is expected"
 _KILL_S = 1.0
@@ -52,7 +52,8 @@ class Check:
     """One-line statement that is true on a healthy host."""
     source: Source
     judge: Judge
-    """Judges an output; raises `UnreadableError` for an unknown format."""
+    """Judges the output of the source; raises `UnreadableError` for an unknown
+    format."""
     action: str
     """What an operator should do if the check fails."""
     statuses: Collection[int] = (0,)
@@ -63,8 +64,8 @@ class Check:
     for_training: bool = False
     """Whether the check matters only with GPUs or RDMA, and cannot fail other hosts."""
     judge_for_start: Judge | None = None
-    """Judge of whether a run can start, where a healthy host requires more; see
-    `mjax.doctor`."""
+    """Replaces `judge` in `mjax.doctor`: a run can start on some hosts that are not
+    healthy."""
     failing: Mapping[int, str] = MappingProxyType({})
     """Maps each exit status that is itself a fault of the host to its meaning."""
 
@@ -124,7 +125,15 @@ def run(
     source_s: float = SOURCE_S,
     total_s: float = TOTAL_S,
 ) -> Report:
-    """Read all sources and judge them; return within one second after total_s."""
+    """Read all sources and judge their outputs.
+
+    Args:
+      checks: the checks to make.
+      settings: limits and expectations; `is_plain` is determined here.
+      source_s: time limit of one source in seconds.
+      total_s: time limit of all sources together in seconds; this function returns
+        within one second after it.
+    """
     began_s = time.monotonic()
     until_s = began_s + total_s
     sources = [*dict.fromkeys(check.source for check in checks), accelerators.SOURCE]
@@ -140,7 +149,7 @@ def run(
 def _read_all(
     sources: Sequence[Source], source_s: float, until_s: float
 ) -> Mapping[Source, Reading]:
-    """Read sources; the reading of a source that took too long has no exit status."""
+    """Return the reading of each source; its status is None if it took too long."""
     late = Reading(status=None)
     futures = {source: Future[Reading]() for source in sources}
     waiting = collections.deque(futures.items())

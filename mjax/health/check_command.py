@@ -87,7 +87,7 @@ def chosen(patterns: Sequence[str]) -> list[Check]:
     """Return the checks that match any of the patterns.
 
     Raises:
-      ValueError: a pattern matches none.
+      ValueError: a pattern matches no check.
     """
     for pattern in patterns:
         if not fnmatch.filter(BY_NAME, pattern):
@@ -100,7 +100,12 @@ def chosen(patterns: Sequence[str]) -> list[Check]:
 
 
 def to_json(report: Report) -> dict[str, Any]:
-    """Return a report as JSON: ok, each check with its state, the inventory."""
+    """Return a report as a JSON object.
+
+    Returns:
+      ok; host; seconds (the time that the report took); checks (for each: name, state,
+      value, limit, reason); inventory (see `mjax.health.inventory`).
+    """
     return {
         "ok": report.is_ok,
         "host": os.environ.get("MJAX_HOST") or socket.gethostname(),
@@ -162,7 +167,7 @@ def shown(
 
 
 def _grouped(findings: Sequence[Finding]) -> list[str]:
-    """Return at most two lines for each area, and a last one on how to see all."""
+    """Return at most two lines for each area, and a last line about --all."""
     if not findings:
         return []
     areas: dict[str, dict[str, list[str]]] = {}

@@ -1,8 +1,8 @@
 """Inventory of a host: GPUs, InfiniBand adapters, versions; for the cluster file.
 
-Input: output of nvidia-smi and /sys/class/infiniband. Output: JSON that `health
-cluster check --reports` compares with the file. A value that cannot be read is absent;
-the comparison then gives unknown.
+Input: the output of nvidia-smi, and files of /sys/class/infiniband. Output: a JSON
+object that `health cluster check --reports` compares with the cluster file. A value
+that cannot be read is absent, and the comparison of it is then unknown.
 """
 
 from typing import Any
@@ -15,7 +15,15 @@ ADAPTERS = Files((f"{ports.ROOT}/*/node_guid", f"{ports.ROOT}/*/ports/1/rate"))
 
 
 def inventory(smi: Reading, adapters: Reading) -> dict[str, Any]:
-    """Return the inventory in the readings of `nvidia_smi.SMI` and `ADAPTERS`."""
+    """Return the inventory of a host.
+
+    Args:
+      smi: reading of `nvidia_smi.SMI`.
+      adapters: reading of `ADAPTERS`.
+    Returns:
+      gpus (for each: pci, the address); versions (nvidia_driver); nics (for each: name,
+      guid, rate_gbps). A key is absent if its source cannot be read.
+    """
     return _gpus(smi) | _nics(adapters)
 
 

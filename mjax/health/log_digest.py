@@ -1,9 +1,9 @@
 """Count the faults in a kernel log in bounded memory.
 
 Input: a log in pieces, of any length. Output: a `Digest`, also as JSON: each fault
-found by a rule of `kernel_log.toml`, with device, count, times and last line. A log of
-1 GB needs no more memory than one of 1 MB: pieces are searched one at a time, and the
-number of different faults is limited.
+found by a rule of `kernel_log.toml`, with its device, count, times and last line. A log
+of 1 GB needs no more memory than one of 1 MB: pieces are searched one at a time, and
+the number of different faults is limited.
 
 Times: seconds since boot (`[  12.345678]`, of dmesg and of `journalctl -o
 short-monotonic`), seconds since 1970 (`-o short-unix`), or ISO 8601 (`-o short-iso`,
@@ -92,13 +92,13 @@ class Digest:
 
     read_from: str
     is_severe: bool
-    """Whether all its lines are of a severe level, so that it is normally empty."""
+    """Whether the log has only lines of severe levels, so that it is normally empty."""
     num_lines: int
     num_bytes: int
     num_long: int
     """Number of lines that were too long to search."""
     begin: str
-    """Time of its first line that has one, in ISO 8601, UTC; empty if none has."""
+    """Time of the first line that has a time, in ISO 8601, UTC; empty if none has."""
     matches: Sequence[Match]
 
 
@@ -119,7 +119,7 @@ class Scanner:
           read_from: origin of the log.
           at: the present time, from which ages are counted.
           is_severe: see `Log`.
-          rules: the shipped ones, if not given.
+          rules: rules to apply; None: the shipped rules.
         """
         self._rules = rules or kernel_rules.shipped()
         self._anchors = [b"\n"] if is_severe else self._rules.anchors
@@ -137,7 +137,7 @@ class Scanner:
         self._num_matches = 0
 
     def feed(self, data: bytes) -> None:
-        """Search the next piece."""
+        """Search the next piece of the log, which may end inside a line."""
         self.num_bytes += len(data)
         data = self._rest + data
         end = data.rfind(b"\n") + 1
@@ -190,14 +190,14 @@ class Scanner:
             self._ages[key] = (first_s, age_s)
 
     def _when(self, age_s: float | None) -> str:
-        """Return a time in ISO 8601, or "" if it is not known."""
+        """Return the time of a line of this age in ISO 8601; "" if the age is None."""
         if age_s is None:
             return ""
         when = datetime.datetime.fromtimestamp(self._now.unix_s - age_s, datetime.UTC)
         return when.strftime("%Y-%m-%dT%H:%M:%SZ")
 
     def digest(self) -> Digest:
-        """Return the faults so far; the last line must be terminated."""
+        """Return the faults found so far, in terminated lines."""
         for key, match in self._matches.items():
             first_s, last_s = self._ages.get(key, (None, None))
             match.first, match.last = self._when(first_s), self._when(last_s)
@@ -213,7 +213,7 @@ class Scanner:
         )
 
     def reading(self) -> Reading:
-        """Return the digest as JSON; truncated if the last line is unterminated."""
+        """Return the digest as JSON, marked truncated without a last line end."""
         text = json.dumps(dataclasses.asdict(self.digest()), indent=1) + "\n"
         return Reading(text=text, num_bytes=len(text) + (self._rest != b""))
 
@@ -223,7 +223,7 @@ def _decoded(data: bytes) -> str:
 
 
 def _spans(data: bytes, anchors: Sequence[bytes]) -> set[tuple[int, int]]:
-    """Return the positions of lines with an anchor; each line ends in the data."""
+    """Return (start, end) of each line with an anchor; all lines must be complete."""
     spans = set()
     for anchor in anchors:
         at = data.find(anchor)
@@ -235,7 +235,10 @@ def _spans(data: bytes, anchors: Sequence[bytes]) -> set[tuple[int, int]]:
 
 
 def split_time(line: str, at: Now) -> tuple[float | None, str]:
-    """Return the age of a line, or None without a time, and the rest of the line."""
+    """Return the age of a line in seconds, and the text after its time.
+
+    The age is None if the line has no time, or a time that is not of this boot.
+    """
     found = _TIME.match(line)
     if found is None:
         return None, _LEVEL.sub("", line)
@@ -254,12 +257,12 @@ def split_time(line: str, at: Now) -> tuple[float | None, str]:
 
 
 def _sane(age_s: float) -> float | None:
-    """Return the age, or None if it is out of range."""
+    """Return the age in seconds, or None if it is out of range."""
     return age_s if -_SLACK_S < age_s < _OLDEST_S else None
 
 
 def _hours(age_s: float | None) -> int:
-    """Return an age in whole hours; a line without a time is new."""
+    """Return the age in whole hours, at most `OLD_H`; 0 if it is None."""
     return 0 if age_s is None else min(OLD_H, int(max(0.0, age_s) // 3600))
 
 
@@ -292,5 +295,10 @@ def digest(text: str) -> Digest:
 
 
 def recent(hours: Mapping[str, int], window_h: int) -> int:
-    """Return the number of errors younger than some hours."""
+    """Return the number of errors that are younger than window_h hours.
+
+    Args:
+      hours: see `Match.hours`.
+      window_h: number of hours.
+    """
     return sum(count for age, count in hours.items() if int(age) < window_h)

@@ -52,7 +52,7 @@ class Log:
 
 
 def now() -> Now:
-    """Return the time."""
+    """Return the present time, since 1970 and since boot."""
     return Now(unix_s=time.time(), uptime_s=time.monotonic())
 
 

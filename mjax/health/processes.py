@@ -72,7 +72,14 @@ def table(
     seconds: float,
     own: int,
 ) -> str:
-    """Return a line for each process outside the `family` of one process."""
+    """Return `HEADER`, and a line for each process outside the `family` of one process.
+
+    Args:
+      before: processes of the first reading, by process id.
+      after: processes of the second reading, by process id.
+      seconds: time between the two readings.
+      own: id of the process whose family is excluded.
+    """
     hidden = family(
         own,
         {pid: process.parent for pid, process in after.items()},
@@ -98,12 +105,13 @@ def table(
 def family(
     own: int, parents: Mapping[int, int], pythons: Collection[int] = ()
 ) -> set[int]:
-    """Return a process with its ancestors and descendants.
+    """Return the ids of a process, its ancestors (except init) and its descendants.
 
     Args:
-      own: the process; its ancestors, without init, and its descendants belong to it.
-      parents: maps each process to its parent.
-      pythons: ancestors that count with all their descendants.
+      own: id of the process.
+      parents: maps each process id to that of its parent.
+      pythons: ids of Python processes; the descendants of an ancestor among them are
+        included too.
     """
     ancestors = [own]
     while (parent := parents.get(ancestors[-1], 0)) > 1 and parent not in ancestors:

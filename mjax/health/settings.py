@@ -96,8 +96,10 @@ would become 12.1."""
 
 
 def read_limits(path: Path | None = None) -> dict[str, dict[str, Any]]:
-    """Return the limits of all checks, overridden by those of a file.
+    """Return the limits of all checks: check -> name of a limit -> its value.
 
+    Args:
+      path: TOML file whose limits replace the shipped ones; None: no file.
     Raises:
       ValueError: the file is not TOML, names an unknown check or limit, or has a value
         of another type.
@@ -137,7 +139,7 @@ def _is_like(value: Any, shipped: Any) -> bool:
 
 
 def read_expected(path: Path, names: Collection[str]) -> dict[str, Any]:
-    """Return the expectations of a file.
+    """Return the expectations of a file, by key of `EXPECTED`.
 
     Args:
       path: path of a TOML file with keys of `EXPECTED`.

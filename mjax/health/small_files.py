@@ -18,9 +18,9 @@ _NUMBER = re.compile(r"([0-9]+)")
 
 
 def lines_of(text: str) -> Mapping[str, Sequence[str]]:
-    """Return the lines of each file of a `Files` source, in the order of their names.
+    """Return the lines of each file of a `Files` source by path, sorted by path.
 
-    Numbers in names sort as numbers: cpu2 is before cpu10.
+    Numbers in paths sort as numbers: cpu2 is before cpu10.
 
     Raises:
       UnreadableError: it is not such a text, or a file cannot be read.
@@ -46,10 +46,10 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def values(text: str) -> Mapping[str, str]:
-    """Return the content of each file of a `Files` source with one line per file.
+    """Return the content of each file of a `Files` source by path, one line per file.
 
     Raises:
-      UnreadableError: see `lines_of`; or a file has more lines.
+      UnreadableError: see `lines_of`; or a file has more than one line.
     """
     found = {}
     for path, lines in lines_of(text).items():
@@ -67,12 +67,11 @@ class Each:
     """
 
     argv: tuple[str, ...]
-    """The path of the device is added at the end."""
+    """Command line; the path or name of the device is added at the end."""
     pattern: str
-    """Folder of the devices in /sys."""
+    """Pattern of the devices' folders in /sys; the last part is the device's name."""
     folder: str = "/dev"
-    """Folder of the path that the command receives; empty: it receives only the
-    name."""
+    """Folder of the device's path; empty: the command receives only the name."""
 
     @property
     def shown(self) -> str:
@@ -105,7 +104,7 @@ class Each:
 
 
 def outputs(text: str) -> Iterator[tuple[str, str]]:
-    """Yield each device of an `Each` source with its output.
+    """Yield (path of the device, output) for each device of an `Each` source.
 
     Raises:
       UnreadableError: it is not such a text, or a command has failed.

@@ -78,8 +78,8 @@ def information(share: np.ndarray | float, miss: float, alarm: float) -> np.ndar
 
     Args:
       share: probability that the group has a bad host.
-      miss: probability that the test passes although the group has one.
-      alarm: probability that the test fails although the group has none.
+      miss: probability that the test passes although the group has a bad host.
+      alarm: probability that the test fails although the group has no bad host.
     """
     share = np.asarray(share)
     fails = share * (1 - miss) + (1 - share) * alarm
@@ -89,7 +89,7 @@ def information(share: np.ndarray | float, miss: float, alarm: float) -> np.ndar
 
 @functools.cache
 def best_share(rates: ErrorRates) -> float:
-    """Return the probability of a bad host that maximises the information."""
+    """Return the most informative probability that a group has a bad host."""
     return float(_SHARES[np.argmax(information(_SHARES, rates.miss, rates.alarm))])
 
 
@@ -101,9 +101,9 @@ def capacity(rates: ErrorRates) -> float:
 
 
 def least_tests(num_hosts: int, num_bad: int, rates: ErrorRates) -> float:
-    """Return the least mean number of tests that find num_bad bad hosts of num_hosts.
+    """Return a lower bound of the mean number of tests that a search needs.
 
-    The bound assumes a known number of bad hosts. The search does not know it, so it
-    needs more tests.
+    The bound assumes that num_bad of num_hosts hosts are bad, and that the search knows
+    this number. A search that does not know it needs more tests.
     """
     return math.log2(math.comb(num_hosts, num_bad)) / capacity(rates)

@@ -44,9 +44,9 @@ class BisectFlags(SearchConfig):
     outcomes: Path | None = None
     """File of completed tests (.json, .toml); --run extends it (.json)."""
     slow: float | None = None
-    """A test also fails if it takes longer than this times the median."""
+    """A test also fails if it takes longer than this multiple of the median time."""
     same_output: bool = False
-    """A test also fails if its last line differs from that of most tests."""
+    """A test also fails if its last line of output differs from that of most tests."""
     links: bool = False
     """Test pairs of hosts, to find bad links between good hosts too."""
     time_limit_s: float = 600.0
@@ -168,7 +168,7 @@ def _show(
     template: Sequence[str],
     records: Sequence[Record],
 ) -> int:
-    """Print the next tests, or the answer."""
+    """Print the next tests, or the answer; return the exit code."""
     progress, judged = _look(config, problem, records)
     if progress.rounds and not config.json:
         rounds = _numbered(progress, records)
@@ -186,7 +186,7 @@ def _run(
     template: Sequence[str],
     records: list[Record],
 ) -> int:
-    """Run rounds until there is an answer."""
+    """Run rounds of tests until there is an answer; return the exit code."""
     told = sys.stderr if config.json else sys.stdout
     print(report.assumptions(problem), file=told, flush=True)
 
@@ -256,7 +256,10 @@ def _end(
 
 
 def _numbered(progress: Progress, records: Sequence[Record]) -> list[tuple[int, Round]]:
-    """Number the next rounds; a fixed round that is continued keeps its number."""
+    """Return (number, round) for each next round.
+
+    A fixed round that is continued keeps its number.
+    """
     first = _num_rounds(records) + 1
     return [(one.number or first, one) for one in progress.rounds]
 

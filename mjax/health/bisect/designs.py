@@ -36,10 +36,10 @@ def grid_width(num_hosts: int) -> int:
 def crossed(
     num_hosts: int, *, least: int = 1, most: int | None = None, least_groups: int = 1
 ) -> tuple[Groups, Groups]:
-    """Return rows and columns; each holds every host once.
+    """Return the groups of the rows, and those of the columns.
 
     Args:
-      num_hosts: laid out row by row, in their order.
+      num_hosts: number of hosts; they are laid out row by row, in their order.
       least: minimum number of hosts in a group. If `most` is smaller, so are the
         groups, and the caller fills them up.
       most: maximum number of hosts in a group; None: any number.
@@ -75,7 +75,7 @@ def _split(
 
 
 def round_robin(num_hosts: int) -> list[list[tuple[int, int]]]:
-    """Return rounds of disjoint pairs in which every two hosts meet once.
+    """Return rounds of disjoint pairs of host indices; every two hosts meet once.
 
     An even number takes num_hosts - 1 rounds. An odd number takes num_hosts rounds, and
     one host is idle in each.
@@ -95,7 +95,7 @@ def waves(groups: Iterable[Sequence[object]], most: int) -> list[list[int]]:
     """Pack groups into waves; groups of a wave share no host and run concurrently.
 
     Args:
-      groups: each with its hosts.
+      groups: the hosts of each group.
       most: maximum number of groups in a wave.
     Returns:
       indices of the groups; each group is in the first wave that has room for it.

@@ -31,7 +31,7 @@ Chosen."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits on the size of a group, and the hosts that can fill it up."""
+    """Limits on the size of a group, and on the hosts that can fill it up."""
 
     min_hosts: int
     max_hosts: int
@@ -54,7 +54,14 @@ class Choice:
 def choose(
     found: Posterior, rates: ErrorRates, limits: Limits, most_tests: int
 ) -> Choice:
-    """Choose the groups of the next round; none if no group is allowed."""
+    """Choose the groups of the next round; none if no group is allowed.
+
+    Args:
+      found: the probable sets of bad hosts.
+      rates: how often a test errs.
+      limits: limits on each group.
+      most_tests: maximum number of groups.
+    """
     num_hosts = found.members.shape[1]
     free = np.ones(num_hosts, bool)
     members = found.members.astype(np.float64)
@@ -86,7 +93,10 @@ def choose(
 def _is_better(
     told: float, group: list[int], best: float, best_group: list[int]
 ) -> bool:
-    """Return whether `group` tells more than the best group; within 1%: is smaller."""
+    """Return whether `group` gives more information than the best group.
+
+    If the difference is at most 1%, the smaller group is better.
+    """
     if abs(told - best) <= 0.01 * best:
         return len(group) < len(best_group)
     return told > best
@@ -99,7 +109,7 @@ def _candidates(
     rates: ErrorRates,
     limits: Limits,
 ) -> Iterator[tuple[list[int], int]]:
-    """Yield groups that may be worth a test, with the number of fillers they need."""
+    """Yield (group, number of fillers it needs) for groups that may be worth a test."""
     target = best_share(rates)
     marginals = weights @ members
     doubt = np.where(free, np.minimum(marginals, 1 - marginals), -1.0)
@@ -160,7 +170,7 @@ def _filled(
     free: np.ndarray,
     limits: Limits,
 ) -> Iterator[tuple[list[int], int]]:
-    """Yield the group, filled up to the minimum size, if that is possible."""
+    """Yield (group, number of fillers it needs), if the minimum size can be reached."""
     if not group:
         return
     missing = limits.min_hosts - len(group)
@@ -183,7 +193,8 @@ def _joint_bits(
     """Return the joint information of several tests, in bits.
 
     Args:
-      patterns: [P] bit j of a set's number is 1 if the set has a host in group j.
+      patterns: [P] one integer for each set; its bit j is 1 if the set has a host in
+        group j.
       weights: [P] probabilities of the sets.
       num: number of tests.
       rates: how often a test errs.

@@ -44,13 +44,16 @@ class LinkProgress(Progress):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Beliefs:
-    """Probabilities of n hosts, and of their links as [n, n], upper triangle."""
+    """What the tests say of n hosts and of their links."""
 
     bad: np.ndarray
+    """[n] bool: the likeliest set of bad hosts."""
     hosts: np.ndarray
+    """[n] probability that each host is bad, given all others in `bad`."""
     links: np.ndarray
+    """[n, n] probability that each link is bad; 0 if it is not in `judged`."""
     judged: np.ndarray
-    """[n, n] bool: links between good hosts."""
+    """[n, n] bool: links between good hosts, in the upper triangle."""
 
 
 def advance_links(problem: Problem, outcomes: Sequence[Outcome]) -> LinkProgress:
@@ -130,7 +133,12 @@ def _most_tests(problem: Problem) -> int:
 def _counts(
     problem: Problem, outcomes: Sequence[Outcome]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return each pair's log likelihood ratio, symmetric, and whether it was tested."""
+    """Sum up the outcomes of each pair of hosts.
+
+    Returns:
+      [n, n] log likelihood ratio of a bad pair; [n, n] bool: whether it was tested.
+      Both are symmetric.
+    """
     place = {name: index for index, name in enumerate(problem.hosts)}
     rates, num = problem.config.rates, len(problem.hosts)
     ratio, tested = np.zeros((num, num)), np.zeros((num, num), bool)
@@ -144,7 +152,7 @@ def _counts(
 
 
 def _judge(ratio: np.ndarray, prior: float, link_prior: float) -> _Beliefs:
-    """Return the likeliest bad hosts, and each host's probability given the others."""
+    """Find the likeliest bad hosts, and the probabilities of hosts and links."""
     num = len(ratio)
     # Log likelihood of a pair of good hosts, summed over both states of the link.
     clean = np.logaddexp(math.log(link_prior) + ratio, math.log1p(-link_prior))
@@ -172,7 +180,7 @@ def _sigmoid(x: np.ndarray) -> np.ndarray:
 
 
 def _doubts(beliefs: _Beliefs) -> np.ndarray:
-    """Return the probability that each link is misjudged."""
+    """Return the probability that each link is misjudged, [n, n]."""
     return np.where(beliefs.judged, np.minimum(beliefs.links, 1 - beliefs.links), 0.0)
 
 
@@ -183,7 +191,7 @@ def _host_doubts(beliefs: _Beliefs) -> np.ndarray:
 def _again(
     beliefs: _Beliefs, doubts: np.ndarray, most_error: float
 ) -> list[tuple[int, int]]:
-    """Return the pairs to repeat, most doubtful first.
+    """Return the pairs of host indices to repeat, most doubtful first.
 
     A doubtful host is tested with each of three good hosts.
     """

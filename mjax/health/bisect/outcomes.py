@@ -11,8 +11,8 @@ for the search.
     round = 1
 
 A test fails if its command fails. With `--slow` it also fails if it took much longer
-than the median of passed tests, and with `--same-output` if its last line differs from
-that of most tests.
+than the median of passed tests. With `--same-output` it also fails if its last line of
+output is not the most frequent one.
 """
 
 import dataclasses
@@ -39,14 +39,14 @@ class Record:
 
     hosts: tuple[str, ...]
     outcome: Literal["pass", "fail"]
-    """Duration of the command in seconds."""
     seconds: float | None = None
+    """Duration of the command in seconds."""
     output: str | None = None
     """Last line that the command printed."""
     round: int = 1
-    """Number of its round in the search."""
+    """Number of the test's round in the search, from 1."""
     reason: str = ""
-    """Why the command failed."""
+    """Why the command failed; empty if it succeeded."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -132,9 +132,9 @@ def judge(records: Sequence[Record], criteria: Criteria) -> list[Outcome]:
     """Decide which tests have failed.
 
     Returns:
-      an outcome for each record; empty while there are too few to compare.
+      an outcome for each record; empty while there are too few records to compare.
     Raises:
-      ValueError: a test lacks its seconds or output, or no output has a majority.
+      ValueError: a test lacks its seconds or output, or no output is the most frequent.
     """
     if criteria.is_compared and len(records) < LEAST_COMPARED:
         return []
@@ -156,11 +156,12 @@ def judge(records: Sequence[Record], criteria: Criteria) -> list[Outcome]:
 
 
 def _compared_seconds(record: Record, records: Sequence[Record]) -> list[float]:
-    """Return the times of the passed tests that a test is compared with.
+    """Return the seconds of the passed tests that a test is compared with.
 
     In the first two rounds most groups are good, so a test is compared with its own
     round. Later about half of the groups have a bad host, so a test is compared with
-    the first two rounds, or with its own round if hardly any test of those passed.
+    the first two rounds, or with its own round if fewer than `LEAST_COMPARED` tests of
+    the first two passed.
     """
     own = (record.round,)
     candidates = (own, (1, 2), own) if record.round <= 2 else ((1, 2), own)
@@ -181,7 +182,7 @@ def _compared_seconds(record: Record, records: Sequence[Record]) -> list[float]:
 
 
 def _most_common(records: Sequence[Record]) -> str | None:
-    """Return the output of the majority of passed tests; None if none passed."""
+    """Return the most frequent output of passed tests; None if no test passed."""
     for number, record in enumerate(records, 1):
         if record.outcome == "pass" and not record.output:
             raise ValueError(

@@ -3,15 +3,17 @@
 Input: the hosts of each test, and whether it failed. Output: the probable sets, with
 their probabilities.
 
-Each host is bad with the same prior probability, independently. A test errs
-independently of the others. The probability of a set then depends on three numbers: of
-its hosts, of the failed tests that it explains, and of the passed tests that contradict
-it. Sets are enumerated by size: all of size 0 and 1, and each larger size by adding one
-host to the best sets of the size below. For the sizes that matter here, the best sets
-of one size contain best sets of the size below, because adding hosts can only reduce
-the number of tests that one host alone explains. Up to 96 hosts, all pairs are
-enumerated. Unit tests compare the probabilities with a full enumeration of the 2^n
-sets.
+Each host is bad with the same prior probability, independently of the others, and each
+test errs independently of the others. The probability of a set then depends on three
+counts: its hosts, the failed tests that it explains, and the passed tests that
+contradict it.
+
+Sets are enumerated by size: all sets of size 0 and 1, and each larger size by adding
+one host to the best sets of the size below. At the sizes that matter here, the best
+sets of one size contain best sets of the size below: as a set grows, each of its hosts
+explains fewer failed tests that no other host of the set explains. Up to 96 hosts, all
+pairs are enumerated. Unit tests compare the probabilities with a full enumeration of
+the 2^n sets.
 
 Tests are stored as bits of machine words: the tests of a set are the OR of its hosts'
 words, and counts are popcounts.
@@ -38,7 +40,7 @@ _BUDGET = 12_000
 """Number of sets examined for one size. Chosen: 1 ms on one core."""
 _MOST_KEPT = 3_000
 _MOST_SETS = 1_500
-"""Number of sets returned; the probability of the others is only summed. Chosen."""
+"""Number of sets returned; the probabilities of all others are only summed. Chosen."""
 _NEGLIGIBLE = 1e-4
 """A size with less total probability than this ends the enumeration. Chosen."""
 
@@ -50,11 +52,11 @@ class Posterior:
     members: np.ndarray
     """[P, n] bool: which hosts are in the set."""
     weights: np.ndarray
-    """[P] float64, their probabilities; with the two below they sum to 1."""
+    """[P] float64: probability of each set. These, `many` and `left_out` sum to 1."""
     many: float
     """Probability that more hosts are bad than in any enumerated set."""
     left_out: float
-    """Probability of all other sets that were enumerated."""
+    """Sum of the probabilities of the enumerated sets that are not in `members`."""
 
     @property
     def best(self) -> np.ndarray:
@@ -70,7 +72,8 @@ class Posterior:
 
     @property
     def marginals(self) -> np.ndarray:
-        """[n] float64: probability that each host is bad, given that few are."""
+        """[n] float64: probability that each host is bad, given that one of the P sets
+        is right."""
         return self.weights @ self.members / self.weights.sum()
 
     @property
@@ -83,12 +86,16 @@ class Posterior:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Level:
-    """Sets of one size k: [P, W] words of their tests, [P] scores, [P, k] hosts."""
+    """P sets of one size k."""
 
     words: np.ndarray
+    """[P, W] uint64: the tests that include a host of the set, as bits."""
     scores: np.ndarray
+    """[P] logarithm of the probability, up to a constant."""
     keys: np.ndarray
+    """[P] uint64: equal for equal sets."""
     hosts: np.ndarray
+    """[P, k] indices of the hosts in the set."""
 
 
 def posterior(
@@ -98,7 +105,7 @@ def posterior(
 
     Args:
       in_test: [T, n] bool: whether a test included a host.
-      failed: [T] bool.
+      failed: [T] bool: whether the test failed.
       prior: probability that a host is bad, before any test.
       rates: how often a test errs.
     """
@@ -174,7 +181,7 @@ def _grown(
 
 
 def _top(scores: np.ndarray, num: int) -> np.ndarray:
-    """Return the indices of the largest, in no particular order."""
+    """Return the indices of the `num` largest scores, in no particular order."""
     if num >= len(scores):
         return np.arange(len(scores))
     # Scores have few distinct values, which makes argpartition slow.

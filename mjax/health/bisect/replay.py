@@ -107,7 +107,7 @@ def _exact(value: Any) -> str:
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Read metrics.jsonl; raise unless it is complete.
+    """Return the rows of a complete metrics.jsonl.
 
     Raises:
       ValueError: it is absent or truncated, or a line is not a JSON object.
@@ -128,9 +128,9 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_sums(work_dir: Path, step: int) -> list[bytes]:
-    """Read the checksums of the state that each process saved.
+    """Return the files with the checksums of a saved state, one for each process.
 
-    The files list the leaves, the index ranges that a process saved, and the CRC32C of
+    A file lists the leaves and index ranges that its process saved, and the CRC32C of
     their bytes; see `mjax/ckpt/manifest.py`.
 
     Raises:

@@ -92,7 +92,11 @@ def as_json(
 ) -> dict[str, Any]:
     """Return the answer and the next tests as one JSON object.
 
-    `ok` is true only if the search has ended and found nothing.
+    Returns:
+      ok (true only if the search has ended and found nothing); verdict ("pending" until
+      it has ended); bad, links, suspects; tests, rounds (their numbers so far);
+      error_probability; reason; warnings; next (for each next round: round, reason,
+      tests with hosts and command).
     """
     links = progress.links if isinstance(progress, LinkProgress) else ()
     has_ended = not progress.rounds
@@ -127,7 +131,7 @@ def as_json(
 def warnings(
     problem: Problem, outcomes: Sequence[Outcome], progress: Progress
 ) -> list[str]:
-    """Report if outcomes contradict the answer too often for the error rates."""
+    """Return a warning if more outcomes contradict the answer than the rates allow."""
     links = progress.links if isinstance(progress, LinkProgress) else ()
     bad, pairs = {one.host for one in progress.bad}, {frozenset(x.hosts) for x in links}
     hit = [
@@ -150,7 +154,7 @@ def warnings(
 
 
 def _at_least(count: int, num: int, rate: float) -> float:
-    """Return the probability of at least this many errors."""
+    """Return the probability of at least `count` errors in `num` tests."""
     return sum(
         math.comb(num, k) * rate**k * (1 - rate) ** (num - k)
         for k in range(count, num + 1)

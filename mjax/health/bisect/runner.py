@@ -105,7 +105,7 @@ def _run(
     limit_s: float,
     stopped: threading.Event,
 ) -> Record:
-    """Run one test to its end or its limit."""
+    """Run one test to its end or its time limit, and return its record."""
     begun_s = time.monotonic()
     with tempfile.TemporaryFile() as output:
         try:
@@ -145,7 +145,7 @@ def _run(
 def _wait(
     process: subprocess.Popen[bytes], end_s: float, stopped: threading.Event
 ) -> int | None:
-    """Wait for a process; return None after its limit or another test's failure."""
+    """Return the exit code of a process; None after `end_s` or if `stopped` is set."""
     while not stopped.is_set():
         try:
             return process.wait(min(0.1, max(end_s - time.monotonic(), 0.001)))

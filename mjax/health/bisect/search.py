@@ -133,7 +133,7 @@ def _merged(parts: Sequence[Progress]) -> Progress:
 
 
 def _in_step(plans: Sequence[Sequence[Round]]) -> Iterator[list[Round]]:
-    """Yield the first rounds of all parts, then the second ones, and so on."""
+    """Yield the first round of each part, then the second of each, and so on."""
     for index in range(max(len(plan) for plan in plans)):
         yield [plan[index] for plan in plans if index < len(plan)]
 
@@ -270,7 +270,7 @@ def _suspects(
 def _arrays(
     problem: Problem, outcomes: Sequence[Outcome]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the suspects of each test, and whether it failed."""
+    """Return whether each test includes each suspect, [T, n], and failed, [T]."""
     place = {name: index for index, name in enumerate(problem.hosts)}
     in_test = np.zeros((len(outcomes), len(place)), bool)
     for row, outcome in enumerate(outcomes):
