@@ -76,6 +76,8 @@ def measure(
       environment: environment of the process.
       limits: time limits.
       is_stopped: returns whether to stop immediately.
+    Returns:
+      the reports of all processes; each kind has at least one result.
     Raises:
       Stopped: `is_stopped` returned True.
     """
@@ -107,7 +109,7 @@ def measure(
 
 
 def _with(ended: Ended, kinds: Sequence[str], same: Measured) -> Ended:
-    """Add the same outcome for several kinds."""
+    """Add the outcome `same` for each of several kinds."""
     added = (dataclasses.replace(same, name=kind) for kind in kinds)
     return dataclasses.replace(ended, results=(*ended.results, *added))
 
@@ -140,7 +142,7 @@ class _Child:
     def follow(
         self, limits: Limits, is_stopped: Callable[[], bool]
     ) -> tuple[Ended, str]:
-        """Return the reports of the process, and why they stopped."""
+        """Return the reports of the process, and why there are no further ones."""
         ended, rest, limit_s = Ended(), b"", limits.start_s
         heard_s = time.monotonic()
         with selectors.DefaultSelector() as selector:

@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
 
 
 def _run(config: BurnConfig) -> int:
-    """Burn, judge and report."""
+    """Burn, judge and report; return the exit code."""
     baselines = burn_limits.read_baselines(config.baselines)
     others = [burn_result.read_result(path) for path in config.compare]
     burn_limits.check_results(others)
@@ -120,7 +120,7 @@ def _is_over(saved: burn_state.Saved, config: BurnConfig) -> bool:
 def _round(
     config: BurnConfig, saved: burn_state.Saved, received: Sequence[int]
 ) -> burn_state.Saved:
-    """Run one round and add it to the burn.
+    """Run one round and return the burn with it.
 
     Raises:
       Stopped: a signal arrived; the round is discarded.
@@ -161,7 +161,10 @@ def _is_asked(config: BurnConfig, kind: str) -> bool:
 def _why_not(
     config: BurnConfig, group: Group, saved: burn_state.Saved
 ) -> Measured | None:
-    """Return why the kinds of a group are not measured; None if they can be."""
+    """Return the outcome of kinds that cannot be measured; None if they can be.
+
+    Its name is a placeholder.
+    """
     if group != "host" and importlib.util.find_spec("jax") is None:
         return Measured(name="-", outcome="absent", note="jax is not installed")
     if group != "network":
@@ -207,7 +210,7 @@ def _limits(config: BurnConfig, group: Group) -> burn_child.Limits:
 
 
 def _environment(config: BurnConfig) -> dict[str, str]:
-    """Return the environment of a measuring process."""
+    """Return the environment variables of a measuring process."""
     found = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | os.environ | {"LC_ALL": "C"}
     if config.simulate_devices is not None:
         count = f"--xla_force_host_platform_device_count={config.simulate_devices}"
@@ -256,7 +259,7 @@ def _not_measured(config: BurnConfig, checks: Sequence[Check]) -> list[Check]:
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Yield a list to which SIGTERM and Ctrl-C are appended, instead of exiting."""
+    """Yield a list that collects SIGTERM and SIGINT, which do not end the process."""
     received: list[int] = []
     before = {
         number: signal.signal(number, lambda number, _: received.append(number))
@@ -277,7 +280,7 @@ def _progress(config: BurnConfig, saved: burn_state.Saved) -> str:
 
 
 def _stopped_text(config: BurnConfig, saved: burn_state.Saved) -> str:
-    """Say which rounds are saved."""
+    """Return a text that says which rounds are saved."""
     if config.state is None:
         return "stopped; nothing is saved without --state"
     return (

@@ -30,13 +30,13 @@ cost."""
 
 
 class Bench:
-    """The devices of one process, and the time to measure them for."""
+    """The devices of one process, and the time budget of their measurements."""
 
     def __init__(self, devices: Mapping[str, Device], task: Task) -> None:
         """Store the devices and the task.
 
         Args:
-          devices: by name, `gpu0` and so on, in the order of jax.
+          devices: devices by name (`gpu0` and so on), in the order of jax.
           task: the task, which gives the time budget.
         """
         self.devices, self.task = devices, task
@@ -65,12 +65,12 @@ class Bench:
         return statistics.median(times)
 
     def shards(self, x: jax.Array) -> dict[str, np.ndarray]:
-        """Return the data on each device of this process, by its name."""
+        """Return the data on each device of this process, by device name."""
         held = {shard.device: np.asarray(shard.data) for shard in x.addressable_shards}
         return {name: held[device] for name, device in self.devices.items()}
 
     def wrong_words(self, counts: jax.Array) -> dict[str, int]:
-        """Return the number of wrong words on each device of this process."""
+        """Return the number of wrong words on each device of this process, by name."""
         return {name: int(count.sum()) for name, count in self.shards(counts).items()}
 
 
@@ -79,9 +79,8 @@ def per_device(
 ) -> Callable[..., jax.Array]:
     """Return a jitted function that runs `function` on each device.
 
-    Arguments and results are split over the first dim.
-
-    Replication of arguments is not checked: every device gets equal ones on purpose.
+    Arguments and results are sharded over the first dim. Replication is not checked:
+    every device gets equal arguments on purpose.
     """
     spec = PartitionSpec(AXIS)
     spread = jax.shard_map(
@@ -113,7 +112,9 @@ def check_place(x: jax.Array, device: Device) -> None:
 def rate(
     name: str, work: float, seconds: float, wrong: Mapping[str, int] | None = None
 ) -> Measured:
-    """Return work per second, or an error if the result is wrong.
+    """Return the work per second as a measurement.
+
+    Its outcome is "wrong" if a word is wrong.
 
     Args:
       name: name of the measurement.

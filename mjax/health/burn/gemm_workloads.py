@@ -32,8 +32,8 @@ _EXACT_GPU_SIZE = 4096
 """Rows of the exact GEMM on a GPU; chosen: enough tiles for all parts of a GPU, and a
 result that the host checks in 0.1 s."""
 _DIVISOR = 64
-"""Factors from random bytes: -2 to 2, exact in bfloat16 and float16, rounded in 8
-bits."""
+"""Divisor of random bytes. It gives factors from -2 to 2, which are exact in bfloat16
+and float16, and rounded in 8 bits."""
 
 
 def gemm(bench: Bench, dtype: str) -> list[Measured]:
@@ -60,7 +60,7 @@ def bits(bench: Bench, dtype: str) -> list[Measured]:
 
 
 def _digests(bench: Bench, dtype: str) -> dict[str, collections.Counter[str]]:
-    """Count the results of a GEMM on each device.
+    """Return how often each digest of the same GEMM occurred, for each device.
 
     One program runs on all devices at once: two programs might add in different orders,
     and so give different bits. The same program has the same order on all GPUs of a
@@ -85,7 +85,7 @@ def _digests(bench: Bench, dtype: str) -> dict[str, collections.Counter[str]]:
 
 
 def _inexact(bench: Bench, dtype: str) -> Sequence[str | None]:
-    """Describe the errors on each device of a GEMM that needs no rounding."""
+    """Return, for each device, the errors of a GEMM without rounding, or None."""
     n = min(_size(bench), _EXACT_GPU_SIZE)
     a, b = (patterns.small_factor(n, patterns.SEED + i) for i in range(2))
     found = []

@@ -74,7 +74,7 @@ def repeat(budget_s: float) -> Iterator[int]:
 
 
 def memory_copy(task: Task) -> Measured:
-    """Copy between two arrays, each larger than a cache."""
+    """Measure a copy between two arrays that are larger than most caches."""
     source = np.arange(_memory_bytes(task) // 16, dtype=np.uint64)
     target = np.zeros_like(source)
     times = [
@@ -102,7 +102,7 @@ def memory_pattern(task: Task) -> Measured:
 
 
 def disk(task: Task) -> list[Measured]:
-    """Write and read an unlinked file."""
+    """Measure writes to an unlinked file, and reads from it."""
     if task.disk_dir is None:
         return [Measured(name="disk", outcome="absent", note="--disk-dir is not given")]
     folder, size = Path(task.disk_dir), task.disk_mib * _MIB
@@ -142,7 +142,7 @@ def _rate(name: str, size: int, times: list[float], note: str) -> Measured:
 
 
 def _open(path: Path) -> tuple[int, bool]:
-    """Create a file, and return whether it bypasses the page cache."""
+    """Create a file; return its descriptor, and whether it bypasses the page cache."""
     options = os.O_RDWR | os.O_CREAT | os.O_EXCL
     try:
         return os.open(path, options | os.O_DIRECT, 0o600), True
@@ -152,7 +152,11 @@ def _open(path: Path) -> tuple[int, bool]:
 
 
 def _write(descriptor: int, size: int, seed: int) -> tuple[list[bytes], float]:
-    """Write random blocks and wait for the disk; return checksums and seconds."""
+    """Write random blocks and wait for the disk.
+
+    Returns:
+      the checksum of each block, and the seconds of all writes.
+    """
     random = np.random.default_rng((patterns.SEED, seed))
     checksums, total_s = [], 0.0
     with mmap.mmap(-1, _BLOCK_BYTES) as block:  # aligned, as O_DIRECT requires
@@ -169,7 +173,11 @@ def _write_at(descriptor: int, block: mmap.mmap, offset: int) -> None:
 
 
 def _read(descriptor: int, size: int) -> tuple[list[bytes], float]:
-    """Read the blocks; return checksums and seconds."""
+    """Read the blocks.
+
+    Returns:
+      the checksum of each block, and the seconds of all reads.
+    """
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
     checksums, total_s = [], 0.0
     with mmap.mmap(-1, _BLOCK_BYTES) as block:

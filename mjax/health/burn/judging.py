@@ -20,7 +20,7 @@ of the null model is poor."""
 _NORMAL_95 = 1.96  # two-sided 95% of the normal distribution
 
 LimitsOf = Callable[[Measured], tuple[list[Limit], str]]
-"""Returns the limits of a measurement, and the reasons for missing limits."""
+"""Returns the limits of a measurement, and why other limits are missing."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,10 +37,10 @@ class Round:
 def judge(
     rounds: Sequence[Round], limits_of: LimitsOf, expected_devices: int | None
 ) -> tuple[Check, ...]:
-    """Return the checks of a burn, in the order of the measurements.
+    """Return one check for each measurement of a burn, in the order of `KINDS`.
 
     Args:
-      rounds: at least one, in their order.
+      rounds: the rounds in order, at least one.
       limits_of: returns the limits of a measurement.
       expected_devices: number of devices of this host; None: unknown.
     """
@@ -69,8 +69,8 @@ def drift(
     Warm-up and throttling are drift too, whatever their cause.
 
     Returns:
-      drift in percent, and its bound in 95 of 100 random orders; None with too few
-      rounds.
+      drift in percent, and its bound in 95 of 100 random orders; None if there are too
+      few rounds, or the times are all equal.
     """
     if len(values) < LEAST_ROUNDS:
         return None
@@ -88,8 +88,8 @@ def drift(
 def _of_round(found: Mapping[str, Measured], name: str) -> Measured | None:
     """Return the result of a measurement in a round; None if another result covers it.
 
-    If a kind could not be measured, one result stands for all its parts; otherwise the
-    results of the parts stand for the kind.
+    If a kind could not be measured, one result covers all its parts. Otherwise the
+    results of the parts cover the kind.
     """
     if name in found:
         return found[name]
@@ -141,7 +141,7 @@ def _judge(
 
 
 def _below(values: Sequence[tuple[int, float]], limits: Sequence[Limit]) -> str | None:
-    """Say which rounds were below which limit."""
+    """Return a text on the rounds below a limit; None if all limits are met."""
     for limit in limits:
         low = [(i, value) for i, value in values if not value >= limit.value]
         if low:
@@ -157,7 +157,7 @@ def _below(values: Sequence[tuple[int, float]], limits: Sequence[Limit]) -> str 
 def _statistics(
     values: Sequence[tuple[int, float]], rounds: Sequence[Round]
 ) -> list[str]:
-    """Summarise the values of several rounds."""
+    """Return texts that summarise the values of several rounds."""
     if len(values) < 2:
         return []
     numbers = [value for _, value in values]
@@ -179,7 +179,7 @@ def _statistics(
 def _devices(
     rounds: Sequence[Round], series: Sequence[Measured | None], expected: int | None
 ) -> Check:
-    """Judge the devices: all required ones are present, the same in every round."""
+    """Check that all required devices are present, the same in every round."""
     base = _judge("devices", series, rounds, lambda _: ([], ""))
     if base.state is not State.OK:
         return base

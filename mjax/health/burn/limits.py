@@ -137,7 +137,7 @@ def others(
 def limits(
     measured: Measured, hardware: str, baselines: Baselines, others: Others
 ) -> tuple[list[Limit], str]:
-    """Return the limits of a measurement, and the reasons for missing limits.
+    """Return the limits of a measurement, and why other limits are missing.
 
     Args:
       measured: result of any of its rounds.

@@ -38,8 +38,8 @@ _COPY_BYTES = _REDUCE_BYTES = 2**30
 """Bytes of the buffers on a GPU. Chosen: larger than every cache, and NCCL reaches its
 full rate only above 256 MiB (github.com/NVIDIA/nccl-tests, issue 212)."""
 _NETWORK_REPEATS: Mapping[Form, int] = {"quick": 3, "short": 20, "long": 100}
-"""Number of calls, fixed because it must be the same in all processes. Chosen: takes
-about the time budget of each `Form` of a burn."""
+"""Number of calls, fixed because it must be the same in all processes. Chosen: the
+calls take about the time budget of each `Form` of a burn."""
 _PERIOD = 1024
 """Maximum period of the summands of a reduction, in words and in devices."""
 _EXACT = 2**24
@@ -146,7 +146,7 @@ def all_reduce_hosts(bench: Bench) -> list[Measured]:
 
 
 def agree(value: float) -> float:
-    """Return the largest value over all processes; all must call this."""
+    """Return the largest value over all processes, all of which must call this."""
     mesh = Mesh(np.array(jax.devices()), (AXIS,))
     sharding = jax.NamedSharding(mesh, PartitionSpec(AXIS))
     mine = np.array([value], np.float32)
@@ -158,11 +158,11 @@ def agree(value: float) -> float:
 def _reduction(
     bench: Bench, mesh: Mesh
 ) -> tuple[Callable[[], jax.Array], Callable[[], dict[str, int]]]:
-    """Return two functions for a float32 sum over the devices of a mesh.
+    """Prepare a float32 sum over the devices of a mesh.
 
     Returns:
-      one that computes the sum, and one that also returns its number of wrong words by
-      device of this process.
+      a function that computes the sum, and one that computes it again and returns the
+      number of wrong words on each device of this process, by name.
     """
     count, n = _count(bench, _CPU_BYTES, _REDUCE_BYTES), mesh.size
 

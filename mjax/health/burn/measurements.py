@@ -51,8 +51,8 @@ LEAST_REPEATS = 3
 median."""
 
 Outcome = Literal["value", "right", "wrong", "absent", "error", "incomplete"]
-"""value: a number, to be judged. right, wrong: result of comparing bytes. absent: the
-host has no such device, or the measurement was not requested. error: it failed.
+"""value: a number, to be judged. right, wrong: result of comparing bytes. absent: not
+measured because a device, a flag, software or free space is missing. error: it failed.
 incomplete: it exceeded its time limit."""
 
 
@@ -83,7 +83,7 @@ class Task:
     kinds: tuple[str, ...]
     form: Form
     report_fd: int = -1
-    """File descriptor to which it writes one `Report` per line."""
+    """File descriptor to which the process writes one `Report` per line."""
     disk_dir: str | None = None
     disk_mib: int = 64
     memory_mib: int | None = None
@@ -105,7 +105,7 @@ class Report:
     results: tuple[Measured, ...] = ()
     hardware: str = ""
     elapsed_s: float | None = None
-    """The largest value over all processes that measure together."""
+    """Largest `Task.elapsed_s` of all processes that measure together."""
 
 
 def unit_of(kind: str) -> str:

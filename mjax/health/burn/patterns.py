@@ -43,17 +43,17 @@ def small_factor(n: int, seed: int) -> NDArray[np.int8]:
 def wrong_rows(
     a: NDArray[np.int8], b: NDArray[np.int8], found: NDArray[np.generic]
 ) -> str | None:
-    """Return how a matrix differs from the exact a b^T, which is not computed, or None.
+    """Return a text on how a matrix differs from a b^T; None if it does not.
 
-    Multiply all three with a vector of integers x: found x must equal a (b^T x).
-    Because no entry of x is 0, a single wrong entry in a row is always found; several
-    in one row are missed with a probability below 2^-20. Source: Freivalds 1977,
-    Probabilistic machines can use less running time, IFIP Congress; differs: integers
-    up to 2^20 instead of 0 and 1.
+    a b^T is not computed. Instead, for a vector x of integers, found x must equal
+    a (b^T x). Because no entry of x is 0, a single wrong entry in a row is always
+    found; several in one row are missed with a probability below 2^-20. Source:
+    Freivalds 1977, Probabilistic machines can use less running time, IFIP Congress;
+    differs: integers up to 2^20 instead of 0 and 1.
 
     Args:
-      a: [n, n], small.
-      b: [n, n], small.
+      a: [n, n], from `small_factor`.
+      b: [n, n], from `small_factor`.
       found: [n, n], any dtype of numbers.
     """
     if not np.all(np.isfinite(found)) or np.any(found != np.rint(found)):
@@ -69,10 +69,10 @@ def wrong_rows(
 
 
 def different_bits(digests: Mapping[str, Mapping[str, int]]) -> str | None:
-    """Return text that names devices whose results differ, or None if none differ.
+    """Return a text that names devices whose results differ; None if none differ.
 
     Args:
-      digests: for each device, the count of each digest of the same GEMM.
+      digests: for each device, how often each digest of the same GEMM occurred.
     """
     if not digests or not all(digests.values()):
         return "no results to compare"
@@ -97,12 +97,14 @@ def memory_fault(
     words: NDArray[np.uint64],
     read: Callable[[NDArray[np.uint64]], NDArray[np.uint64]] = lambda words: words,
 ) -> str | None:
-    """Write patterns to a block of memory, read them back and compare.
+    """Write patterns to a block of memory and read them back.
+
+    Return a text on the words that differ; None if none differ.
 
     Args:
       words: block to overwrite. It must be larger than the processor's caches;
         otherwise only the caches are tested.
-      read: returns its content.
+      read: reads and returns the content of the block.
     """
     index = np.arange(len(words), dtype=np.uint64) * _STEP
     for pattern in (*(np.uint64(word) for word in WORDS), index, ~index):
@@ -120,7 +122,7 @@ def memory_fault(
 
 
 def wrong_blocks(written: Sequence[bytes], read: Sequence[bytes]) -> str | None:
-    """Return text that lists blocks whose checksums differ, or None."""
+    """Return a text that lists blocks whose checksums differ; None if none differ."""
     wrong = [
         i for i, pair in enumerate(zip(written, read, strict=True)) if len({*pair}) > 1
     ]

@@ -30,7 +30,7 @@ def run(task: Task, functions: Mapping[str, Callable[[], Sequence[Measured]]]) -
     """Run the measurements of the task, in order.
 
     Args:
-      task: the kinds.
+      task: the task, with its kinds of measurements.
       functions: one for each kind, which returns the results of its parts.
     """
     for kind in task.kinds:
@@ -53,7 +53,7 @@ def describe(kind: str, error: Exception) -> Measured:
 
 
 def end_with_parent() -> None:
-    """Exit when the parent exits, which closes the pipe to stdin."""
+    """Exit when the parent exits: the pipe to stdin is then closed."""
 
     def wait() -> None:
         os.read(0, 1)

@@ -41,7 +41,7 @@ class Result:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Check:
-    """A check as a file has it, with its state as a word."""
+    """A check as a result file has it, with its state as a word."""
 
     name: str
     state: Literal["ok", "failed", "unknown", "incomplete"]
@@ -57,7 +57,7 @@ class _Check:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Result:
-    """A result as a file has it."""
+    """The content of a result file."""
 
     ok: bool
     host: str
@@ -68,8 +68,8 @@ class _Result:
 def is_passed(checks: Sequence[Check], required: Sequence[str]) -> bool:
     """Return whether a host has passed.
 
-    It has not if a check failed or did not complete, if a required check is unknown, or
-    if no check is ok, since then nothing is known about the host.
+    A host has not passed if a check failed or did not complete, if a required check is
+    unknown, or if no check is ok, because then nothing is known about the host.
     """
     states = {check.state for check in checks}
     return (

@@ -38,7 +38,7 @@ class Saved:
 
     @property
     def burned_s(self) -> float:
-        """Seconds that decide when the burn ends."""
+        """Seconds burned, which --minutes limits."""
         return self.elapsed_s if self.agreed_s is None else self.agreed_s
 
 

@@ -67,7 +67,7 @@ class Builder:
         return self._is_whole
 
     def cluster(self) -> Cluster:
-        """Build all parts, in this order: later parts refer to earlier ones."""
+        """Build all parts. Their order matters: later parts refer to earlier ones."""
         tables = self._tables
         if tables.islands < 1:
             self._add("islands", "size", f"must be at least 1, got {tables.islands}")
@@ -105,7 +105,7 @@ class Builder:
             return []
 
     def _make_racks(self) -> dict[str, str]:
-        """Return the rack of each host and switch; if there are two, the first one."""
+        """Return the first rack of each host and switch, by the name of the latter."""
         rack_of: dict[str, str] = {}
         for rack in self._tables.racks:
             if rack.name in self._racks:
@@ -286,7 +286,7 @@ class Builder:
                 yield self._make_cable(*pair, entry)
 
     def _make_ports(self, pattern: str, path: str) -> list[Port] | None:
-        """Return the ports of one end; None if one is unknown."""
+        """Return the ports of one end of cables; None if a port is unknown."""
         names = self._expand(pattern, path)
         if not names:
             if not pattern.strip():
@@ -346,7 +346,7 @@ class Builder:
 
 
 def _stretched(ports: list[Port], num: int) -> list[Port]:
-    """Repeat an end that names only a switch."""
+    """Repeat a single port `num` times if it names only a switch."""
     is_open = len(ports) == 1 and ports[0].name == ANY_PORT
     return ports * num if is_open else ports
 
@@ -360,7 +360,7 @@ def _quietly(pattern: str) -> list[str]:
 
 
 def _near(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
-    """Return a hint with the nearest known name; empty if there are too many."""
+    """Return a hint with the nearest known name; empty if none or many are known."""
     if not known or len(known) > 10_000:
         return ""
     return f"; did you mean {nearest(name, known)}?"

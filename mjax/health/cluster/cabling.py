@@ -117,7 +117,7 @@ def _extra(
 
 
 def _slow(seen: SeenLinks, matched: Iterable[Cable]) -> Iterator[Finding]:
-    """Yield the cables whose link is slower than in the file."""
+    """Yield the cables whose link is slower than in the file or not active."""
     for cable in sorted(matched, key=lambda one: (one.low, one.high)):
         found = seen.rate_gbps(cable)
         if found is not None and cable.rate_gbps and found < cable.rate_gbps:
@@ -132,7 +132,7 @@ def _slow(seen: SeenLinks, matched: Iterable[Cable]) -> Iterator[Finding]:
 def _silent(
     seen: SeenLinks, cables: Iterable[Cable], cluster: Cluster
 ) -> Iterator[Finding]:
-    """Yield the hosts with no NIC seen from either side."""
+    """Yield a finding if hosts have no NIC that they or their switches report."""
     heard = {port.node for port in seen.peers} | seen.nodes
     hosts = {c.low.node for c in cables if c.low.node in cluster.hosts}
     silent = [name for name in cluster.hosts if name in hosts and name not in heard]

@@ -143,7 +143,7 @@ def _check(args: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def _observations(args: argparse.Namespace) -> Iterator[Observation]:
-    """Yield the links of each given source."""
+    """Yield the observation of each given source."""
     if args.switches_only and args.fabric_dump is None:
         raise ValueError("--switches-only describes --fabric-dump; give both")
     if args.fabric_dump is not None:
@@ -164,7 +164,7 @@ def _observations(args: argparse.Namespace) -> Iterator[Observation]:
 
 
 def _reports(folder: Path | None) -> tuple[list[HostReport], list[str]]:
-    """Return the readable reports of hosts, and problems of the others."""
+    """Return the readable reports of hosts, and why others cannot be read."""
     reports: list[HostReport] = []
     problems: list[str] = []
     for path in [] if folder is None else _files(folder, "--reports"):
@@ -218,7 +218,7 @@ def _lines(
     problems: Sequence[str],
     cables: CablingReport | None,
 ) -> Iterator[str]:
-    """Yield lines for a person."""
+    """Yield the lines of a report for a person."""
     for one in findings[:_SHOWN]:
         yield f"{one.kind:>20}  {_printable(one.text)}"
     if len(findings) > _SHOWN:
@@ -232,7 +232,7 @@ def _lines(
 
 
 def _printable(text: str) -> str:
-    """Remove control characters, since nodes set their own descriptions."""
+    """Replace control characters by ?, because nodes set their own descriptions."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -262,7 +262,7 @@ def _place(args: argparse.Namespace, cluster: Cluster) -> int:
 
 
 def expectations(cluster: Cluster, host: str) -> dict[str, Any]:
-    """Return the expectations of a host in the format of `health check --expect`.
+    """Return the expectations of a host, by key of `mjax.health.settings.EXPECTED`.
 
     Raises:
       ValueError: the file has no such host.

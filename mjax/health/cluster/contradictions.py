@@ -58,7 +58,7 @@ def check(cluster: Cluster, problems: Problems, *, has_all_cables: bool = True) 
     """Add the contradictions of a cluster to the problems.
 
     Args:
-      cluster: has valid parts; its cables name existing ports.
+      cluster: a cluster of valid parts, whose cables name existing ports.
       problems: collects problems.
       has_all_cables: no cable entry was skipped; otherwise absent cables are not
         reported.

@@ -10,7 +10,7 @@ from mjax.health.cluster.parts import Cluster
 
 
 class Levels:
-    """Distance of two hosts: 0 same leaf, 1 one spine, 2 farther."""
+    """Distances between hosts: 0 on the same leaf, 1 over one spine, 2 farther."""
 
     def __init__(self, cluster: Cluster, names: Sequence[str]) -> None:
         self.spines: dict[str, set[str]] = defaultdict(set)
@@ -21,14 +21,16 @@ class Levels:
         keys = [self._key(cluster, name) for name in names]
         groups = {key: index for index, key in enumerate(dict.fromkeys(keys))}
         self.group_of = [groups[key] for key in keys]
-        """Maps a host to the index of its set of leaves."""
+        """For the index of each host, the index of its group: hosts on equal leaves."""
         self.between = [[self._level(a, b) for b in groups] for a in groups]
-        """Distances by the groups of two hosts."""
+        """Distances, by the indices of the groups of two hosts."""
 
     @staticmethod
     def _key(cluster: Cluster, name: str) -> tuple[tuple[str, str], ...]:
-        """Return rails and leaves of a host; the name of a NIC replaces a missing
-        rail."""
+        """Return (rail, leaf) of each cabled NIC of a host, sorted.
+
+        The name of the NIC stands for a missing rail.
+        """
         host = cluster.hosts[name]
         return tuple(
             sorted(

@@ -85,10 +85,10 @@ def read(
     """Read a whole dump of either format.
 
     Args:
-      lines: with their line ends.
+      lines: lines of the dump, with their line ends.
       source: name of the text in messages.
-      switches_only: the dump is from `iblinkinfo --line --switches-only`, whose text
-        looks like a dump of all nodes that was truncated before the first host.
+      switches_only: the dump is from `iblinkinfo --line --switches-only`. Without this
+        argument, it looks like a dump that was truncated before the first host.
     """
     parser = _Parser(source)
     sightings = tuple(one for line in lines for one in parser.feed(line))
@@ -103,7 +103,7 @@ def read(
 
 
 class _Parser:
-    """Parses line by line; each line shows its format."""
+    """Parses a dump line by line; the format of each line is recognised."""
 
     def __init__(self, source: str) -> None:
         self.counts: dict[int, int] = {}
@@ -148,7 +148,7 @@ class _Parser:
         return f"{self._source}:{self._number}"
 
     def _parse(self, text: str) -> Iterator[Sighting | bool]:
-        """Yield the port of a line, or True for another valid line."""
+        """Yield the port of a line, True for another valid line, nothing for others."""
         if not text.strip():
             yield True
         elif text.lstrip().startswith("0x"):

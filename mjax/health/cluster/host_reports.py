@@ -97,7 +97,7 @@ def read(text: str | bytes) -> HostReport:
 
 
 def _rows(value: Any, kind: Any, name: str) -> Iterator[Any]:
-    """Yield the entries of a list as dataclasses, ignoring other keys."""
+    """Yield the entries of a list as instances of `kind`, ignoring unknown keys."""
     known = {field.name for field in dataclasses.fields(kind)}
     for index, row in enumerate(checked_json.check(value, list[dict[str, Any]], name)):
         kept = {key: item for key, item in row.items() if key in known}
@@ -137,7 +137,7 @@ def compare(
 
 
 def rates(reports: Sequence[HostReport]) -> dict[Port, float]:
-    """Return the link rates that hosts report."""
+    """Return the link rates in Gb/s that hosts report, by port."""
     return {
         Port(node=report.host, name=nic.name): nic.rate_gbps
         for report in reports
@@ -149,7 +149,7 @@ def rates(reports: Sequence[HostReport]) -> dict[Port, float]:
 def _of_host(
     host: Host, report: HostReport, cluster: Cluster, problems: list[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the kind and text of each difference."""
+    """Yield (kind, text) of each difference; add missing values to `problems`."""
     yield from _checks(report, cluster.require)
     num_gpus = _num_gpus(report)
     if num_gpus is None:
@@ -183,7 +183,10 @@ def _num_gpus(report: HostReport) -> int | None:
 
 
 def _checks(report: HostReport, require: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield required checks that are not ok; `gpu.*` requires all that ran."""
+    """Yield (kind, text) of each required check that is not ok.
+
+    A pattern such as `gpu.*` requires all matching checks that ran.
+    """
     for pattern in require:
         mine = [c for c in report.checks if fnmatch.fnmatchcase(c.name, pattern)]
         if not mine:

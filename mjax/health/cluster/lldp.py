@@ -53,7 +53,7 @@ def read(text: bytes, node: str, source: str) -> Observation:
 
 
 def _interfaces(value: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """Return the interfaces with a neighbour, in both forms of the format."""
+    """Return (name, fields) of each interface with a neighbour, from either format."""
     if "lldp" not in value:
         raise ValueError("the key lldp is absent")
     found = []
@@ -101,7 +101,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Return a text, which both forms may wrap in an object or a list of one."""
+    """Return a text that may be wrapped in an object or a list of one; "" if none."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict):

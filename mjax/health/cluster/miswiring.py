@@ -70,10 +70,10 @@ class Search:
         )
 
     def _following(self) -> dict[Cable, Cable]:
-        """Map a cable to the one whose high port its low end is connected to.
+        """Map each cable to the cable whose place it has taken.
 
-        A high port may be any port of its switch. Cables that are connected elsewhere
-        are absent.
+        Its low end is connected to the high port of the other cable, which may be any
+        port of a switch. Cables that are connected elsewhere are absent.
         """
         by_high = {cable.high: cable for cable in self._wrong}
         open_ends: dict[str, list[Cable]] = defaultdict(list)
@@ -131,7 +131,7 @@ class Search:
         return finding("missing", f"no link {cable}: {says}", cable)
 
     def _rail(self, low: Port, peer: Port | End) -> tuple[str, str]:
-        """Return the kind of the finding, and text to append to it.
+        """Return the kind of the finding, and the text to append to it.
 
         The kind is "wrong rail" if a NIC is on a leaf of another rail, else
         "misplaced".

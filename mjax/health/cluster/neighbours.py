@@ -44,11 +44,17 @@ class MeshSizes:
 
 
 Edges = list[tuple[int, int, int, int]]
-"""Pairs of slots, with the number of neighbours over dp and over pp."""
+"""Of each pair of slots: slot, other slot, pairs of neighbouring devices over dp, and
+over pp."""
 
 
 def edges_of(sizes: MeshSizes, num_gpus: int) -> Edges:
-    """Count the neighbours between each pair of slots."""
+    """Count the pairs of neighbouring devices between each two slots.
+
+    Args:
+      sizes: sizes of the mesh.
+      num_gpus: number of GPUs of a host, which is one slot.
+    """
     dp: Counter[tuple[int, int]] = Counter()
     pp: Counter[tuple[int, int]] = Counter()
     for device in range(sizes.num_devices):
@@ -60,7 +66,7 @@ def edges_of(sizes: MeshSizes, num_gpus: int) -> Edges:
 
 
 def _following(device: int, sizes: MeshSizes) -> Iterator[tuple[int, bool]]:
-    """Yield the next device over each axis, and whether the axis is pp."""
+    """Yield (next device, whether the axis is pp) for each axis."""
     shard = sizes.dp if sizes.dp_shard is None else sizes.dp_shard
     axes = (
         (shard, sizes.tp, True, False),

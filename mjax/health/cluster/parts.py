@@ -76,7 +76,7 @@ class Switch:
     ports: tuple[str, ...]
     """Names of its ports; the first has number 1."""
     rail: int | None = None
-    """Rail of all its NICs."""
+    """Rail of all NICs that are connected to it; None: any rail."""
     fabric: Fabric = "infiniband"
     rack: str | None = None
 
@@ -118,8 +118,8 @@ class Cluster:
     versions: Mapping[str, str]
     require: tuple[str, ...]
     islands: int = 1
-    """Number of separate parts of each fabric, which no cable between switches
-    joins."""
+    """Number of separate parts of each fabric; no cable between switches joins two
+    parts."""
     ignore: tuple[str, ...] = ()
     """Node descriptions of links that the file ignores."""
 

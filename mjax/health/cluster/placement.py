@@ -70,7 +70,11 @@ class Placement:
     seed: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the placement as JSON."""
+        """Return the placement as a JSON object.
+
+        Its keys are hosts, spares, score, and null, the crossings of the orders that
+        this one is compared with.
+        """
         return {
             "hosts": [*self.hosts],
             "spares": [*self.spares],
@@ -191,12 +195,12 @@ def _check_sizes(sizes: MeshSizes, num_gpus: int, num_hosts: int) -> int:
 def _candidates(
     sizes: MeshSizes, num_gpus: int, num_slots: int, levels: Levels
 ) -> Iterator[list[int]]:
-    """Yield orders of all hosts: slots in rectangles, on hosts sorted by leaf.
+    """Yield orders of all hosts: hosts sorted by leaf fill rectangles of slots.
 
-    A stage has a run of slots. The grid of stages and data-parallel positions is
-    divided into strips of several stages; in a strip, slots are ordered column by
-    column, so that neighbours over both axes are near each other. A strip of one stage
-    keeps the order of slots.
+    The slots of a stage are consecutive. The grid of stages and data-parallel positions
+    is divided into strips of several stages. In a strip, hosts fill the slots column by
+    column, so that neighbours over both axes are near each other. With strips of one
+    stage, hosts fill the slots in order.
     """
     hosts = _by_leaf(levels, num_slots)
     spares = [h for h in range(len(levels.group_of)) if h not in set(hosts)]
@@ -292,12 +296,12 @@ class _Order:
         return num if has_changed else 0
 
     def _at(self, slot: int, group: int) -> int:
-        """Return the cost of a slot's neighbours if a host of this group has it."""
+        """Return the cost of a slot's pairs if a host of this group is in the slot."""
         between, groups = self._between[group], self._groups
         return sum(w * between[groups[other]] for other, w in self._near[slot])
 
     def _gain(self, a: int, b: int) -> int:
-        """Return the reduction of the cost by a swap."""
+        """Return the reduction of the cost if two hosts are swapped."""
         groups = self._groups
         before = self._at(a, groups[a]) + self._at(b, groups[b])
         groups[a], groups[b] = groups[b], groups[a]

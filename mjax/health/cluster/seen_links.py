@@ -111,7 +111,7 @@ class SeenLinks:
             self.problems.append(f"{text}; it is truncated, write it again")
 
     def _key(self, end: End) -> tuple[str, str]:
-        """Return the fields of an end that are the same in both of its lines."""
+        """Return a key of an end that is the same in the lines of both nodes."""
         port = self.resolver.port(end)
         if port is not None:
             return port.node, port.name
