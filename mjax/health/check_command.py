@@ -52,12 +52,14 @@ def main(argv: Sequence[str]) -> int:
 
 def _add_check(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--expect", type=Path, help="TOML: what this host must have")
-    add("--limits", type=Path, help="TOML: limits that differ from the shipped ones")
+    add("--expect", type=Path, help="TOML file: what this host must have")
+    changed = "TOML file: limits that differ from the shipped ones"
+    add("--limits", type=Path, help=changed)
     add("--only", nargs="+", default=["*"], help="names of checks, * for any")
     in_use = "leave out the checks that only an idle host can pass"
     add("--in-use", action="store_true", help=in_use)
-    add("--seconds", type=float, default=checking.TOTAL_S, help="limit of all checks")
+    limit = "time limit of all checks in seconds"
+    add("--seconds", type=float, default=checking.TOTAL_S, help=limit)
     add("--json", action="store_true", help="print one JSON object")
     add("--out", type=Path, help="also write the JSON object to this file")
     add("--all", action="store_true", help="also list ok and unknown checks")

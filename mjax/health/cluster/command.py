@@ -92,10 +92,13 @@ def _parser() -> argparse.ArgumentParser:
         help="number of devices over which state is sharded; absent: dp",
     )
     add("--tp", type=int, default=1, help="tensor-parallel size, inside a host")
-    add("--pipeline-wraps", action="store_true", help="as with --pipeline.chunks > 1")
+    wraps = "the last stage sends to the first, as with --pipeline.chunks > 1"
+    add("--pipeline-wraps", action="store_true", help=wraps)
     add("--hosts", default="", help="usable hosts; absent: all")
     add("--seed", type=int, default=0, help="seed of the random orders")
-    expect = _command(commands, "expect", _expect, "write --expect of health check")
+    expect = _command(
+        commands, "expect", _expect, "write a file for --expect of health check"
+    )
     expect.add_argument("--host", required=True, help="name of the host in the file")
     _command(commands, "show", _show, "summarise the file")
     return parser

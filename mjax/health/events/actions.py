@@ -49,7 +49,7 @@ Run = Callable[[Sequence[str], float], int]
 
 
 def run(argv: Sequence[str], limit_s: float) -> int:
-    """Run a command; return 127 if it cannot start, -9 after its time limit."""
+    """Return the exit status of a command: 127 if it cannot start, -9 at its limit."""
     try:
         process = subprocess.Popen(
             argv,
@@ -72,7 +72,7 @@ def run(argv: Sequence[str], limit_s: float) -> int:
 
 
 def argvs_of(detection: Detection) -> dict[str, list[str]]:
-    """Fill the argument lists of a rule.
+    """Return the filled argument lists of a rule: those of action, test, undo it has.
 
     Raises:
       ValueError: a value from the log is not a plain name.
@@ -130,7 +130,10 @@ class Actions:
         return records
 
     def handle(self, detection: Detection) -> list[Record]:
-        """Return the records of an event, after its action."""
+        """Act on an event; return the records of the event and of its actions.
+
+        The list is empty if the event was already handled.
+        """
         if not self._state.is_new(_mark(detection)):
             return []
         rule = detection.rule
@@ -168,7 +171,7 @@ class Actions:
         return records
 
     def _waiting(self) -> list[Device]:
-        """Return the devices that are due for a test, oldest first."""
+        """Return the devices that wait for a test, in the order of their times."""
         found = [
             one
             for one in self._state.all()
@@ -193,7 +196,7 @@ class Actions:
         return _record(known[name], now_ns, "released", "info", "released by a person")
 
     def _act(self, detection: Detection, data: dict[str, Any]) -> list[Record]:
-        """Disable a device and return the records, or put the command into `data`."""
+        """Disable the device and return the records, or say in `data` why not."""
         rule, name = detection.rule, _device_name(detection)
         try:
             argvs = argvs_of(detection)

@@ -225,7 +225,7 @@ def _feed(
 def _chunks(
     args: argparse.Namespace, log: BinaryIO, watch: Watch
 ) -> Iterator[tuple[bytes, bool]]:
-    """Yield (bytes, whether the file ends after them); never end if it is followed."""
+    """Yield (bytes, whether the file ends after them); with --follow, never end."""
     while data := _read(log):
         yield data, False
     if not args.follow:
@@ -369,7 +369,7 @@ def _appended(path: Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """On SIGTERM and SIGINT, end with a summary."""
+    """Raise `_StopError` on SIGTERM and SIGINT, so that the watch ends in order."""
 
     def stop(*_: object) -> None:
         raise _StopError

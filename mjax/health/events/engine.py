@@ -168,7 +168,11 @@ class Engine:
 
 
 def _completed(times_ns: list[int], time_ns: int, rule: Rule) -> tuple[int, int] | None:
-    """Add a time; return the first and last of `count` times in `within_s`, if any."""
+    """Add a time to the sorted list, and look for `count` times in `within_s` seconds.
+
+    Returns:
+      the first and the last of these times; None if there are too few.
+    """
     at = bisect.bisect_right(times_ns, time_ns)
     times_ns.insert(at, time_ns)
     for last in range(max(at, rule.count - 1), min(at + rule.count, len(times_ns))):
@@ -181,5 +185,5 @@ def _completed(times_ns: list[int], time_ns: int, rule: Rule) -> tuple[int, int]
 
 
 def text_of(detection: Detection, template: str) -> str:
-    """Fill in a template of the rule that fired."""
+    """Return a filled template of the rule that fired."""
     return filled(template, detection.values)

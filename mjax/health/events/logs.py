@@ -63,14 +63,15 @@ class Line:
     kind: Kind
     """Kind of the previous line if this one has no time, as in a multi-line message."""
     time_ns: int | None
-    """Time since 1970, or since boot; None if no line so far had a time."""
+    """Time since 1970, or since boot; None if no line so far had a time. If the line
+    has no time, it is that of an earlier line."""
     is_since_boot: bool = False
     boot: int = 0
     """Number of reboots so far in this log."""
     host: str | None = None
     """Host named by syslog."""
     is_stamped: bool = True
-    """Whether the line itself has the time, rather than an earlier one."""
+    """Whether the line itself has a time."""
     end: int = 0
     """Offset of the byte after the line, counted from the first byte fed."""
 
@@ -95,7 +96,7 @@ class Splitter:
         self._end = 0
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bool, int]]:
-        """Yield each complete line, whether it is truncated, and its end offset."""
+        """Yield (line, whether it is truncated, its end offset) of complete lines."""
         pieces = data.split(b"\n")
         for piece in pieces[:-1]:
             self._add(piece)
@@ -104,7 +105,7 @@ class Splitter:
         self._add(pieces[-1])
 
     def finish(self) -> Iterator[tuple[bytes, bool, int]]:
-        """Yield the last line, if it is unterminated."""
+        """Yield the last line in the same form, if it is unterminated."""
         if self._rest or self._skipped:
             yield self._take()
 
@@ -180,7 +181,10 @@ class Reader:
         self._boot_ns = max(self._boot_ns, time_ns)
 
     def _stamp(self, text: str) -> tuple[Kind, tuple[int, bool] | None, str | None]:
-        """Return the kind of a line, (its time, whether since boot), and its host."""
+        """Return the kind of a line, (its time in ns, whether since boot), its host.
+
+        The time and the host are None if the line does not have them.
+        """
         try:
             if text[:1] == "[" or text[:1] == "<":
                 if match := _BOOT.match(text):
@@ -231,7 +235,11 @@ class Reader:
 
 
 def _sender(rest: str) -> tuple[Kind, str | None]:
-    """Return the kind of a line of syslog and its host; `rest` follows the time."""
+    """Return the kind and the host of a line of syslog.
+
+    Args:
+      rest: text of the line after its time.
+    """
     match = _HOST.match(rest)
     if match is None:
         return "syslog", None

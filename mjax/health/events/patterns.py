@@ -61,8 +61,9 @@ class _Atom(NamedTuple):
     """One step of a match."""
 
     characters: frozenset[str]
-    """Characters that it matches; empty: the start of the line."""
+    """Characters that it matches; the set of "": the start of the line."""
     is_long: bool = False
+    """Whether it is a repeat that may match more than `_LONG` times."""
     is_optional: bool = False
 
 
@@ -130,7 +131,7 @@ def _repeat(least: int, most: int, body: Any, pattern: str) -> list[list[_Atom]]
 
 
 def _choices(tree: Any) -> Iterator[bool]:
-    """Yield once for each choice in a pattern."""
+    """Yield True for each choice in a pattern."""
     for operation, value in tree:
         if operation is codes.BRANCH:
             yield True

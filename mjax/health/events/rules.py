@@ -243,10 +243,14 @@ def _check_actions(rule: Rule) -> None:
 
 
 def check_template(template: str, names: Collection[str], field: str) -> None:
-    """Refuse a template with an unknown name, or with anything but a plain name.
+    """Refuse a template whose braces contain anything but a known name.
 
+    Args:
+      template: text with {names}.
+      names: the known names.
+      field: field of the rule, for the message.
     Raises:
-      ValueError: the message has the field and the nearest name.
+      ValueError: the message has the field, and the nearest known name.
     """
     try:
         parts = list(string.Formatter().parse(template))
@@ -261,6 +265,6 @@ def check_template(template: str, names: Collection[str], field: str) -> None:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """Replace the names in a template that `check_template` accepts by their values."""
+    """Return a template, accepted by `check_template`, with values for its names."""
     parts = string.Formatter().parse(template)
     return "".join(t + (values[n] if n is not None else "") for t, n, _, _ in parts)

@@ -34,7 +34,7 @@ class Device:
     """A device that a rule has disabled."""
 
     device: str
-    """Name and value of each group that identifies it."""
+    """Identifier of the device: names and values of the groups of `Rule.by`."""
     rule: str
     step: Step
     argvs: Mapping[str, list[str]]

@@ -61,19 +61,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     show.add_argument("--host", help="show the events of this host")
     order = _command(commands, "order", _order, "list hosts, healthiest first")
-    order.add_argument("--hosts", required=True, help="as gpu[001-048]")
+    order.add_argument("--hosts", required=True, help="such as gpu[001-048]")
     may = _command(
         commands, "may-return", _may_return, "check whether a host may be used again"
     )
-    may.add_argument("--host", required=True, help="its name")
+    may.add_argument("--host", required=True, help="name of the host")
     add = _command(
         commands, "import", _import, "import the events of a run"
     ).add_argument
     add("--events", type=Path, required=True, help="events.jsonl of its work dir")
     add = _command(commands, "record", _record, "add an event manually").add_argument
-    add("--host", required=True, help="its name")
+    add("--host", required=True, help="name of the host")
     add("--kind", required=True, choices=[kind.value for kind in Kind])
-    add("--cause", default="", choices=["", *CAUSES], help="of a fault")
+    add("--cause", default="", choices=["", *CAUSES], help="cause of a fault")
     add("--text", default="", help="description for a person")
     correlate = commands.add_parser(
         "correlate", help="correlate statistics with step times"
@@ -92,8 +92,10 @@ def _command(
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text, allow_abbrev=False)
     add = parser.add_argument
-    add("--history", type=Path, required=True, help="SQLite file; created if absent")
-    add("--half-life-days", type=float, default=HALF_LIFE_DAYS, help="of an event")
+    made = "SQLite file; import and record create it if absent"
+    add("--history", type=Path, required=True, help=made)
+    halved = "days after which the weight of an event is halved"
+    add("--half-life-days", type=float, default=HALF_LIFE_DAYS, help=halved)
     add("--json", action="store_true", help="print one JSON object")
     parser.set_defaults(run=run)
     return parser

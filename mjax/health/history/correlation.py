@@ -140,7 +140,8 @@ def _table(name: str, values: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
 def _ranks(table: np.ndarray) -> np.ndarray:
     """Return ranks within each host, without the slow part, with mean 0 and norm 1.
 
-    Absent samples are 0, which is the mean. A host whose values are all equal is 0 too.
+    Absent samples are 0, which is the mean. All samples of a host are 0 if its values
+    are too few, all equal, or only a slow part.
     """
     found = np.zeros_like(table)
     for row, values in zip(found, table, strict=True):
@@ -178,7 +179,7 @@ def _average_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _shifted(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the mean correlation of hosts for each shift; the first shift is 0."""
+    """Return the mean correlation of hosts for each shift, [samples], 0 first."""
     spectrum = np.conj(np.fft.rfft(one, axis=1)) * np.fft.rfft(other, axis=1)
     products = np.fft.irfft(spectrum, n=one.shape[1], axis=1)
     has_both = np.any(one, axis=1) & np.any(other, axis=1)
@@ -191,7 +192,7 @@ def _judge(
     num_shifts: int,
     rate: float,
 ) -> Correlations:
-    """Return comparisons of statistics with null models, corrected for their number."""
+    """Compare each statistic with its null model, and correct for their number."""
     names = [*tested]
     sizes = {name: np.abs(tested[name][0]) for name in names}
     p = [float(np.mean(sizes[n] >= sizes[n][0] - _EPSILON)) for n in names]

@@ -53,7 +53,7 @@ class Counts:
 
     num_lines: int = 0
     num_unreadable: int = 0
-    """Number of lines that are not such an object."""
+    """Number of lines that are not an object as described above."""
     first_unreadable: str = ""
     """Place of the first unreadable line, and the reason."""
     is_cut: bool = False
@@ -159,7 +159,7 @@ def _of_failure(line: Line, run: str) -> Iterator[HostEvent]:
 
 
 def _kind_of(line: Line, failure: str) -> tuple[Kind, str, str] | None:
-    """Return kind, cause and key of an event of one host."""
+    """Return (kind, cause, key) of an event of one host; None for all other lines."""
     if line.kind == "evict":
         state, why = line.data.get("state"), line.data.get("why")
         if state == _EVICTED_BY_CHECK:

@@ -58,7 +58,7 @@ def read(
 def _tables(
     rows: Mapping[tuple[str, int], Mapping[str, float]], source: str
 ) -> dict[str, np.ndarray]:
-    """Put the values of each host and sample into tables, [hosts, samples].
+    """Return the values of each statistic as a table, [hosts, samples], by name.
 
     Raises:
       ValueError: no row has step_s, or there are too many values.
@@ -83,7 +83,7 @@ def _tables(
 
 
 def _row(text: bytes) -> tuple[str, int, dict[str, float]]:
-    """Return host, sample and statistics of a line."""
+    """Return the host, the sample, and the statistics by name of a line."""
     fields = checked_json.read(text, dict[str, Any])
     host = checked_json.check(fields.get("host"), str, "host")
     sample = checked_json.check(fields.get("sample"), int, "sample")

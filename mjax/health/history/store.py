@@ -202,7 +202,7 @@ class History:
 
 
 def _row(event: HostEvent) -> tuple[Any, ...]:
-    """Return the columns of an event."""
+    """Return the values of an event in the order of `_COLUMNS`."""
     return (
         *(event.host, event.kind.value, event.time_ns),
         *(event.text[:MAX_TEXT_CHARS], event.cause, event.share),
@@ -211,7 +211,7 @@ def _row(event: HostEvent) -> tuple[Any, ...]:
 
 
 def _checksum(row: Sequence[Any]) -> str:
-    """Return a checksum of columns: SQLite checks only the structure of its file."""
+    """Return a checksum of the values: SQLite checks only the structure of its file."""
     return hashlib.sha256(repr([*row]).encode()).hexdigest()[:16]
 
 

@@ -122,7 +122,8 @@ def parse(argv: Sequence[str], prog: str) -> InitFlags:
     add("--processes", type=int, nargs="+", help="sizes of the groups", metavar="N")
     add("--repeats", type=int, help="starts of each size; the median is reported")
     add("--clients", type=int, nargs="*", help="numbers of light clients", metavar="N")
-    add("--round-trip-us", type=float, help="network round trip for the model")
+    trip = "network round trip in microseconds, for the model"
+    add("--round-trip-us", type=float, help=trip)
     add("--hosts", type=int, help="number of processes for the model")
     add("--port", type=int, help="port of the coordination service; 0: any free one")
     add("--limit-s", type=float, help="time limit of one start in seconds")

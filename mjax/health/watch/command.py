@@ -35,15 +35,20 @@ _BAD_INPUT = 2
 def main(argv: Sequence[str]) -> int:
     """Run the command; return its exit code."""
     parser = ArgumentParser(
-        prog="python -m mjax.health ports", description=(__doc__ or "").split("\n")[2]
+        prog="python -m mjax.health ports",
+        description=(__doc__ or "").splitlines()[0],
     )
     add = parser.add_argument
     rates = Rates()
-    add("--seconds", type=float, help="stop after this time; absent: at a signal")
-    add("--sample-s", type=float, default=rates.sample_s, help="between samples")
-    add("--window-every-s", type=float, default=rates.window_every_s)
-    add("--window-s", type=float, default=rates.window_s, help="length of a window")
-    add("--window-hz", type=float, default=rates.window_hz, help="reads per second")
+    add("--seconds", type=float, help="stop after this many; absent: at a signal")
+    sample = "seconds between samples of all counters"
+    add("--sample-s", type=float, default=rates.sample_s, help=sample)
+    every = "seconds between windows, over all ports together"
+    add("--window-every-s", type=float, default=rates.window_every_s, help=every)
+    length = "length of a window in seconds"
+    add("--window-s", type=float, default=rates.window_s, help=length)
+    reads = "reads per second of a window"
+    add("--window-hz", type=float, default=rates.window_hz, help=reads)
     add(
         "--work-dir",
         type=Path,

@@ -121,6 +121,14 @@ def test_bad_numbers_are_refused(words, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_the_help_begins_with_the_purpose_and_gives_units(capsys):
+    with pytest.raises(SystemExit):
+        health.main(["ports", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert "watch the network ports of this host. options:" in text
+    assert "length of a window in seconds" in text
+
+
 def test_a_healthy_port_is_watched_for_real_and_nothing_is_told(tmp_path, capsys):
     Host(tmp_path, "mlx5_0/1")
     words = ["ports", "--root", str(tmp_path), "--seconds", "0.3"]
