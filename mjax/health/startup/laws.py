@@ -32,8 +32,8 @@ Chosen: the data are then exp(LEAD / 2), more than 7, times likelier under it (t
 evidence ratio of Burnham, Anderson and Huyvaert 2011,
 doi:10.1007/s00265-010-1029-6)."""
 FLAT = 1.25
-"""Growth factor from the smallest to the largest size that counts as no growth. Chosen:
-a smaller one does not matter for starting 10,000 processes."""
+"""Largest growth factor from the smallest to the largest size that counts as no growth.
+Chosen: such a growth does not matter for starting 10,000 processes."""
 CONFIDENCE = 0.95
 """Confidence of the joint region of value and share. Chosen: the usual value."""
 LEAST_NOISE = 0.02
@@ -50,7 +50,7 @@ misses no share that matters at 10,000 processes."""
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Range:
-    """A duration at a size that was not measured."""
+    """A duration at a size that was not measured, with its bounds."""
 
     value_s: float | None
     """Duration according to the law; None without a law."""
@@ -70,7 +70,7 @@ class _Curves:
     high: np.ndarray
 
     def at(self, size: int) -> tuple[float, float]:
-        """Return the lowest and the highest curve at a size."""
+        """Return the lowest and the highest value of the curves at a size."""
         shape = _shape(self.law, [size], self.largest, self.shares)[:, 0]
         return float((self.low * shape).min()), float((self.high * shape).max())
 
@@ -201,7 +201,11 @@ def _shape(
 def _fit(
     law: str, sizes: Sequence[int], largest: int, logs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return shares, the log of the best value for each, and the sum of squares."""
+    """Fit the value at the largest size for each share that grows.
+
+    Returns:
+      the shares; for each, the log of the best value, and the sum of squared residuals.
+    """
     shares = _SHARES if law != CONSTANT else np.zeros(1)
     off = logs - np.log(_shape(law, sizes, largest, shares))
     levels = off.mean(axis=1)
@@ -243,7 +247,7 @@ def _aicc(squares: float, count: int, law: str) -> float:
 def _decide(
     criteria: Mapping[str, float], most_growth: float
 ) -> tuple[str | None, tuple[str, ...]]:
-    """Return the law, if one can be named, and all laws that fit about as well."""
+    """Return the law or None, and all laws that fit about as well as the best."""
     growing = {law: value for law, value in criteria.items() if law != CONSTANT}
     best = min(growing.values())
     if criteria[CONSTANT] - best < LEAD:

@@ -32,8 +32,8 @@ ONE_BY_ONE = ("comparison",)
 """Phases in which process 0 reads a text of each other process in turn:
 `mjax.processes.agreement`, `_collect`. (For the devices, jax reads in parallel.)"""
 CPU_ONLY = ("collective",)
-"""Phases that differ in a run on GPUs: it uses NCCL instead of gloo, which connects
-every process with every other (https://github.com/pytorch/gloo/issues/419)."""
+"""Phases of gloo, which connects every process with every other
+(https://github.com/pytorch/gloo/issues/419). A run on GPUs uses NCCL instead."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,13 +63,14 @@ class Phase:
     median_s: Mapping[int, float]
     """Wall seconds of the median process by size, median of the repeats."""
     wall: Growth
-    """Growth of the slowest process's time on this host."""
+    """Growth of the slowest process's wall seconds on this host."""
     first: Growth
-    """CPU seconds of process 0."""
+    """Growth of the CPU seconds of process 0."""
     others: Growth
-    """CPU seconds of the median process, excluding process 0."""
+    """Growth of the CPU seconds of the median process, excluding process 0."""
     coordinator: Growth
-    """CPU seconds of the coordinator, with light clients if they have this phase."""
+    """Growth of the CPU seconds of the coordinator: with light clients if they have
+    this phase, otherwise with processes."""
     coordinator_s: Mapping[int, float]
     """CPU seconds of the coordinator by size, with processes."""
     clients_s: Mapping[int, float]
@@ -78,7 +79,8 @@ class Phase:
     own_s: float
     """CPU seconds of one process at the smallest size."""
     wait_s: float
-    """Time of the slowest process at the smallest size, excluding CPU time."""
+    """Wall seconds of the slowest process at the smallest size, without `own_s` and the
+    CPU seconds of the coordinator."""
 
     @property
     def is_silent(self) -> bool:
@@ -128,7 +130,13 @@ def read_phases(starts: Starts, clients: Starts) -> tuple[Phase, ...]:
 def _by_size(
     starts: Starts, name: str, number: Callable[[PhaseTimes], float]
 ) -> dict[int, float]:
-    """Return a median over the repeats of a phase by size; empty without the phase."""
+    """Return the median of a number over the repeats of a phase, by size.
+
+    Args:
+      starts: the starts; the result is empty if they do not have the phase.
+      name: name of the phase.
+      number: returns the number of one repeat.
+    """
     found = {
         size: [
             number(phase) for start in repeats for phase in start if phase.name == name

@@ -155,7 +155,12 @@ def notes(phases: Sequence[Phase], size: Size) -> str:
 def as_json(
     phases: Sequence[Phase], size: Size, starts: Starts, clients: Starts
 ) -> dict[str, Any]:
-    """Return the findings and their inputs."""
+    """Return the findings and their inputs as a JSON object.
+
+    Returns:
+      cores; hosts, round_trip_s (inputs of the model); phases, total (findings);
+      megascale; starts, clients (all measured times).
+    """
     return {
         "cores": len(os.sched_getaffinity(0)),
         "hosts": size.hosts,

@@ -121,10 +121,10 @@ def time_start(
 
 
 def _checked(found: Sequence[PhaseTimes]) -> tuple[PhaseTimes, ...]:
-    """Return the phases of a start.
+    """Return the phases of a start if they are complete.
 
     Raises:
-      FailedError: the last one is missing.
+      FailedError: the last phase is missing.
     """
     if not found or found[-1].name != LAST:
         done = ", ".join(phase.name for phase in found) or "none"

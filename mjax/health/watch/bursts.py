@@ -46,7 +46,7 @@ class Bursts:
 
 
 def find_bursts(port: Port, window: Window, busy_part: float) -> Bursts | None:
-    """Return the rates of the bursts in a window; None if it has no whole burst.
+    """Return the bursts of a window; None if none is long enough, or after a reset.
 
     Args:
       port: port of the window.

@@ -9,6 +9,8 @@ the traffic of a training job.
 
     z_s = sum over samples of segment s of rate * exp(-2 pi i h t / step)
     phase of two ports = angle of sum over s of z_s * conj(z'_s)
+
+h is the strongest harmonic of the step.
 """
 
 import dataclasses
@@ -88,7 +90,7 @@ def _periodic(one: PortPeriod) -> bool:
 def _reason(
     one: PortPeriod, others: Sequence[Period], limits: PeriodThresholds
 ) -> tuple[str, dict[str, float]] | None:
-    """Return why a period differs from those of the other ports."""
+    """Return (text, numbers) if a port's period differs from those of the others."""
     periods_s = np.array([each.period_s for each in others])
     usual_s = float(np.median(periods_s))
     strength = float(np.median([each.strength for each in others]))
@@ -120,7 +122,7 @@ def _reason(
 def _late(
     phase: tuple[float, float, float], limits: PeriodThresholds
 ) -> tuple[str, dict[str, float]] | None:
-    """Return why the phase of a port differs from that of the others."""
+    """Return (text, numbers) if a port's phase differs from that of the others."""
     cycles, spread, unit_s = phase
     most = max(limits.phase_cycles, limits.most_spreads * spread)
     if abs(cycles) <= most:
@@ -135,9 +137,12 @@ def _late(
 def _phases(
     blocks: Mapping[str, Block], limits: PeriodThresholds
 ) -> dict[str, tuple[float, float, float]]:
-    """Return the phase relative to the others, its spread, and its unit in seconds.
+    """Compare the phases of the ports.
 
-    Only for ports whose traffic is coherent with that of most others.
+    Returns:
+      for each port: its phase relative to the others and the spread of it, both in
+      cycles, and the seconds of a cycle. Ports whose traffic is not coherent with that
+      of most others are absent.
     """
     if len(blocks) < limits.least_ports:
         return {}
@@ -170,7 +175,7 @@ def _phases(
 def _amplitudes(
     parts: Sequence[Traffic], edges_s: np.ndarray, step_s: float
 ) -> np.ndarray:
-    """Return the sines of the step and its harmonics in each segment, [S, H]."""
+    """Return the complex amplitudes of the step's harmonics in each segment, [S, H]."""
     middle_s = np.concatenate([(part.start_s + part.end_s) / 2 for part in parts])
     rate = np.concatenate([part.rate for part in parts])
     rate = rate / max(float(np.abs(rate).max()), 1e-30)

@@ -2,12 +2,12 @@
 
 Input: increments of counters. Output: congestion events and traffic of each bin.
 
-- InfiniBand: port_xmit_wait, ticks in which data waited for credits, per second in
-  which the port sends. Per byte, a port that has lost lanes would wait longer without
-  any congestion.
-- Ethernet: rp_cnp_handled, notifications that slow this sender down, per byte. Not
-  np_cnp_sent, which the port itself sends, and which also grows if its own receive
-  queue is slow.
+- InfiniBand: port_xmit_wait, the ticks in which data waited for credits, per second in
+  which the port sends. They are not counted per byte, because a port that has lost
+  lanes waits longer for each byte without any congestion.
+- Ethernet: rp_cnp_handled, the notifications that slow this sender down, per byte.
+  np_cnp_sent is not used: the port itself sends these notifications, also if its own
+  receive queue is slow.
 
 Source of the meanings: Linux, Documentation/ABI/stable/sysfs-class-infiniband
 (port_xmit_wait), commit e1f24a79f424 (counters of mlx5). Source of their rise when jobs
@@ -74,8 +74,11 @@ class Congestion:
         return limits.least_wait_ticks if self._infiniband else limits.least_marks
 
     def bins(self) -> tuple[float, Float[Array, "B"], Float[Array, "B"]]:
-        """Return the start of the first bin, and each bin's events and traffic in
-        seconds."""
+        """Return the start of the first bin, the events of each bin, and its traffic.
+
+        The traffic is in seconds: InfiniBand, in which the port sends; Ethernet, that
+        the bytes take at the wire rate.
+        """
         if self._start_s is None:
             return 0.0, np.zeros(0), np.zeros(0)
         index, events, seconds = np.array(self._bins).T

@@ -50,19 +50,19 @@ class Decay:
 
 
 def explain(levels: Levels, limits: ExplanationThresholds) -> Decay:
-    """Fit both explanations; needs at least `LEAST_AFTER` + 1 levels."""
+    """Fit both explanations to at least `LEAST_AFTER` + 1 levels; return the decay."""
     decay, onset_s, lost_part = _decay(levels, limits)
     least = nothing(levels.level, levels.std, limits)
     return Decay(gain=decay - least, onset_s=onset_s, lost_part=lost_part)
 
 
 def student(away: Array, std: Array) -> Array:
-    """Density of Student's t with 4 degrees of freedom and a scale of std."""
+    """Return the density of Student's t with 4 degrees of freedom and scale std."""
     return 0.375 / std * (1 + (away / std) ** 2 / 4) ** -2.5
 
 
 def density(away: Array, std: Array, slow_part: float) -> Array:
-    """Log density of the mixture of noise and windows that are slow themselves."""
+    """Return the log density of a mixture of noise and windows slow by themselves."""
     slow = np.where((away < 0.03) & (away > -SLOWEST), 1 / SLOWEST, 1e-3)
     return np.log((1 - slow_part) * student(away, std) + slow_part * slow)
 
@@ -78,7 +78,7 @@ def nothing(
 
 
 def _decay(levels: Levels, limits: ExplanationThresholds) -> tuple[float, float, float]:
-    """Return the log-likelihood, the onset and the loss of the best decay."""
+    """Return the log-likelihood, the onset and the lost fraction of the best decay."""
     best = (-np.inf, 0.0, 0.0)
     time_s = levels.time_s
     onsets_s = time_s[:-LEAST_AFTER]

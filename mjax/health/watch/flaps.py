@@ -76,8 +76,10 @@ class Flaps:
             self._history.popleft()
 
     def _stall(self, increment: Increment) -> Detection | None:
-        """Follow a burst of retransmissions until traffic returns or the limit
-        passes."""
+        """Return a flap when traffic returns after a burst of retransmissions.
+
+        A burst after which traffic does not return in time is forgotten.
+        """
         limits, now_s = self._limits, increment.end_s
         burst = [s for s in self._history if s.end_s > now_s - limits.burst_s]
         before = [s for s in self._history if s.end_s <= now_s - limits.burst_s]
@@ -126,7 +128,7 @@ class Flaps:
         )
 
     def _forget_burst(self, start_s: float) -> None:
-        """Mark a burst as judged."""
+        """Set the retransmissions of a judged burst to 0, so that it counts once."""
         self._history = deque(
             (
                 dataclasses.replace(s, retransmissions=0) if s.end_s > start_s else s

@@ -39,7 +39,7 @@ class Levels:
     level: Array
     """[W], levels; 0 is the rate exceeded by a fifth of the windows."""
     std: Array
-    """[W]."""
+    """[W], standard deviations of the levels."""
 
 
 def find_levels(
@@ -79,7 +79,10 @@ def find_levels(
 def _by_class(
     bursts: tuple[Burst, ...], sizes: list[float], same: float
 ) -> dict[int, list[float]]:
-    """Return the rates of each class; new sizes are added to `sizes`."""
+    """Return the rates of bursts by class; new sizes are added to `sizes`.
+
+    Class k > 0 has the size sizes[k - 1].
+    """
     rates: dict[int, list[float]] = {}
     for burst in bursts:
         kind = CUT

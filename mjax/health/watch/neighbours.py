@@ -34,11 +34,14 @@ class Load:
     """The best span of a neighbour. Gains are log-likelihood ratios."""
 
     span_s: tuple[float, float]
+    """Start and end."""
     bursts_gain: float
     congestion_gain: float
     steps_gain: float
     congestion_ratio: float
+    """Congestion in the span, relative to that outside."""
     slower_part: float
+    """Relative increase of the step time in the span."""
 
     @property
     def gain(self) -> float:
@@ -61,7 +64,7 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Spans:
-    """All spans of bins: S spans of B bins."""
+    """S spans of successive bins, out of B bins."""
 
     first: Array
     """[S], index of the first bin."""
@@ -70,12 +73,12 @@ class _Spans:
     num_bins: int
 
     def inside(self, each: Array) -> Array:
-        """Return the sum of the values of bins, [B], over each span."""
+        """Return the sum of `each`, a value for each bin, [B], over each span, [S]."""
         total = np.concatenate(([0.0], np.cumsum(each)))
         return total[self.end] - total[self.first]
 
     def outside(self, each: Array, reach: int) -> Array:
-        """Return the sum over up to `reach` bins before and after each span."""
+        """Return the same sum over up to `reach` bins before and after each span."""
         total = np.concatenate(([0.0], np.cumsum(each)))
         begin = np.maximum(self.first - reach, 0)
         last = np.minimum(self.end + reach, self.num_bins)
@@ -162,7 +165,7 @@ class Neighbours:
     def _congestion_gain(
         self, spans: _Spans, events: Array, traffic_s: Array
     ) -> tuple[Array, Array]:
-        """Return the gain of each span, and the logarithm of its congestion ratio."""
+        """Return the gain of each span, and the log of its congestion ratio, [S]."""
         limits, floor = self._limits, self._congestion.floor
         seconds = np.stack((spans.inside(traffic_s), spans.outside(traffic_s, 10**9)))
         counts = np.stack((spans.inside(events), spans.outside(events, 10**9)))
@@ -179,7 +182,7 @@ class Neighbours:
         return _gain(_flat(ratio, limits.congested_ratios), usual, known), ratio
 
     def _steps_gain(self, spans: _Spans, start_s: float) -> tuple[Array, Array]:
-        """Return the gain of each span, and its log ratio of step times."""
+        """Return the gain of each span, and the log ratio of its step times, [S]."""
         limits, num = self._limits, spans.num_bins
         took_s = np.array([each.step_s for each in self._steps] or [1.0])
         middle_s = np.array([each.end_s for each in self._steps] or [-1.0]) - took_s / 2
@@ -204,7 +207,7 @@ class Neighbours:
         return _gain(_flat(slower, limits.slower_steps), usual, known), slower
 
     def _bursts_gain(self, spans: _Spans, start_s: float) -> Array:
-        """Return the gain of each span at its best level."""
+        """Return the gain of each span at its best level, [S]."""
         explain = self._explanations
         gain = np.zeros(len(spans.first))
         if len(self._paces) < self._limits.least_windows:
@@ -225,11 +228,11 @@ class Neighbours:
 
 
 def _flat(value: Array, bounds: tuple[float, float]) -> Array:
-    """Density that is flat between bounds and almost 0 elsewhere."""
+    """Return a density that is flat between bounds and almost 0 elsewhere."""
     inside = (value > bounds[0]) & (value < bounds[1])
     return np.where(inside, 1 / (bounds[1] - bounds[0]), 1e-3)
 
 
 def _gain(loaded: Array, usual: Array, known: Array) -> Array:
-    """Logarithm of a ratio of densities; 0 where a value is unknown."""
+    """Return the logarithm of a ratio of densities; 0 where a value is unknown."""
     return np.where(known, np.log(loaded / usual), 0.0)

@@ -58,9 +58,9 @@ MOST_HARMONIC = 8
 """Highest harmonic of a step that may be the strongest line. Chosen: forward, backward
 and gradients are a few pulses."""
 NEARLY = 0.98
-"""Fraction of the largest explained part; of all periods above it, the one closest to
-the step is taken. Chosen: at half the sampling rate a frequency and its mirror image
-look the same."""
+"""Periods that explain at least this fraction of what the best one explains count as
+equally good, and the one closest to the step is taken. Chosen: at half the sampling
+rate a frequency and its mirror image look the same."""
 LONGEST = 1.5
 """Multiple of the median step above which a step is ignored. Chosen."""
 CHANGED = 0.06
@@ -138,7 +138,7 @@ class Period:
 
 
 def fold(frequency: Array | float, rate_hz: float) -> Array:
-    """Return the alias of a frequency in samples, which is at most rate_hz / 2."""
+    """Return the frequency, at most rate_hz / 2, as which samples show a frequency."""
     return np.abs(frequency - rate_hz * np.round(np.asarray(frequency) / rate_hz))
 
 
@@ -250,7 +250,7 @@ def explains(step_s: float, period: Period, rate_hz: float, length_s: float) -> 
 
 
 def _aliases(hz: float, rate_hz: float) -> tuple[float, ...]:
-    """Return the four longest other periods that appear at a frequency in samples."""
+    """Return the four longest other periods that samples show as a frequency."""
     return tuple(1 / (k * rate_hz + sign * hz) for k in (1, 2) for sign in (-1, 1))
 
 
@@ -263,10 +263,10 @@ def _seen(step_hz: float, rate_hz: float, length_s: float) -> list[int]:
 
 
 def _apart(table: Array, rate_hz: float, length_s: float) -> Array:
-    """Return frequencies, [H, F], with 0 for those that a segment cannot distinguish.
+    """Return frequencies, [H, F], with 0 for those that a segment cannot resolve.
 
-    They cannot be distinguished from 0, from half the sampling rate, or from a lower
-    harmonic of the same period. A sine fitted twice would be counted twice.
+    These are too close to 0, to half the sampling rate, or to a lower harmonic of the
+    same period. A sine fitted twice would be counted twice.
     """
     out = np.where(
         (table > 1.5 / length_s) & (table < rate_hz / 2 - 0.5 / length_s), table, 0.0
@@ -278,7 +278,7 @@ def _apart(table: Array, rate_hz: float, length_s: float) -> Array:
 
 
 def _segments(parts: Sequence[Traffic], most: int) -> Iterator[Traffic]:
-    """Yield equal segments of stretches, without gaps, of at most `most` samples."""
+    """Yield equal segments of each stretch, of about `most` samples."""
     for part in parts:
         pieces = max(1, round(len(part) / most))
         for index in np.array_split(np.arange(len(part)), pieces):
@@ -303,20 +303,28 @@ def _by_step(segment: Traffic, steps: Steps) -> list[Traffic]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fit:
-    """Part of segments that sines explain, for F periods with the same harmonics."""
+    """Sums of squares that sines explain, for F periods of equally many harmonics."""
 
     raw: Array
-    """[F], explained sum of squares of the rates."""
+    """[F], explained sum of squares of the rates, over all segments."""
     raw_total: float
+    """Sum of squares of the rates."""
     white: Array
-    """[F], the same after AR(1) has been removed."""
+    """[F], as `raw`, after AR(1) has been removed."""
     white_total: float
+    """As `raw_total`, after AR(1) has been removed."""
     samples: int
+    """Number of samples in all segments."""
     segments: int
     harmonics: int
+    """Number of sines fitted to a segment for each period."""
 
     def combined(self, index: Array) -> "Fit":
-        """Return the sums over the rows of indices, [H, F], as periods of H sines."""
+        """Return a fit of periods with H harmonics, from a fit of single sines.
+
+        Args:
+          index: [H, F], index in this fit of each harmonic of each period.
+        """
         return dataclasses.replace(
             self,
             raw=self.raw[index].sum(0),
@@ -325,7 +333,7 @@ class Fit:
         )
 
     def log10_chance(self, index: int) -> float:
-        """Return log10 of the probability that noise is this periodic."""
+        """Return log10 of the probability that noise has a period this significant."""
         if not self.white_total > 0:
             return 0.0
         part = min(1.0, float(self.white[index]) / self.white_total)
@@ -384,7 +392,7 @@ def fit_sines(segments: Sequence[Traffic], tables: Sequence[Array]) -> Fit:
 
 
 def _phi(segments: Sequence[Traffic]) -> float:
-    """Fit AR(1), the correlation of a rate with the previous one."""
+    """Return phi of AR(1), the correlation of a rate with the previous one."""
     product = square = 0.0
     for segment in segments:
         rate = segment.rate - segment.rate.mean()

@@ -45,7 +45,7 @@ class Port:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sample:
-    """All counters of a port at a time."""
+    """All counters of a port at one time."""
 
     time_s: float
     counters: Mapping[str, int]
@@ -57,7 +57,7 @@ class Sample:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Window:
-    """The sent bytes, read S times every few milliseconds, for a second or more."""
+    """The counter of sent bytes, read S times, a few milliseconds apart."""
 
     time_s: Float[np.ndarray, "S"]
     port_xmit_data: UInt64[np.ndarray, "S"]

@@ -2,8 +2,8 @@
 
 Input: files in /sys/class/infiniband, and the rows of a run on this host. Output:
 observations by port: all counters once a second; at intervals, for one port at a time,
-the sent bytes every few milliseconds; a step for each row. Reading /sys has no side
-effects. Source of names and units: Linux,
+the sent bytes every few milliseconds; the step of the newest row. Reading /sys has no
+side effects. Source of names and units: Linux,
 Documentation/ABI/stable/sysfs-class-infiniband.
 """
 
@@ -107,7 +107,7 @@ def find_ports(root: Path = ROOT) -> list[SampledPort]:
 
 
 class Rows:
-    """Steps from new rows of metrics.jsonl; a step ends when its row is seen."""
+    """Reads steps from new rows of metrics.jsonl; a step ends when its row is read."""
 
     def __init__(self, path: Path) -> None:
         """Start after the existing rows."""
@@ -115,7 +115,7 @@ class Rows:
         self._place = path.stat().st_size if path.exists() else 0
 
     def steps(self, now_s: float) -> list[Step]:
-        """Return a step for each new row."""
+        """Return the step of the last new row; empty if there is no new row."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._place)
@@ -143,7 +143,7 @@ def observe(
     clock: Callable[[], float] = time.time,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[tuple[SampledPort, Observation]]:
-    """Yield the observations of each port, in time order.
+    """Yield (port, observation) for all ports, in time order.
 
     Args:
       ports: ports to read.

@@ -110,9 +110,11 @@ class StepTraffic:
         return self._judge(now_s)
 
     def traffic(self) -> tuple[list[Traffic], Steps] | None:
-        """Return the stretches of the block with successive steps, and the steps.
+        """Return the latest block of traffic.
 
-        None if they cover too little of the block, or there are too few steps.
+        Returns:
+          the stretches of the block with successive steps, and the steps; None if the
+          stretches cover too little of the block, or there are too few steps.
         """
         limits = self._limits
         if len(self._steps) < limits.least_steps or not self._rates:
@@ -214,7 +216,7 @@ class StepTraffic:
 
 
 def _stretches(rates: np.ndarray, end_s: np.ndarray) -> list[Traffic]:
-    """Return the traffic during successive steps.
+    """Return the stretches of traffic during successive steps.
 
     Args:
       rates: [N, 3], start, end and rate of increments.
@@ -240,7 +242,7 @@ def _stretches(rates: np.ndarray, end_s: np.ndarray) -> list[Traffic]:
 def _unlike(
     parts: list[Traffic], step_s: float, limits: PeriodThresholds
 ) -> Period | None:
-    """Return a period of the traffic other than the step."""
+    """Return a period of the traffic other than the step; None if there is none."""
     found = find_period(parts)
     if found is None or found.log10_false_alarm >= limits.log10_unlike:
         return None

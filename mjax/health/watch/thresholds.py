@@ -1,8 +1,8 @@
 """Thresholds of the detectors, with units and sources.
 
 "Tuned" means: chosen on the series with `TUNING_SEEDS` of tests/health/series.py on
-2026-11-23, never on reported series. "Swept" lists other values, tried on seeds 600 to
-799, that gave the same number of errors within one of 11. "Severity" refers to the
+2026-11-23, never on reported series. "Swept" lists other values that were tried on
+seeds 600 to 799: the number of errors stayed within one of 11. "Severity" refers to the
 weakest fault and the strongest disturbance in tests/health/series_severity.py.
 """
 
@@ -11,7 +11,7 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FlapThresholds:
-    """See `mjax.health.watch.flaps`."""
+    """Thresholds of `mjax.health.watch.flaps`."""
 
     retransmissions: int = 7
     """Minimum retransmissions of a burst. Severity: a dip has at most 3, a flap at
@@ -45,7 +45,7 @@ class FlapThresholds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CongestionThresholds:
-    """See `mjax.health.watch.congestion`."""
+    """Thresholds of `mjax.health.watch.congestion`."""
 
     bin_s: float = 20.0
     """Length of a bin. Chosen: at least a step in most runs, and short compared with a
@@ -65,7 +65,7 @@ class CongestionThresholds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NeighbourThresholds:
-    """See `mjax.health.watch.neighbours`. Logarithms are natural."""
+    """Thresholds of `mjax.health.watch.neighbours`. Logarithms are natural."""
 
     over_nothing: float = 4.0
     """Minimum log-likelihood ratio to no fault. Tuned."""
@@ -98,8 +98,8 @@ class NeighbourThresholds:
     fitting_part: float = 0.15
     """Fraction of spans with a harmless load from another job. Chosen: it is common."""
     fitting_ratios: tuple[float, float] = (-1.0, 2.3)
-    """Bounds of the logarithm of the congestion ratio under such a load. Chosen: up to
-    10 times the usual."""
+    """Bounds of the logarithm of the congestion ratio under a harmless load. Chosen: up
+    to 10 times the usual."""
     least_traffic_s: float = 1.0
     """Minimum traffic inside and outside the span to judge congestion. Chosen."""
     slower_steps: tuple[float, float] = (0.06, 1.0)
@@ -113,7 +113,7 @@ class NeighbourThresholds:
     """Fraction of spans with another reason for longer or shorter steps. Chosen: slow
     hosts and new batch sizes are common."""
     other_steps: tuple[float, float] = (-0.7, 1.0)
-    """Bounds of the relative change of the step time for such a reason. Chosen: a
+    """Bounds of the relative change of the step time for another reason. Chosen: a
     factor of two, and lost connections."""
     pace_std: float = 0.05
     """Deviation of the logarithm of a window's rate: its phases differ. Tuned; swept
@@ -129,7 +129,7 @@ class NeighbourThresholds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ExplanationThresholds:
-    """See `mjax.health.watch.explain`."""
+    """Thresholds of `mjax.health.watch.explain`."""
 
     drift_part: float = 0.03
     """Healthy drift of the rate over the windows. Severity: 0.03 is healthy."""
@@ -143,7 +143,7 @@ class ExplanationThresholds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecayThresholds:
-    """See `mjax.health.watch.decay`."""
+    """Thresholds of `mjax.health.watch.decay`."""
 
     busy_part: float = 0.1
     """Fraction of the wire rate below which a gap of milliseconds is quiet. Tuned."""
@@ -195,7 +195,8 @@ class DecayThresholds:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PeriodThresholds:
-    """See `mjax.health.watch.step_traffic`. "Tuned": clean series 600 to 799."""
+    """Thresholds of `mjax.health.watch.step_traffic`. "Tuned" means here: on the clean
+    series of seeds 600 to 799."""
 
     block_s: float = 240.0
     """Length of the block that is judged together. Chosen: a loss is reported some

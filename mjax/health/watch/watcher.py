@@ -88,7 +88,7 @@ class Watcher:
             self._rates.feed(end_s, bursts)
 
     def _judge(self, now_s: float) -> list[Detection]:
-        """Return the causes of slow bursts, a decay or a neighbour, every `judge_s`."""
+        """Every `judge_s`, return the cause of slow bursts: a decay or a neighbour."""
         judge_s = self._limits.decay.judge_s
         if self._judge_s is None:
             self._judge_s = now_s + judge_s
