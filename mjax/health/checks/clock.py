@@ -118,7 +118,7 @@ def error(text: str, settings: Settings) -> Verdict:
 
 @functools.lru_cache(KEPT_TEXTS)
 def properties(text: str) -> Mapping[str, str]:
-    """Return the properties of `timedatectl show`.
+    """Return the properties of `timedatectl show`, by name.
 
     Raises:
       UnreadableError: it is not such an output.
@@ -151,7 +151,7 @@ def synchronised(text: str, settings: Settings) -> Verdict:
 
 
 def hardware_clock(text: str, settings: Settings) -> Verdict:
-    """The hardware clock keeps UTC: after a reboot, local time is hours off."""
+    """The hardware clock keeps UTC: local time would be hours off after a reboot."""
     del settings
     has = _flag(text, "LocalRTC")
     if has == "yes":

@@ -72,7 +72,7 @@ def health(text: str, settings: Settings) -> Verdict:
 
 
 def _incidents(entity: Any) -> str:
-    """Return the findings; skip entries in an unexpected form."""
+    """Return the findings of a device as text; skip entries of unexpected form."""
     text = json.dumps(_mapping(entity, what="a device").get("children", {}))
     words = re.findall(r'"([^"\\]{1,200})"', text)
     known = {"Errors", "children", "value", "overflow", *_RESULTS}

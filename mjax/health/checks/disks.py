@@ -95,7 +95,7 @@ def nvme_count(text: str, settings: Settings) -> Verdict:
 
 
 def capacity(text: str, settings: Settings) -> Verdict:
-    """The NVMe disks have the expected capacity."""
+    """The NVMe disks have at least the expected capacity."""
     has = sum(disk.num_bytes for disk in nvme_disks(text)) / _BYTES_PER_TB
     wanted = settings.expect.get("nodes_tb")
     if wanted is None:
@@ -120,7 +120,7 @@ def write_protected(text: str, settings: Settings) -> Verdict:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FileSystem:
-    """A file system in the output of df: bytes, or inodes."""
+    """A file system in the output of df. Its numbers are bytes or inodes."""
 
     device: str
     size: int
@@ -135,7 +135,7 @@ class FileSystem:
 
 @functools.lru_cache(KEPT_TEXTS)
 def file_systems(text: str, unit: str) -> Mapping[str, FileSystem]:
-    """Return the lines of df, by mount point.
+    """Return the file systems in the output of df, by mount point.
 
     Args:
       text: output of `df -P`.

@@ -43,7 +43,7 @@ _ARPHRD_ETHER = "1"
 """include/uapi/linux/if_arp.h"""
 _UP, _FULL = "up", "full"
 _STATES = (_UP, "down", "notpresent", "lowerlayerdown", "testing", "dormant")
-"""Values other than "unknown", which gives no information."""
+"""Values of operstate, without "unknown", which gives no information."""
 _PER_MILLION = 1_000_000
 _MBPS_PER_GBPS = 1000
 _SHOWN_CHARS = 60
@@ -137,7 +137,7 @@ def flaps(text: str, settings: Settings) -> Verdict:
 
 
 def _interfaces(text: str, settings: Settings) -> tuple[Tree, Sequence[str]]:
-    """Return the files, and the interfaces that the checks cover.
+    """Return the files, and the names of the interfaces that the checks cover.
 
     Raises:
       UnreadableError: there is no interface, or an expected one is missing.

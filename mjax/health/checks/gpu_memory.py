@@ -49,7 +49,10 @@ def _must_be_no(gpu: Gpu, path: str, *, bad: str) -> Seen:
 
 
 def _uncorrectable(gpu: Gpu, period: str) -> int:
-    """Return errors of SRAM and DRAM; drivers before 545 do not subdivide SRAM's."""
+    """Return the number of errors of SRAM and DRAM in a period.
+
+    Drivers before 545 have one counter for SRAM, later ones have two.
+    """
     path = f"ecc_errors/{period}"
     whole = f"{path}/sram_uncorrectable"
     parts = (whole,) if whole in gpu.fields else (f"{whole}_parity", f"{whole}_secded")
@@ -57,11 +60,12 @@ def _uncorrectable(gpu: Gpu, period: str) -> int:
 
 
 def _retires_pages(gpu: Gpu) -> bool:
+    """Return whether a GPU retires pages; True if it shows neither scheme."""
     return not gpu.has(_REMAPPED)
 
 
 def _remaps_rows(gpu: Gpu) -> bool:
-    """Return whether a scheme is in use, or neither is shown (both are unknown)."""
+    """Return whether a GPU remaps rows; True if it shows neither scheme."""
     return gpu.has(_REMAPPED) or not gpu.has(_RETIRED)
 
 

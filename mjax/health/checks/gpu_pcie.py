@@ -47,8 +47,8 @@ def width(text: str, settings: Settings) -> Verdict:
 def generation(text: str, settings: Settings) -> Verdict:
     """The link of each GPU runs at its full speed.
 
-    It may be slower while the GPU saves power. Data-centre GPUs stay in P0, where it
-    should not be; in any other state a slow link gives no information.
+    A link may be slower while the GPU saves power. Data-centre GPUs stay in P0, where
+    the link must have full speed. In any other state a slow link gives no information.
     """
     expected = settings.expect.get("gpu_pcie_gen")
 

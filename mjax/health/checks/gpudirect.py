@@ -33,7 +33,7 @@ _TYPES = ("identity", "DMA", "DMA-FQ", "blocked", "unmanaged")
 
 @functools.lru_cache
 def modules(text: str) -> Mapping[str, str]:
-    """Return the state of each module.
+    """Return the state of each kernel module, by name.
 
     Raises:
       UnreadableError: a line is not a module.

@@ -44,7 +44,7 @@ def _expected_version(settings: Settings, name: str) -> str | None:
 
 
 def _odd(values: Sequence[str]) -> str | None:
-    """Return the value that more than half of them have; None without a majority."""
+    """Return the value that more than half of the GPUs have; None if there is none."""
     value, number = collections.Counter(values).most_common()[0]
     return value if 2 * number > len(values) else None
 

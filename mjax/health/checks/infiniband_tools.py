@@ -65,7 +65,14 @@ def devinfo(text: str) -> Mapping[str, Fields]:
 def _cut(
     text: str, device: re.Pattern[str], port: re.Pattern[str], field: re.Pattern[str]
 ) -> Mapping[str, Fields]:
-    """Split a text into devices and ports, both with their fields."""
+    """Return the fields of each port in a text, by `DEVICE port NUMBER`.
+
+    Args:
+      text: output of a tool.
+      device: pattern of the line that begins a device; its group is the name.
+      port: pattern of the line that begins a port; its group is the number.
+      field: pattern of the line of a field; its groups are the name and the value.
+    """
     found: dict[str, dict[str, str]] = {}
     name = key = ""
     for line in text.splitlines():
@@ -180,7 +187,7 @@ def _mtu(ports: Mapping[str, Fields], port: str, name: str) -> int:
 
 @functools.lru_cache(4)
 def perfquery(text: str) -> Mapping[str, int]:
-    """Return the counters of `perfquery -x`.
+    """Return the counters of `perfquery -x`, by name.
 
     Raises:
       UnreadableError: it is in another format.

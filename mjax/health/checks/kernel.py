@@ -55,7 +55,7 @@ def _verdict(
 
 
 def _fatal(name: str, found: Digest, settings: Settings) -> list[str]:
-    """Return the faults that fail the host at a single occurrence."""
+    """Return texts on the faults of which one occurrence fails the host."""
     rules, problems = kernel_rules.shipped().rules, []
     for match in _mine(name, found):
         rule = rules[match.rule]
@@ -70,7 +70,7 @@ def _current(match: Match, rule: Rule, window_h: int) -> int:
 
 
 def _counted(name: str, found: Digest, settings: Settings) -> list[str]:
-    """Return the faults that occurred too often, by rule and device."""
+    """Return texts on the faults that occurred too often on a device."""
     rules, problems = kernel_rules.shipped().rules, []
     window_h = settings.limit(name, "window_h")
     most = settings.limit(name, "max_count")
@@ -128,7 +128,7 @@ def xid(text: str, settings: Settings) -> Verdict:
 
 
 def _xid(match: Match, last: Match | None, window_h: int) -> str:
-    """Return the problem that an Xid indicates.
+    """Return a text on the problem that an Xid indicates; empty if it is none.
 
     Args:
       match: the Xid.
@@ -151,7 +151,7 @@ def _xid(match: Match, last: Match | None, window_h: int) -> str:
 
 
 def _last_action(device: str, found: Digest) -> Match | None:
-    """Return the last action that the driver requested for a GPU."""
+    """Return the last line with an action that the driver requested for a GPU."""
     said = [
         m for m in found.matches if m.rule == "recovery_action" and m.device == device
     ]

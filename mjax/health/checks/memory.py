@@ -19,7 +19,7 @@ _KIB_PER_GIB = 2**20
 
 @functools.lru_cache(4)
 def meminfo(text: str) -> Mapping[str, int]:
-    """Return the fields of /proc/meminfo: KiB, or counts.
+    """Return the fields of /proc/meminfo by name, in KiB or as counts.
 
     Raises:
       UnreadableError: it is not /proc/meminfo.

@@ -72,7 +72,7 @@ _SHOWN_CHARS = 60
 
 @functools.lru_cache(8)
 def variables(text: str) -> Mapping[str, str]:
-    """Return the NCCL variables.
+    """Return the values of the NCCL variables, by name.
 
     Raises:
       UnreadableError: a line is not a variable, because a value has several lines.
@@ -244,7 +244,7 @@ def _is_used(listed: Choice, port: tuple[str, str]) -> bool:
 
 
 def _unexpected(used: set[str], settings: Settings) -> list[tuple[str, str]]:
-    """Compare the devices that NCCL would use with the expectation `hcas`."""
+    """Return (device, problem) where the used devices differ from `hcas`."""
     if "hcas" not in settings.expect:
         return []
     wanted = set(map(str, settings.expect["hcas"]))
@@ -278,7 +278,7 @@ def socket_interface(text: str, settings: Settings) -> Verdict:
 
 
 def _with_files(text: str) -> tuple[Mapping[str, str], sysfs.Tree, str]:
-    """Return the variables, the other files, and why these are missing."""
+    """Return the variables, the files, and why there are no files ("": there are)."""
     environment, files = several.parts(text, 2)
     return variables(environment.text), sysfs.tree(files.text), files.absent
 

@@ -235,13 +235,19 @@ class Seen:
 
     value: str
     bad: str = ""
-    """The problem of the GPU, or why it is unknown."""
+    """The problem of the GPU; empty if it has none."""
     rank: int | float = 0
     """Severity; the value of the GPU with the highest severity is shown."""
 
 
 def judge_gpus(text: str, look: Callable[[Gpu], Seen], limit: object = "") -> Verdict:
-    """Return failed if any GPU is bad, otherwise unknown if any is unknown, or ok."""
+    """Return failed if any GPU is bad, otherwise unknown if any is unknown, or ok.
+
+    Args:
+      text: output of `nvidia-smi -q -x`.
+      look: judges one GPU; raises `UnreadableError` if the GPU is unknown.
+      limit: the limit that the values are compared with.
+    """
     seen: list[Seen] = []
     bad: list[str] = []
     silent: dict[str, str] = {}

@@ -114,7 +114,7 @@ def _check_links(gpus: Sequence[Links], is_silent: bool) -> None:
 
 
 def _rates(gpu: Links) -> Mapping[int, float]:
-    """Return GB/s of the active links."""
+    """Return the rate of each active link in GB/s, by the number of the link."""
     rates = {}
     for link, lines in gpu.lines.items():
         found = _RATE.fullmatch(lines[0])
@@ -126,7 +126,7 @@ def _rates(gpu: Links) -> Mapping[int, float]:
 
 
 def _missing(gpus: Sequence[Links], settings: Settings) -> str:
-    """Return the problem with the number of GPUs."""
+    """Return the problem with the number of GPUs; empty if there is none."""
     wanted = settings.expect.get("gpus")
     if wanted is not None and len(gpus) != wanted:
         return f"{len(gpus)} GPUs of {wanted} are listed"
@@ -187,7 +187,10 @@ def rate(text: str, settings: Settings) -> Verdict:
 
 
 def _counters(gpu: Links) -> Mapping[int, Mapping[str, int]]:
-    """Return each link's errors by counter; all links must have the same counters."""
+    """Return the errors by number of the link and counter.
+
+    All links must have the same counters.
+    """
     links = {}
     for link, lines in gpu.lines.items():
         counters: dict[str, int] = {}

@@ -53,7 +53,7 @@ class Smart:
 
 @functools.lru_cache(KEPT_TEXTS)
 def smart_logs(text: str) -> Mapping[str, Smart]:
-    """Return the log of each disk.
+    """Return the log of each disk, by device.
 
     Raises:
       UnreadableError: a log is missing, or is not JSON of nvme-cli.

@@ -2,9 +2,9 @@
 
 The checks judge the upstream links of network adapters, NVMe disks and PCIe switches.
 (GPUs lower the speed of an idle link on purpose; `gpu_pcie` judges them.) The folder of
-a device in /sys/devices is inside the folder of the port above it, so a link is
-compared with the capabilities of both ends. Counting from the root port, every second
-folder is an upstream port.
+a device in /sys/devices is inside the folder of the port above it, so the speed of a
+link is compared with the maximum of both ends. Counting from the root port, every
+second folder is an upstream port.
 
 A slot may be narrower than its device by design: the addresses in the expectation
 `pcie_allowed` are not judged.

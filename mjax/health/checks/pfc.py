@@ -63,7 +63,7 @@ Counters = Mapping[str, int]
 
 @functools.lru_cache(KEPT_TEXTS)
 def _all_counters(text: str) -> Mapping[str, Counters]:
-    """Return the counters of each interface in the output of ethtool."""
+    """Return the counters of each interface, by name, from the output of ethtool."""
     found = {}
     for path, output in outputs(text):
         name, lines = path.removeprefix("/"), output.splitlines()
@@ -78,7 +78,7 @@ def _all_counters(text: str) -> Mapping[str, Counters]:
 
 
 def _interfaces(text: str, settings: Settings) -> tuple[Mapping[str, Counters], float]:
-    """Return the counters of each RoCE interface, and the hours since boot.
+    """Return the counters of each RoCE interface, by name, and the hours since boot.
 
     Raises:
       UnreadableError: there is no RoCE interface, one is not of mlx5, or an RDMA device

@@ -72,7 +72,7 @@ def _list(text: str, name: str) -> set[int]:
 
 
 def count(text: str, settings: Settings) -> Verdict:
-    """The host has the expected number of processors."""
+    """The host has at least the expected number of processors."""
     has, wanted = len(_list(text, "online")), settings.expect.get("cpus")
     if wanted is None:
         return unknown(f"{has}; cpus is not in the expectations")
@@ -107,7 +107,7 @@ def smt(text: str, settings: Settings) -> Verdict:
 
 @functools.lru_cache(KEPT_TEXTS)
 def _frequencies(text: str) -> Mapping[str, Mapping[str, str]]:
-    """Return the files of each processor by their names."""
+    """Return the content of each file of each processor: processor -> file -> text."""
     found: dict[str, dict[str, str]] = {}
     for path, value in values(text).items():
         match = _OF_CPU.search(path)
@@ -136,7 +136,7 @@ def governor(text: str, settings: Settings) -> Verdict:
 
 
 def _few(each: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the first of many problems, with their number."""
+    """Return the first of many (name, problem), and a last one with their number."""
     return [*each[:MOST_NAMED], *[("", f"{len(each)} in all")][: len(each)]]
 
 
@@ -159,7 +159,7 @@ def frequency(text: str, settings: Settings) -> Verdict:
 
 @functools.lru_cache(KEPT_TEXTS)
 def _nodes(text: str) -> Mapping[str, float]:
-    """Return the memory in GiB of each NUMA node that has processors.
+    """Return the memory in GiB of each NUMA node that has processors, by node.
 
     Nodes without processors are the memory of a GPU (Grace) or of a CXL card.
     """

@@ -45,7 +45,7 @@ class Array:
 
 @functools.lru_cache(KEPT_TEXTS)
 def arrays(text: str) -> Mapping[str, Array]:
-    """Return the arrays.
+    """Return the arrays, by name.
 
     Raises:
       UnreadableError: it is not /proc/mdstat.

@@ -55,7 +55,7 @@ _SHOWN_CHARS = 60
 
 
 def _gids(port: Port) -> Mapping[int, str]:
-    """Return the type of each GID of a port by its index: "RoCE v2 over IPv4", ...
+    """Return the type of each GID of a port, such as "RoCE v2 over IPv4", by index.
 
     An index without a GID cannot be read, and is not in the result.
     """
@@ -145,7 +145,7 @@ def traffic_class(text: str, settings: Settings) -> Verdict:
 
 
 def _class(files: Tree, path: str) -> int | None:
-    """Return a traffic class; None where none is set."""
+    """Return the traffic class in a file; None if none is set."""
     text = files.read(path)
     found = _CLASS.fullmatch(text)
     if found is None and text:

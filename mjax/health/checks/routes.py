@@ -208,7 +208,13 @@ def asymmetric(text: str, settings: Settings) -> Verdict:
 
 
 def _own_table(each: Address, rules: Sequence[Object], before: int) -> str | None:
-    """Return the table for packets from an address, by a rule before that of main."""
+    """Return the table for packets from an address; None if no rule selects one.
+
+    Args:
+      each: the address.
+      rules: rules of `ip rule`.
+      before: priority of the rule of the table main, which must come later.
+    """
     for rule in rules:
         is_own = (
             rule.keys() <= _PLAIN_RULE

@@ -37,7 +37,7 @@ _UNIT = re.compile(
 
 @functools.lru_cache(KEPT_TEXTS)
 def units(text: str) -> Mapping[str, tuple[str, str]]:
-    """Return whether each unit is active, and its sub-state.
+    """Return (active state, sub-state) of each unit, by name.
 
     Raises:
       UnreadableError: it is not an output of `systemctl list-units`.

@@ -30,7 +30,7 @@ _MODE = re.compile(r"\[(\w{1,20})\]")
 
 @functools.lru_cache(KEPT_TEXTS)
 def parameters(text: str) -> Mapping[str, str]:
-    """Return the parameters; several numbers are separated by one space.
+    """Return the parameters by name; several numbers are separated by one space.
 
     Raises:
       UnreadableError: it is not an output of `sysctl -a`.

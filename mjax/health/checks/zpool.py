@@ -88,7 +88,7 @@ def capacity(text: str, settings: Settings) -> Verdict:
 
 @functools.lru_cache(KEPT_TEXTS)
 def statuses(text: str) -> Mapping[str, Sequence[str]]:
-    """Return the lines of each pool of `zpool status`.
+    """Return the lines of `zpool status` for each pool, by name.
 
     Raises:
       UnreadableError: it is not an output of `zpool status`.
