@@ -59,7 +59,7 @@ def checks(hosts: int, ports: Sequence[int], connect: Sequence[str]) -> list[Che
     found = [
         check(
             "network.host_name",
-            "The name of this host leads to it.",
+            "The name of this host resolves to an address that reaches it.",
             probe("host_name"),
             lambda facts: host_name(facts, hosts=hosts),
             "give the name this host's address in DNS or /etc/hosts, not 127.0.1.1",
@@ -89,7 +89,7 @@ def checks(hosts: int, ports: Sequence[int], connect: Sequence[str]) -> list[Che
     found.append(
         check(
             "network.group",
-            "Two processes of this host meet and add up a number.",
+            "Two processes of this host connect and sum a number.",
             _GROUP,
             group,
             "run python -m mjax.health init --processes 2, and read what it says",

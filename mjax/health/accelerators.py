@@ -2,8 +2,8 @@
 
 Input: the PCI devices of the host, the devices of its drivers, the expectations.
 Output: one answer, `is_plain`. A laptop, a login node or a container without devices is
-plain, and the checks that only a training host must pass (`Check.for_training`) cannot
-fail it. They cannot pass it either: where such a check would fail, it is unknown.
+plain. A check that only a training host must pass (`Check.for_training`) cannot fail a
+plain host: where it would fail, it is unknown.
 
 If one of the files cannot be read, the host is not plain; if none of them exists, it is
 plain. The PCI class shows a GPU whose driver is not loaded; /proc/driver/nvidia shows a

@@ -28,7 +28,7 @@ from mjax.health.sources import Reading
 _ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
 _BAD_INPUT = 2
 _ADAPTERS_S = 5.0
-"""Time limit for the adapters of the inventory, chosen: a few files of /sys."""
+"""Seconds to read the adapters for the inventory, chosen: a few files of /sys."""
 _MAX_NAMES = 3
 """Maximum number of checks named for one reason, chosen: one line of a terminal."""
 _MAX_REASONS = 2

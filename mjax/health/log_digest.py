@@ -42,7 +42,7 @@ _SHOWN_CHARS = 300
 OLD_H = 168
 """Ages are counted up to this limit of a week, chosen: the shipped limits cover a
 day."""
-_HEAD_BYTES = 2**12  # part of a piece that is searched for its first time
+_HEAD_BYTES = 2**12  # part of a piece that is searched for the first time of the log
 _SLACK_S = 60.0  # the clock of the log may be ahead of ours
 _OLDEST_S = 10 * 365 * 86400.0
 
@@ -67,7 +67,7 @@ class Now:
 
 @dataclasses.dataclass(kw_only=True)
 class Match:
-    """Lines of one rule, device and code."""
+    """The matching lines of one rule, device and code."""
 
     rule: str
     device: str
@@ -83,7 +83,7 @@ class Match:
     last_index: int = 0
     """Number of matching lines in the log up to the last of these."""
     line: str = ""
-    """The last line."""
+    """The last matching line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -213,7 +213,7 @@ class Scanner:
         )
 
     def reading(self) -> Reading:
-        """Return the digest as JSON, marked truncated without a last line end."""
+        """Return the digest as JSON, marked truncated if the log ends in a line."""
         text = json.dumps(dataclasses.asdict(self.digest()), indent=1) + "\n"
         return Reading(text=text, num_bytes=len(text) + (self._rest != b""))
 

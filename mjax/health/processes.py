@@ -1,10 +1,10 @@
 """The processes of a host and their current CPU use.
 
-Input: /proc/PID/stat and status, read twice. Output: one line per process. `ps`
-averages over the lifetime of a process, so a daemon that was idle for weeks and busy
-for the last hour looks idle there. This process, its children and its ancestors are
-excluded. If an ancestor is a Python process, such as the agent of a launch, all its
-descendants are excluded too.
+Input: /proc/PID/stat and the owner of each process, read twice. Output: one line per
+process. `ps` is not used: it averages over the lifetime of a process, so a daemon that
+was idle for weeks and busy for the last hour looks idle. This process, its children and
+its ancestors are excluded. If an ancestor is a Python process, such as the agent of a
+launch, all its descendants are excluded too.
 
 Source of the format: proc_pid_stat(5),
 https://man7.org/linux/man-pages/man5/proc_pid_stat.5.html

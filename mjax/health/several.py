@@ -50,7 +50,7 @@ class Several:
         return "; ".join(source.shown for source in self.sources)
 
     def read(self, limit_s: float) -> Reading:
-        """Read all, in limit_s seconds together."""
+        """Read all sources, within limit_s seconds in total."""
         until_s = time.monotonic() + limit_s
         readings: list[Reading] = []
         for source in self.sources:

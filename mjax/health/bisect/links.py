@@ -1,13 +1,14 @@
 """Find bad links by tests of two hosts, in rounds of disjoint pairs.
 
 Input: hosts, and the outcomes of tests of two hosts. Output: the pairs of the next
-round, bad hosts, and bad links: pairs that fail although both ends are good in their
-other pairs.
+round, bad hosts, and bad links: pairs that fail although both hosts pass in other
+pairs.
 
 First every two hosts meet once (`designs.round_robin`). Then the doubtful pairs are
-repeated, in rounds of disjoint pairs, until the error probabilities of all hosts and
-links, each given the others, add up to at most 1 - confidence. The sum is an upper
-bound of the probability of any error.
+repeated, in rounds of disjoint pairs. For each host and each link there is a
+probability that it is misjudged, given that all others are judged correctly. The search
+ends when the sum of these, an upper bound of the probability of any error, is at most
+1 - confidence.
 """
 
 import dataclasses
@@ -49,7 +50,7 @@ class _Beliefs:
     bad: np.ndarray
     """[n] bool: the likeliest set of bad hosts."""
     hosts: np.ndarray
-    """[n] probability that each host is bad, given all others in `bad`."""
+    """[n] probability that each host is bad, if `bad` is right about all others."""
     links: np.ndarray
     """[n, n] probability that each link is bad; 0 if it is not in `judged`."""
     judged: np.ndarray
@@ -161,7 +162,7 @@ def _judge(ratio: np.ndarray, prior: float, link_prior: float) -> _Beliefs:
     odds = math.log(prior / (1 - prior))
     bad = np.zeros(num, bool)
     while True:
-        # Failures that a bad host explains beyond the other bad hosts.
+        # Failures that a host explains if it is bad, but no other bad host explains.
         scores = odds + gain[:, ~bad].sum(1)
         flips = np.where(bad, -scores, scores)
         best = int(np.argmax(flips))

@@ -23,10 +23,10 @@ Device = Any
 """A jax.Device; type checkers mistake the class for a variable."""
 _STEP = np.uint32(0x9E3779B1)
 """2^32 over the golden ratio, made odd (Knuth, The Art of Computer Programming 3, 6.4):
-its multiples by numbers below 2^32 all differ."""
+its multiples by different numbers below 2^32 differ modulo 2^32."""
 _BATCH_S = 0.01
-"""Seconds of calls in a batch before a wait; chosen: long enough to hide the launch
-cost."""
+"""Seconds of the calls that are started before one wait; chosen: long enough to hide
+the launch cost."""
 
 
 class Bench:
@@ -100,7 +100,7 @@ def scatter(x: jax.Array) -> jax.Array:
 
 
 def check_place(x: jax.Array, device: Device) -> None:
-    """Raise if a result is not on `device`, because the report would misname it.
+    """Raise if a result is not on `device`: the report would name a wrong device.
 
     Raises:
       RuntimeError: it is not on the device.
@@ -120,7 +120,7 @@ def rate(
       name: name of the measurement.
       work: work of one call, in 10^12 operations or 10^9 bytes.
       seconds: time of one call.
-      wrong: number of wrong words by device.
+      wrong: number of wrong words by name of the device; None: not counted.
     """
     notes = [
         f"{n} words are wrong on {place}" for place, n in (wrong or {}).items() if n

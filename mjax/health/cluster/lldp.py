@@ -2,11 +2,12 @@
 
 Input: the output of `lldpcli show neighbors -f json` (or json0) of one host, or of one
 switch that runs lldpd. Output: an `Observation` with one side of each link. A truncated
-text is invalid JSON, and a problem.
+text is invalid JSON, which the observation reports as a problem.
 
-Source of the format: lldpd/lldpd, src/client/json_writer.c: with `json` a list of one
-item is the item, and an object with the key `name` becomes {name: object}; with `json0`
-lists stay lists, and text is {"value": text}. Its test_lldpcli.py shows both.
+Source of the formats: lldpd/lldpd, src/client/json_writer.c, and examples of both in
+test_lldpcli.py. `json` writes a list of one item as the item, and an object with the
+key `name` as {name: object}. `json0` writes all lists as lists, and text as
+{"value": text}.
 """
 
 from typing import Any
@@ -19,7 +20,7 @@ MAX_BYTES = 16 * 2**20
 
 
 def read(text: bytes, node: str, source: str) -> Observation:
-    """Read the report of one node.
+    """Return the links that one node reports.
 
     Args:
       text: output of lldpcli.
