@@ -55,7 +55,7 @@ def active(text: str, settings: Settings) -> Verdict:
 
 
 def version(text: str, settings: Settings) -> Verdict:
-    """The fabric manager has the same version as the driver, as it requires."""
+    """The fabric manager has the expected version of the driver, as it requires."""
     found = re.findall(
         r"^\s*Fabric Manager version is : ([0-9.]{1,40})\s*$", text, re.M
     )

@@ -86,7 +86,7 @@ def ecc_mode(text: str, settings: Settings) -> Verdict:
 
 
 def ecc_uncorrected_volatile(text: str, settings: Settings) -> Verdict:
-    """No uncorrectable error since the driver was loaded."""
+    """There has been no uncorrectable error since the driver was loaded."""
     most = limit_of(settings, "gpu.ecc_uncorrected_volatile", "max")
 
     def read(gpu: Gpu) -> int:
@@ -96,7 +96,7 @@ def ecc_uncorrected_volatile(text: str, settings: Settings) -> Verdict:
 
 
 def ecc_uncorrected_aggregate(text: str, settings: Settings) -> Verdict:
-    """A GPU has had few uncorrectable errors in its life."""
+    """Each GPU has had few uncorrectable errors in its life."""
     most = limit_of(settings, "gpu.ecc_uncorrected_aggregate", "max")
 
     def read(gpu: Gpu) -> int:
@@ -106,7 +106,7 @@ def ecc_uncorrected_aggregate(text: str, settings: Settings) -> Verdict:
 
 
 def ecc_corrected(text: str, settings: Settings) -> Verdict:
-    """There are few corrected errors since the driver was loaded."""
+    """There have been few corrected errors since the driver was loaded."""
     most = limit_of(settings, "gpu.ecc_corrected", "max")
 
     def read(gpu: Gpu) -> int:

@@ -26,7 +26,7 @@ _GONE = "Requested functionality has been deprecated"
 
 
 def clocks(text: str, settings: Settings) -> Verdict:
-    """No GPU's maximum clock is lowered, and its memory runs at full clock.
+    """No GPU has a lowered maximum clock, and the memory of each runs at full clock.
 
     The memory clock is judged only in P0, where data-centre GPUs stay; in other states
     it is lowered to save power.

@@ -1,8 +1,9 @@
 """Checks of GPUDirect: GPUs can exchange data with network cards directly.
 
 Input: /proc/modules, and the IOMMU group of each GPU in /sys. Output: verdicts.
-Peer memory needs nvidia_peermem, or a kernel with DMA-BUF and NCCL that uses it: a host
-without the module is unknown unless `modules` of the expectations names it.
+GPUDirect RDMA needs the module nvidia_peermem, or DMA-BUF in the kernel and an NCCL
+that uses it. So a host without the module is unknown, unless the expectation `modules`
+names the module.
 Sources: for the columns of /proc/modules
 https://docs.redhat.com/it/documentation/red_hat_enterprise_linux/6/html/deployment_guide/s2-proc-modules
 and for the types of groups

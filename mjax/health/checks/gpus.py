@@ -111,7 +111,7 @@ def same(text: str, settings: Settings) -> Verdict:
 
 
 def driver(text: str, settings: Settings) -> Verdict:
-    """The driver has the expected version, and each GPU runs its firmware."""
+    """The driver has the expected version, and so has the firmware of each GPU."""
     has = parse(text).driver_version
     wanted = _expected_version(settings, "nvidia_driver")
 

@@ -41,7 +41,7 @@ _WARNINGS = (  # bits of critical_warning, enum nvme_smart_crit of libnvme
 
 @dataclasses.dataclass(frozen=True)
 class Smart:
-    """The SMART log of a disk."""
+    """The SMART log of a disk. `spare`, `spare_limit` and `used` are in percent."""
 
     warning: int
     temperature_k: int
@@ -110,7 +110,7 @@ def _bits(warning: int) -> list[str]:
 
 
 def spare(text: str, settings: Settings) -> Verdict:
-    """Each disk has more spare blocks than the manufacturer's minimum."""
+    """Each disk has at least as many spare blocks as its manufacturer requires."""
     del settings
     logs = smart_logs(text)
     each = [
@@ -136,7 +136,7 @@ def wear(text: str, settings: Settings) -> Verdict:
 
 
 def media_errors(text: str, settings: Settings) -> Verdict:
-    """Few errors of a disk could not be corrected."""
+    """Each disk has had few errors that could not be corrected."""
     most = settings.limit("nvme.media_errors", "max_count")
     logs = smart_logs(text)
     each = [
@@ -171,7 +171,7 @@ CHECKS = (
     ),
     Check(
         name="nvme.spare",
-        what="Each disk has more spare blocks than its own limit.",
+        what="Each disk has at least as many spare blocks as its own limit.",
         source=_SMART,
         judge=spare,
         action="Replace the disk.",

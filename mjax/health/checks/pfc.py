@@ -118,7 +118,7 @@ def enabled(text: str, settings: Settings) -> Verdict:
 
 
 def _paused(counters: Counters) -> list[str]:
-    """Return the priorities with flow control, such as prio3 or global."""
+    """Return the priorities with flow control (prio3, global, ...), or ["nothing"]."""
     matches = [m for name in counters if (m := _DURATION.fullmatch(name))]
     return [*dict.fromkeys(match[2] for match in matches)] or ["nothing"]
 

@@ -140,10 +140,10 @@ def nic_affinity(text: str, settings: Settings) -> Verdict:
 
 
 def nvlink_pairs(text: str, settings: Settings) -> Verdict:
-    """All GPUs reach the same number of others by NVLink.
+    """All GPUs have the same number of NVLinks to other GPUs.
 
-    A GPU that has lost its links reaches no other, and the others reach one fewer: the
-    GPUs with the fewest NVLinks to peers are named.
+    If they do not, the GPUs with the fewest are named: a GPU that has lost its links
+    has none, and each of the others has lost only its links to this GPU.
     """
     matrix = _paths(text)
     bad = list(_missing(matrix, settings))
@@ -181,7 +181,7 @@ CHECKS = (
     ),
     Check(
         name="topology.nvlink_pairs",
-        what="All GPUs reach the same number of others by NVLink.",
+        what="All GPUs have the same number of NVLinks to other GPUs.",
         source=MATRIX,
         judge=nvlink_pairs,
         action="Reset all GPUs; restart nvidia-fabricmanager; then replace the GPU.",

@@ -75,7 +75,7 @@ def check(cluster: Cluster, problems: Problems, *, has_all_cables: bool = True) 
 
 
 def few(names: Iterable[str]) -> str:
-    """Format the first names, and the number of the others."""
+    """Return a text with the first names and the number of the others."""
     words = list(names)
     shown = ", ".join(words[:_SHOWN])
     return shown if len(words) <= _SHOWN else f"{shown} and {len(words) - _SHOWN} more"
