@@ -2,7 +2,7 @@
 
 Input: the output of nvidia-smi, and files of /sys/class/infiniband. Output: a JSON
 object that `health cluster check --reports` compares with the cluster file. A value
-that cannot be read is absent, and the comparison of it is then unknown.
+that cannot be read is absent, and is unknown in the comparison.
 """
 
 from typing import Any

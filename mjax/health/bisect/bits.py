@@ -89,7 +89,7 @@ def information(share: np.ndarray | float, miss: float, alarm: float) -> np.ndar
 
 @functools.cache
 def best_share(rates: ErrorRates) -> float:
-    """Return the most informative probability that a group has a bad host."""
+    """Return the `share` at which `information` is largest."""
     return float(_SHARES[np.argmax(information(_SHARES, rates.miss, rates.alarm))])
 
 

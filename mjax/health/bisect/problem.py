@@ -191,7 +191,7 @@ def blocks(problem: Problem) -> list[Problem]:
     inner = dataclasses.replace(config, confidence=1 - (1 - config.confidence) / count)
     sizes = [num // count + (index < num % count) for index in range(count)]
     starts = [sum(sizes[:index]) for index in range(count)]
-    # Known good hosts fill up one block at a time.
+    # Each known good host fills up one block only: blocks are tested concurrently.
     shares = [problem.good[index::count] for index in range(count)]
     return [
         dataclasses.replace(

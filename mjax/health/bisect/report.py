@@ -131,7 +131,7 @@ def as_json(
 def warnings(
     problem: Problem, outcomes: Sequence[Outcome], progress: Progress
 ) -> list[str]:
-    """Return a warning if more outcomes contradict the answer than the rates allow."""
+    """Return warnings if more outcomes contradict the answer than the rates allow."""
     links = progress.links if isinstance(progress, LinkProgress) else ()
     bad, pairs = {one.host for one in progress.bad}, {frozenset(x.hosts) for x in links}
     hit = [

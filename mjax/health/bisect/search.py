@@ -270,7 +270,7 @@ def _suspects(
 def _arrays(
     problem: Problem, outcomes: Sequence[Outcome]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return whether each test includes each suspect, [T, n], and failed, [T]."""
+    """Return [T, n] whether a test includes a suspect, and [T] whether it failed."""
     place = {name: index for index, name in enumerate(problem.hosts)}
     in_test = np.zeros((len(outcomes), len(place)), bool)
     for row, outcome in enumerate(outcomes):

@@ -120,7 +120,7 @@ def _is_over(saved: burn_state.Saved, config: BurnConfig) -> bool:
 def _round(
     config: BurnConfig, saved: burn_state.Saved, received: Sequence[int]
 ) -> burn_state.Saved:
-    """Run one round and return the burn with it.
+    """Run one round and return the burn extended by it.
 
     Raises:
       Stopped: a signal arrived; the round is discarded.

@@ -85,7 +85,7 @@ def _digests(bench: Bench, dtype: str) -> dict[str, collections.Counter[str]]:
 
 
 def _inexact(bench: Bench, dtype: str) -> Sequence[str | None]:
-    """Return, for each device, the errors of a GEMM without rounding, or None."""
+    """Return a text on the errors of an exact GEMM for each device, or None."""
     n = min(_size(bench), _EXACT_GPU_SIZE)
     a, b = (patterns.small_factor(n, patterns.SEED + i) for i in range(2))
     found = []

@@ -44,8 +44,8 @@ class MeshSizes:
 
 
 Edges = list[tuple[int, int, int, int]]
-"""Of each pair of slots: slot, other slot, pairs of neighbouring devices over dp, and
-over pp."""
+"""For each pair of slots: slot, other slot, number of pairs of neighbouring devices
+over dp, and the same over pp."""
 
 
 def edges_of(sizes: MeshSizes, num_gpus: int) -> Edges:

@@ -72,7 +72,7 @@ def run(argv: Sequence[str], limit_s: float) -> int:
 
 
 def argvs_of(detection: Detection) -> dict[str, list[str]]:
-    """Return the filled argument lists of a rule: those of action, test, undo it has.
+    """Return the filled argument lists of a rule, by step: action, test and undo.
 
     Raises:
       ValueError: a value from the log is not a plain name.
@@ -171,7 +171,7 @@ class Actions:
         return records
 
     def _waiting(self) -> list[Device]:
-        """Return the devices that wait for a test, in the order of their times."""
+        """Return the devices that wait for a test, in the order of their test times."""
         found = [
             one
             for one in self._state.all()

@@ -369,7 +369,7 @@ def _appended(path: Path) -> Iterator[TextIO]:
 
 @contextlib.contextmanager
 def _stopped_by_signals() -> Iterator[None]:
-    """Raise `_StopError` on SIGTERM and SIGINT, so that the watch ends in order."""
+    """Raise `_StopError` on SIGTERM and SIGINT; the watch then ends with a summary."""
 
     def stop(*_: object) -> None:
         raise _StopError

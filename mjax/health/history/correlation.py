@@ -179,7 +179,7 @@ def _average_ranks(values: np.ndarray) -> np.ndarray:
 
 
 def _shifted(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Return the mean correlation of hosts for each shift, [samples], 0 first."""
+    """Return the mean correlation over hosts for the shifts 0, 1, ...: [samples]."""
     spectrum = np.conj(np.fft.rfft(one, axis=1)) * np.fft.rfft(other, axis=1)
     products = np.fft.irfft(spectrum, n=one.shape[1], axis=1)
     has_both = np.any(one, axis=1) & np.any(other, axis=1)
@@ -192,7 +192,7 @@ def _judge(
     num_shifts: int,
     rate: float,
 ) -> Correlations:
-    """Compare each statistic with its null model, and correct for their number."""
+    """Compare statistics with their null models, corrected for the number of tests."""
     names = [*tested]
     sizes = {name: np.abs(tested[name][0]) for name in names}
     p = [float(np.mean(sizes[n] >= sizes[n][0] - _EPSILON)) for n in names]

@@ -53,7 +53,7 @@ class Counts:
 
     num_lines: int = 0
     num_unreadable: int = 0
-    """Number of lines that are not an object as described above."""
+    """Number of lines that cannot be read as a `Line`."""
     first_unreadable: str = ""
     """Place of the first unreadable line, and the reason."""
     is_cut: bool = False

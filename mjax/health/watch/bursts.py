@@ -46,7 +46,9 @@ class Bursts:
 
 
 def find_bursts(port: Port, window: Window, busy_part: float) -> Bursts | None:
-    """Return the bursts of a window; None if none is long enough, or after a reset.
+    """Return the bursts of a window that are long enough; None if there is none.
+
+    The result is also None if the counter was reset in the window.
 
     Args:
       port: port of the window.

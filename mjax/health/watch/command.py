@@ -40,7 +40,8 @@ def main(argv: Sequence[str]) -> int:
     )
     add = parser.add_argument
     rates = Rates()
-    add("--seconds", type=float, help="stop after this many; absent: at a signal")
+    stop = "seconds after which to stop; absent: stop at a signal"
+    add("--seconds", type=float, help=stop)
     sample = "seconds between samples of all counters"
     add("--sample-s", type=float, default=rates.sample_s, help=sample)
     every = "seconds between windows, over all ports together"

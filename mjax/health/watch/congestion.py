@@ -76,8 +76,8 @@ class Congestion:
     def bins(self) -> tuple[float, Float[Array, "B"], Float[Array, "B"]]:
         """Return the start of the first bin, the events of each bin, and its traffic.
 
-        The traffic is in seconds: InfiniBand, in which the port sends; Ethernet, that
-        the bytes take at the wire rate.
+        Traffic is in seconds: for InfiniBand, the time in which the port sends; for
+        Ethernet, the time that the sent bytes take at the wire rate.
         """
         if self._start_s is None:
             return 0.0, np.zeros(0), np.zeros(0)

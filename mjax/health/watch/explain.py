@@ -62,7 +62,7 @@ def student(away: Array, std: Array) -> Array:
 
 
 def density(away: Array, std: Array, slow_part: float) -> Array:
-    """Return the log density of a mixture of noise and windows slow by themselves."""
+    """Return the log density of noise mixed with windows that are slow on their own."""
     slow = np.where((away < 0.03) & (away > -SLOWEST), 1 / SLOWEST, 1e-3)
     return np.log((1 - slow_part) * student(away, std) + slow_part * slow)
 

@@ -138,7 +138,7 @@ class Period:
 
 
 def fold(frequency: Array | float, rate_hz: float) -> Array:
-    """Return the frequency, at most rate_hz / 2, as which samples show a frequency."""
+    """Return the alias, at most rate_hz / 2, of a frequency sampled at rate_hz."""
     return np.abs(frequency - rate_hz * np.round(np.asarray(frequency) / rate_hz))
 
 
@@ -236,7 +236,7 @@ def find_period(parts: Sequence[Traffic]) -> Period | None:
 
 
 def explains(step_s: float, period: Period, rate_hz: float, length_s: float) -> bool:
-    """Return whether a period may be a harmonic of a step, or an alias of one.
+    """Return whether a period may be a harmonic of a step, or an alias of a harmonic.
 
     Args:
       step_s: duration of a step in seconds, as reported by the trainer.
@@ -250,7 +250,7 @@ def explains(step_s: float, period: Period, rate_hz: float, length_s: float) -> 
 
 
 def _aliases(hz: float, rate_hz: float) -> tuple[float, ...]:
-    """Return the four longest other periods that samples show as a frequency."""
+    """Return the four longest other periods whose alias is the frequency hz."""
     return tuple(1 / (k * rate_hz + sign * hz) for k in (1, 2) for sign in (-1, 1))
 
 
