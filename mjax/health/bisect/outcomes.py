@@ -72,7 +72,7 @@ class Criteria:
 
 
 def read(path: Path) -> list[Record]:
-    """Read an outcomes file.
+    """Return the records of an outcomes file.
 
     Raises:
       ValueError: the file is absent, not JSON or TOML, or has an entry that is not an
@@ -114,7 +114,7 @@ def write(path: Path, records: Sequence[Record]) -> None:
 
 
 def as_toml(groups: Sequence[Sequence[str]], number: int, criteria: Criteria) -> str:
-    """Write pending tests to a file for a person to fill in.
+    """Return pending tests as TOML, for a person to fill in.
 
     A form with empty entries is refused when it is read.
     """

@@ -20,7 +20,7 @@ _SURPRISING = 1e-3
 
 
 def assumptions(problem: Problem) -> str:
-    """Describe the assumptions behind the probabilities."""
+    """Return a text on the assumptions behind the probabilities."""
     config = problem.config
     return (
         f"{len(problem.hosts)} hosts, each bad with a probability of {config.prior:g} "
@@ -32,7 +32,7 @@ def assumptions(problem: Problem) -> str:
 
 
 def plan(rounds: Sequence[tuple[int, Round]], template: Sequence[str]) -> str:
-    """List the tests of rounds, as commands if a template is given.
+    """Return a list of the tests of rounds, as commands if a template is given.
 
     Args:
       rounds: rounds with their numbers, in order.
@@ -55,7 +55,7 @@ def form(rounds: Sequence[tuple[int, Round]], criteria: Criteria) -> str:
 
 
 def answer(progress: Progress, num_tests: int, num_rounds: int) -> str:
-    """Describe the answer and its probability of error."""
+    """Return a text with the answer and its probability of error."""
     lines = []
     links = progress.links if isinstance(progress, LinkProgress) else ()
     if progress.verdict == "undecided":

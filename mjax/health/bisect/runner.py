@@ -29,7 +29,7 @@ class _StoppedError(Exception):
 
 
 def command_for(template: Sequence[str], hosts: Sequence[str]) -> list[str]:
-    """Replace {hosts} by the hosts, separated by commas, and {num} by their number."""
+    """Return a command: {hosts} becomes "a,b,..." and {num} the number of hosts."""
     names, num = ",".join(hosts), str(len(hosts))
     return [word.replace("{hosts}", names).replace("{num}", num) for word in template]
 

@@ -188,7 +188,7 @@ def _adaptive(problem: Problem, found: Posterior) -> Progress:
 
 
 def _each_alone(problem: Problem, in_test: np.ndarray, failed: np.ndarray) -> Progress:
-    """Test each host alone: too many are bad for group tests."""
+    """Return the state of a search by tests of single hosts, if many hosts are bad."""
     config, alone = problem.config, in_test.sum(1) == 1
     fails = in_test[alone & failed].sum(0)
     passes = in_test[alone & ~failed].sum(0)

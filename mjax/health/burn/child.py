@@ -168,7 +168,7 @@ class _Child:
                 limit_s = _PARTING_S if self._is_done(ended) else limits.kind_s
 
     def _take(self, ended: Ended, report: Report) -> Ended:
-        """Add a report."""
+        """Return the reports extended by one."""
         match report.event:
             case "hardware":
                 return dataclasses.replace(ended, hardware=report.hardware)
@@ -193,7 +193,7 @@ class _Child:
         return has_met and len(self.done) == len(self._task.kinds)
 
     def _why_hung(self, ended: Ended, limit_s: float) -> str:
-        """Explain in which part the process was silent for too long."""
+        """Return a text on the part in which the process was silent for too long."""
         if self.current:
             what = f"{self.current} did not end"
         elif ended == Ended():
@@ -203,7 +203,7 @@ class _Child:
         return f"{what} within {limit_s:g} s; raise --limit-s if the host is only slow"
 
     def _why_dead(self) -> str:
-        """Explain why the process has ended, with the last line of its output."""
+        """Return why the process has ended, with the last line of its output."""
         try:
             code = self._process.wait(_PARTING_S)
         except subprocess.TimeoutExpired:

@@ -39,7 +39,7 @@ _GB = 1e9
 
 
 def main(argv: list[str]) -> int:
-    """Run the measurements of the task."""
+    """Run the measurements of the task; return exit code 0."""
     task = checked_json.read(argv[0], Task)
     reporting.end_with_parent()
     reporting.send(task, Report(event="hardware", hardware=processor()))

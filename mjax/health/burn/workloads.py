@@ -35,7 +35,7 @@ Functions = Mapping[str, Callable[[], Sequence[Measured]]]
 
 
 def main(argv: list[str]) -> int:
-    """Run the measurements of the task."""
+    """Run the measurements of the task; return exit code 0."""
     task = checked_json.read(argv[0], Task)
     reporting.end_with_parent()
     if task.num_processes > 1:

@@ -1,8 +1,9 @@
 """Checks of the PCIe links of GPUs: lanes, generation, replays.
 
-Input: the output of `nvidia-smi -q -x`. Output: verdicts. "max" is the maximum of GPU
-and slot together, so only the expectations gpu_pcie_gen and gpu_pcie_width reveal a GPU
-in a slower slot. Counters start at 0 when the GPU is reset.
+Input: the output of `nvidia-smi -q -x`. Output: verdicts. nvidia-smi gives the maximum
+of GPU and slot together (max_link_gen, max_link_width), so only the expectations
+gpu_pcie_gen and gpu_pcie_width reveal a GPU in a slower slot. Counters start at 0 when
+the GPU is reset.
 Source: https://docs.nvidia.com/deploy/nvidia-smi/index.html
 """
 

@@ -195,7 +195,7 @@ class Choice:
 
 
 def choice(text: str) -> Choice:
-    """Read a list of names.
+    """Return the list of names in the value of a variable.
 
     Raises:
       UnreadableError: it names nothing.

@@ -121,7 +121,7 @@ class Cluster:
     """Number of separate parts of each fabric; no cable between switches joins two
     parts."""
     ignore: tuple[str, ...] = ()
-    """Node descriptions of links that the file ignores."""
+    """Descriptions of nodes whose links are ignored."""
 
     @functools.cached_property
     def leaves(self) -> Mapping[str, Mapping[str, str]]:

@@ -120,7 +120,7 @@ class Growth:
         return Range(value_s=value_s, low_s=low_s, high_s=high_s)
 
     def describe(self) -> str:
-        """Describe the law, or the laws that the data do not exclude."""
+        """Return the name of the law, or the laws that the data do not exclude."""
         if self.law is not None:
             return self.law
         if not self.criteria:
@@ -131,7 +131,7 @@ class Growth:
 
 
 def growth(sizes: Sequence[int], seconds: Sequence[float]) -> Growth:
-    """Compare the laws.
+    """Return the law by which a duration grows with the number of processes.
 
     Args:
       sizes: numbers of processes, distinct, at least 2 each.

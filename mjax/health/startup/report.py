@@ -42,7 +42,7 @@ class Size:
 
 
 def table(phases: Sequence[Phase], size: Size) -> list[str]:
-    """Write the findings as lines of text, for people."""
+    """Return the findings as lines of text, for people."""
     parts = [
         (
             "Seconds of the slowest process of a start, in brackets the median process",
@@ -134,7 +134,7 @@ def total(phases: Sequence[Phase], size: Size) -> Range:
 
 
 def notes(phases: Sequence[Phase], size: Size) -> str:
-    """Describe the inputs of the model, and its omissions."""
+    """Return a text on the inputs of the model, and on its omissions."""
     sizes = phases[0].slowest_s
     text = (
         f"The processes share the {len(os.sched_getaffinity(0))} cores of this host, "

@@ -1,8 +1,8 @@
-"""Detect slow decay: bursts become slower for good, or errors more frequent.
+"""Detect slow decay: bursts become slower for good, or errors become more frequent.
 
 Input: bursts of windows, increments of counters. Output: a detection when a lasting
 drop explains the rates better than no fault and better than a neighbour, or when symbol
-errors exceed the specified rate.
+errors exceed `errors_ratio` times the specified rate.
 Sources: NVIDIA, "Cabling Data Centers": a damaged cable runs at a lower speed or with
 fewer lanes. NVIDIA, "InfiniBand Cluster Bring-up Procedure", UFM Telemetry: InfiniBand
 links are specified for 10^-12 errors per bit; a warning at 5 times, an error at 10

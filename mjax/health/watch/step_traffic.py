@@ -97,7 +97,7 @@ class StepTraffic:
         self._windows.append(Traffic(start_s=edges[:-1], end_s=edges[1:], rate=rate))
 
     def feed(self, increment: Increment) -> Detection | None:
-        """Add an increment; return a detection if the period is lost."""
+        """Add an increment; return a detection if the period is lost or has changed."""
         limits, now_s = self._limits, increment.end_s
         if increment.data_bytes is not None:
             rate = increment.data_bytes / increment.duration_s
@@ -261,7 +261,7 @@ def _detection(
     other: Period | None,
     usual: float,
 ) -> Detection:
-    """Describe traffic that no longer repeats with the steps."""
+    """Return a detection of traffic that no longer repeats with the steps."""
     numbers = {"step_s": step_s, "strength": found.strength, "usual_strength": usual}
     text = (
         f"traffic repeats with the steps of {step_s:.2f} s to {found.strength:.0%} of "
