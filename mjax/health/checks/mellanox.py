@@ -1,11 +1,11 @@
 """Checks of the driver of NVIDIA (Mellanox) adapters against the expectations.
 
-`infiniband` checks the firmware. Drivers that belong to the kernel have its version and
-no version file; the check is then unknown.
+`infiniband` checks the firmware. A driver that is part of the kernel has no version
+file; its check is then unknown.
 
 Sources: Documentation/ABI/stable/sysfs-module at https://github.com/torvalds/linux;
-/proc/modules, which omits built-in drivers: proc_modules(5); `ofed_info -s` and its
-form: "Host Driver Version" in health_checks/config.json at
+/proc/modules, which omits built-in drivers: proc_modules(5); the output of
+`ofed_info -s`: "Host Driver Version" in health_checks/config.json at
 https://github.com/imbue-ai/cluster-health
 """
 
