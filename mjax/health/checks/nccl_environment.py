@@ -2,8 +2,9 @@
 
 NCCL waits `4.096 us * 2^NCCL_IB_TIMEOUT` for an acknowledgement, NCCL_IB_RETRY_CNT
 times; then the run fails. A flapping link is down for seconds, so the total wait must
-be longer than that, but not so long that a dead link goes unnoticed. The default
-depends on the version of NCCL (14, 18, 20), so an unset timeout is unknown.
+be longer than that, but not so long that a dead link goes unnoticed. The default of
+NCCL_IB_TIMEOUT depends on the version of NCCL (14, 18, 20), so the check of an unset
+one is unknown.
 
 NCCL silently ignores a misspelt variable, so a name that is close to a known one fails.
 /etc/nccl.conf is not read here.
@@ -254,7 +255,7 @@ def _unexpected(used: set[str], settings: Settings) -> list[tuple[str, str]]:
 
 
 def socket_interface(text: str, settings: Settings) -> Verdict:
-    """NCCL_SOCKET_IFNAME names existing interfaces that are up."""
+    """NCCL_SOCKET_IFNAME names at least one interface that is up."""
     del settings
     found, files, absent = _with_files(text)
     if "NCCL_SOCKET_IFNAME" not in found:
@@ -278,7 +279,7 @@ def socket_interface(text: str, settings: Settings) -> Verdict:
 
 
 def _with_files(text: str) -> tuple[Mapping[str, str], sysfs.Tree, str]:
-    """Return the variables, the files, and why there are no files ("": there are)."""
+    """Return the variables, the files, and the reason if there are no files."""
     environment, files = several.parts(text, 2)
     return variables(environment.text), sysfs.tree(files.text), files.absent
 
