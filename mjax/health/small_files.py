@@ -46,7 +46,7 @@ def _natural(name: str) -> list[tuple[int, str]]:
 
 
 def values(text: str) -> Mapping[str, str]:
-    """Return the content of each file of a `Files` source by path, one line per file.
+    """Return the content of each file of a `Files` source of one-line files, by path.
 
     Raises:
       UnreadableError: see `lines_of`; or a file has more than one line.

@@ -3,10 +3,12 @@
 Needs root: without it, lspci shows "Capabilities: <access denied>", and the checks are
 unknown.
 
-Sources: ACS on PCI bridges sends traffic between devices through the root complex:
-"PCI Access Control Services", NCCL user guide, docs/userguide/source/troubleshooting
-at https://github.com/NVIDIA/nccl (virtual machines need ACS: leave the check out
-there); the layout: pciutils, tests/cap-exp-lnkcap2,
+ACS on PCI bridges sends traffic between devices through the root complex. Virtual
+machines need ACS: leave the check out there.
+
+Sources: for ACS: "PCI Access Control Services", NCCL user guide,
+docs/userguide/source/troubleshooting at https://github.com/NVIDIA/nccl; for the layout:
+pciutils, tests/cap-exp-lnkcap2,
 https://gitverse.ru/githubmirror/pciutils/content/master/tests/cap-exp-lnkcap2
 """
 

@@ -181,7 +181,7 @@ class History:
         try:
             yield
         except sqlite3.OperationalError as error:
-            # Without the extended error code; 0: Python could not decode a text.
+            # The primary error code; 0 means that Python could not decode a text.
             code = getattr(error, "sqlite_errorcode", 0) & 0xFF
             if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise RuntimeError(
