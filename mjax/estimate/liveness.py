@@ -46,7 +46,8 @@ _VIEWS = frozenset(
         *("reshape", "reshard", "squeeze", "transpose", "stop_gradient"),
     }
 )
-"""Operations that keep the bytes; matmuls read any order of dims."""
+"""Operations whose result shares the operand's buffer. A transpose is one of them,
+because matmuls read dims in any order."""
 
 _REDUCTIONS = frozenset(
     {
@@ -54,7 +55,7 @@ _REDUCTIONS = frozenset(
         *("reduce_or", "reduce_prod", "reduce_sum"),
     }
 )
-"""Operations that read elementwise results without having them in memory."""
+"""Operations that read elementwise operands without storing them in memory."""
 
 _UPDATES = frozenset(
     {
@@ -101,7 +102,7 @@ def peak_bytes(jaxpr: Any, *, on_host: bool = False) -> int:
 
 
 def named(jaxpr: Any, name: str) -> Iterator[Any]:
-    """Yield the types of arrays with the given `checkpoint_name`, at any depth."""
+    """Yield the types of arrays with this `checkpoint_name`, also in nested jaxprs."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "name" and eqn.params["name"] == name:
             yield eqn.outvars[0].aval
@@ -117,7 +118,7 @@ def _host_array_bytes(aval: Any) -> int:
 def main_shard_map(jaxpr: Any) -> Any:
     """Return the body of the shard_map with the largest results, a jaxpr of one device.
 
-    A step computes everything in one shard_map; another may record times.
+    A step computes everything in one shard_map; a second one may record times.
 
     Raises:
       ValueError: there is no shard_map.
@@ -144,10 +145,11 @@ def _peak(
     *,
     num_slices: int = 0,
 ) -> int:
-    """Analyse a body; owned arguments are counted until their last reader.
+    """Return the peak bytes of a body.
 
+    Owned arguments are counted until their last reader; the caller counts the others.
     `size` gives the bytes of an array type. The last `num_slices` arguments are slices
-    of arrays that the caller has.
+    of the caller's arrays, counted from their first reader on.
     """
     arguments = [_Value(size(v.aval)) for v in jaxpr.invars]
     first_slice = len(arguments) - num_slices
@@ -193,7 +195,8 @@ class _Simulation:
     ) -> None:
         self.operations, self.owned, self.size = operations, owned, size
         self.buffers: dict[_Value, frozenset[_Value]] = {}
-        """Values that must be in memory for a value to be read."""
+        """For a value without a buffer of its own: the values that must be in memory so
+        that it can be read."""
         in_memory = self._in_memory(outputs)
         for operation in operations:
             read = self._buffers_of(operation.operands)
@@ -205,7 +208,7 @@ class _Simulation:
         self.outputs = self._buffers_of(outputs)
 
     def _in_memory(self, outputs: Iterable[_Value | None]) -> set[_Value | None]:
-        """Find the values that non-fused operations read, through views."""
+        """Return the values that non-fused operations read, also through views."""
         found: set[_Value | None] = set(outputs)
         for operation in reversed(self.operations):
             pairs = list(itertools.zip_longest(operation.operands, operation.results))
@@ -272,7 +275,10 @@ class _Simulation:
         return max([0 if in_place else results, *inner])
 
     def _loop(self, operation: _Operation, ending: set[_Value]) -> int:
-        """Return the bytes of one iteration with its carry, and of stacked results."""
+        """Return the bytes that a loop needs beyond those alive before it.
+
+        They are those of one iteration with its carry, and of the stacked results.
+        """
         bodies = list(_bodies(operation))
         # The arguments are constants, carry and slices; the results are carry and
         # stacked arrays. A sliced or stacked array has one more dim outside of the
@@ -285,7 +291,7 @@ class _Simulation:
         stop = len(body.invars) - num_slices
         owned = [stop - num_carry <= index < stop for index in range(len(body.invars))]
         turn = _peak(body, owned, self.size, num_slices=num_slices)
-        if self.size is _host_array_bytes:  # copied from the device into the stack
+        if self.size is _host_array_bytes:  # counted as stacked
             turn -= sum(self.size(v.aval) for v in body.outvars[num_carry:])
         stacked = _sum(operation.results[num_carry:])
         given = self._given(operation.operands[stop - num_carry : stop], ending)

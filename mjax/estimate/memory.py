@@ -30,17 +30,17 @@ class Estimate:
     compute_copy: int
     """Gathered weights, in the compute dtype; 0 if the stored parameters are used."""
     gradients: int
-    """Gradients of all parameters that the device computes with, until the reduction;
-    if each layer's gradients are reduced at once, only of the parameters that it
-    stores."""
+    """Gradients of all parameters that the device computes with, until the reduction.
+    If each layer's gradients are reduced at once, only the gradients of the parameters
+    that the device stores."""
     stash: int
     """Ring buffers between the forward and backward half-ticks of a pipeline."""
     working_set: int
     """The rest: the backward pass of the layers, the loss, the optimizer's update."""
     host_state: int = 0
-    """Optimizer state in pinned host memory."""
+    """Bytes of optimizer state in pinned host memory."""
     host_activations: int = 0
-    """Residuals of the layers in pinned host memory."""
+    """Bytes of the layers' residuals in pinned host memory."""
 
     @property
     def total(self) -> int:
@@ -81,8 +81,8 @@ def estimate(
       reduce: dtype of the gradients.
       stash_name: name of the pipeline's ring buffers in the trace.
       zero_level: 0 to 3.
-      accumulates: gradients are accumulated over microbatches before their reduction,
-        as in every pipeline.
+      accumulates: whether gradients are accumulated over microbatches before their
+        reduction, as in every pipeline.
     """
     body = liveness.main_shard_map(step.jaxpr)
     params = jax.tree.leaves(state.params)
@@ -169,8 +169,8 @@ def check_fits(
     Args:
       needed: estimated memory of the step.
       available: bytes of the device.
-      smaller: flags that change the run, each with its estimate; read in order, and
-        only if the step does not fit.
+      smaller: pairs of a flag that changes the run and its estimate. They are read in
+        order, and only if the step does not fit.
     Raises:
       ValueError: the step does not fit; the message names the first change that makes
         it fit, or the one with the smallest estimate.

@@ -1,7 +1,7 @@
 """Input of the step-time model: model, layout, device and efficiency.
 
 Input: plain numbers. Output: `Case` (a transformer, its layout and its batch),
-`Device` (a GPU and its links) and `Constants` (the fraction of peak rates that is
+`Device` (a GPU and its links) and `Constants` (the fractions of peak rates that are
 reached). Letters are those of docs/vocabulary.md.
 """
 
@@ -38,7 +38,8 @@ class Case:
     vocab_size: int
     seq_len: int
     visible_keys: float | None = None
-    """Visible keys, a mean over queries and layers; None: all earlier keys."""
+    """Number of keys that a query sees, averaged over queries and layers; None: all
+    earlier keys."""
     sizes: AxisSizes
     chunks: int = 1
     """v, virtual stages per stage."""
@@ -50,20 +51,20 @@ class Case:
     for the backward pass; with more, it is gathered again (`mjax.layers.linear`)."""
     remat: Remat = "none"
     loading_horizon: int | None = None
-    """Layers by which residuals are prefetched from host memory; None: they stay on the
-    GPU."""
+    """Number of layers ahead of their use at which residuals are prefetched from host
+    memory; None: they stay on the GPU."""
     zero: int = 2
     """ZeRO level, as in `--zero`."""
     param_bytes: int = 2
-    """Bytes of a gathered weight, and of an entry of an activation."""
+    """Bytes per entry of gathered weights and of activations."""
     grad_bytes: int = 4
-    """Bytes of an accumulated and reduced gradient."""
+    """Bytes per entry of gradients, while they accumulate and are reduced."""
     state_bytes: int = 12
-    """Bytes of the master and the two moments of a parameter."""
+    """Bytes per parameter of its master and its two moments together."""
     host_state_bytes: int = 0
-    """State bytes of a parameter that are in host memory."""
+    """The part of `state_bytes` that is in host memory."""
     projection_rate: float = 1.0
-    """Speed of the layers' matmuls relative to 16 bits; 2 for 8 bits."""
+    """Speed of the layers' matmuls relative to 16-bit matmuls; 2 for 8 bits."""
 
     def __post_init__(self) -> None:
         """Refuse values that no run can have."""
@@ -121,18 +122,18 @@ class Case:
 
     @property
     def layers_per_gpu(self) -> int:
-        """Layers of the fullest stage; virtual stages differ by at most one layer."""
+        """Layers of the fullest stage. Virtual stages differ by at most one layer."""
         return self.chunks * -(-self.layers // (self.sizes.pp * self.chunks))
 
     @property
     def layer_weights(self) -> int:
-        """Entries of the matrices of one layer, over all of tp."""
+        """Number of weights in the matrices of one layer, summed over tp."""
         attention = self.d_model * self.head_width * 2 * (self.heads + self.kv_heads)
         return attention + self.d_model * self.d_ff * (3 if self.gated else 2)
 
     @property
     def repeated_weights(self) -> int:
-        """Entries of the weights whose matmuls are recomputed with a layer.
+        """Number of weights whose matmuls are recomputed with a layer.
 
         The last matmul of a layer is not recomputed, because only an addition reads its
         output.
@@ -144,7 +145,7 @@ class Case:
 
     @property
     def gpu_weights(self) -> float:
-        """Parameters of the layers of one stage on one rank of tp, before ZeRO."""
+        """Number of layer parameters of one stage on one rank of tp, before ZeRO."""
         return self.layers_per_gpu * self.layer_weights / self.sizes.tp
 
 
@@ -156,9 +157,9 @@ class Device:
     """Dense FLOPs per second in the compute dtype."""
     memory_bytes_per_s: float | int
     node_link_bytes_per_s: float | int
-    """Rate to the GPUs of the node, one direction, all links of one GPU together."""
+    """Rate to the other GPUs of the node: one direction, all links of a GPU."""
     network_bytes_per_s: float | int
-    """Rate to other nodes, one direction, per GPU."""
+    """Rate from one GPU to other nodes, one direction."""
     gpus_per_node: int = 8
     num_sms: int = 132
     """Number of streaming multiprocessors; the default is an H100's."""
@@ -193,16 +194,17 @@ class Device:
 class Constants:
     """Fractions of a device's rates that a run reaches; assumed, not measured.
 
-    They are for complete layers, including the work around kernels. Those of
-    `mjax.plan.cost.CostModel`, assumed too, are for single kernels of a schedule. So
-    the two differ: a hop is a step of a ring here, and a level of a tree there.
+    They describe complete layers, including the work around kernels. The constants of
+    `mjax.plan.cost.CostModel`, which are also assumed, describe single kernels of a
+    schedule, so the values differ. A hop is a step of a ring here, but a level of a
+    tree there.
     """
 
     product_efficiency: float = 0.75
     """Fraction of the peak in matmuls."""
     by_shape: bool = False
-    """Whether small matmuls of the layers are slower (`mjax.estimate.formulas.matmul`).
-    """
+    """Whether to slow down small matmuls of the layers
+    (`mjax.estimate.formulas.matmul`)."""
     attention_efficiency: float = 0.55
     """Fraction of the peak in the fused attention kernel, on visible pairs."""
     memory_efficiency: float = 0.85
@@ -214,18 +216,18 @@ class Constants:
     tp_overlap: float = 0.0
     """Share of the tp collectives' time that is overlapped with matmuls."""
     dp_overlap: float = 0.0
-    """The same for gathers and reductions over dp."""
+    """The same share of gathers and reductions over dp."""
     pp_overlap: float = 0.0
-    """The same for transfers between stages."""
+    """The same share of transfers between stages."""
     elementwise_passes: float = 1.0
-    """Memory traffic of the elementwise work over that of fully fused kernels."""
+    """Ratio of the elementwise memory traffic to that of fully fused kernels."""
     stash_passes: float = 0.0
-    """Reads and writes of a layer's residuals by copies into and out of stacks."""
+    """How often copies into and out of stacks read or write a layer's residuals."""
     chunk_passes: float = 0.0
-    """Reads and writes, by copies and sums, of the data sent over tp in chunks."""
+    """How often copies and sums read or write the data sent over tp in chunks."""
     visit_bytes: float = 0.0
-    """Bytes moved per layer parameter and microbatch outside of matmuls: slices of
-    weights, sums of gradients. Ignored with one microbatch and no pipeline."""
+    """Bytes per layer parameter and microbatch that slices of weights and sums of
+    gradients move. Ignored with one microbatch and no pipeline."""
     kernel_s: float = 3e-6
     """Seconds lost between consecutive kernels."""
     hop_s: float = 3e-6

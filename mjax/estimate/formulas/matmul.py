@@ -8,8 +8,8 @@ A GPU computes [m, k] x [k, n] in tiles of the result, each on one multiprocesso
 - tiles at the edges are computed in full (tile quantisation);
 - tiles run in waves of as many as there are multiprocessors, and the last wave takes as
   long as the others (wave quantisation);
-- the first operands of a tile must arrive before its first multiplication, which counts
-  as `START_K` further entries of k;
+- the first operands of a tile must arrive before its first multiplication. This delay
+  counts as `START_K` further entries of k;
 - a smaller tile reads more operands per FLOP. Its speed is assumed to fall in
   proportion.
 
@@ -26,20 +26,21 @@ import math
 from mjax.estimate.formulas.case import Case
 
 TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
-"""Rows and columns of tiles, the largest first. cuBLAS has these sizes for 16 bits."""
+"""Rows and columns of tiles, the largest first. cuBLAS has these for 16-bit matmuls."""
 START_K = 128
-"""Two steps of 64, about a microsecond for a 128 x 256 tile on an H100. Assumed."""
+"""Delay of a tile's first operands, in entries of k: two steps of 64, about a
+microsecond for a 128 x 256 tile on an H100. Assumed."""
 LARGE = 8192
-"""m, n and k of the matmul that reaches `product_efficiency`."""
+"""m, n and k of the large matmul, which reaches `Constants.product_efficiency`."""
 
 
 @functools.lru_cache(maxsize=65_536)
 def relative_speed(m: int, n: int, k: int, num_sms: int) -> float:
-    """Return the FLOPs per second relative to a large matmul, at most 1.
+    """Return a matmul's FLOPs per second relative to a large matmul, at most 1.
 
     Args:
       m: rows of the result.
-      n: its columns.
+      n: columns of the result.
       k: length of the sums.
       num_sms: multiprocessors of the GPU.
     """
@@ -65,7 +66,7 @@ def _reuse(rows: int, columns: int) -> float:
 
 
 def layer_matmuls(case: Case) -> list[tuple[int, int, int]]:
-    """Return (m, n, k) of the matmuls of a layer's forward pass on one GPU.
+    """Return (m, n, k) of each matmul of a layer's forward pass on one GPU.
 
     Projections with the same input are one matmul (`mjax.layers.block`). With chunks
     over tp, each matmul has the rows of one chunk.
@@ -88,10 +89,10 @@ def layer_matmuls(case: Case) -> list[tuple[int, int, int]]:
 
 
 def layer_speed(case: Case, num_sms: int) -> float:
-    """Return the relative speed of all matmuls of a layer, forward and backward.
+    """Return the speed of a layer's matmuls relative to large ones, in both passes.
 
-    The input gradient has the rows of a chunk too; the weight gradient sums over all
-    positions at once.
+    The matmul of the input gradient also has the rows of one chunk; that of the weight
+    gradient sums over all positions at once.
     """
     flops, seconds = 0.0, 0.0
     for m, n, k in layer_matmuls(case):

@@ -1,7 +1,7 @@
 """Estimate the memory of one GPU in a training step in closed form.
 
-Input: a `Case`. Output: `Memory`, bytes by kind. It serves to select layouts before
-anything is traced; `mjax.estimate.memory` reads a traced step and is more accurate.
+Input: a `Case`. Output: `Memory`, bytes by kind. It selects layouts before anything is
+traced; `mjax.estimate.memory` reads a traced step and is more accurate.
 
 - Gathered weights, gradients, optimizer state: Rajbhandari et al. 2020,
   arXiv:1910.02054, section 5, with mjax's levels (`mjax.mesh.zero`). Up to level 2,
@@ -11,14 +11,15 @@ anything is traced; `mjax.estimate.memory` reads a traced step and is more accur
   the layers are done.
 - Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with the
   sequence split over tp. Differs: no dropout masks; no scores, which a fused attention
-  kernel does not keep; the output of attention counts twice. That makes 34 bytes per
-  token and entry of the model width for a GPT, as in the paper, which counts masks and
-  scores. Remat policies in between are counted by entry. This holds for
-  `Case.tp_chunks` above 1. If the sequence is gathered in one piece, the gathered input
-  of each branch's first matmul is kept on every GPU of tp.
+  kernel does not keep; the output of attention counts twice. The sum for a GPT is 34
+  bytes per token and entry of the model width, as in the paper, where two masks take
+  the place of the second output. For remat policies that keep only some arrays, those
+  arrays are summed. All this holds for `Case.tp_chunks` above 1. If the sequence is
+  gathered in one piece, the gathered input of each branch's first matmul is kept on
+  every GPU of tp.
 - Virtual stages in flight on the first stage: 2 (P - 1) + (v - 1) P + 1, at most v M.
-  For v > 1 this is section 4.2.3 of the same paper, L (1 + (P - 1) / (P v)) layers; for
-  v = 1 it is mjax's order, which holds more than the P of plain 1F1B.
+  For v > 1 this is section 4.2.3 of the same paper, L (1 + (P - 1) / (P v)) layers. For
+  v = 1 it follows from mjax's schedule, which keeps more in flight than plain 1F1B (P).
 
 Not counted: gathered tables at level 3, buffers of collectives, workspaces,
 fragmentation, norms and biases.
@@ -37,9 +38,9 @@ class Memory:
     """Bytes of gathered weights."""
     grads_bytes: float
     optimizer_bytes: float
-    """Masters and moments."""
+    """Bytes of masters and moments."""
     activations_bytes: float
-    """Residuals from forward to backward, and one recomputed layer."""
+    """Bytes of residuals kept for the backward pass, and of one recomputed layer."""
     logits_bytes: float
 
     @property
@@ -55,9 +56,10 @@ def memory(
 
     Args:
       case: the model and its layout.
-      tied: the output projection is the embedding. Both are on every stage.
-      logits_at_once: logits that the loss holds on one GPU at a time; None: all of a
-        microbatch.
+      tied: whether the output projection is the embedding. In both cases every stage
+        holds embedding and output projection.
+      logits_at_once: number of logits that the loss holds on one GPU at the same time;
+        None: all of a microbatch.
     """
     sizes = case.sizes
     tables = (1 if tied else 2) * case.vocab_size * case.d_model / sizes.tp
@@ -94,14 +96,17 @@ def memory(
 
 
 def layers_in_flight(case: Case) -> float:
-    """Layers times microbatches whose activations the first stage keeps."""
+    """Return the number of layers whose activations the first stage keeps.
+
+    A layer counts once for each microbatch in flight.
+    """
     stages, chunks = case.sizes.pp, case.chunks
     in_flight = 2 * (stages - 1) + (chunks - 1) * stages + 1
     return min(in_flight, chunks * case.microbatches) * case.layers_per_gpu / chunks
 
 
 def layer_bytes(case: Case) -> float:
-    """Residual bytes of one layer and microbatch on one GPU, by remat policy.
+    """Return the residual bytes of one layer and microbatch on one GPU.
 
     Attention is fused: it keeps its inputs, its output and the log-sum-exp.
     """
@@ -110,10 +115,12 @@ def layer_bytes(case: Case) -> float:
     core = case.heads * case.head_width
     up = (2 if case.gated else 1) * case.d_ff
     adds = branches * case.d_model * (2 if case.post_norms else 1)
-    # The norm that follows a branch reads its sum. The last branch without a post-norm
-    # has no such norm, and the backward pass of an addition reads nothing.
+    # The norm after a branch reads the sum of branch and residual stream. Without
+    # post-norms no norm follows the last branch, and the backward pass of an addition
+    # reads nothing.
     read_adds = (branches if case.post_norms else branches - 1) * case.d_model
-    # Input of the first matmul of each branch; if gathered in one piece, it is kept.
+    # Input of the first matmul of each branch. If it is gathered in one piece, the
+    # gathered array is kept.
     gathered = branches * case.d_model * (case.sizes.tp if case.tp_chunks == 1 else 1)
     # The layer's input, and the projection outputs that the backward pass reads.
     projections = case.d_model + qkv + up + read_adds

@@ -12,24 +12,24 @@ stages:
   matmuls instead of 2: Dao 2023, arXiv:2307.08691, section 4.1);
 - elementwise: bytes of kernels that read and write each array once forward and twice
   backward; and copies of residuals, of chunks over tp, and of weights and gradients in
-  each microbatch, as counted in `Constants`;
+  each microbatch, whose number `Constants` gives;
 - tp: one all-gather and one reduce-scatter forward per branch of the serial block, and
-  per layer of the parallel block; backward as many, and another gather of the input for
-  the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2), unless
-  the sequence is gathered in one piece and remat keeps it (`Case.tp_chunks`);
+  per layer of the parallel block. The backward pass has as many, and gathers the input
+  again for the weight gradient (Korthikanti et al. 2022, arXiv:2205.05198, section
+  4.2.2), unless the input is gathered in one piece and remat keeps it
+  (`Case.tp_chunks`);
 - bubble: (P - 1) / (v M) of the time of all layers (Narayanan et al. 2021,
   arXiv:2104.04473, section 2.2.2);
 - pp: one activation and one gradient per virtual stage and microbatch, split over tp;
-- head: on the last stage, for which the others wait;
+- head: output projection and loss on the last stage, for which the others wait;
 - dp: the communication of `mjax.mesh.zero` at each level (Rajbhandari et al. 2020,
-  arXiv:1910.02054, section 7), in two hops with dp_replicate. With dp_node, a gather or
-  scatter is one between nodes and one inside them, in sequence;
+  arXiv:1910.02054, section 7), and with dp_replicate an all-reduce between replicas.
+  With dp_node, each gather or scatter runs in two parts, between nodes and inside them;
 - optimizer: its state read and written once.
 
-A ring of n sends (n - 1) / n of the bytes of the full array. The overlap share of
-communication is overlapped, but in total no more than the time of the matmuls and
-attention that run meanwhile: a second of compute overlaps at most one second of
-communication.
+A ring of n sends (n - 1) / n of the bytes of the full array. `Constants` gives the
+share of communication that is overlapped. A second of matmuls and attention overlaps at
+most one second of communication, of all kinds together.
 
 Not modelled: stragglers, congestion, imbalance of stages, and faults. Without
 `Constants.by_shape`, the lower speed of small matmuls is not modelled either.
@@ -51,10 +51,10 @@ class StepTime:
     """Modelled seconds of one step, by part."""
 
     products_s: float
-    """Matmuls of the layers, including recomputed ones."""
+    """Time of the layers' matmuls, including recomputed ones."""
     attention_s: float
     elementwise_s: float
-    """Memory-bound kernels, and time lost between kernels."""
+    """Time of memory-bound kernels, and time lost between kernels."""
     tp_s: float
     """Exposed time of the collectives over tp."""
     pp_s: float
@@ -78,7 +78,7 @@ class StepTime:
 
     @property
     def bubble(self) -> float:
-        """Idle time over ideal time."""
+        """Ratio of idle time to ideal time."""
         return self.bubble_s / self.layers_s
 
 
@@ -88,7 +88,7 @@ def simulate(case: Case, device: Device, constants: Constants) -> StepTime:
     Args:
       case: the model and its layout.
       device: the GPU; all are alike.
-      constants: fractions of its rates that are reached.
+      constants: fractions of the GPU's rates that are reached.
     """
     runs = case.microbatches * case.layers_per_gpu
     flops_per_s = device.peak_flops_per_s * constants.product_efficiency
@@ -131,15 +131,19 @@ def mfu(case: Case, device: Device, step_s: float, flops_per_token: float) -> fl
       case: the model and its layout, which give batch and number of devices.
       device: the GPU, which gives the peak.
       step_s: seconds of one step.
-      flops_per_token: forward and backward, by any formula, which belongs to the
-        result. mjax's is `mjax.model.counts.flops_per_token`.
+      flops_per_token: FLOPs of the forward and backward pass per token. Any formula
+        will do, if it is stated with the result; mjax uses
+        `mjax.model.counts.flops_per_token`.
     """
     flops = case.batch * case.seq_len * flops_per_token
     return flops / (case.sizes.num_devices * device.peak_flops_per_s * step_s)
 
 
 def _exposed(compute_s: float, *transfers: tuple[float, float]) -> list[float]:
-    """Return the exposed seconds of each (time, overlap) beside some compute."""
+    """Return the exposed seconds of each transfer.
+
+    A transfer is (seconds, share that may overlap with compute).
+    """
     exposed = []
     for time_s, overlap in transfers:
         hidden_s = min(overlap * time_s, compute_s)
@@ -149,23 +153,30 @@ def _exposed(compute_s: float, *transfers: tuple[float, float]) -> list[float]:
 
 
 def _layer_products_flops(case: Case) -> float:
-    """Forward, backward, and forward again with remat full; one microbatch, one GPU."""
+    """Return the matmul FLOPs of one layer and microbatch on one GPU, in all passes.
+
+    With remat full they include a second forward pass.
+    """
     repeated = case.repeated_weights if case.remat == "full" else 0
     weights = case.layer_weights * (1 + BACKWARD_PRODUCTS) + repeated
     return 2 * case.tokens * weights / case.sizes.tp
 
 
 def _layer_attention_flops(case: Case) -> float:
-    """Forward, backward, and forward again if remat does not keep the core."""
+    """Return the attention FLOPs of one layer and microbatch on one GPU, in all passes.
+
+    They include a second forward pass if remat does not keep its result.
+    """
     keys_per_gpu = case.keys * case.heads * case.head_width / case.sizes.tp
     forward = 4 * case.tokens * keys_per_gpu
     return forward * (1 + BACKWARD_ATTENTION + case.repeats_attention)
 
 
 def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> float:
-    """Norms, residual sums, rotation, activation: traffic and gaps, one microbatch.
+    """Return the seconds of elementwise work of one layer and microbatch.
 
-    Includes the copies of residuals and of the chunks sent over tp.
+    The work is norms, residual sums, rotation, activation, copies of residuals and
+    copies of the chunks sent over tp. Gaps between kernels are included.
     """
     branches = 1 if case.parallel else 2
     norms = branches * (2 if case.post_norms else 1)
@@ -188,7 +199,7 @@ def _layer_elementwise_s(case: Case, device: Device, constants: Constants) -> fl
 
 
 def _visit_s(case: Case, device: Device, constants: Constants) -> float:
-    """Copies of weights and gradients of all layers of a GPU in one microbatch."""
+    """Return the seconds of copies of a GPU's weights and gradients per microbatch."""
     if case.microbatches == case.sizes.pp == 1:
         return 0.0
     rate = device.memory_bytes_per_s * constants.memory_efficiency
@@ -196,7 +207,10 @@ def _visit_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
-    """Collectives over tp of one layer and microbatch, overlapped or not."""
+    """Return the seconds of one layer's collectives over tp per microbatch.
+
+    Overlapped time is included.
+    """
     n = case.sizes.tp
     branches = 1 if case.parallel else 2
     # A recomputed layer gathers its inputs again, which then also serve the weight
@@ -211,7 +225,10 @@ def _layer_tp_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _pp_s(case: Case, device: Device, constants: Constants) -> float:
-    """Transfers of one stage, both directions, overlapped or not."""
+    """Return the seconds of one stage's transfers, in both directions.
+
+    Overlapped time is included.
+    """
     sizes = case.sizes
     if sizes.pp == 1:
         return 0.0
@@ -224,7 +241,10 @@ def _pp_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _dp_s(case: Case, device: Device, constants: Constants) -> float:
-    """Communication of ZeRO for the layers of one GPU in a step, overlapped or not."""
+    """Return the seconds of ZeRO's communication for the layers of one GPU.
+
+    Overlapped time is included.
+    """
     sizes = case.sizes
     params = case.gpu_weights * case.param_bytes
     grads = case.gpu_weights * case.grad_bytes
@@ -235,7 +255,10 @@ def _dp_s(case: Case, device: Device, constants: Constants) -> float:
         return collectives * _ring_s(piece, size, stride, device, constants)
 
     def over_shards(num_bytes: float) -> float:
-        """Time a gather or scatter: a part between nodes, then all inside the node."""
+        """Return the seconds of a gather or scatter, between nodes and inside a node.
+
+        A ring between nodes moves 1 / dp_shard of the bytes.
+        """
         part = num_bytes / sizes.dp_shard
         between = ring(part, sizes.dp_node, sizes.tp * sizes.dp_shard)
         return between + ring(num_bytes, sizes.dp_shard, sizes.tp)
@@ -248,13 +271,13 @@ def _dp_s(case: Case, device: Device, constants: Constants) -> float:
         return case.microbatches * (2 * gather + scatter) + across
     if case.zero == 2:
         return gather + scatter + across
-    # An all-reduce is two rings, over all shards at once.
+    # An all-reduce takes two rings over all shards, without a separate part for nodes.
     reduced = 2 * ring(grads, sizes.shards, sizes.tp)
     return (gather if case.zero else 0.0) + reduced + across
 
 
 def _head_s(case: Case, device: Device, constants: Constants) -> float:
-    """Output projection and loss of one microbatch, forward and backward."""
+    """Return the seconds of output projection and loss per microbatch, both passes."""
     entries = case.tokens * case.vocab_size / case.sizes.tp
     flops = 2 * (1 + BACKWARD_PRODUCTS) * entries * case.d_model
     # Logits and their gradient, each written and read once, in float32.
@@ -265,7 +288,7 @@ def _head_s(case: Case, device: Device, constants: Constants) -> float:
 
 
 def _optimizer_s(case: Case, device: Device, constants: Constants) -> float:
-    """Read state and gradient, write state and gathered weights, once."""
+    """Return the seconds to read state and gradient, and write state and weights."""
     entries = case.gpu_weights / (case.sizes.shards if case.zero else 1)
     num_bytes = entries * (2 * case.state_bytes + case.grad_bytes + case.param_bytes)
     return num_bytes / (device.memory_bytes_per_s * constants.memory_efficiency)
@@ -278,10 +301,10 @@ def _ring_s(
     device: Device,
     constants: Constants,
 ) -> float:
-    """Gather, or reduce and scatter, an array of num_bytes over a ring.
+    """Return the seconds of an all-gather or reduce-scatter of num_bytes over a ring.
 
-    Members are `stride` devices apart. Across nodes each member adds its network card:
-    the rings of one group use all of them, until the links inside the node are full.
+    Members are `stride` devices apart. Across nodes the rate is that of the network
+    cards of all members in a node together, at most that of the links inside the node.
     """
     if size == 1:
         return 0.0
