@@ -1,4 +1,4 @@
-"""Summarise over a run how late a rank is in each step.
+"""Summarise how late a rank is over the steps of a run.
 
 Input: the excess time of each rank over its peers in each step. Output: the level of a
 rank, the confidence that it is above a limit, and the pattern of its lateness over
@@ -29,7 +29,10 @@ episodes if at least `_STAYS` of the steps after a late one are late. Chosen."""
 
 
 def level_of(late: np.ndarray, *, is_smooth: bool) -> np.ndarray:
-    """Return the upper quantile over the steps, [T, ...] to [...]; NaN if none."""
+    """Return the upper quantile of `late` over its first dim, the steps.
+
+    Steps that are NaN are left out; the level is NaN if all are.
+    """
     if is_smooth:
         late = _block_medians(late)
     known = ~np.isnan(late).all(axis=0)
@@ -49,7 +52,13 @@ def _block_medians(late: np.ndarray) -> np.ndarray:
 
 
 def confidence_of(late: np.ndarray, least: float, *, is_smooth: bool) -> float:
-    """Return the fraction of resampled runs whose level is above the limit."""
+    """Return the fraction of resampled runs whose level is above `least`.
+
+    Args:
+      late: [T], excess of a rank in each step.
+      least: limit, in the unit of `late`.
+      is_smooth: whether the level is that of the medians of blocks.
+    """
     blocks = np.full((-(-len(late) // _BLOCK_STEPS), _BLOCK_STEPS), np.nan)
     blocks.reshape(-1)[: len(late)] = late
     blocks = blocks[~np.isnan(blocks).all(axis=1)]
@@ -63,7 +72,10 @@ def confidence_of(late: np.ndarray, least: float, *, is_smooth: bool) -> float:
 
 
 def pattern_of(late: np.ndarray, least: float) -> tuple[Pattern, int]:
-    """Return the pattern of lateness over the steps, and the step of its onset."""
+    """Return the pattern of lateness over the steps, and the index of its first step.
+
+    A step is late if its excess is above half of `least`.
+    """
     rows = np.flatnonzero(~np.isnan(late))
     is_late = late[rows] > least / 2
     num = len(rows)

@@ -45,7 +45,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 BETWEEN_HOSTS: tuple[Kind, ...] = ("no_gpudirect", "ragged")
 """Classes whose only causes are in the network between hosts."""
 HEALTHY_ODDS = 8.0
-"""Log prior of `healthy` over each other class. Chosen: half of all runs are healthy,
+"""Prior odds of `healthy` over each other class. Chosen: half of all runs are healthy,
 and eight classes share the other half."""
 CLEAR = 3.0
 """Margin in log evidence from which a class is clear. Kass and Raftery 1995 (Bayes
@@ -66,11 +66,11 @@ class Finding:
     """Log evidence of each class relative to the best one. A class is absent if the run
     is too short for it."""
     also: Kind | None
-    """A second fault, if both the level and the dips show a fault."""
+    """Second fault; None unless both the level and the dips show a fault."""
     level: Curve
     """Mean curve of the class that explains the level best."""
     wander: Wander
-    """Wander of the same class."""
+    """Slow variation around that curve."""
     rhythm: Rhythm | None
     """Period of the dips, if there are at least four."""
     prepared: Prepared
@@ -126,7 +126,8 @@ def classify(
     if min(more, dips[best_dips].score - dips["none"].score) >= CLEAR:
         found = best_level if kind == best_dips else best_dips
         also = next(each for each in ranked if each == found)
-        ranked.remove(also)  # Two faults at once: neither casts doubt on the other.
+        # The second of two simultaneous faults is not a rival explanation of the first.
+        ranked.remove(also)
     runner_up = ranked[0]
     return Finding(
         kind=kind,

@@ -2,13 +2,14 @@
 
 Input: a prepared series. Output: the logarithm of the evidence of each class, which is
 its likelihood with the parameters averaged or fitted under a prior. The level of the
-series and its dips are independent parts; each class says something about both.
+series and its dips are independent parts; each class has a model of both.
 
-All levels share one noise: white noise of the steps, a slow wander of healthy size
-(Ornstein-Uhlenbeck), and a few outliers. Each class adds a mean curve, except the
-ragged one, which has a deeper wander. Ranges come from the field guide (Imbue, "From
-bare metal to a 70B model", imbue.com/research/70b-infrastructure/) and from Llama 3
-(arXiv:2407.21783, section 3.3.4: 1-2% a day); all others are marked "chosen".
+All classes have the same noise around their level: white noise of the steps, a slow
+wander of healthy size (Ornstein-Uhlenbeck process), and a few outliers. Each class adds
+a mean curve, except `ragged`, which has a deeper wander instead. Ranges come from the
+field guide (Imbue, "From bare metal to a 70B model",
+imbue.com/research/70b-infrastructure/) and from Llama 3 (arXiv:2407.21783, section
+3.3.4: 1-2% a day); all others are marked "chosen".
 """
 
 import dataclasses
@@ -22,39 +23,41 @@ LEVELS = {
     "no_gpudirect": (0.25, 0.35),
     "bad_link": (0.60, 0.80),
 }
-"""Levels relative to the expected MFU. Field guide: below 10%, about 30%, 60 to 80%."""
+"""Range of each class's level, relative to the expected MFU. Field guide: below 10%,
+about 30%, 60 to 80%."""
 THERMAL_LEVEL = (0.65, 0.75)
-"""Level relative to the expected MFU. Field guide: about 70%."""
+"""Range of the level relative to the expected MFU. Field guide: about 70%."""
 LOST = (0.10, 0.35)
-"""Fraction of the MFU that a decay loses before the restart. Chosen."""
+"""Range of the fraction of the MFU that a decay loses before the restart. Chosen."""
 RARE_S = (600.0, 900.0, 1350.0)
-"""Seconds between rare dips. Field guide: about 15 minutes."""
+"""Mean seconds between rare dips to try. Field guide: about 15 minutes."""
 LONE_S = 21_600.0
-"""Seconds between tenfold slow steps of a healthy run. Chosen: six hours."""
+"""Mean seconds between tenfold slow steps of a healthy run. Chosen: six hours."""
 _SLOPE_PER_S = 4e-7
-"""Deviation of the daily drift per second. Llama 3: 1-2% a day; a 24-hour sine has at
-most 7e-7 per second."""
+"""Standard deviation of the daily drift's slope, in log MFU per second. Llama 3: 1-2% a
+day; a sine of that size with a period of 24 hours has at most 7e-7."""
 _LEVEL_TAIL = 0.05
-"""Log deviation of a level beyond the edge of its range. Chosen."""
+"""Standard deviation with which the prior of a log level falls beyond the edge of its
+range. Chosen."""
 _OUTLIERS = 0.01
 """Fraction of blocks that are outliers, uniform within a factor of e. Chosen."""
 _WANDER_S = (6.0, 12.0, 25.0, 50.0, 100.0)
-"""Correlation times of a wander. Chosen: seconds to minutes."""
+"""Correlation times of a wander to try. Chosen: seconds to minutes."""
 _HEALTHY_WANDER = (0.0, 0.004, 0.008, 0.012)
 _RAGGED_WANDER = (0.018, 0.025, 0.033, 0.045, 0.06)
-"""Log deviations of a wander. Field guide: the MFU wanders between 90% and 100%, which
-is 0.03 if all depths are equally likely. Healthy runs stay below half of that
-(chosen)."""
+"""Deviations of the log MFU in a ragged wander, to try. Field guide: it wanders between
+90% and 100%, which is 0.03 if all depths are equally likely. Healthy runs stay below
+half of that (chosen)."""
 _WHITE = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6, 2.2)
-"""Noise of a block, as multiples of the deviation between neighbouring blocks.
-Chosen."""
+"""White noise of a block to try, as multiples of the deviation between neighbouring
+blocks. Chosen."""
 _DELAYS_S = (10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0, 25.0, 30.0)
-"""Delay of throttling. Field guide: about 15 s."""
+"""Seconds of load before throttling, to try. Field guide: about 15 s."""
 _FEWEST_REGULAR = 4
-"""Fewest dips with a period. Chosen: three dips have two intervals, which may agree by
-chance."""
+"""Minimum number of dips to fit a period. Chosen: three dips have two intervals, which
+may agree by chance."""
 _SHAPES = (0.6, 0.8, 1.0, 1.4)
-"""Exponents of a decay. Chosen."""
+"""Exponents of a decay to try. Chosen."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,25 +67,26 @@ class Curve:
     mean: Array
     """[N], log MFU."""
     prior: float
-    """Log density of its parameters, including a penalty for searched ones."""
+    """Log prior density of its parameters, with a penalty for those that were
+    searched."""
     level: float = 1.0
-    """Remaining fraction of the expected MFU."""
+    """The level as a fraction of the expected MFU."""
     onset_s: float | None = None
-    """Time at which the level began; None: at the start."""
+    """Time at which the level began; None: at the start of the run."""
     lost: float = 0.0
-    """Fraction that decays before a restart."""
+    """Fraction of the MFU that a decay loses before a restart."""
     delay_s: float = 0.0
     """Seconds of load before throttling."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wander:
-    """Wander of a level, at the best point of the grid."""
+    """Slow variation around a level, at the best point of the grid."""
 
     score: float
     """Log evidence."""
     deviation: float
-    """Deviation of the log MFU."""
+    """Standard deviation of the log MFU."""
     time_s: float
     """Correlation time in seconds."""
 
@@ -102,7 +106,7 @@ class Rhythm:
 
 
 def fit_curves(blocks: Blocks) -> dict[str, Curve]:
-    """Fit the mean curve of each class to the blocks, where the class applies."""
+    """Return the fitted mean curve of each class that applies to the blocks."""
     curves = {"healthy": _fit_healthy(blocks)}
     for name, bounds in LEVELS.items():
         curves[name] = _fit_level(blocks, bounds)
@@ -118,7 +122,7 @@ def _normal(x: float, deviation: float) -> float:
 
 
 def _of_level(log_level: float, bounds: tuple[float, float]) -> float:
-    """Return a log density that is flat inside a range and falls outside."""
+    """Return a log density that is flat inside a range and falls outside it."""
     low, high = np.log(bounds)
     outside = max(low - log_level, log_level - high, 0.0)
     total = high - low + _LEVEL_TAIL * np.sqrt(2 * np.pi)
@@ -184,7 +188,10 @@ def _fit_level(blocks: Blocks, bounds: tuple[float, float]) -> Curve:
 
 
 def _find_change(blocks: Blocks, fewest: int = 3) -> int | None:
-    """Return the block at which one change of level explains the series best."""
+    """Return the block at which one change of level explains the series best.
+
+    None if the series has fewer than 2 * `fewest` blocks.
+    """
     num = len(blocks.value)
     if num < 2 * fewest:
         return None
@@ -250,14 +257,15 @@ def _fit_thermal(blocks: Blocks) -> Curve:
 def filter_wander(
     blocks: Blocks, means: Array, deviations: tuple[float, ...]
 ) -> list[Wander]:
-    """Compute the evidence of curves, over a grid of wander and of noise.
+    """Return the best wander of each curve, over a grid of wander and noise.
 
-    A Kalman filter of white noise and an Ornstein-Uhlenbeck process, with outliers.
+    The likelihood is that of a Kalman filter of white noise and an Ornstein-Uhlenbeck
+    process, with outliers.
 
     Args:
-      blocks: N of them.
+      blocks: N blocks.
       means: [C, N], the mean curve of each class.
-      deviations: log deviations of the wander to try.
+      deviations: deviations of the wander to try.
     """
     deviation, time_s, white = (
         x.ravel() for x in np.meshgrid(deviations, _WANDER_S, _WHITE, indexing="ij")
@@ -299,7 +307,10 @@ def filter_wander(
 def score_levels(
     blocks: Blocks, curves: dict[str, Curve]
 ) -> dict[str, tuple[float, Wander]]:
-    """Return the log evidence of each class of levels, `ragged` included."""
+    """Return the log evidence and the wander of each class of levels.
+
+    The classes are those of `curves`, and `ragged`.
+    """
     means = np.stack([curve.mean for curve in curves.values()])
     found = filter_wander(blocks, means, _HEALTHY_WANDER)
     scores = {
@@ -317,7 +328,10 @@ def score_levels(
 
 
 def score_dips(dips: Dips) -> dict[str, Rhythm]:
-    """Return the log evidence of no, rare and, from four dips on, regular dips."""
+    """Return the rhythm, with its log evidence, of each class of dips.
+
+    The classes are `none`, `rare_dips` and, from four dips on, `regular_dips`.
+    """
     num, length_s = len(dips.step), max(dips.end_s - dips.start_s, dips.step_s)
 
     def poisson(between_s: float) -> float:

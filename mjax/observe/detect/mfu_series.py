@@ -23,23 +23,24 @@ FIRST_STEPS = 3
 LOAD_PAUSE_S = 20.0
 """Seconds of a long pause. Chosen: a GPU cools down in it."""
 DIP = 5.0
-"""Ratio to its neighbours from which a step counts as tenfold slow. Chosen: half of the
-field guide's factor of ten, and twice that of a usual stall."""
+"""A step this many times as long as its neighbours counts as tenfold slow. Chosen: half
+of the field guide's factor of ten, and twice that of a usual stall."""
 BLOCK_S = 4.0
 """Seconds of a block. Chosen: a third of the 12 s of load that the thermal class
 needs."""
 FEWEST_BLOCKS = 25
-"""Minimum number of blocks; those of shorter runs are shorter. Chosen."""
+"""Minimum number of blocks. In a short run the blocks are shorter. Chosen."""
 MOST_BLOCKS = 3000
-"""Maximum number of blocks; those of longer runs are longer. Chosen: bounds the time of
-a classification."""
+"""Maximum number of blocks. In a long run the blocks are longer. Chosen: bounds the
+time of a classification."""
 EXPECTED_DEVIATION = 0.02
 """Log deviation of the expected MFU, and of the daily drift. Chosen."""
 UNKNOWN_DEVIATION = 0.5
 """Deviation of the log of the best level. Chosen: the healthy level may have been seen
 only briefly."""
 _NEIGHBOURS = 7
-"""Number of steps whose median is the local level. Chosen: dips have up to three."""
+"""Number of steps whose median is the local level. Chosen: dips last up to three
+steps."""
 _SLOW, _SLOW_DEVIATIONS = 0.14, 4.0
 """A step that is slower than its neighbours by 15% and 4 deviations is ignored for the
 level. Chosen."""
@@ -72,9 +73,9 @@ class Blocks:
     age: Array
     """[N], float64: steps since the last start."""
     deviation: float
-    """Robust log deviation of a single step from its level."""
+    """Robust deviation of the log MFU of a single step from its level."""
     base_deviation: float
-    """Log deviation of the base: the uncertainty of the healthy level."""
+    """Deviation of the log of the base: the uncertainty of the healthy level."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -223,7 +224,7 @@ def _mask(end_s: Array, step_s: Array, marks: Sequence[Mark], starts: Array) -> 
 
 
 def _find_slow(logs: Array) -> tuple[Array, float]:
-    """Return how far each step is below its neighbours, and the deviation."""
+    """Return how far each log is below its neighbours, [T], and their deviation."""
     half = _NEIGHBOURS // 2
     around = np.lib.stride_tricks.sliding_window_view(
         np.pad(logs, half, mode="reflect"), _NEIGHBOURS

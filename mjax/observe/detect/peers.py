@@ -1,8 +1,8 @@
 """Compare each rank with its peers in the same step.
 
 Input: values by step and rank, and groups of ranks. Output: the excess of each rank
-over the usual value of its groups. The usual value is the lower median: slow ranks may
-be half of a small group, and they only ever have larger values.
+over the usual value of its groups. The usual value is the lower median, because half of
+a small group may be slow, and slow ranks only have larger values.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from jaxtyping import Float, Int
 def low_median(
     values: Float[np.ndarray, "T R"], group: Int[np.ndarray, " R"]
 ) -> Float[np.ndarray, "T R"]:
-    """Return the usual value of the group of each rank in each step; NaN is missing."""
+    """Return the usual value of each rank's group in each step; NaN is left out."""
     found = np.empty_like(values)
     for each in np.unique(group):
         columns = np.flatnonzero(group == each)
@@ -43,9 +43,9 @@ def residual(
 ) -> Float[np.ndarray, "T R"]:
     """Subtract the usual values of the stage and of the replica from each step.
 
-    The value of a replica is not subtracted if it is on one host: the effects of its
-    sequence lengths and of its host's speed are indistinguishable. The same holds for a
-    stage on one host.
+    The value of a replica that is on one host is not subtracted, because the effects of
+    its sequence lengths and of its host's speed are indistinguishable. The same holds
+    for a stage on one host.
     """
     has_stages, has_replicas = (
         all(len(np.unique(host[group == each])) > 1 for each in np.unique(group))

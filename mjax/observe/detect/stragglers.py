@@ -1,6 +1,6 @@
 """Find the slow hosts of a run, and the cause of each.
 
-Input: seconds of each step, rank and phase, and the place of each rank in the mesh.
+Input: seconds of each step, rank and phase, and the position of each rank in the mesh.
 Output: the slow hosts with their causes, and the excess time of each host over its
 peers. Ranks are compared with peers in the same step by durations, so clock offsets do
 not matter.
@@ -18,8 +18,8 @@ measures are independent of waiting:
   this one. All of them wait until the last one begins; a rank with a slow network card
   ends later.
 - last: the rank that waits least in the gradient sync arrived last. This measure is
-  used where the sync ends for all ranks at the same time, and names a host only if no
-  other measure does.
+  used if the sync ends for all ranks at the same time. It names a host only if no other
+  measure does.
 
 A host may be slow in only some steps. Its measure is therefore an upper quantile over
 the steps, which ignores single garbage collections but includes episodes. A host is
@@ -76,10 +76,12 @@ class Layout:
 
 
 class Limits(NamedTuple):
-    """Limits above which a host is slow. Fixed on tuning seeds 0 to 39 of
-    tests/observe/synthetic_stragglers.py, between healthy and slow hosts: compute 1.7%
-    and 6.4%, data 2.7% and 7.7%, network 0.5% and 2.2%. The limits of host and last are
-    chosen, because the generator has no such times."""
+    """Limits above which a host is slow.
+
+    They lie between the healthy and the slow hosts of tuning seeds 0 to 39 of
+    tests/observe/synthetic_stragglers.py: compute 1.7% and 6.4%, data 2.7% and 7.7%,
+    network 0.5% and 2.2%. The limits of host and last are chosen, because the generator
+    has no such times."""
 
     cost: Mapping[Channel, float] = {
         "compute": 0.04,
@@ -88,9 +90,10 @@ class Limits(NamedTuple):
         "network": 0.01,
         "last": 0.05,
     }
-    """Excess over its peers, as a fraction of the usual compute of a step."""
+    """By measure: excess of the host over its peers, as a fraction of the usual compute
+    of a step."""
     z: float = 8.0
-    """Excess in units of the deviation of its peers."""
+    """Excess of the host, in units of the deviation of its peers."""
     confidence: float = 0.75
 
 
@@ -105,7 +108,8 @@ class Outlier:
     cause: Cause
     channel: Channel
     ratio: float
-    """Time in the slow steps of the host (upper quantile) over that of its peers."""
+    """Ratio of the host's time to that of its peers, in its slow steps (upper
+    quantile)."""
     cost: float
     """Excess of the host, as a fraction of the usual compute of a step."""
     z: float
@@ -114,7 +118,7 @@ class Outlier:
     """Fraction of bootstrap samples in which the host is above the limit."""
     pattern: Pattern
     since_step: int
-    """First slow step, counted from the first row."""
+    """Index of the first slow step in the input of `find`."""
     ranks: tuple[int, ...]
     """Ranks of the host that are above the limit."""
 
@@ -129,7 +133,8 @@ class Report:
     """[H, P], excess of each host over its peers in each phase, as a fraction of the
     usual compute of a step; NaN without measurements."""
     usual_s: float
-    """Usual compute time of a step; time of the whole step if no phase is compute."""
+    """Usual seconds of compute in a step, or of the whole step if no phase is
+    compute."""
 
 
 class _Measure(NamedTuple):
@@ -157,11 +162,12 @@ def find(
     """Find the slow hosts.
 
     Args:
-      phase_s: seconds; NaN is missing.
+      phase_s: seconds; NaN marks a missing value.
       roles: role of each phase.
       layout: positions of the ranks.
       left_s: seconds from the common start of the step to the end of the rank's
-        gradient sync, if each rank leaves the sync when its own transfers are done.
+        gradient sync; None unless each rank leaves the sync when its own transfers are
+        done.
       left_out: steps to ignore: those with saves or evaluations.
       limits: limits above which a host is slow.
     Raises:
@@ -194,7 +200,7 @@ def _checked(
     layout: Layout,
     left_out: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the seconds after the first steps, with NaN in ignored steps."""
+    """Return phase_s without its first steps, with NaN in ignored steps."""
     num_steps, num_ranks, num_phases = phase_s.shape
     if len(roles) != num_phases:
         raise ValueError(f"{num_phases} phases need as many roles, got {len(roles)}")
@@ -227,7 +233,7 @@ def _warm_up(num_steps: int) -> int:
 
 
 def _columns(values: np.ndarray, roles: Sequence[Role], *kept: Role) -> np.ndarray:
-    """Add the phases of these roles, [T, R]; NaN where none has a time."""
+    """Return the sum of phases of these roles, [T, R]; NaN where none has a time."""
     some = values[:, :, [role in kept for role in roles]]
     return np.where(np.isnan(some).all(axis=2), np.nan, np.nansum(some, axis=2))
 
@@ -389,5 +395,5 @@ def _excess(
 
 
 def _logs(values: np.ndarray) -> np.ndarray:
-    """Return logarithms; NaN for 0, as for a phase that has no time."""
+    """Return logarithms; NaN for 0, the value of a phase that has no time."""
     return np.log(values, where=values > 0, out=np.full_like(values, np.nan))

@@ -1,17 +1,17 @@
 """Find the ranks that block a stuck run, from the last records of all ranks.
 
-Input: the operation that each rank last entered and last left on each mesh axis, as
-far as records arrived; and the time at which the log of each host ended. Output: the
-ranks to blame, the reason, and who waits for whom.
+Input: the operations that each rank last entered and last left on each mesh axis, if
+its records arrived; and the time at which the log of each host ended. Output: the ranks
+to blame, the reason, and who waits for whom.
 
 The rule is that of MegaScale (arXiv 2402.15627, section 5.2): waiting ranks log the
 operation that they wait for, and the rank without such a log is to blame. Four cases
 break the rule and are handled:
 
 - A record may be missing or old although its rank is healthy. If one member has left an
-  operation, all members have entered it; this corrects old records. A rank that may
-  itself be waiting (because another member has not reached its next operation either)
-  is blamed only if no other rank explains as many waits.
+  operation, all members have entered it; this corrects old records. If another
+  member of its group has not reached the rank's next operation either, the rank may
+  itself be waiting. It is then blamed only if no other rank explains as many waits.
 - A rank that skipped a collective waits too. Its group has then entered the same number
   of operations, under different names.
 - The clocks of hosts may be wrong. Times are compared only within one host, except for
@@ -30,7 +30,8 @@ AXES = ("tp", "pp", "dp")
 _TP, _PP, _DP = range(3)
 _COLLECTIVE = (_TP, _DP)
 """Axes on which all members of a group enter each operation. On pp there are also
-transfers between two stages, so sequence numbers of stages are not comparable."""
+transfers between two stages, so stages cannot be compared by their number of
+operations."""
 
 LEAST_IDLE_STEPS = 17.0
 """A run is stuck after this many usual step times without a record. Chosen."""
@@ -59,13 +60,14 @@ class Places:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Records:
-    """Last records of each rank on each axis, in the order of AXES."""
+    """Last records of each rank on each axis. R ranks, A axes in the order of AXES."""
 
     entered: Int64[np.ndarray, "R A"]
     """Number of operations entered; -1 for a rank without records."""
     left: Int64[np.ndarray, "R A"]
     entered_s: Float64[np.ndarray, "R A"]
-    """Times by the clock of the host; NaN where there is none."""
+    """Times at which these were entered, by the clock of the host; NaN without a
+    record."""
     left_s: Float64[np.ndarray, "R A"]
     names: Shaped[np.ndarray, "R A"]
     """Name of the operation entered last. The name of a transfer ends with the other
@@ -190,8 +192,8 @@ class _Graph:
                     counts[members, axis] = np.maximum(counts[members, axis], least)
         pending = (self.entered > self.left) & ~self.is_unread[:, None]
         self.axis = np.where(pending.any(axis=1), pending.argmax(axis=1), -1)
-        """[R], number of the operation in which a rank waits; -1 if it waits in
-        none."""
+        """[R], index of the axis on which a rank waits in an operation; -1 if it does
+        not wait."""
 
     def members(self, rank: int, axis: int) -> NDArray[np.intp]:
         """Return the group of a rank."""
@@ -202,7 +204,10 @@ class _Graph:
         return str(self.names[rank, self.axis[rank]])
 
     def partner(self, rank: int) -> int | None:
-        """Return the other end of the transfer in which a rank waits."""
+        """Return the rank at the other end of the transfer in which a rank waits.
+
+        None if it does not wait in a transfer.
+        """
         if self.axis[rank] != _PP:
             return None
         *_, word = self.name(rank).split()
@@ -227,14 +232,14 @@ class _Graph:
         return members[self.entered[members, axis] < number].tolist()
 
     def _waits_here(self, other: int, rank: int) -> bool:
-        """Return whether another rank of the stages is in the same collective."""
+        """Return whether another rank waits on pp in the same collective."""
         return bool(self.axis[other] == _PP) and self.name(other) == self.name(rank)
 
     def may_wait_for(self, rank: int) -> set[int]:
         """Return the ranks that a rank may wait for if its records are outdated.
 
-        It has not entered an operation that all others of its group are in: otherwise
-        the operation would have ended.
+        They are the members of its groups that have not entered more operations than
+        it, and the neighbouring stages that do not wait for a transfer with it.
         """
         found: set[int] = set()
         for axis in _COLLECTIVE:
@@ -260,7 +265,7 @@ class _Graph:
 
 
 def _groups(columns: NDArray[np.int64]) -> list[NDArray[np.intp]]:
-    """Return groups of ranks with equal rows."""
+    """Return the groups of ranks whose rows in `columns` are equal."""
     _, group = np.unique(columns, axis=0, return_inverse=True)
     order = np.argsort(group, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(group[order])) + 1)
@@ -303,7 +308,7 @@ def _blame(graph: _Graph, host_log_s: NDArray[np.float64]) -> tuple[Sequence[int
 def _skipped(graph: _Graph) -> tuple[Sequence[int], str] | None:
     """Return ranks that skipped a collective, and the evidence; None if none did.
 
-    The evidence: the group of such a rank is in another collective.
+    The evidence is that the group of such a rank is in another collective.
     """
     for axis in _COLLECTIVE:
         for members in graph.groups[axis]:
@@ -337,8 +342,8 @@ def _gone_on(
 ) -> list[int]:
     """Return the ranks that a rank waits for although they are ahead on another axis.
 
-    Ranks of one stage run the same operations in the same order. So one of them is
-    behind the other on all axes, unless it has skipped an operation.
+    Ranks of one stage run the same operations in the same order. Of two such ranks, one
+    is therefore behind the other on all axes, unless it has skipped an operation.
     """
     entered = graph.recorded
     behind = entered[members, axis] < entered[rank, axis]
@@ -370,7 +375,11 @@ def _odd(graph: _Graph, axis: int, names: Mapping[int, str]) -> list[int]:
 
 
 def _turn(graph: _Graph, axis: int, names: Mapping[int, str]) -> str | None:
-    """Return which of two alternating collectives is next, according to other ranks."""
+    """Return the name of the alternating collective that comes next.
+
+    The other ranks show which. None if there are not exactly two names, or no other
+    rank is in one of them.
+    """
     two = sorted(set(names.values()))
     same = np.isin(graph.names[:, axis], two) & ~graph.is_unread
     same[list(names)] = False
@@ -387,7 +396,7 @@ def _best(graph: _Graph, candidates: NDArray[np.intp]) -> list[int]:
     """Return the candidate that explains most waits.
 
     On a tie, prefer the one that most members of its groups wait for, then the one with
-    the oldest last record.
+    the oldest last record. The list is empty if no rank waits for a candidate.
     """
     if not len(candidates):
         return []

@@ -33,7 +33,8 @@ PHASES = (
     *("data", "host", "forward", "backward", "tick", "send", "sync", "optimizer"),
     "join",
 )
-"""A join takes no time: it ends when everything it waits for has ended."""
+"""Phases of operations. A join takes no time: it ends when everything it waits for has
+ended."""
 _PASSES = ("forward", "backward")
 _JOINT = ("sync", "optimizer")
 """Phases that start when their worker arrives, so they include the wait for others."""
@@ -49,10 +50,11 @@ type CauseName = Literal[
 ]
 
 USUAL_LAST = 1.05
-"""Time of the last stage over that of others, in runs where it is not a cause. Source:
-1.065 and 1.03 in trace AR of github.com/ByteDance-Seed/StragglerAnalysis."""
+"""Ratio of the last stage's time to that of others, in runs where it is not a cause.
+Source: 1.065 and 1.03 in trace AR of github.com/ByteDance-Seed/StragglerAnalysis."""
 USUAL_LENGTHS = 0.025
-"""Log deviation of microbatches, in runs where lengths are not a cause. Chosen."""
+"""Deviation of the log time of microbatches, in runs where lengths are not a cause.
+Chosen."""
 LEAST_PAUSE_S = 0.06
 """Shortest pause of a garbage collection. Chosen: Python scans about 100,000 objects in
 this time."""
@@ -102,7 +104,7 @@ class Cause:
     workers: tuple[int, ...]
     """Workers to blame; empty: all workers."""
     step_s: Floats
-    """[steps], time without the cause."""
+    """[steps], seconds of each step without the cause."""
     saved: float
     """Fraction of the time of the run that it costs."""
 
@@ -112,19 +114,20 @@ class WhatIf:
     """Times of a run with parts of its slowness removed."""
 
     step_s: Floats
-    """[steps], measured times."""
+    """[steps], measured seconds."""
     replayed_s: Floats
-    """[steps], replay with the measured durations, which shows the error of the
-    graph."""
+    """[steps], seconds in a replay with the measured durations, which shows the error
+    of the graph."""
     even_s: Floats
-    """[steps], with every operation at its usual time."""
+    """[steps], seconds in a replay in which every operation takes its usual time."""
     causes: tuple[Cause, ...]
     """All causes, the most expensive first."""
     saved_by_worker: Floats
     """[W], fraction of the time that the uneven part of one worker's operations
     costs."""
     saved_by_stage: Mapping[int, float]
-    """The same by pipeline stage."""
+    """Fraction of the time that the uneven part of a stage's operations costs, by
+    pipeline stage."""
     saved_by_phase: Mapping[str, float]
 
     @property
@@ -144,9 +147,9 @@ class Usual:
     """Ratios of a run without these causes, which the run itself does not show."""
 
     last: float = USUAL_LAST
-    """Time of the last stage over that of the others."""
+    """Ratio of the last stage's time to that of the others."""
     lengths: float = USUAL_LENGTHS
-    """Log deviation of microbatches."""
+    """Deviation of the log time of microbatches."""
 
 
 def analyse(trace: Trace, usual: Usual | None = None) -> WhatIf:
@@ -204,7 +207,10 @@ def part(without_s: Floats, with_s: Floats) -> float:
 
 
 def step_times(trace: Trace, end_s: Floats) -> Floats:
-    """Return the time of each step, between the ends of successive last optimizers."""
+    """Return the seconds of each step.
+
+    A step ends, and the next one begins, when the last of its optimizers ends.
+    """
     last = trace.phase == "optimizer"
     num = int(trace.step.max(initial=-1)) + 1
     ends = np.full(num, -np.inf)
@@ -215,7 +221,7 @@ def step_times(trace: Trace, end_s: Floats) -> Floats:
 
 
 class Replay:
-    """Replays the graph of a trace with other times."""
+    """Replays the graph of a trace with other durations."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
@@ -273,12 +279,15 @@ class _Effects:
         self.length = self._length()
 
     def _base_s(self, phase: str) -> float:
-        """Return the usual time of a phase: the median of a usual worker."""
+        """Return the usual seconds of a phase, without the last stage.
+
+        They are the lower median over the workers of their medians.
+        """
         medians = self._by_worker_s((self.trace.phase == phase) & ~self.is_last)
         return max(lower_median([*medians.values()]), 1e-9) if medians else 1.0
 
     def _by_worker_s(self, chosen: NDArray[np.bool_]) -> dict[int, float]:
-        """Return each worker's median time of chosen operations."""
+        """Return the median seconds of each worker's chosen operations, by worker."""
         return {
             worker: float(
                 np.median(self.needed_s[chosen & (self.trace.worker == worker)])
@@ -287,14 +296,14 @@ class _Effects:
         }
 
     def _last(self, phase: str) -> float:
-        """Return the time of a pass of the last stage; that of the others is 1."""
+        """Return the ratio of a last-stage pass to a pass of another stage."""
         medians = self._by_worker_s(self.is_last & (self.trace.phase == phase))
         if not medians:
             return 1.0
         return lower_median([*medians.values()]) / self.base_s[phase]
 
     def staged_s(self) -> Floats:
-        """Return the usual time of each pass, [N], with the last stage's factor."""
+        """Return the usual seconds of each operation, with the last stage's factor."""
         trace = self.trace
         staged_s = np.array([self.base_s[phase] for phase in trace.phase.tolist()])
         for phase in _PASSES:

@@ -1,7 +1,7 @@
 """Compute how much time slow ranks cost a measured run.
 
-Input: the graph of the steps of a run (`mjax.observe.step_graph`). Output: the time of
-the run without the causes that slow single workers, and these causes, ranked by cost.
+Input: the graph of the steps of a run (`mjax.observe.step_graph`). Output: the causes
+that slow single workers, ranked by cost, and the time of the run without them.
 
 A worker does the same work in every step, and so do its peers: the workers at the same
 position (stage and tp) in other replicas. The usual time of an operation is the lower
@@ -10,11 +10,12 @@ these causes:
 
 - slow host: the passes of a worker take longer than those of its peers, in most
   steps.
-- late host: the same, for the time between steps without the wait for data.
-- slow loader: its host waits for data, while the others do not in the same step.
-- pauses: single operations take longer than the same worker's in other steps and than
-  its peers' in this step. The cause may be a garbage collection or another program on
-  the host.
+- late host: the time of a worker between steps, without the wait for data, is longer
+  than that of its peers, in most steps.
+- slow loader: its host waits for data in a step in which the others do not.
+- pauses: a single operation takes longer than in the worker's other steps, and longer
+  than its peers' in this step. The cause may be a garbage collection or another program
+  on the host.
 
 The replay without a cause subtracts its excess from the operations and keeps the noise.
 If the passes of a worker end together with those of a slow one (in one tp group, or in
@@ -46,11 +47,11 @@ from mjax.observe.detect.whatif import (
 _PASSES = ("forward", "backward", "tick")
 _PAUSABLE = (*_PASSES, "host")
 LEAST_DEVIATIONS = 4.0
-"""Excess in standard errors from which a worker is slower than its peers. Chosen: many
-workers are tested."""
+"""Excess, in standard errors, above which a worker counts as slower than its peers.
+Chosen: many workers are tested."""
 _ALIKE = 0.5
-"""Fraction of the slowest worker's excess from which another worker is also named.
-Chosen: workers that wait inside the same collective have nearly all of it."""
+"""Fraction of the slowest worker's excess above which another worker is also named.
+Chosen: workers that wait inside the same collective have nearly all of that excess."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,12 +60,12 @@ class Excess:
 
     lasting_s: Floats
     """Excess in most steps; negative where a worker is faster than its peers. It is 0
-    for a worker that is not significantly slower in all of its passes, or between
-    steps."""
+    for the passes of a worker that is not significantly slower in the sum of its
+    passes, and likewise for its time between steps."""
     pause_s: Floats
     """Excess in this step only."""
     wait_s: Floats
-    """Wait for data."""
+    """Excess of the wait for data."""
 
 
 def analyse_ranks(trace: Trace) -> WhatIf:
@@ -142,7 +143,7 @@ def _is_sure(beyond_s: np.ndarray) -> bool:
     """Return whether the excess of a worker over its peers is more than noise.
 
     Args:
-      beyond_s: [steps], excess summed over its operations of a kind.
+      beyond_s: [steps], excess summed over the worker's operations of one kind.
     """
     median_s = float(np.median(beyond_s))
     spread_s = 1.4826 * float(np.median(np.abs(beyond_s - median_s)))
@@ -151,7 +152,7 @@ def _is_sure(beyond_s: np.ndarray) -> bool:
 
 
 def _pauses_s(beyond_s: np.ndarray) -> np.ndarray:
-    """Return the excess that lies far outside the spread of the workers in other steps.
+    """Return the excess that lies far outside the spread over workers and steps.
 
     Args:
       beyond_s: [peers, steps], excess minus the median of each peer.
@@ -165,10 +166,9 @@ def _pauses_s(beyond_s: np.ndarray) -> np.ndarray:
 
 
 def _others(values: np.ndarray) -> np.ndarray:
-    """Return the other workers' excess in the same step, [1, S], for a slow worker.
+    """Return the usual excess of the workers other than a slow one, by step, [1, S].
 
-    That is the lower median over the other workers. For a fast worker this median may
-    be higher, but a fast worker has no excess anyway.
+    It is the lower median without the largest value of each step.
     """
     ordered = np.sort(values, axis=0)
     return ordered[max(len(values) - 2, 0) // 2][None]
