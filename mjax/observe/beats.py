@@ -8,8 +8,9 @@ A beat is one line of JSON. A Python thread in each process rewrites it in place
 second, so the rest of a longer, older line may follow it. The thread needs the
 interpreter lock: a process stops beating if another thread holds that lock, if it is
 stopped, or if its host is gone. A process that waits for others keeps beating. A reader
-reads twice to see whether a process beats, and computes how long it has made no
-progress from that process's own clock. Neither compares the clocks of different hosts.
+reads twice to see whether a process beats. It computes the time without progress from
+readings of one clock, that of the process's host. So no clocks of different hosts are
+compared.
 """
 
 import time
@@ -43,7 +44,7 @@ class Beat(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     monotonic_ns: int
     """Reading of the host's monotonic clock at the same time."""
     since_ns: int
-    """Start of its current activity, by the monotonic clock."""
+    """Reading of the monotonic clock when the current activity of the process began."""
     phase: int
     """A `Phase` of `mjax.processes.progress`."""
     step: int
@@ -90,7 +91,8 @@ def read(path: Path, sleep: Callable[[float], None] = time.sleep) -> Beat | None
     """Return the beat of a process.
 
     Returns:
-      None if there is no beat yet, or if the process was stopped during a write.
+      The beat; None if there is no beat yet, or if the process was stopped during a
+      write.
     Raises:
       ValueError: the file cannot be read, or has another version.
     """
@@ -120,7 +122,7 @@ def read(path: Path, sleep: Callable[[float], None] = time.sleep) -> Beat | None
 
 
 def read_run(work_dir: Path) -> tuple[dict[int, Beat], list[str]]:
-    """Return the beats of the newest start, by rank, and a list of unreadable files."""
+    """Return the newest start's beats by rank, and messages on unreadable files."""
     found: dict[int, dict[int, Beat]] = {}
     problems: list[str] = []
     for path in sorted((work_dir / FOLDER).glob("*.json")):

@@ -3,13 +3,14 @@
     python -m mjax.observe bubble --work-dir DIR --steps A:B
 
 Input: steps of a run that were recorded with the profiler. Output: for each stage the
-number of used and idle slots, counted from the operations that ran, their time, and the
-same numbers from the schedule. Exit codes: 0 done, 1 the operations disagree with the
-schedule that the run recorded, 2 bad input.
+number and the time of its used and idle slots, measured from the operations that ran,
+and the number of idle slots in the schedule. A slot is the forward or the backward part
+of a tick. Exit codes: 0 done, 1 the operations disagree with the schedule that the run
+recorded, 2 bad input.
 
 The stages of a tick wait for each other, so an idle slot takes the time of the same
-slot on the stages that use it (the median of their devices). The bubble is the time of
-idle slots over that of used ones.
+slot on the stages that use it (the median of their devices). The bubble is the ratio of
+the time of idle slots to that of used slots.
 """
 
 import collections
@@ -60,13 +61,13 @@ class Bubble:
 
     @property
     def slots(self) -> float | None:
-        """Number of idle slots over used ones; None: there are no slots."""
+        """Ratio of the number of idle slots to that of used slots; None: no slots."""
         used = sum(stage.used for stage in self.stages)
         return sum(stage.idle for stage in self.stages) / used if used else None
 
     @property
     def time(self) -> float | None:
-        """Time of idle slots over that of used ones."""
+        """Ratio of the time of idle slots to that of used slots."""
         used_s = sum(stage.used_s for stage in self.stages)
         return sum(stage.idle_s for stage in self.stages) / used_s if used_s else None
 
@@ -123,7 +124,7 @@ def _problems(by_step: Mapping[int, Sequence[Recorded]], known: Schedule) -> lis
 
 
 def _seconds(some: Sequence[Recorded]) -> dict[Key, float]:
-    """Return the duration of each slot that a device used in one step."""
+    """Return the median seconds of each slot, over the devices that used it."""
     every: dict[Key, list[float]] = collections.defaultdict(list)
     for one in some:
         for key, (start_ns, end_ns) in one.ran.items():

@@ -44,7 +44,7 @@ class Clock:
     least_ns: Int64[np.ndarray, "K"]
     most_ns: Int64[np.ndarray, "K"]
     drift: float = MOST_DRIFT
-    """Largest possible offset to the clock of rank 0."""
+    """Largest possible drift relative to the clock of rank 0, a fraction."""
 
     def at(self, time_ns: int) -> Offset:
         """Return the offset at a given time of this rank's clock."""

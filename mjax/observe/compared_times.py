@@ -45,7 +45,7 @@ _TIMES = 4
 """Length of a block in autocorrelation times. Chosen: neighbouring blocks are then
 nearly independent."""
 _SHORTEST = 4
-"""Steps of a block."""
+"""Minimum length of a block in steps."""
 _PERMUTATIONS = 9999
 _DRAWS = 1000
 """Bootstrap samples for an interval. Chosen: more hardly change its ends."""
@@ -175,7 +175,10 @@ def significant(values: Sequence[float]) -> float:
 def _test(
     a: Steps, b: Steps, rng: np.random.Generator
 ) -> tuple[int, float | None, float | None]:
-    """Return the length of a block and both p, which are None if blocks are too few."""
+    """Return the length of a block, and the p of the medians and of the slow steps.
+
+    Both p are None if there are too few blocks.
+    """
     block = block_length(a, b)
     if min(len(a), len(b)) // block < FEWEST_BLOCKS:
         return block, None, None
@@ -289,7 +292,7 @@ def _ranks(x: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
 def _rank_sum(
     a: Float[np.ndarray, "n"], b: Float[np.ndarray, "m"], rng: np.random.Generator
 ) -> float:
-    """Return the share of permutations whose rank sums differ at least as much."""
+    """Return p: the share of permutations whose rank sums differ at least as much."""
     ranks = _ranks(np.concatenate([a, b]))
     expected = len(a) * (len(ranks) + 1) / 2
     seen = abs(float(ranks[: len(a)].sum()) - expected)

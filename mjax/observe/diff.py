@@ -214,10 +214,10 @@ def _measured(found: Diff) -> str:
 
 
 def _clock_difference(record: Record) -> float | None:
-    """Return the relative difference of the step times in rows and in spans."""
+    """Return the relative difference of step times between metrics and spans."""
     spans_s: dict[int, float] = {}
     for of in record.files:
-        if of.header.rank == 0:  # rank 0 writes the rows
+        if of.header.rank == 0:  # rank 0 writes the metrics
             for line in of.lines:
                 for span in line.spans:
                     if span.stream == "step":

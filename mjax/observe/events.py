@@ -21,10 +21,10 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     time_ns: int
     """Time since 1970, by the clock of the writer."""
     monotonic_ns: int | None = None
-    """Time by the monotonic clock of the same host. The event `launch` names its
-    boot."""
+    """Time by the monotonic clock of the same host, since the boot that the event
+    `launch` names."""
     number: int | None = None
-    """Number in the journal of its source: one more than that of the event before."""
+    """Consecutive number of the event in the journal of its source."""
     kind: str
     source: str = DRIVER
     generation: int = 0

@@ -46,7 +46,7 @@ _PAUSING = ("no-saves", "no-evals")
 def compare(
     found: Plan, out_dir: Path, failed: Mapping[str, str], least: float
 ) -> tuple[Ladder, list[str]]:
-    """Read the results of the short runs; return the comparison, and problems.
+    """Read the results of the short runs; return their comparison, and problems.
 
     Raises:
       ValueError: the baseline run has no records.

@@ -137,7 +137,7 @@ def _command(rung: Rung, program: Sequence[str]) -> list[str]:
 
 
 def _fields(config: TrainConfig) -> set[tuple[str, str]]:
-    """Return the fields with their values, as text."""
+    """Return (dotted name, value as text) of each field."""
     nested = json.loads(to_json(config))
     return {(name, repr(value)) for name, value in records.flat(nested)}
 

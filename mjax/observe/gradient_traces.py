@@ -72,7 +72,7 @@ class Part:
     name: str
     layer: int | None
     dim: int
-    """Shape of the parameter, or of one of its layers."""
+    """Index of that dim in the parameter, or in one of its layers."""
     size: int
     indexes: tuple[int, ...]
     """Indexes of the slices without a gradient."""

@@ -35,7 +35,7 @@ ENDED = "ended"
 """Texts of events of kind `state`, see `mjax.launch.supervisor.State`."""
 _RANKS_LIVE = (RUNNING, STACKS, STOPPING)
 ALONE = "no driver"
-"""Part: no process ran, or ranks had ended and no driver was running to notice it."""
+"""Name of a part: no process ran, or ranks had ended without a driver to notice it."""
 UNEXPLAINED = "unexplained"
 MOST_UNEXPLAINED = 0.005
 """Unexplained share of the wall time that is reported as a problem. Chosen: the
@@ -96,11 +96,12 @@ class _Life:
     last_s: float = 0.0
     total_s: float = 0.0
     gaps: list[tuple[str, float, float]] = dataclasses.field(default_factory=list)
-    """Part, start and end of each time in which no driver could notice an end."""
+    """(part, start, end) of each period in which no driver could notice the end of a
+    rank."""
 
 
 def has_ended(events: Sequence[Event]) -> bool:
-    """Return whether the driver has ended the run without a further launch."""
+    """Return whether the driver has ended the run and no later launch has begun."""
     told = [event for event in events if event.source == DRIVER]
     states = [event.text for event in told if event.kind in ("state", BEGAN)]
     return bool(states) and states[-1] == ENDED
@@ -203,7 +204,7 @@ def _spent(event: Event) -> _Spent:
 def _driver_times(
     timed: Sequence[Timed], ranks: Mapping[int, int | None]
 ) -> tuple[dict[str, float], dict[int, _Life]]:
-    """Return the seconds by state, and by generation the time in which a rank ran.
+    """Return the seconds by part without a rank, and the rank's life by generation.
 
     Args:
       timed: the events.
@@ -253,7 +254,7 @@ def _part(state: str) -> str:
 
 
 def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str, float]:
-    """Return, by part, the rest of the time in which a rank ran.
+    """Return, by part, the seconds of a rank's life that the rank did not report.
 
     Args:
       life: the rank's life as the driver saw it.

@@ -8,12 +8,13 @@ launch show what its driver did between the starts (`launch_time`). The spans of
 lowest rank describe each start (`start_time`). If both exist, the events are used; the
 spans check them and give the duration of steps. Exit codes: 0 done, 2 bad input.
 
-Buckets: `productive` is the time of steps whose work was kept; `lost` that of steps
-that a later start repeated, and the time until a hang was noticed; `compile` is
+Buckets: `productive` is the time of steps whose work was kept; `lost` is the time of
+steps that a later start repeated, and the time until a hang was noticed; `compile` is
 compilation; `restart` is all other time for starting and ending processes, including
-the first start; `save` is the time that saves block the run; `eval` includes samples;
-`idle` is time without processes. Time that no record explains is `unexplained` and in
-no bucket; more than half a percent of it is reported as a problem.
+the first start; `save` is the time that saves block the run; `eval` is the time of
+evaluations and samples; `idle` is time without processes. Time that no record explains
+is `unexplained` and in no bucket. If it exceeds half a percent of the wall time, it is
+reported as a problem.
 
 Source: the effective training time is a figure of MegaScale (arXiv:2402.15627).
 Differs: compilation, saves and evaluations do not count as effective.
@@ -53,10 +54,11 @@ _BUCKET = {
     launch_time.ALONE: "idle",
     start_time.BETWEEN: "idle",
 }
-"""Bucket of each part; all other parts belong to starting or ending processes."""
+"""Bucket of each part. All other parts belong to starting or ending processes and
+count as `restart`."""
 _MOST_DIFFERENCE = 0.01
-"""Largest difference of the two sources, as a fraction of the wall time. Chosen: the
-events include the time of a killed step, but no span does."""
+"""Largest accepted difference between events and spans, as a fraction of the wall time.
+Chosen: the events include the time of a killed step, but no span does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

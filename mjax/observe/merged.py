@@ -6,8 +6,8 @@ each rank on the clock of rank 0, with their error bound; and the events of that
 Each rank gets one clock offset for all its spans, so that they stay in order. It is the
 offset at the middle of the steps, and the bound includes the drift to both ends. Ranks
 of one host share a clock. The bound is infinite if there are no barriers or they
-contradict each other. Then the nearest barrier places the spans, or without barriers
-the wall clocks.
+contradict each other. In these cases the offset comes from the nearest barrier or, if
+there are none, from the wall clocks.
 """
 
 import dataclasses
@@ -29,9 +29,9 @@ class Rank:
 
     header: Header
     error_ns: float
-    """Bound of the error of all times in these steps; infinite if there is none."""
+    """Bound of the error of all times in these steps; infinite if unknown."""
     offset_ns: int
-    """Offset that was subtracted from times of its own clock."""
+    """Offset that was subtracted from the times of the process's own clock."""
     spans: tuple[tuple[int, Span], ...]
     """Spans with their steps, sorted by time."""
 
@@ -148,7 +148,7 @@ def merge(
 def _start(
     files: Sequence[SpanFile], first: int, last: int, generation: int | None
 ) -> list[SpanFile]:
-    """Return the files of the chosen start, by rank."""
+    """Return the files of the chosen start, sorted by rank."""
     taken = {
         of.header.generation
         for of in files
@@ -236,7 +236,10 @@ def _moved(
     window: tuple[int, int],
     offset_ns: int,
 ) -> tuple[tuple[int, Span], ...]:
-    """Return the spans of the steps, and those of other steps at the same time."""
+    """Return the spans of the steps, and the spans of other steps that overlap them.
+
+    Each is a pair of step and span, with times on the clock of the lowest rank.
+    """
     found = []
     for line in lines:
         for span in line.spans:

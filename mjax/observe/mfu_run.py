@@ -65,7 +65,7 @@ class _Start:
     """The spans of one start of a run, on the wall clock of its host, in seconds."""
 
     steps: dict[int, tuple[float, float]]
-    """Step to its start and end."""
+    """Start and end of each step, by step."""
     marks: tuple[Mark, ...]
 
 
@@ -226,7 +226,10 @@ def _lay_spans(
 
 
 def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Mark]]:
-    """Return the end of each step, without the time between steps, which rows lack."""
+    """Return the end of each step, and the marks.
+
+    Rows have no times between steps, so these count as 0, apart from saves.
+    """
     restarts = _read_restarts(work_dir / "starts")
     marks: list[Mark] = []
     ends: list[float] = []
@@ -246,7 +249,7 @@ def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Ma
 
 
 def _read_restarts(folder: Path) -> set[int]:
-    """Return the steps after which the run was restarted."""
+    """Return the steps from whose state a start of the run began."""
     return {*_read_records(folder, "start_step", int)}
 
 

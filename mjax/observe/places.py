@@ -27,7 +27,7 @@ def device_of(stream: str) -> int | None:
 
 
 def device_place(device: int, mesh: Mapping[str, int], view: View) -> tuple[int, ...]:
-    """Return the key that sorts devices for a view."""
+    """Return the key by which a view sorts devices."""
     where = coordinates(device, mesh)
     own = [place for axis, place in where.items() if axis.startswith(view)]
     others = [place for axis, place in where.items() if not axis.startswith(view)]

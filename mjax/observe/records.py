@@ -137,7 +137,7 @@ def _fingerprint(
     summary: Mapping[str, Any],
     problems: list[str],
 ) -> str | None:
-    """Return the fingerprint of the newest checkpoint, or the hash of the texts."""
+    """Return the data fingerprint of the newest checkpoint, or the corpus hash."""
     own = dict(flat(config)).get("ckpt.dir")
     folder = path / "checkpoints" if own is None else Path(str(own))
     steps = [

@@ -1,7 +1,7 @@
 """Find differences between two runs other than times: flags, code, hosts, losses.
 
-Input: the records of two runs. Output: by group the names that differ, with both
-values; the missing records; and the first step whose loss differs.
+Input: the records of two runs. Output: for each group the names whose values differ,
+with both values; the missing records; and the first step whose loss differs.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class Group:
 
     @property
     def is_same(self) -> bool | None:
-        """Differences; None if a file is missing."""
+        """Whether there are no differences; None if a file is missing."""
         return None if self.missing else not self.differing
 
 

@@ -36,7 +36,7 @@ time."""
 type Verdict = Literal[
     "gains", "gains little", "within noise", "too few steps", "differs", "not run"
 ]
-"""differs: the rung has a smaller model, which always takes less time."""
+"""`differs`: the rung has a smaller model, whose steps are always shorter."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Measured:
     median_s: float
     median_low_s: float | None
     median_high_s: float | None
-    """95% interval of the median, by blocks; None: too few steps."""
+    """Ends of the 95% interval of the median, from blocks; None: too few steps."""
     data_wait_s: float
     """Mean seconds per step that the run waited for data."""
     tokens_per_s: float
@@ -72,13 +72,13 @@ class Compared:
     runs."""
     gain_low: float | None = None
     gain_high: float | None = None
-    """95% interval, by blocks; None: too few steps."""
+    """Ends of the 95% interval of the gain, from blocks; None: too few steps."""
     outside_layers: float | None = None
     """For a smaller model: fraction of a step that does not depend on the number of
     layers."""
     p: float | None = None
-    """p: probability that equal runs differ as much; the larger of the two
-    comparisons."""
+    """Probability that equal runs differ as much: the larger p of the comparisons with
+    the two baseline runs."""
     block: int | None = None
     """Length of a block in steps; None: too few steps."""
 

@@ -42,7 +42,7 @@ class Rung:
     name: str
     """Name of the rung and of its folder."""
     less: str
-    """The removed thing, for people."""
+    """Description of the removed part, for people."""
     config: TrainConfig | None
     """Config of its run; None: the run has nothing of this kind to remove."""
     reason: str = ""
@@ -50,7 +50,7 @@ class Rung:
     processes: int = 1
     hosts: int = 1
     layers_gone: float | None = None
-    """Remaining fraction of the layers; None: all of them."""
+    """Removed fraction of the layers; None: no layer is removed."""
     period: int = 1
     """Steps between two removed events, if they do not happen in every step."""
 
@@ -212,9 +212,9 @@ def _smaller_model(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
 
 
 def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
-    """Return the rung on one host, with as many sequences per device.
+    """Return the rung on one host, with the run's number of sequences per device.
 
-    A step takes as long unless hosts wait for each other.
+    A step takes as long as in the run, unless hosts wait for each other there.
     """
     hosts, batch = origin.hosts, config.batch
     if hosts == 1:

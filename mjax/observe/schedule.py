@@ -110,7 +110,7 @@ class Schedule:
 
     @property
     def bubble(self) -> float:
-        """Idle slots over used ones, by the formula: (P - 1) / (v M)."""
+        """Ratio of idle slots to used slots by the formula: (P - 1) / (v M)."""
         return (self.num_stages - 1) / (self.num_chunks * self.num_microbatches)
 
 

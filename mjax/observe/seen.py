@@ -41,7 +41,8 @@ class Seen:
     """Letter of /proc/PID/stat, "gone" if there is no such process, "?" if it runs on
     another machine."""
     entered: tuple[int, int] | None = None
-    """Progress, for comparison with other ranks; None without beats."""
+    """(operations begun, progress within the phase), for comparison with other ranks;
+    None without beats."""
     doing: str = ""
     """Name of the open span; "" without beats."""
     is_beating: bool | None = None
@@ -60,7 +61,7 @@ class Records:
     spans: Mapping[int, SpanFile]
     words: Mapping[int, Word]
     beats: Mapping[int, Beat]
-    """Run id that all ranks with spans share, if any has spans."""
+    """Last beat of each rank."""
     problems: tuple[str, ...]
     launch: Path | None = None
     """The launcher's folder for this start."""
@@ -150,7 +151,7 @@ def _words(folder: Path | None, problems: list[str]) -> dict[int, Word]:
 
 
 def look_again(work_dir: Path, records: Records) -> Records:
-    """Wait for the next beats, and note which processes beat."""
+    """Wait for the next beats; return the records with the ranks that beat again."""
     again = beats_.still_beating(work_dir, records.beats)
     beats = {**records.beats, **again}
     return dataclasses.replace(records, beats=beats, beating={*again})
@@ -213,7 +214,7 @@ def _see(rank: int, records: Records, now_ns: int) -> Seen:
 
 
 def _since_s(header: Header | None, monotonic_ns: int, now_ns: int) -> float:
-    """Return the seconds since a time of a host's monotonic clock."""
+    """Return the seconds since a time of a host's monotonic clock, at `now_ns`."""
     if header is None:  # no spans yet: assume that the process is on this machine
         return (time.monotonic_ns() - monotonic_ns) / 1e9
     return (now_ns - header.wall_ns - monotonic_ns + header.monotonic_ns) / 1e9

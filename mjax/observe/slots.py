@@ -68,8 +68,8 @@ class Transfer:
     tick: int
     direction: Direction
     role: Literal["pp", "dp"]
-    """Communication with another stage, or with the replicas: gathered weights, reduced
-    gradients."""
+    """`pp`: communication with another stage; `dp`: gathers of weights and reductions
+    of gradients over the replicas."""
     start_ns: int
     end_ns: int
 
@@ -85,7 +85,7 @@ class Recorded:
     ran: Mapping[tuple[Direction, int], tuple[int, int]]
     """Start and end of each slot that ran, by direction and tick."""
     ticks: Mapping[int, tuple[int, int]]
-    """Start of the first operation of each tick and end of the last."""
+    """(start of the first operation, end of the last one) of each tick."""
     transfers: tuple[Transfer, ...]
     is_computed: bool
     """Whether idle slots are computed too; then operations do not show which are
@@ -209,7 +209,10 @@ def _misfit(known: Schedule, found: Merged) -> list[str]:
 def _of_tick(
     tick: int, spans: Sequence[Span] | None, ran: Recorded | None
 ) -> tuple[int, int] | None:
-    """Return start and end of a tick, by its stamps or by its operations."""
+    """Return start and end of a tick, by its stamps or else by its operations.
+
+    None if neither exists.
+    """
     if spans is not None:
         return spans[tick].start_ns, spans[tick].end_ns
     return None if ran is None else ran.ticks.get(tick)
@@ -290,7 +293,7 @@ def _by_tick(events: Iterable[Placed]) -> Iterator[tuple[int, list[Placed]]]:
 
 
 def _extent(events: Sequence[Placed], ahead_ns: int) -> tuple[int, int]:
-    """Return the start of the first event and the end of the last one."""
+    """Return the start of the first event and the end of the last, plus `ahead_ns`."""
     start_ns = min(placed.event.start_ns for placed in events)
     stop_ns = max(placed.event.stop_ns for placed in events)
     return round(start_ns) + ahead_ns, round(stop_ns) + ahead_ns

@@ -127,7 +127,7 @@ def starts(files: Sequence[SpanFile]) -> tuple[list[Start], list[str]]:
 
 
 def by_generation(files: Sequence[SpanFile]) -> dict[int, Seen]:
-    """Return the seconds of each start of the newest launch, by generation."""
+    """Return, for each generation of the newest launch, its `Start.until`."""
     found = [one for one in starts(files)[0] if one.file.header.launch is not None]
     names = [one.file.header.launch.name for one in found if one.file.header.launch]
     return {
@@ -164,7 +164,7 @@ def _gap_s(before: Start, start: Start, problems: list[str]) -> float:
 
 
 def _chosen(files: Sequence[SpanFile]) -> tuple[list[SpanFile], list[str]]:
-    """Return the file of the lowest rank of each start, in order."""
+    """Return the file of the lowest rank of each start, in order, and problems."""
     by_start: dict[int, SpanFile] = {}
     problems = []
     for of in sorted(files, key=lambda of: (of.header.generation, of.header.rank)):
@@ -189,7 +189,7 @@ def _host_spans(of: SpanFile) -> Iterator[tuple[int, Span]]:
 
     A host dispatches a step before it waits for the previous one, and writes the spans
     of a step together. So a file without a last line lacks the newest dispatch, but has
-    later spans of the previous step.
+    later spans of the previous step. The time before these is yielded as the dispatch.
     """
     lines = [line for line in of.lines if any(s.stream == "host" for s in line.spans)]
     is_cut_off = bool(lines) and of.lines[-1].end is None

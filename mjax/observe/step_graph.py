@@ -7,7 +7,7 @@ Operations of a device in a step, in sequence:
 
 - data, host: from the end of the previous step to the first pass. `data` is the part in
   which its host waited for a batch. A host has two steps in flight, so its work that
-  overlaps the device's compute costs nothing and is in neither.
+  overlaps the device's compute costs nothing and is in neither of the two.
 - forward and backward passes, or the ticks of a pipeline.
 - sync: the rest of the gradient reduction, and the gradient norm, a collective of all
   devices.
@@ -21,9 +21,9 @@ Edges across devices:
 - pp: a tick receives what the neighbours send in it; the last stage and the first are
   neighbours too.
 - dp: where devices do not overlap communication with compute, as on CPUs, weights are
-  gathered and gradients reduced within passes. The times show whether a pass waits for
-  its dp group: of the graphs with and without these edges, the one with the smaller
-  differences of operations between devices is used.
+  gathered and gradients reduced within passes. Whether a pass waits for its dp group
+  follows from the times: the edges are used if they make the durations of operations
+  differ less between devices.
 - sync: all devices wait for each other.
 
 Host clocks differ, so they are shifted until the sync ends at the same time for all.
@@ -72,9 +72,9 @@ class _Step:
     passes: tuple[Span, ...]
     sync: Span
     ready_ns: int
-    """Time at which the host had its metrics."""
+    """Time at which the host had the metrics of the step."""
     data_ns: int
-    """Seconds that the host waited for its batch."""
+    """Nanoseconds that the host waited for its batch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -186,7 +186,7 @@ class _Times:
     end_s: np.ndarray
     """[W, S], end of the step."""
     before_s: np.ndarray
-    """[W], end of the step before the first one; start of the first step if unknown."""
+    """[W], end of the step before the first one; start of the first pass if unknown."""
     data_s: np.ndarray
     """[W, S], seconds that the host waited for the batch."""
 
@@ -255,7 +255,7 @@ def _times(steps: Steps, chosen: Sequence[int]) -> _Times:
 
 
 type _Groups = list[tuple[list[int], list[int]]]
-"""Workers, and the workers that each of them waits for."""
+"""Pairs of lists: workers, and the workers for which each of them waits."""
 
 
 def _waits_for(places: Sequence[Place], times: _Times, at: int) -> _Groups:
@@ -280,7 +280,7 @@ def _waits_for(places: Sequence[Place], times: _Times, at: int) -> _Groups:
 
 
 def _split(keys: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
-    """Return the workers of each key."""
+    """Return the workers that have each key; `keys` has one for each worker."""
     groups: dict[tuple[int, ...], list[int]] = collections.defaultdict(list)
     for worker, key in enumerate(keys):
         groups[key].append(worker)
@@ -290,7 +290,10 @@ def _split(keys: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], list[int]]:
 def _with_neighbours(
     groups: Mapping[tuple[int, ...], list[int]], *, is_tick: bool
 ) -> _Groups:
-    """Make groups wait for themselves, and in a tick also for neighbouring stages."""
+    """Return groups whose members wait for each other.
+
+    In a tick they also wait for the neighbouring stages.
+    """
     num_stages = max(key[0] for key in groups) + 1
     found = []
     for (stage, *rest), members in groups.items():
@@ -302,7 +305,7 @@ def _with_neighbours(
 
 @dataclasses.dataclass
 class _Table:
-    """Operations so far."""
+    """Operations and edges of a graph under construction."""
 
     rows: list[tuple[str, int, int, int, float, float]] = dataclasses.field(
         default_factory=list

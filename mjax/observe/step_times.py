@@ -40,7 +40,7 @@ UNSTAMPED: dict[str, Role] = {
 }
 """Phases of a host. The host that waits least for its device came last."""
 _INTERRUPTS = frozenset({"eval", "ckpt"})
-"""Kinds of spans whose step is left out, and the step after it."""
+"""Kinds of spans because of which their step and the next one are left out."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class StepTimes:
     phases: tuple[str, ...]
     roles: tuple[Role, ...]
     phase_s: Float[np.ndarray, "T R P"]
-    """Seconds; NaN is missing."""
+    """Seconds; NaN marks a missing value."""
     steps: Int[np.ndarray, " T"]
     layout: Layout
     """Layout of the columns; its hosts are indexes of `units`."""
@@ -173,7 +173,7 @@ class _Step:
 
 
 def _steps(lines: Sequence[Line]) -> dict[int, _Step]:
-    """Add the spans of each step; a step may have several lines."""
+    """Return the durations of each step; a step may have several lines."""
     found: dict[int, _Step] = collections.defaultdict(_Step)
     for line in lines:
         if line.step < 1:

@@ -203,7 +203,10 @@ def _limit_s(one: Seen, limits: LimitsConfig, usual_s: float) -> float:
 
 
 def _p99_s(files: Mapping[int, SpanFile]) -> float:
-    """Return the 99th percentile of the last step times of the first rank with any."""
+    """Return the 99th percentile of the last step times of one rank.
+
+    It is the lowest rank that has steps; 0 if none has.
+    """
     for _, found in sorted(files.items()):
         steps = [s for line in found.lines for s in line.spans if s.name == "step"]
         if steps:
@@ -215,7 +218,7 @@ def _p99_s(files: Mapping[int, SpanFile]) -> float:
 def _stacks(
     work_dir: Path, records: Records, seen: Mapping[int, Seen]
 ) -> tuple[dict[int, str], list[int]]:
-    """Return the newest stacks of each rank, and the ranks whose lock is held."""
+    """Return the newest stacks of each rank, and the ranks whose GIL is held."""
     shown: dict[int, str] = {}
     folder = records.launch
     for rank in seen if folder else ():

@@ -54,7 +54,7 @@ def arrows(slots: Slots, ranks: Sequence[Rank]) -> list[Arrow]:
 
 
 def _beside(device: int, mesh: dict[str, int], slot: Slot) -> int:
-    """Return the device on the stage of a slot that has the same other coordinates."""
+    """Return the device on the stage of `slot` that shares the other coordinates."""
     number = 0
     for axis, place in coordinates(device, mesh).items():
         number = number * mesh[axis] + (slot.stage if axis == PIPELINE else place)

@@ -5,8 +5,8 @@ with its place and the indices of the loop iterations in which it ran.
 
 An instruction in a loop has one event per iteration. On one device, iteration k of a
 loop begins with the earliest k-th event of the instructions that run in every
-iteration. Instructions inside a conditional run only in some iterations; these times
-determine in which.
+iteration. Instructions inside a conditional run only in some iterations; the start
+times of the iterations tell which.
 """
 
 import collections

@@ -51,7 +51,7 @@ class Place:
     place: int
     """Position in the repeating pattern of layers."""
     loops: tuple[str, ...]
-    """Keys in the table of the enclosing loops, the outermost first."""
+    """The enclosing loops, as keys of the table of loops, the outermost first."""
     is_direct: bool
     """Whether each iteration of the innermost loop runs the instruction, without a
     conditional between."""
