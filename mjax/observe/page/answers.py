@@ -1,4 +1,4 @@
-"""The answers of the page: one method for each address of the API.
+"""The answers of the page: a method for each address of its API.
 
 Input: queries of viewers. Output: objects for JSON, or bytes. A thread follows the run
 and keeps its data in memory, so the cost of an answer depends only on its size. Slow
@@ -32,15 +32,16 @@ the time of a poll."""
 WAIT_S = 20.0
 """Longest wait for a report. Chosen: browsers and proxies wait for 30 s or longer."""
 _MFU_WAIT_S = 1.0
-"""Longest wait of the charts for the shape of the MFU."""
+"""Longest wait of a request for the charts, if the shape of the MFU is not ready."""
 _STATE_S = 1.0
-"""Time for which all viewers share one state of the ranks."""
+"""Time for which one answer with the state of the ranks serves all viewers."""
 _MOST_POINTS, _POINTS = 20_000, 2_000
 _EVENTS, _MOST_EVENTS = 500, 5_000
 _RANK_EVENTS = 50
 _HEATS = 8
 _MOST_MARKS = 2_000
-"""Number of newest marks in an answer. Chosen: a chart is as wide in pixels."""
+"""Maximum number of marks in an answer, the newest. Chosen: the width of a chart in
+pixels."""
 _VIEWS: tuple[View, ...] = get_args(View.__value__)
 
 
@@ -107,7 +108,7 @@ class Page:
     # --------------------------------------------------------- requests of viewers
 
     def run(self, query: Query) -> Any:
-        """Return the position of each rank."""
+        """Return the run: config, mesh, newest step, and the position of each rank."""
         now_ns = time.time_ns()
         config = self._feed.config()
         with self._lock:
@@ -129,7 +130,7 @@ class Page:
             }
 
     async def metrics(self, query: Query) -> Any:
-        """Return rows of metrics in columns, thinned, with marks."""
+        """Return thinned rows of metrics in columns, with marks and the MFU's shape."""
         points = query.whole("points", 10, _MOST_POINTS) or _POINTS
         found = await run_in_threadpool(self._charted, points)
         with self._lock:
@@ -150,7 +151,7 @@ class Page:
         }
 
     def _charted(self, points: int) -> dict[str, Any]:
-        """Return thinned rows and marks; the same for all viewers."""
+        """Return thinned rows and marks, cached for all viewers."""
         with self._lock:
             key = (self._model.version, points)
             if self._charts[0] == key:
@@ -165,7 +166,7 @@ class Page:
         return found
 
     def heat(self, query: Query) -> bytes:
-        """Return a matrix of ranks and steps; `from` and `to` are both included."""
+        """Return one phase by rank and step; `from` and `to` are both included."""
         first, last = query.whole("from"), query.whole("to")
         asked = query.text("phase")
         with self._lock:
@@ -265,7 +266,7 @@ class Page:
         )
 
     def events(self, query: Query) -> Any:
-        """Return events from a number on, or without `after` the newest ones."""
+        """Return the events from number `after` on; without it, the newest ones."""
         limit = query.whole("limit", 1, _MOST_EVENTS) or _EVENTS
         with self._lock:
             total = self._model.num_events
@@ -323,7 +324,7 @@ class Page:
         """Return the state of all ranks as JSON, shared by all viewers for a second.
 
         Returns:
-          the version of the run to which it belongs, and the JSON.
+          the version of the run's data that the state shows, and the JSON.
         """
         with self._lock:
             at, version, found = self._state
@@ -355,13 +356,13 @@ class Page:
             )
 
     def rows_from(self, first: int, points: int = _POINTS) -> dict[str, Any]:
-        """Return the rows of metrics from a number on."""
+        """Return the rows of metrics from number `first` on."""
         with self._lock:
             found = self._model.rows.copy(first)
         return rows.as_json(*rows.thin(*found, points))
 
     def events_from(self, first: int) -> list[dict[str, Any]]:
-        """Return the events from a number on."""
+        """Return the events from number `first` on."""
         with self._lock:
             return self._numbered(first, _MOST_EVENTS)
 
@@ -402,7 +403,7 @@ class Page:
         return [told.event for told in self._model.events if told.generation is None]
 
     def _numbered(self, first: int, limit: int) -> list[dict[str, Any]]:
-        """Convert events to their form for viewers."""
+        """Return at most `limit` events from number `first` on, as JSON objects."""
         known = self._model
         oldest = known.num_events - len(known.events)
         start = max(first, oldest)

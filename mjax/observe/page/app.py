@@ -1,7 +1,7 @@
 """The ASGI application of the live page: routes and their handlers.
 
-Input: a `Page` that knows the run, and access rules. Output: an application. Errors
-are JSON with one line for people; an invalid request is answered with 400.
+Input: a `Page` with the data of the run, and access rules. Output: an application.
+Errors are JSON with one line for people; an invalid request is answered with 400.
 """
 
 import sys

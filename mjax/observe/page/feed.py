@@ -1,6 +1,6 @@
 """The source from which the page reads a run.
 
-Input: nothing. Output: shares of new data, and on request the lines of earlier steps.
+Input: none. Output: shares of new data, and on request the lines of earlier steps.
 `FileFeed` reads files. A feed changes nothing in its source.
 """
 
@@ -62,7 +62,9 @@ class Feed(Protocol):
         ...
 
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
-        """Return the lines of a process for some steps, in order, possibly with others.
+        """Return the lines of a process for some steps, in order.
+
+        Lines of other steps may be among them.
 
         Args:
           process: as returned by `poll`.

@@ -124,7 +124,7 @@ class FileFeed:
         return share
 
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
-        """Return the lines of some steps, possibly with others; see `Feed`."""
+        """Return the lines of some steps, possibly among others; see `Feed`."""
         followed = self._followed[process.key]
         start, end = followed.places.between(first, last)
         end = followed.tail.position if end is None else end

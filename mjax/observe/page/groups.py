@@ -28,7 +28,7 @@ def all_groups(headers: Sequence[Header]) -> dict[str, list[list[int]]]:
 
 
 def groups_of(header: Header, headers: Sequence[Header]) -> dict[str, list[int]]:
-    """Return, by kind, all ranks that share a group with a rank, itself included."""
+    """Return, by kind, the ranks that share a group with a rank, which is included."""
     found: dict[str, list[int]] = {}
     for kind in KINDS:
         own = {_without(place, kind) for place in _places(header)}

@@ -60,7 +60,7 @@ class Request:
 def cookie_name(token: str) -> str:
     """Return the name of the cookie for a page.
 
-    All ports of a host share its cookies: two pages need different names.
+    All ports of a host share its cookies, so two pages need different names.
     """
     return _COOKIE + hashlib.sha256(token.encode()).hexdigest()[:8]
 

@@ -2,7 +2,7 @@
 
 Input: a matrix of seconds. Output: 4 bytes with the length of a header, the header as
 JSON, and a byte for each cell, row by row. 255 is no value; 0 to 254 are linear between
-`lo` and `hi`. These ends are robust: rare cells beyond them get the colour of the end.
+`lo` and `hi`. These ends leave out rare extreme cells, which get the colour of the end.
 `least` and `most` in the header give the full range.
 """
 
@@ -20,9 +20,9 @@ _TAIL = 0.005
 """Fraction of the cells beyond each end of the scale. Chosen: the first steps of a
 start take a hundred times as long, and would make all others look alike."""
 _ROOM = 2.0
-"""The scale extends to this multiple of the median if a value does. Chosen: one slow
-host among 4,096 ranks has far fewer cells than the fraction above, but must be
-visible."""
+"""If a value is that large, the scale extends to this multiple of the median. Chosen:
+one slow host among 4,096 ranks has far fewer cells than the fraction above, but must
+be visible."""
 _SAMPLE = 200_000
 """Number of cells sampled to compute the ends. Chosen: that takes 10 ms."""
 

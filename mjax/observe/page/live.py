@@ -24,7 +24,8 @@ STATE_EVERY_S = 2.0
 RETRY_MS = 2000
 """Time after which a browser reconnects."""
 _IDLE_S = 10.0
-"""Time between two states of the ranks if there is no news; their ages still grow."""
+"""Time between two states of the ranks if there is no new data; the ages they show
+still grow."""
 _LOOK_S = 0.25
 _AGAIN = 300
 """Number of last rows to send again. Chosen: more than a run writes between two
@@ -32,7 +33,10 @@ requests of a viewer."""
 
 
 def rows_seen(last_event_id: str | None) -> int | None:
-    """Read the header Last-Event-ID; None if it is absent or not ours."""
+    """Return the number of rows in the header Last-Event-ID.
+
+    None if the header is absent or the page did not write it.
+    """
     text = last_event_id or ""
     is_number = text.isascii() and text.isdigit() and len(text) <= 15
     return int(text) if is_number else None

@@ -1,7 +1,7 @@
 """The state of a run in memory: processes, rows of metrics, events.
 
 Input: shares of data from a feed. Output: records for the answers. Memory is bounded:
-it holds for each process the newest lines, the barriers, and sums by step in grids.
+for each process it holds the newest lines, the barriers, and sums by step in grids.
 """
 
 import array
@@ -44,7 +44,7 @@ class Process:
     code: int | None = None
     """Exit code, if the process ended by itself."""
     span: Span | None = None
-    """The span that ended last; the host's span if its line has one."""
+    """The span that ended last; if its line has a span of the host, that one."""
     lines: collections.deque[Line] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_NEWEST_LINES)
     )

@@ -21,7 +21,7 @@ _STACK_BYTES = 100_000
 
 
 def is_live(newest: list[Process], now_ns: int) -> bool:
-    """Return whether a run is still running, as far as the records show."""
+    """Return whether a run is still running according to its records."""
     for process in newest:
         if process.code is not None:
             continue

@@ -27,8 +27,8 @@ MOST_REPLAYED = 3_000_000
 """Limit of devices times replays times steps for `whatif`, which replays once for each
 device. Chosen: a minute of one core."""
 _FEWEST_STEPS = 8
-"""Steps of a replay, including the two that it skips. Chosen: the mean over them shows
-a cause."""
+"""Minimum number of steps in a replay, including the two that it skips. Chosen: the
+mean over them shows a cause."""
 LAST_STEPS = 1000
 """Number of last steps to compare, as in `heatmap`."""
 _P99_STEPS = 256
@@ -146,7 +146,7 @@ def where_time_went(
 
 
 def mfu_shape(work_dir: Path, feed: Feed, lowest: Sequence[Process]) -> dict[str, Any]:
-    """Report the shape of the MFU, as `mfu` does; arguments as above."""
+    """Report the shape of the MFU, as `mfu` does; see `where_time_went`."""
 
     def answer() -> dict[str, Any]:
         files = [feed.whole(process) for process in lowest]

@@ -78,7 +78,7 @@ class Rows:
         return self._steps[-1] if self._steps else 0
 
     def copy(self, first: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return rows from a number on: steps, and columns, NaN if absent."""
+        """Return rows from number `first` on: steps, and columns with NaN if absent."""
         steps = np.array(self._steps[first:], np.int64)
         return steps, {
             name: np.array(column[first:], np.float64)

@@ -63,7 +63,7 @@ class RunFiles:
         self._read(share)
 
     def config(self) -> Any:
-        """Return the contents of config.json."""
+        """Return the contents of config.json; None if it cannot be read."""
         try:
             return msgspec.json.decode((self._work_dir / "config.json").read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

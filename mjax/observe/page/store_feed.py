@@ -341,7 +341,7 @@ class StoreFeed:
         )
 
     def _ask_min(self, generation: int, first: int) -> int | None:
-        """Return the first stored step of a start at or after a step."""
+        """Return the first stored step of a start that is not below `first`."""
         (row,) = self._store.query(
             f"select min(s.step) {_OF_START}",
             [self._run, generation, first, 2**31 - 1],
@@ -362,7 +362,7 @@ class StoreFeed:
 
 
 def _lines(rows: Sequence[Sequence[Any]]) -> Iterator[tuple[int, Line]]:
-    """Yield (file id, line) for each run of consecutive spans of one line."""
+    """Yield (file id, line) for each series of spans that belong to one line."""
     at, step, barrier = None, -1, None
     own: list[Span] = []
     for file_id, n, of_step, of_barrier, *span in rows:

@@ -40,7 +40,7 @@ class Changes:
     totals: pa.Table
     """Rows to add to phase_totals."""
     rewritten: Sequence[tuple[str, int]] = ()
-    """Runs whose metrics.jsonl was rewritten, with its revision; older rows are
+    """(run, revision) for each rewritten metrics.jsonl; rows of older revisions are
     deleted.
     """
     metrics: Sequence[tuple[Any, ...]] = ()

@@ -59,13 +59,13 @@ def parse_spans(
 ) -> Parsed:
     """Parse lines of a file of spans.
 
-    Numbers that fit no column are rare. Only after one has been found are single lines
-    searched for them.
+    Numbers that fit no column are rare, so single lines are searched for them only
+    after the whole batch has shown one.
 
     Args:
       data: whole lines.
       start: position of the first line in the file.
-      first_line: its number; line 1 is the header.
+      first_line: number of that line; line 1 is the header.
       mark: mark of the file so far.
       header: header of the process; None if it is in `data`.
     Raises:

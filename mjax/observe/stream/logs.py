@@ -6,14 +6,15 @@ deleted only on request.
 No process writes these logs:
 
 - `launch/generation-N/`: `rank-R.log`, `stacks-R.txt` and `coordinator.log`, if a later
-  generation has begun or the launch has ended; and always `rank-R.log.1`, which the
-  launcher rotates when a log gets too long.
+  generation has begun or the launch has ended; and always `rank-R.log.1`, to which the
+  launcher renames a log that gets too long.
 - `stacks/HOST-RANK-GENERATION.txt`, if the run has been started again since; GENERATION
-  counts all starts, also those without a launch.
+  counts all starts, including those without a launch.
 - `profile/GENERATION/step-N/HOST-RANK/`: under the same condition, or once its last
   file exists.
 
-All of these must not have been written for a minute. Logs of agents are not touched.
+In addition, nothing may have written to them for a minute. Logs of agents are not
+touched.
 """
 
 import os

@@ -1,8 +1,8 @@
 """Send batches to NATS JetStream, from which an ingester takes them.
 
 Input: batches. Output: messages in a stream on disk. The ingester deletes a message
-after its commit. Accepted means queued; over the same server the ingester reports on
-request what is stored.
+after its commit. An accepted batch is only queued; on request, the ingester reports
+over the same server how much of each file is stored.
 """
 
 import asyncio

@@ -91,7 +91,9 @@ def plan(
 
 
 def carry_out(action: Action) -> None:
-    """Compress or delete a file; after a kill, its lines are in at least one file.
+    """Compress or delete a file.
+
+    If the process is killed while it compresses, all lines are in at least one file.
 
     Raises:
       OSError: there is no space to compress, or the file is gone.

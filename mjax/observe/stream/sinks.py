@@ -21,7 +21,8 @@ class Sink(Protocol):
     """Takes batches."""
 
     is_queue: bool
-    """Whether accepted means queued; then `marks` returns later what is stored."""
+    """Whether the sink only queues accepted batches; `marks` tells when they are
+    stored."""
 
     def marks(self, request: MarksRequest) -> MarksAnswer:
         """Request the stored size of the files; raises SinkGoneError."""

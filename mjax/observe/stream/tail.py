@@ -57,7 +57,7 @@ class Tail:
     """Generation of the launch and rank."""
 
     def move(self, to: Outcome) -> None:
-        """Move to the position up to which a sink has the file."""
+        """Move to the position up to which a sink has accepted the file."""
         expected = self.revision == to.revision and self.position <= to.at_byte
         self.is_checked = self.is_checked and expected
         self.revision, self.position = to.revision, to.at_byte
