@@ -22,7 +22,7 @@ test("ranks are written as ranges and read back", () => {
   assert.equal(format.ranks([]), "none");
   assert.deepEqual(format.parseRanks("0-2, 5", [0, 1, 2, 3, 4, 5]), { ranks: [0, 1, 2, 5] });
   assert.match(format.parseRanks("9", [0, 1]).error, /no rank 9/);
-  assert.match(format.parseRanks("<b>", [0, 1]).error, /"<b>" is no rank/);
+  assert.match(format.parseRanks("<b>", [0, 1]).error, /"<b>" is not a rank/);
 });
 
 test("a step that was timed with another one does not set the end of the axis", () => {

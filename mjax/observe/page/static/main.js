@@ -1,9 +1,9 @@
 /**
- * The page of a run: starts, chooses the view that the URL names, keeps data fresh.
+ * The page of a run: starts it, opens the view that the URL names, keeps its data fresh.
  *
- * Enters: the server's answers and events. Leaves: the view in #main, the header, the
- * three answers. Each view is a module with make(context) -> {element, show, hide}; it
- * is made when it is first opened.
+ * Input: the server's answers and events. Output: the view in #main, the header, and the
+ * three answers about health above the views. Each view is a module with
+ * make(context) -> {element, show, hide}, which is called when the view is first opened.
  */
 
 import { get } from "./js/api.js";
@@ -29,8 +29,8 @@ const VIEWS = {
   ledger: ["Ledger", ledger],
   stuck: ["Stuck", stuck],
 };
-const POINTS = 2000; // a column; more than a chart has pixels
-/** Seconds between two questions, by part. Chosen: costs of the server against news. */
+const POINTS = 2000; // rows of metrics to request; more than a chart has pixels
+/** Seconds between two requests of a part. Chosen: fresh data at little cost to the server. */
 const EVERY_S = { run: 15, stuck: 10, stragglers: 30, whatif: 60, ledger: 30 };
 
 const store = makeStore();
@@ -122,7 +122,7 @@ function start() {
   }
   refresh("state");
   refresh("metrics", { points: POINTS });
-  // Rows come by themselves; their marks, and thinner columns, do not.
+  // The server sends new rows by itself, but not their marks, and not thinned columns.
   setInterval(() => document.hidden || refresh("metrics", { points: POINTS }), 60_000);
   open();
   listen(

@@ -1,11 +1,11 @@
 /**
  * Requests to the server and its answers.
  *
- * Enters: a path and parameters. Leaves: the JSON object, or for the heat map a header
- * and its bytes. A refusal becomes an ApiError with the server's message.
+ * Input: a path and parameters. Output: the JSON object, or for the heat map a header and
+ * its bytes. A refusal becomes an ApiError with the server's message.
  */
 
-/** The server's message and status; status 0 if it did not answer. */
+/** An error with the server's message and HTTP status; status 0 if it did not answer. */
 export class ApiError extends Error {
   constructor(message, status) {
     super(message);
@@ -43,13 +43,13 @@ export async function get(name, params = {}, signal = undefined) {
   return (await ask(`api/${name}`, params, signal)).json();
 }
 
-/** Request a phase: {header, cells: Uint8Array of [ranks, steps]}. */
+/** Request a phase of the heat map: {header, cells: Uint8Array of [ranks, steps]}. */
 export async function getHeat(params, signal = undefined) {
   const data = await (await ask("api/heat", params, signal)).arrayBuffer();
   return splitHeat(data);
 }
 
-/** Split an answer: 4 bytes length, JSON, one byte a cell. */
+/** Split an answer into its header and cells: 4 bytes of length, JSON, one byte a cell. */
 export function splitHeat(data) {
   const length = new DataView(data).getUint32(0, true);
   const header = JSON.parse(new TextDecoder().decode(new Uint8Array(data, 4, length)));

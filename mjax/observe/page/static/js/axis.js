@@ -1,12 +1,15 @@
 /**
  * Axes of canvases: positions and labels of ticks.
  *
- * Enters: a range, a scale to pixels, room. Leaves: lines and numbers on a canvas.
+ * Input: a range, its scale to pixels, and a box. Output: lines and numbers on a canvas.
  */
 
 import { ticks, tickStep } from "../vendor/d3-array/d3-array.min.js";
 
-/** Draw numbers and grid lines for a horizontal range below y. say(value, step): text. */
+/**
+ * Draw the tick marks and numbers of a horizontal range below a box.
+ * say(value, step): text of a tick, or null for none; step: distance between ticks.
+ */
 export function axisBelow(ctx, range, at, box, colours, say, every = 90) {
   const num = Math.max(2, Math.floor((box.right - box.left) / every));
   const step = tickStep(range[0], range[1], num);
@@ -35,7 +38,7 @@ export function line(ctx, x0, y0, x1, y1) {
   ctx.stroke();
 }
 
-/** Draw an arrow from a place to another, with a head of `size` pixels. */
+/** Draw an arrow from (x0, y0) to (x1, y1), with a head of `size` pixels. */
 export function arrow(ctx, x0, y0, x1, y1, size = 6) {
   const angle = Math.atan2(y1 - y0, x1 - x0);
   line(ctx, x0, y0, x1 - Math.cos(angle) * size, y1 - Math.sin(angle) * size);

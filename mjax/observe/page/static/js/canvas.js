@@ -1,15 +1,16 @@
 /**
  * Canvases: size in device pixels, fitting text, and pointer events.
  *
- * Enters: a box of the page. Leaves: a stack of two canvases that follow its size, one
- * for the picture and one for what moves above it; gestures as calls.
+ * Input: a box of the page. Output: two stacked canvases that follow its size, one for
+ * the picture and one for the cursor and selections above it; gestures as calls.
  */
 
 import { el } from "./dom.js";
 
 /**
- * Make a picture that accepts keyboard input. label: its name; keys: its key help.
- * Returns {box, base, above, width, height, onResize}; sizes in CSS pixels.
+ * Make a picture that accepts keyboard input.
+ * label: its name; keys: its keyboard shortcuts; help: id of the element that explains them.
+ * Returns {box, base, above, width, height, ratio, onResize}; sizes in CSS pixels.
  */
 export function makePicture(label, keys, help) {
   const canvases = [0, 1].map(() => el("canvas", { "aria-hidden": "true" }));
@@ -46,7 +47,7 @@ function fit(picture, canvases) {
   return true;
 }
 
-/** Begin a drawing: cleared, in CSS pixels, with the font of the page. */
+/** Clear a layer; return its context, set to CSS pixels and the font of the page. */
 export function begin(picture, layer) {
   const ctx = picture[layer];
   ctx.setTransform(picture.ratio, 0, 0, picture.ratio, 0, 0);
@@ -59,12 +60,12 @@ export function begin(picture, layer) {
   return ctx;
 }
 
-/** The page's font in pixels. */
+/** The page's font, as CSS; size in pixels. */
 export function font(size, weight = 400) {
   return `${weight} ${size}px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif`;
 }
 
-/** Shorten a text with an ellipsis until it fits; "" if nothing does. */
+/** Shorten a text with an ellipsis until it fits; "" if not even one letter does. */
 export function fitText(ctx, text, width) {
   if (ctx.measureText(text).width <= width) return text;
   let [low, high] = [0, text.length];
@@ -77,9 +78,9 @@ export function fitText(ctx, text, width) {
 }
 
 /**
- * Follow pointers and wheel. Calls of `does`, all places in CSS pixels of the box:
- * hover({x, y} or null), click({x, y}), drag({from, to, shift, done}),
- * wheel({x, y, dx, dy, zoom}) -> true if it was used.
+ * Follow pointers and wheel. Calls these functions of `does`, with positions in CSS pixels
+ * of the box: hover({x, y} or null), click({x, y}), drag({from, last, to, shift, done}),
+ * wheel({x, y, dx, dy, zoom}) -> true if the event was used.
  */
 export function follow(picture, does) {
   const { box } = picture;

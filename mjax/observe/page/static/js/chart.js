@@ -1,9 +1,9 @@
 /**
  * A line chart over steps, with marks for saves, evaluations, restarts and warnings.
  *
- * Enters: a title, steps, values, marks. Leaves: an element with a uPlot chart, its
- * newest value or that under the cursor, and a name for screen readers. Drags zoom, a
- * double click shows all; charts of one group share cursor and zoom.
+ * Input: a title, steps, values, marks. Output: an element with a uPlot chart, the newest
+ * value or the value under the cursor, and a name for screen readers. Dragging zooms, a
+ * double click shows all steps; all charts share cursor and zoom.
  */
 
 import uPlot from "../vendor/uplot/uPlot.esm.js";
@@ -11,7 +11,7 @@ import { palette } from "./colours.js";
 import { el, say } from "./dom.js";
 import { count } from "./format.js";
 
-/** Sign and colour of a mark, by kind. Signs tell them apart without colour. */
+/** Sign, colour and name of a mark, by kind. Signs tell the kinds apart without colour. */
 export const MARKS = {
   save: ["s", "muted", "save"],
   eval: ["e", "third", "evaluation"],
@@ -75,7 +75,7 @@ export function makeChart(title, colour, sayValue, sayTick, top = null) {
   };
 }
 
-/** Say a series in one sentence. */
+/** Describe a series in one sentence. */
 export function describe(title, { steps, values }, sayValue) {
   const known = values.filter((each) => each !== null);
   if (!known.length) return `${title}: no values`;
@@ -173,7 +173,7 @@ function drawMarks(plot, marks, colours) {
   for (const [x, list] of [...signs].sort((a, b) => a[0] - b[0])) {
     const wide = 9 * ratio;
     const begin = x - ((list.length - 1) * wide) / 2;
-    if (begin < end) continue; // the line stays; its sign would cover another one
+    if (begin < end) continue; // this sign would cover another one; its line stays
     list.forEach(([sign, colour], index) => {
       ctx.fillStyle = colour;
       ctx.fillText(sign, begin + index * wide, bbox.top - ratio);

@@ -1,13 +1,13 @@
 /**
  * Colours of pictures, for the light and the dark scheme.
  *
- * Enters: the custom properties of style.css. Leaves: colours by name, tables of 256
- * colours for canvases, and a call when the reader's scheme changes.
+ * Input: the custom properties of style.css. Output: colours by name, tables of 256
+ * colours for canvases, and a call when the browser's colour scheme changes.
  *
  * Source of the scale: cividis, Nuñez, Anderton and Renslow 2018, doi:10.1371/
- * journal.pone.0199239, which looks the same with and without colour blindness; 33 of
- * its 256 colours, linear between them. Colours of kinds: after Okabe and Ito, lighter,
- * so that dark text can be read on each.
+ * journal.pone.0199239, which looks the same with and without colour blindness. The table
+ * has 33 of its 256 colours; those between are interpolated. Colours of kinds: after Okabe
+ * and Ito, but lighter, so that dark text can be read on each.
  */
 
 const CIVIDIS = (
@@ -16,7 +16,7 @@ const CIVIDIS = (
   "aba072 b4a76f bcae6c c4b468 cdbb63 d5c25e dec958 e7d150 f0d846 f9e03a fee838"
 ).split(" ");
 
-/** Of spans by kind; text on them is INK. */
+/** Colours of spans by kind; text on them is INK. */
 export const KIND_COLOURS = {
   compute: "#6cb0e8",
   tp: "#f0a860",
@@ -44,19 +44,19 @@ function between(anchors, at) {
   return a.map((value, index) => Math.round(value + (b[index] - value) * (place - low)));
 }
 
-/** Colour of a part from 0 to 1 as CSS. */
+/** Colour of a position from 0 to 1 on the scale, as CSS. */
 export function cividis(part) {
   return `rgb(${between(CIVIDIS, Math.min(1, Math.max(0, part))).join(" ")})`;
 }
 
-/** White or dark text, whichever is read better on this part of the scale: 4.5 to 1 or more. */
+/** Text colour for a position on the scale: black or white, with contrast 4.5 to 1 or more. */
 export function inkOn(part) {
   return part > 0.47 ? "#000000" : "#ffffff";
 }
 
 /**
- * Table of 256 pixels for cells as heat_data.js has them: 0 no value, 1 to 255 the scale.
- * none: CSS colour as #rrggbb of cells without a value.
+ * Return a table of pixels by byte of a cell, as in heat_data.js: 0 is no value, 1 to 255 is
+ * the scale. none: colour of cells without a value, as #rrggbb.
  */
 export function pixels(none) {
   const found = new Uint32Array(256);
@@ -73,7 +73,7 @@ export function gradient() {
   return `linear-gradient(to right, ${CIVIDIS.map((each) => `#${each}`).join(", ")})`;
 }
 
-/** Read the colours of the scheme that is on. */
+/** Return the colours of the active scheme, by name. */
 export function palette() {
   const style = getComputedStyle(document.documentElement);
   const read = (name) => style.getPropertyValue(`--${name}`).trim();
@@ -96,7 +96,7 @@ export function palette() {
   return Object.fromEntries(names.map((name) => [name, read(name)]));
 }
 
-/** Call when light changes to dark or back. */
+/** Call `listener` whenever the scheme changes between light and dark. */
 export function onScheme(listener) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", listener);
 }

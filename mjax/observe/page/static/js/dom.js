@@ -1,14 +1,15 @@
 /**
- * Elements, made without markup: hostile text can only ever become text.
+ * Make elements without markup, so that hostile text stays text.
  *
- * Enters: a tag, properties, children (elements or strings). Leaves: an element.
- * Strings become text nodes; no function here parses HTML.
+ * Input: a tag, properties, children (elements or strings). Output: an element. Strings
+ * become text nodes; no function here parses HTML.
  */
 
 /**
  * Make an element.
- * `on` has listeners; `style` has CSS properties, set through the CSSOM, as the page's
- * policy demands; every other property is an attribute, left out if null or false.
+ * `on` maps events to listeners. `style` maps CSS properties to values, which are set
+ * through the CSSOM, because the page's policy forbids inline styles. Every other property
+ * is an attribute, left out if null or false.
  */
 export function el(tag, props = {}, ...children) {
   const node = document.createElement(tag);
@@ -34,14 +35,14 @@ function append(node, children) {
   }
 }
 
-/** Replace what an element contains. */
+/** Replace the children of an element; return it. */
 export function fill(node, ...children) {
   node.replaceChildren();
   append(node, children);
   return node;
 }
 
-/** Set a text only if it differs, so that screen readers hear changes only. */
+/** Set a text if it differs, so that screen readers announce only changes. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
@@ -90,7 +91,7 @@ export function table(caption, columns, rows, rowProps = () => ({})) {
   );
 }
 
-/** Make a choice with a visible label. options: [[value, text]]. */
+/** Make a select element with a visible label. options: [[value, text]]. */
 export function choice(label, options, value, onChange) {
   const select = el(
     "select",
@@ -101,7 +102,7 @@ export function choice(label, options, value, onChange) {
   return { box: el("label", { class: "field" }, el("span", {}, label), select), select };
 }
 
-/** Replace the options of a choice, and keep its value where it still exists. */
+/** Replace the options of a select element; keep its value if that still exists. */
 export function setOptions(select, options, value) {
   const same =
     options.length === select.options.length &&
@@ -119,7 +120,7 @@ export function button(text, onClick, props = {}) {
   return el("button", { type: "button", ...props, on: { click: onClick } }, text);
 }
 
-/** Say why there is nothing to see, and what to do. */
+/** Make a box that says why there is nothing to show, and what to do. */
 export function empty(what, why) {
   return el("div", { class: "empty" }, el("p", { class: "empty-what" }, what), el("p", {}, why));
 }

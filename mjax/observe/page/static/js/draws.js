@@ -1,12 +1,11 @@
 /**
  * Schedule the drawing of pictures, and measure its time.
  *
- * Enters: functions that draw, with the view and the kind of the change (zoom, pan,
- * hover, pick, live, first). Leaves: at most one call of each in a frame, and
- * `window.mjaxDrawTimes`: rows {view, kind, ms, frame_ms}. `ms` is the time of the
- * function, and of the work that was done for it before (`work`); `frame_ms` goes on
- * until the browser has painted the frame and takes tasks again, so that rasterisation
- * counts.
+ * Input: functions that draw, each with its view, and the kind of each change (zoom, pan,
+ * hover, pick, live, first). Output: at most one call of each function per frame, and
+ * `window.mjaxDrawTimes`, a list of {view, kind, ms, frame_ms}. `ms` is the time of the
+ * function and of its preparation (`work`). `frame_ms` ends when the browser has painted the
+ * frame and runs tasks again, so it includes rasterisation.
  */
 
 const KEPT = 20_000;
@@ -14,7 +13,7 @@ const times = [];
 window.mjaxDrawTimes = times;
 const before = new Map();
 
-/** Do work for the next redraw of a view, and count it as part of that redraw. */
+/** Call a function, and count its time as part of the next redraw of a view. */
 export function work(view, call) {
   const begin = performance.now();
   try {
@@ -24,7 +23,7 @@ export function work(view, call) {
   }
 }
 
-/** Make a redraw: call it with a kind, as often as you like. */
+/** Return a function of a kind of change; its calls in one frame cause a single `draw`. */
 export function redrawer(view, draw) {
   let kinds = null;
   return (kind) => {

@@ -1,8 +1,8 @@
 /**
  * Numbers as text, with units and a fixed number of digits, so that columns align.
  *
- * Enters: numbers in seconds, milliseconds, microseconds or nanoseconds, as each name
- * says; lists of ranks. Leaves: text for people, and ranks that were typed. Pure.
+ * Input: numbers, in the unit that each function names; lists of ranks; typed ranks.
+ * Output: text for people; lists of ranks. Pure.
  */
 
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
@@ -17,7 +17,7 @@ export function count(value) {
   return isNumber(value) ? WHOLE.format(value) : NONE;
 }
 
-/** A number with so many digits that count: 0.0123, 1.23, 123, 1,235. */
+/** A number with `num` significant digits, but whole if it is large: 0.0123, 1.23, 1,235. */
 export function digits(value, num = 3) {
   if (!isNumber(value)) return NONE;
   const size = Math.abs(value);
@@ -40,12 +40,12 @@ export function rate(value) {
   return digits(value);
 }
 
-/** A part as percent. */
+/** A fraction as percent. */
 export function percent(value, places = 1) {
   return isNumber(value) ? `${(100 * value).toFixed(places)}%` : NONE;
 }
 
-/** How many times as much. */
+/** A ratio: "1.25×". */
 export function times(value) {
   return isNumber(value) ? `${value.toFixed(2)}×` : NONE;
 }
@@ -77,7 +77,7 @@ export function micros(value) {
   return isNumber(value) ? seconds(value / 1e6) : NONE;
 }
 
-/** A wall-clock time since 1970 in nanoseconds, as day and time of the reader's zone. */
+/** A time in nanoseconds since 1970, as day and time in the time zone of the browser. */
 export function clock(timeNs) {
   if (!isNumber(timeNs)) return NONE;
   const when = new Date(timeNs / 1e6);
@@ -85,7 +85,7 @@ export function clock(timeNs) {
   return `${day} ${pad(when.getHours())}:${pad(when.getMinutes())}:${pad(when.getSeconds())}`;
 }
 
-/** Ranks as ranges: [0, 1, 2, 5] is "0–2, 5"; past `most` ranges the rest is counted. */
+/** Ranks as ranges: [0, 1, 2, 5] is "0–2, 5"; ranks beyond `most` ranges are counted. */
 export function ranks(list, most = 6) {
   const sorted = [...new Set(list)].sort((a, b) => a - b);
   const parts = [];
@@ -103,7 +103,7 @@ export function ranks(list, most = 6) {
 }
 
 /**
- * Read ranks as typed: "0-15, 32". Returns {ranks} or {error}.
+ * Read typed ranks such as "0-15, 32". Returns {ranks}, ascending, or {error}.
  * known: ranks that exist.
  */
 export function parseRanks(text, known) {
@@ -114,7 +114,7 @@ export function parseRanks(text, known) {
     .map((each) => each.trim())
     .filter(Boolean)) {
     const match = /^(\d+)(?:\s*[-–]\s*(\d+))?$/.exec(part);
-    if (!match) return { error: `"${part}" is no rank; write ranks such as 0-15, 32` };
+    if (!match) return { error: `"${part}" is not a rank; write ranks such as 0-15, 32` };
     const [low, high] = [Number(match[1]), Number(match[2] ?? match[1])];
     if (high < low) return { error: `"${part}" ends before it begins` };
     for (const rank of exists) if (rank >= low && rank <= high) found.add(rank);

@@ -1,8 +1,8 @@
 /**
- * The three answers above every view: is it running, who is slow, what does it cost.
+ * The three answers above every view: is the run running, who is slow, what does it cost.
  *
- * Enters: the parts run, state, stuck, stragglers, whatif, ledger, metrics of the store.
- * Leaves: three short texts, each with a sign and a word besides its colour.
+ * Input: the parts run, state, stuck, stragglers, whatif, ledger, metrics of the store.
+ * Output: three short texts, each with a sign and a word in addition to its colour.
  */
 
 import { button, el, fill } from "./dom.js";
@@ -10,7 +10,7 @@ import { count, percent, plural, ranks, rate, seconds, times } from "./format.js
 
 const SIGNS = { good: "●", warn: "▲", bad: "■", none: "○" };
 
-/** Fill the section, now and whenever something changes. */
+/** Fill the section, now and whenever one of these parts changes. */
 export function showHealth(section, context) {
   const { store } = context;
   const boxes = [0, 1, 2].map(() => el("div", { class: "answer" }));
@@ -46,7 +46,7 @@ function show(box, answer, context) {
   );
 }
 
-/** Is it running? Pure: from the store to {asks, level, says, why, view}. */
+/** Answer "Is it running?" from the store: {asks, level, says, why, view}. Pure. */
 export function running(store) {
   const asks = "Is it running?";
   const [run, state, stuck] = ["run", "state", "stuck"].map(store.get);
@@ -114,7 +114,7 @@ export function running(store) {
   };
 }
 
-/** Who is slow? */
+/** Answer "Who is slow?", as `running` does. */
 export function slow(store) {
   const asks = "Who is slow?";
   const found = store.get("stragglers");
@@ -143,7 +143,7 @@ export function slow(store) {
   };
 }
 
-/** What does it cost? */
+/** Answer "What does it cost?", as `running` does. */
 export function cost(store) {
   const asks = "What does it cost?";
   const [whatif, ledger, metrics] = ["whatif", "ledger", "metrics"].map(store.get);

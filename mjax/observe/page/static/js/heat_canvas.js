@@ -1,8 +1,8 @@
 /**
  * The heat map on its canvas: cells, hosts at the left, steps below, slow hosts marked.
  *
- * Enters: a picture, a model {matrix, bytes, order, bands, outliers} and a view {x, y}
- * in columns and rows. Leaves: pixels; and which cell is at a place.
+ * Input: a picture, a model {matrix, bytes, order, bands, outliers} and a view {x, y} in
+ * columns and rows. Output: pixels; and the cells under a pixel.
  */
 
 import { axisBelow, line } from "./axis.js";
@@ -11,7 +11,7 @@ import { count } from "./format.js";
 import { edges, pool } from "./heat_data.js";
 import { scale } from "./range.js";
 
-/** Room around the cells, in pixels. */
+/** Return the box of the cells inside the picture, in CSS pixels. */
 export function frame(picture) {
   const left = picture.width < 560 ? 62 : 104;
   return { left, top: 4, right: picture.width - 26, bottom: picture.height - 22 };
@@ -27,7 +27,7 @@ export function drawHeat(picture, model, view, lut, colours) {
   const { steps } = model.matrix;
   const across = scale(view.x, [box.left, box.right]);
   const isWhole = steps.at(-1) - steps[0] === steps.length - 1;
-  const zero = isWhole ? steps[0] : 0; // so that ticks are round steps
+  const zero = isWhole ? steps[0] : 0; // so that ticks are at round numbers of steps
   axisBelow(
     ctx,
     view.x.map((col) => col + zero),
@@ -84,7 +84,7 @@ function drawHosts(ctx, box, bands, view, down, colours) {
     ctx.fillText(fitText(ctx, host, box.left - 12), box.left - 6, middle);
 }
 
-/** Name of a slow host in picture and list. */
+/** Letter of a slow host in the picture and in the list. */
 export function letter(index) {
   return String.fromCharCode(65 + (index % 26)) + (index >= 26 ? Math.floor(index / 26) : "");
 }
@@ -127,7 +127,7 @@ function runs(places) {
   return found;
 }
 
-/** Draw what moves: the cell under the cursor, or the rectangle that is dragged. */
+/** Draw the upper layer: the cell under the cursor, or the rectangle that is dragged. */
 export function drawAbove(picture, model, view, cursor, dragged, colours) {
   const ctx = begin(picture, "above");
   const box = frame(picture);
@@ -163,7 +163,7 @@ export function drawAbove(picture, model, view, cursor, dragged, colours) {
   ctx.strokeRect(x - w / 2, y - h / 2, w, h);
 }
 
-/** Return rows and columns under a pixel, {rows, cols}; null outside of the cells. */
+/** Return the ranges of rows and columns under a pixel, {rows, cols}; null outside. */
 export function under(picture, model, view, { x, y }) {
   const box = frame(picture);
   if (x < box.left || x >= box.right || y < box.top || y >= box.bottom) return null;

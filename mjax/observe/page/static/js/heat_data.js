@@ -1,15 +1,15 @@
 /**
  * The cells of the heat map: rank x step, one byte each. Pure.
  *
- * Enters: the answer of /api/heat (255 no value, 0 to 254 from lo to hi). Leaves: a
- * matrix whose bytes are 0 for no value and 1 to 255 from lo to hi, so that the larger
- * byte is the larger value; medians; and the picture of any part of it.
+ * Input: the answer of /api/heat, in which 255 is no value and 0 to 254 go from lo to hi.
+ * Output: a matrix in which 0 is no value and 1 to 255 go from lo to hi, so that a larger
+ * byte is a larger value; medians; and the pixels of any part of the matrix.
  *
- * Where several cells share a pixel the largest is shown: one slow rank of 4,096 must
- * not vanish.
+ * If several cells share a pixel, it shows the largest, so that one slow rank among 4,096
+ * stays visible.
  */
 
-/** Range of the scale "against the step's median". Chosen: shows 4%, ends at 1.5. */
+/** Range of ratios to the step's median. Chosen: a difference of 4% is visible. */
 export const RATIO = [0.8, 1.5];
 
 /** Make the matrix of an answer. */
@@ -25,7 +25,7 @@ export function matrix({ header, cells }) {
   };
 }
 
-/** Turn a byte into a value of its scale; null if there is none. */
+/** Return the value of a byte on the scale from lo to hi; null if it has none. */
 export function valueOf(byte, lo, hi) {
   return byte ? lo + ((byte - 1) / 254) * (hi - lo) : null;
 }
@@ -35,7 +35,7 @@ function byteOf(value, lo, hi) {
   return 1 + Math.round(254 * Math.min(1, Math.max(0, part)));
 }
 
-/** Return the rows in order: by host and rank, or by a key, the largest first. */
+/** Return the order of the rows: by host and rank, or by `keys`, the largest first. */
 export function ordered({ ranks, hosts }, keys = null) {
   const order = Int32Array.from(ranks.keys());
   const most = 1 + ranks.reduce((a, b) => Math.max(a, b), 0);
@@ -50,7 +50,7 @@ export function ordered({ ranks, hosts }, keys = null) {
   return order.sort((a, b) => first[a] - first[b] || ranks[a] - ranks[b]);
 }
 
-/** Return runs of rows of one host: [{host, from, to}]. */
+/** Return the consecutive rows of each host: [{host, from, to}]. */
 export function hostBands({ hosts }, order) {
   const bands = [];
   order.forEach((row, place) => {
@@ -108,7 +108,10 @@ export function rowMeans({ bytes, rows, cols }, from = 0, to = cols) {
   return found;
 }
 
-/** Return in how many columns a row is at least `factor` times the step's median. */
+/**
+ * Return [over, num]: the number of columns in which a row is at least `factor` times the
+ * step's median, and the number in which it has a value.
+ */
 export function timesOver({ bytes, cols, lo, hi }, medians, row, from, to, factor) {
   let [over, num] = [0, 0];
   for (let col = from; col < to; col += 1) {
@@ -120,7 +123,7 @@ export function timesOver({ bytes, cols, lo, hi }, medians, row, from, to, facto
   return [over, num];
 }
 
-/** Return the same cells against the median of their step, on the scale RATIO. */
+/** Return the cells as ratios to the median of their step, as bytes on the scale RATIO. */
 export function relative(of, medians) {
   const { bytes, rows, cols, lo, hi } = of;
   const found = new Uint8Array(bytes.length);
@@ -140,9 +143,10 @@ export function relative(of, medians) {
 }
 
 /**
- * Append columns of a newer matrix of the same ranks; the oldest go beyond `most`.
- * The scale stays. Returns null if it does not fit: other ranks, or a gap, so that all
- * must be asked for again. `fresh` has the new columns alone, `drop` how many went.
+ * Append the columns of a newer matrix, on the scale of the older one. Beyond `most`
+ * columns the oldest are dropped. Returns the matrix with two more fields: `fresh`, the new
+ * columns alone, and `drop`, the number of dropped columns. Returns null if the ranks differ
+ * or steps are missing between the two; the whole matrix must then be requested.
  */
 export function appended(old, more, most) {
   const same = old.rows === more.rows && old.ranks.every((rank, row) => rank === more.ranks[row]);
@@ -163,7 +167,7 @@ export function appended(old, more, most) {
   };
 }
 
-/** Put columns behind others, row by row, without the first `drop` ones. */
+/** Append columns to each row, and drop its first `drop` columns. */
 export function joined(bytes, more, rows, drop) {
   const [cols, news] = [bytes.length / rows, more.length / rows];
   const width = cols - drop + news;
@@ -176,7 +180,7 @@ export function joined(bytes, more, rows, drop) {
   return found;
 }
 
-/** Return the first cell of each of `num` pixels, and the end of the last. */
+/** Return the first cell of each of `num` pixels, and the end of the last pixel. */
 export function edges([begin, end], num, most) {
   const found = new Int32Array(num + 1);
   for (let pixel = 0; pixel <= num; pixel += 1) {
@@ -187,8 +191,9 @@ export function edges([begin, end], num, most) {
 }
 
 /**
- * Draw a part of the matrix into pixels: each shows its largest cell.
- * view: {x: [columns], y: [rows in order]}; lut: 256 pixels; out: Uint32Array [h * w].
+ * Draw a part of the matrix; each pixel shows its largest cell.
+ * view: {x: range of columns, y: range of positions in `order`}; lut: pixel of each byte;
+ * out: Uint32Array [height * width].
  */
 export function pool(bytes, cols, order, view, width, height, lut, out) {
   const xs = edges(view.x, width, cols);
@@ -226,7 +231,7 @@ function widest(bytes, base, xs, width, cols, line) {
   }
 }
 
-/** Return the largest cell of some rows and columns: {row, col, byte}. */
+/** Return the largest cell in ranges of positions and columns: {row, col, byte}. */
 export function largest(bytes, cols, order, [row0, row1], [col0, col1]) {
   let best = { row: order[row0], col: col0, byte: -1 };
   for (let place = row0; place < Math.max(row1, row0 + 1); place += 1) {

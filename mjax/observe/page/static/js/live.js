@@ -1,15 +1,18 @@
 /**
  * Live updates from the server: new rows of metrics, events, the state of the ranks.
  *
- * Enters: the stream of server-sent events /live. Leaves: calls of `handlers` by kind of
- * event, and `onLink(isOpen)`. The browser reconnects; the server goes on after the id
- * of the last event.
+ * Input: the stream of server-sent events /live. Output: calls of `handlers` by kind of
+ * event, and of `onLink(isOpen, text)`. The browser reconnects by itself; the server then
+ * continues after the id of the last event.
  */
 
-const CLOSED = 2; // EventSource.CLOSED: the server refused, the browser gives up
+const CLOSED = 2; // EventSource.CLOSED: the server refused, so the browser does not retry
 const ENDED = "▲ no updates: open the URL with its token again";
 
-/** Listen. handlers: {metrics, events, state, run}, each called with the parsed data. */
+/**
+ * Listen; return a function that stops.
+ * handlers: {metrics, events, state, run}, each called with the parsed data.
+ */
 export function listen(handlers, onLink) {
   const source = new EventSource("live");
   source.addEventListener("open", () => onLink(true));

@@ -1,15 +1,15 @@
 /**
  * The parallel groups on their canvas: a cell for each device, coloured by its rank's state.
  *
- * Enters: a picture, cells and layout of mesh_layout.js, a value for each rank, marks,
- * the chosen rank with its groups. Leaves: pixels.
+ * Input: a picture, the cells and the layout of mesh_layout.js, a value for each rank, marks,
+ * and the chosen rank with its groups. Output: pixels.
  */
 
 import { arrow } from "./axis.js";
 import { begin, fitText, font } from "./canvas.js";
 import { cividis, inkOn } from "./colours.js";
 
-/** Room around the cells. */
+/** Return the box of the cells inside the picture, in CSS pixels. */
 export function frame(picture) {
   return {
     left: picture.width < 560 ? 40 : 56,
@@ -104,7 +104,7 @@ function drawMark(ctx, [x, y], width, high, { sign, colour, ink }) {
   ctx.fillText(sign, x + width - size / 2, y + size / 2 + 0.5);
 }
 
-/** Frame the devices of one process, where they stand side by side. */
+/** Draw a frame around the devices of each process whose cells are adjacent. */
 function outlineRanks(ctx, made, laid, width, high, colours) {
   ctx.strokeStyle = colours.text;
   ctx.globalAlpha = 0.45;
@@ -123,7 +123,7 @@ function outlineRanks(ctx, made, laid, width, high, colours) {
   ctx.globalAlpha = 1;
 }
 
-/** Draw what moves: the groups of the chosen rank, its data flow, the cell under the cursor. */
+/** Draw the upper layer: the chosen rank's groups and data flow, the cell under the cursor. */
 export function drawAbove(picture, made, laid, picked, cursor, colours) {
   const ctx = begin(picture, "above");
   const gap = laid.width > 9 && laid.high > 9 ? 2 : laid.width > 4 && laid.high > 4 ? 1 : 0.5;
@@ -158,7 +158,7 @@ export function drawAbove(picture, made, laid, picked, cursor, colours) {
   }
 }
 
-/** Arrows between stages: to the ranks that get activations, from those that send them. */
+/** Draw arrows to and from neighbouring stages: activations, and gradients (dashed). */
 function drawFlow(ctx, made, laid, picked, width, high, colours) {
   const flow = (from, to, dash) => {
     const [[x0, y0], [x1, y1]] = [laid.at(made.list[from]), laid.at(made.list[to])];

@@ -1,11 +1,11 @@
 /**
  * Position of each device in the picture of the parallel groups. Pure.
  *
- * Enters: sizes of the mesh axes, outermost first, and the devices of each rank. Leaves:
- * cells {rank, device, p, d, t} (stage, data-parallel row, tensor-parallel place), and
- * for a size in pixels where each is: a column for each stage, a row for each
- * data-parallel place, tensor-parallel cells side by side. Rows that do not fit go on in
- * further bands at the right.
+ * Input: sizes of the mesh axes, outermost first, and the devices of each rank. Output:
+ * cells {rank, device, p, d, t} with the indices of stage, data-parallel replica and
+ * tensor-parallel member; and the position of each cell in a box of pixels. A stage is a
+ * column, a replica is a row, and the members of tp are side by side. If rows do not fit,
+ * they continue in further bands to the right.
  */
 
 const PP = "pp";
@@ -13,7 +13,7 @@ const TP = "tp";
 const GAP = 14; // pixels between stages
 const FEW = 65; // devices whose cells have room for text
 
-/** Return where a device is on each axis. */
+/** Return the coordinate of a device on each axis. */
 export function coordinates(device, mesh) {
   const found = {};
   let left = device;
@@ -25,7 +25,7 @@ export function coordinates(device, mesh) {
   return found;
 }
 
-/** Make the cells of a run. Ranks without devices get one cell each, in a column. */
+/** Make the cells of a run. If no rank has devices, each gets one cell, in a column. */
 export function cells(run) {
   const mesh = run.mesh ?? {};
   const found = [];
@@ -55,8 +55,9 @@ function byRank(list) {
 }
 
 /**
- * Lay the cells out in a box {left, top, right, bottom}: as large as they can be.
- * Returns {bands, rows, width, high, at(cell) -> [x, y], stage(p, band) -> x}.
+ * Lay the cells out in a box {left, top, right, bottom}, as large as possible.
+ * Returns {bands, rows, width, high, at(cell) -> [x, y], stage(p, band) -> x}: the number of
+ * bands and of rows in each, the size of a cell, and positions in pixels.
  */
 export function layout({ pp, dp, tp }, box) {
   const [most, widest] = pp * dp * tp < FEW ? [84, 320] : [46, 100];
@@ -96,7 +97,7 @@ export function layout({ pp, dp, tp }, box) {
   };
 }
 
-/** Return the index of the cell at a place; null if there is none. */
+/** Return the index of the cell at (x, y); null if there is none. */
 export function cellAt(made, laid, { x, y }) {
   const index = made.list.findIndex((cell) => {
     const [left, top] = laid.at(cell);
@@ -105,7 +106,7 @@ export function cellAt(made, laid, { x, y }) {
   return index < 0 ? null : index;
 }
 
-/** Return the cell beside one, in a direction of the picture: dt across, dd down. */
+/** Return the index of the cell dt columns to the right and dd rows below another. */
 export function neighbour(made, index, dt, dd) {
   const from = made.list[index];
   const across = from.p * made.tp + from.t + dt;
@@ -119,8 +120,8 @@ export function neighbour(made, index, dt, dd) {
 }
 
 /**
- * Return the groups of a rank's devices, as sets of cells: tp, dp, pp.
- * A member differs from a device of the rank along these axes only.
+ * Return the groups of a rank's devices, {tp, dp, pp}, as sets of indices of cells.
+ * A member of a group differs from a device of the rank only along the axes of that group.
  */
 export function groupsOf(made, rank) {
   const own = (made.byRank.get(rank) ?? []).map((index) => made.list[index]);

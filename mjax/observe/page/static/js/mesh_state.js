@@ -1,18 +1,19 @@
 /**
- * Meaning of the colours and signs of the cells. Pure, except for the store's parts.
+ * Colours and signs of the cells. Pure, except that `marksOf` reads the store.
  *
- * Enters: the state of the ranks, the medians of a phase, what is stuck and slow.
- * Leaves: {part(rank) -> 0 to 1 or null, text(rank), low, high}, and marks by rank.
+ * Input: the state of the ranks, the medians of a phase, the stuck and the slow ranks.
+ * Output: scales {name, part(rank), text(rank), low, high}, in which part is the position on
+ * the colour scale, 0 to 1 or null; and marks by rank.
  */
 
 import { count, millis, plural, seconds, times as sayTimes } from "./format.js";
 import { RATIO, matrix, rowMedians, valueOf } from "./heat_data.js";
 
-/** Range of ages, in decades. Chosen: a fast step, and what nobody waits for. */
+/** Range of ages, on a log scale. Chosen: from a fast step to far above a usual one. */
 const AGE_S = [0.1, 100];
 const MOST_LAG = 4;
 
-/** By the age of the last span: dark is fresh, bright is old. */
+/** Scale of the age of the last span: dark is fresh, bright is old. */
 export function ageScale(rows) {
   const [low, high] = AGE_S.map(Math.log);
   return {
@@ -27,7 +28,7 @@ export function ageScale(rows) {
   };
 }
 
-/** By the steps that a rank is behind the first one. */
+/** Scale of the number of steps that a rank is behind the first rank. */
 export function lagScale(rows) {
   const first = [...rows.values()].reduce((most, each) => Math.max(most, each.step), 0);
   return {
@@ -43,7 +44,10 @@ export function lagScale(rows) {
   };
 }
 
-/** Return the median of each rank in the newest columns: {phase, usual, byRank}. */
+/**
+ * Return {phase, usual, byRank}: the median of each rank in an answer of /api/heat, and the
+ * median over the ranks.
+ */
 export function phaseTimes(answer) {
   const made = matrix(answer);
   const medians = rowMedians(made);
@@ -56,7 +60,7 @@ export function phaseTimes(answer) {
   return { phase: made.phase, usual: sorted[sorted.length >> 1] ?? null, byRank };
 }
 
-/** By the time of a phase against the median of all ranks. */
+/** Scale of the time of a phase relative to the median of all ranks. */
 export function phaseScale(found) {
   if (!found?.usual)
     return { name: "phase", low: "", high: "", part: () => null, text: () => "no value" };
@@ -80,7 +84,7 @@ function unit(value) {
   return Math.min(1, Math.max(0, value));
 }
 
-/** Return signs by rank: held up by it, failed, slow. The worst one counts. */
+/** Return the sign of each rank that blocks others, has failed or is slow: the worst one. */
 export function marksOf(store, run, colours) {
   const found = new Map();
   const bad = { colour: colours.bad, ink: colours.panel, name: "sev-error" };

@@ -1,11 +1,11 @@
 /**
- * Ranges that are zoomed and panned: [begin, end) within limits. Pure.
+ * Zoom and pan ranges [begin, end) within limits. Pure.
  *
- * Enters: a range, limits, a factor or a distance. Leaves: a new range inside the
- * limits, never smaller than `least`.
+ * Input: a range, limits, a factor or a distance. Output: a new range inside the limits,
+ * never smaller than `least`.
  */
 
-/** Fit a range into limits; its size is kept where that is possible. */
+/** Move a range into limits, and keep its size if `least` and the limits allow it. */
 export function clamp([begin, end], [low, high], least = 1e-9) {
   const size = Math.min(Math.max(end - begin, least), high - low);
   const middle = end - begin < least ? (begin + end) / 2 - size / 2 : begin;
@@ -13,7 +13,7 @@ export function clamp([begin, end], [low, high], least = 1e-9) {
   return [from, from + size];
 }
 
-/** Make a range `factor` times as large around the place `at`. */
+/** Make a range `factor` times as large; the value `at` keeps its position. */
 export function zoom(range, factor, at, limits, least) {
   const [begin, end] = range;
   const size = Math.min(Math.max((end - begin) * factor, least), limits[1] - limits[0]);
@@ -21,12 +21,12 @@ export function zoom(range, factor, at, limits, least) {
   return clamp([at - part * size, at + (1 - part) * size], limits, least);
 }
 
-/** Move a range. */
+/** Move a range by a distance. */
 export function pan([begin, end], distance, limits) {
   return clamp([begin + distance, end + distance], limits);
 }
 
-/** A function from a range to pixels, with its inverse as `.inverse`. */
+/** Return a linear function from a range to pixels, with its inverse as `.inverse`. */
 export function scale([begin, end], [low, high]) {
   const factor = (high - low) / (end - begin || 1);
   const forward = (value) => low + (value - begin) * factor;
@@ -35,10 +35,10 @@ export function scale([begin, end], [low, high]) {
 }
 
 /**
- * The rate that is exceeded in 2% of the time of steps, for the end of an axis; null
- * without rates. A step whose metrics were read late has the time of the next one too,
- * which then seems to take almost none. The median limits the weight of slow steps. The
- * same rule as `mjax.run.plots.usual_top`.
+ * Return the rate that is exceeded in 2% of the time of steps, as the end of an axis; null
+ * without rates. If the metrics of a step are read late, its time includes that of the next
+ * step, which then seems to take almost none. A step weighs at most the median time, so that
+ * slow steps do not dominate. `mjax.run.plots.usual_top` has the same rule.
  */
 export function usualTop(values) {
   const ordered = values.filter((each) => each > 0).sort((a, b) => a - b);

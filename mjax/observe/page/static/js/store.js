@@ -1,8 +1,8 @@
 /**
- * The data of the run that the page holds, and the listeners to its changes.
+ * The page's copy of the run's data, and the listeners to its changes.
  *
- * Enters: parts of the run by name: run, metrics, state, stragglers, stuck, ledger,
- * whatif, events. Leaves: calls of those who listen, with the name of the part.
+ * Input: parts of the run by name: run, metrics, state, stragglers, stuck, ledger, whatif,
+ * events. Output: calls of the listeners to a part, with its value and its name.
  */
 
 /** Make an empty store. */
@@ -27,7 +27,7 @@ export function makeStore() {
   };
 }
 
-/** Append rows to columns of metrics; a step that is known already replaces its row. */
+/** Append rows to columns of metrics; they replace all rows from their first step on. */
 export function appendMetrics(metrics, rows) {
   const steps = [...metrics.steps];
   const columns = {};

@@ -1,8 +1,9 @@
 /**
  * The timeline on its canvas: a row for each stream, a colour for each kind of span.
  *
- * Enters: a picture, a model of timeline_data.js and a view {x: [us], top: pixels that
- * are scrolled}. Leaves: pixels; which row is at a place; how many arrows were drawn.
+ * Input: a picture, a model of timeline_data.js and a view {x, top}: the range of time in
+ * microseconds, and the pixels scrolled down. Output: pixels; the row at a position; the
+ * number of arrows drawn.
  */
 
 import { arrow, axisBelow, line } from "./axis.js";
@@ -12,11 +13,11 @@ import { micros } from "./format.js";
 import { scale } from "./range.js";
 import { firstFrom } from "./timeline_data.js";
 
-const ROW = [15, 24]; // pixels: text fits, and no more than is pleasant
-const ARROWS = 200; // chosen: more are a grey cloud
-const ARROW_ROOM = 22; // pixels that a sending span has at least
+const ROW = [15, 24]; // smallest and largest height in pixels; text fits into both
+const ARROWS = 200; // maximum number; chosen: more cannot be told apart
+const ARROW_ROOM = 22; // minimum mean width of a sending span in pixels; narrower: no arrows
 
-/** Room around the rows, and their height. */
+/** Return the box of the rows, the height of one, and the height that does not fit. */
 export function frame(picture, model) {
   const left = picture.width < 640 ? 112 : 196;
   const [top, bottom] = [20, picture.height - 22];
@@ -31,7 +32,7 @@ export function frame(picture, model) {
   };
 }
 
-/** Draw the picture; return {arrows: drawn, of: all that are in sight}. */
+/** Draw the picture; return {arrows, of}: the numbers of arrows drawn and in view. */
 export function drawTimeline(picture, model, view, colours) {
   const ctx = begin(picture, "base");
   const box = frame(picture, model);
@@ -112,7 +113,7 @@ function hatch(ctx, x, y, width, high) {
 
 const MARK = { error: ["■", "bad"], warning: ["▲", "warn"], info: ["●", "accent"] };
 
-/** Signs of events, in the first row of their rank; those of no rank in the first row. */
+/** Draw the signs of events in the first row of their rank, or in the first row of all. */
 function drawMarks(ctx, box, model, view, at, colours) {
   ctx.font = font(11, 700);
   ctx.textAlign = "center";
@@ -211,7 +212,7 @@ function drawLabels(ctx, box, model, view, [first, last], colours) {
   }
 }
 
-/** Say the error of a rank's clock. */
+/** Return the error bound of a rank's clock as text. */
 export function boundText(bound_us, isShort = false) {
   if (bound_us === null) return isShort ? "▲ no bound" : "▲ clock not bounded";
   if (bound_us === 0) return isShort ? "reference" : "clock: reference";
@@ -244,7 +245,7 @@ function drawSteps(ctx, box, { steps }, at, colours) {
   }
 }
 
-/** Draw what moves: the span under the cursor, the chosen one with what it waits for. */
+/** Draw the upper layer: the hovered span, and the chosen one with the spans it waits for. */
 export function drawAbove(picture, model, view, { hovered, picked, waits, dragged }, colours) {
   const ctx = begin(picture, "above");
   const box = frame(picture, model);
@@ -285,7 +286,7 @@ export function drawAbove(picture, model, view, { hovered, picked, waits, dragge
   }
 }
 
-/** Return the row at a height; null outside of the rows. */
+/** Return the index of the row at (x, y); null outside of the rows. */
 export function rowAt(picture, model, view, { x, y }) {
   const box = frame(picture, model);
   if (y < box.top || y > box.bottom || x < box.left) return null;

@@ -1,11 +1,11 @@
 /**
  * Spans of the timeline by row, and which span waits for which. Pure.
  *
- * Enters: the answer of /api/timeline. Leaves: a model with the spans of each row by
- * start; the span at a place; what a span waits for, with the reason; times by kind.
+ * Input: the answer of /api/timeline. Output: a model with the spans of each row, sorted by
+ * start; the span at a time; the spans that a span waits for, with the reasons; total times.
  */
 
-/** Make the model: rows get `order` (spans by start) and `reach` (largest end so far). */
+/** Make the model. Rows get `order`, spans by start, and `reach`, the largest end so far. */
 export function model(answer) {
   const { spans } = answer;
   const rows = answer.rows.map((row) => ({ ...row, order: [], reach: null }));
@@ -38,7 +38,7 @@ function push(map, key, value) {
   map.get(key).push(value);
 }
 
-/** When each step begins, by the streams `step`, else by its first span. */
+/** Return [step, start] pairs, from the streams `step` or, without them, from all spans. */
 function stepTimes({ spans, rows }) {
   const found = new Map();
   const hasSteps = rows.some((row) => row.stream === "step");
@@ -50,7 +50,7 @@ function stepTimes({ spans, rows }) {
   return [...found].sort((a, b) => a[0] - b[0]);
 }
 
-/** Return the first place in a row whose span may reach beyond `from`. */
+/** Return the first index in `order` whose span may end after `from`. */
 export function firstFrom(row, from) {
   let [low, high] = [0, row.order.length];
   while (low < high) {
@@ -75,13 +75,13 @@ export function spanAt({ rows, spans }, index, at, slack) {
   return best;
 }
 
-/** Return the next span of the same row, or the one before it. */
+/** Return the span `distance` places later in the same row; the span itself at an end. */
 export function beside({ rows, spans }, span, distance) {
   const { order } = rows[spans.row[span]];
   return order[order.indexOf(span) + distance] ?? span;
 }
 
-/** Describe a span. */
+/** Return the row, name, kind, step and times of a span. */
 export function describe(of, span) {
   const { spans, rows, names, kinds } = of;
   const row = rows[spans.row[span]];
@@ -101,10 +101,10 @@ export function describe(of, span) {
 }
 
 /**
- * Return the spans that one waits for: [{span, why}].
- * Arrows of the pipeline come from the server. `norm` is a collective of all devices:
- * the one that comes last holds up the others. `device` is the host waiting for its own
- * devices, one step late.
+ * Return the spans that a span waits for: [{span, why}].
+ * Pipeline transfers are the server's arrows. `norm` is a collective of all devices, so all
+ * wait for the one that enters it last. `device` is the wait of a host for its own devices,
+ * one step behind.
  */
 export function waitsFor(of, span) {
   const own = describe(of, span);
@@ -141,12 +141,12 @@ function latest(of, fits, key) {
   return best;
 }
 
-/** Return the spans that wait for one, along arrows. */
+/** Return the spans that wait for a span according to the arrows. */
 export function waitedForBy(of, span) {
   return of.sentTo.get(span) ?? [];
 }
 
-/** Return time by rank, stream and name: [{rank, host, stream, name, kind, num, total_us}]. */
+/** Return total times by row and name: [{rank, host, stream, name, kind, num, total_us}]. */
 export function totals(of) {
   const found = new Map();
   for (let at = 0; at < of.spans.row.length; at += 1) {

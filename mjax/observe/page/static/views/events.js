@@ -1,9 +1,9 @@
 /**
  * Events: what happened to the run, the newest first, by severity, host and text.
  *
- * Enters: pages of /api/events, new rows from the stream, and the part run of the
- * store. Leaves: what is wrong with the records, and a table of events; its texts come
- * from logs and are shown as text only.
+ * Input: pages of /api/events, new events from the stream, and the part run of the store.
+ * Output: the problems of the records, and a table of events. Its texts come from logs and
+ * are shown as text only.
  */
 
 import { get } from "../js/api.js";
@@ -15,10 +15,10 @@ import { problemList } from "./ledger.js";
 const PAGE = 1000;
 const KEPT = 20_000;
 const SHOWN = 300; // chosen: more rows than anybody reads, drawn within a few ms
-/** Sign and word of a severity. */
+/** Sign and word of each severity. */
 export const SIGNS = { error: "■ error", warning: "▲ warning", info: "○ info" };
 
-/** Choose events, the newest first. Pure. wanted: {severities, host, text}. */
+/** Return the events that match {severities, host, text}, the newest first. Pure. */
 export function choose(events, { severities, host, text }) {
   const needle = text.trim().toLowerCase();
   return events

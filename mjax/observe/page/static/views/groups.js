@@ -1,9 +1,9 @@
 /**
- * Groups: every device as a cell, by stage, data- and tensor-parallel place.
+ * Groups: every device as a cell, by stage, replica and tensor-parallel member.
  *
- * Enters: the parts run, state, stuck, stragglers of the store; /api/rank for the rank
- * that was chosen; /api/heat for the time of a phase. Leaves: the picture, coloured by
- * state; the chosen rank with its groups, data flow, last operation, error and stacks.
+ * Input: the parts run, state, stuck, stragglers of the store; /api/rank for the chosen
+ * rank; /api/heat for the time of a phase. Output: the picture, coloured by state; the
+ * chosen rank with its groups, data flow, last operation, error and stacks.
  */
 
 import { get, getHeat } from "../js/api.js";
@@ -21,7 +21,7 @@ const BY = [
   ["lag", "steps behind the first"],
 ];
 const PHASE_EVERY_S = 20;
-const KEYS = "Arrow keys move between devices, Enter chooses the rank, Escape none.";
+const KEYS = "Arrow keys move between devices, Enter chooses the rank, Escape clears the choice.";
 
 /** Make the view. */
 export function make(context) {

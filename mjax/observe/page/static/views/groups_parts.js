@@ -2,8 +2,9 @@
  * Parts around the picture of the groups: the chosen rank, legends, and
  * the ranks that are behind.
  *
- * Enters: the answer of /api/rank, or {problem}; the state of views/groups.js. Leaves:
- * elements; a rank with place, groups, data flow, last operation, error, stacks, events.
+ * Input: the answer of /api/rank, or {problem}; the state of views/groups.js. Output:
+ * elements; a rank is shown with its position, groups, data flow, last operation, error,
+ * stacks and events.
  */
 
 import { gradient } from "../js/colours.js";
@@ -13,9 +14,9 @@ import { RATIO } from "../js/heat_data.js";
 import { SIGNS } from "./events.js";
 
 const EVENTS = 6;
-const LINKS = 12; // ranks of a group that are buttons; the rest is counted
+const LINKS = 12; // ranks of a group that are buttons; the others are only counted
 
-/** Show a rank. choose(rank): show another one. */
+/** Show a rank. choose(rank): called to show another rank. */
 export function showRank(box, answer, choose, go) {
   if (!answer) {
     fill(
@@ -213,7 +214,7 @@ export function showLines(list, is) {
   );
 }
 
-/** List the ranks that are furthest behind: the picture as text. */
+/** List the ranks furthest behind, as a text version of the picture. */
 export function showBehind(box, is, choose) {
   const first = Math.max(...[...is.rows.values()].map((each) => each.step));
   const rows = [...is.rows.values()]

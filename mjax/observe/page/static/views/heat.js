@@ -1,9 +1,9 @@
 /**
  * Heat map: the time of one phase, rank x step, with slow hosts marked and listed.
  *
- * Enters: /api/heat, the part stragglers of the store. Leaves: the picture, a readout of
- * the cell under the cursor, the list of slow hosts, and a table of the slowest ranks in
- * the part that is shown.
+ * Input: /api/heat, the part stragglers of the store. Output: the picture, a readout of the
+ * cell under the cursor, the list of slow hosts, and a table of the slowest ranks in the
+ * visible part.
  */
 
 import { getHeat } from "../js/api.js";
@@ -17,10 +17,10 @@ import { clamp } from "../js/range.js";
 import { attach, limitsOf, wholeOf, zoomed } from "./heat_gestures.js";
 import { showLegend, showOutliers, showReadout, showSlowest } from "./heat_parts.js";
 
-const MOST_CELLS = 2 ** 23; // kept while new steps come; as many as the server keeps
-const EVERY_S = 4; // between new columns; chosen: freshness against load of the server
-const WHOLE_EVERY_S = 30; // between whole pictures of a long run; chosen for the same reason
-const FAR_BEHIND = 3; // steps; chosen: ranks of one run are within one of each other
+const MOST_CELLS = 2 ** 23; // maximum number to keep; as many as the server keeps
+const EVERY_S = 4; // seconds between requests of new columns; chosen: low load of the server
+const WHOLE_EVERY_S = 30; // the same for the whole matrix, which costs more
+const FAR_BEHIND = 3; // steps; chosen: ranks of one run differ by at most one step
 const FIRST_PHASE = ["tick", "forward", "step", "device"];
 const NO_SPANS =
   "No steps have been read yet. They appear after the first step; a run that was started with --observe.no-spans has none.";
@@ -113,7 +113,7 @@ export function make(context) {
     try {
       const old = is.model?.matrix;
       const canAppend = isNews && old?.cols && old.steps.at(-1) - old.steps[0] === old.cols - 1;
-      // Wide columns cannot be appended; all are asked for again, but less often.
+      // Columns of several steps cannot be appended: request the whole matrix, less often.
       if (isNews && old?.cols && !canAppend && is.asked - is.whole < 1000 * WHOLE_EVERY_S) return;
       if (!canAppend) is.whole = is.asked;
       const to = lastWhole(store.get("state"));
@@ -203,9 +203,8 @@ export function make(context) {
 }
 
 /**
- * The last step that all running ranks have ended: a column is asked for once, and must
- * not lack those that come later. A rank that is far behind holds up no column. Null: not
- * known.
+ * Return the last step that all running ranks have ended; null if unknown. A column is
+ * requested only once, so it must be complete. Ranks that are far behind are ignored.
  */
 function lastWhole(state) {
   const steps = (state?.ranks ?? []).filter((each) => each.ended === null).map((each) => each.step);
@@ -217,7 +216,7 @@ function lastWhole(state) {
   return Math.max(least, most - FAR_BEHIND) || null;
 }
 
-/** Medians, order and what is drawn; of new columns only these are computed. */
+/** Return the model: medians, order and bytes. Appended columns reuse the old model. */
 function modelOf(matrix, { model, scale: scaleOf, order: by }, kind) {
   const { fresh, drop } = matrix;
   const goesOn = kind === "live" && fresh && model;
@@ -242,7 +241,7 @@ function controls() {
   const scaleOf = choice(
     "Show",
     [
-      ["ratio", "against the step's median"],
+      ["ratio", "relative to the step's median"],
       ["value", "milliseconds"],
     ],
     "ratio",

@@ -1,9 +1,8 @@
 /**
- * How the heat map is used: zoom, pan and cursor by pointer, wheel and keys.
+ * Gestures of the heat map: zoom, pan and cursor by pointer, wheel and keys.
  *
- * Enters: events on the picture, and the state {model, view, cursor, dragged} of
- * views/heat.js, of which the cursor and what is dragged are changed here. Leaves: calls
- * with a new view.
+ * Input: events on the picture, and the state {model, view, cursor, dragged} of
+ * views/heat.js. Output: calls with a new view; `cursor` and `dragged` are set here.
  */
 
 import { follow } from "../js/canvas.js";
@@ -11,14 +10,14 @@ import { frame, under } from "../js/heat_canvas.js";
 import { largest } from "../js/heat_data.js";
 import { clamp, pan, scale, zoom } from "../js/range.js";
 
-const LEAST = 4; // columns or rows, when zoomed
+const LEAST = 4; // minimum number of visible columns or rows
 
-/** All columns and rows. */
+/** Return the view of all columns and rows. */
 export function limitsOf({ matrix, order }) {
   return { x: [0, Math.max(1, matrix.cols)], y: [0, Math.max(1, order.length)] };
 }
 
-/** Whether all is shown. */
+/** Return whether all columns and rows are visible. */
 export function wholeOf({ model, view }) {
   const limits = limitsOf(model);
   return ["x", "y"].every(
@@ -26,7 +25,7 @@ export function wholeOf({ model, view }) {
   );
 }
 
-/** The view that is `factor` times as large around a place, or the cursor. */
+/** Return a view `factor` times as large around a position or, without one, the cursor. */
 export function zoomed(is, factor, at = null) {
   const limits = limitsOf(is.model);
   const cursor = is.cursor;

@@ -1,8 +1,8 @@
 /**
  * Parts around the heat map: readout, legend, slow hosts, slowest ranks.
  *
- * Enters: the model and the cursor of views/heat.js, the part stragglers of the store.
- * Leaves: elements.
+ * Input: the model and the cursor of views/heat.js, the part stragglers of the store.
+ * Output: elements.
  */
 
 import { gradient } from "../js/colours.js";
@@ -11,13 +11,13 @@ import { count, millis, percent, plural, ranks, times } from "../js/format.js";
 import { letter } from "../js/heat_canvas.js";
 import * as data from "../js/heat_data.js";
 
-/** Phases in which a rank may be long because it waits for others. */
+/** Phases that include waits for others, with an explanation. */
 const WAITS = {
   tick: "a tick includes waits for other stages, so a rank with long ticks may be waiting",
   norm: "all ranks end together, so the one with the shortest time came last",
   device: "the host waits for all devices; a slow device is visible in its own phases",
 };
-const OVER = 1.1; // times the step's median; chosen: what a reader would call slow
+const OVER = 1.1; // ratio to the step's median above which a step counts as slow; chosen
 
 /** Show the value of the cell under the cursor. */
 export function showReadout(box, is) {
@@ -83,7 +83,7 @@ export function showLegend(box, is) {
   );
 }
 
-/** List the slow hosts, with the letters that the picture has. */
+/** List the slow hosts, with their letters in the picture. */
 export function showOutliers(box, found, go) {
   const list = found?.outliers ?? [];
   const title = el("h2", {}, "Slow hosts");
@@ -130,7 +130,7 @@ export function showOutliers(box, found, go) {
   );
 }
 
-/** List the slowest ranks of the part that is shown: the picture as text. */
+/** List the slowest ranks of the visible part, as a text version of the picture. */
 export function showSlowest(box, is, go) {
   const { matrix, medians } = is.model;
   const [from, to] = [Math.floor(is.view.x[0]), Math.min(Math.ceil(is.view.x[1]), matrix.cols)];

@@ -1,7 +1,7 @@
 /**
  * Ledger: where the wall time of the run went, and what stragglers cost within steps.
  *
- * Enters: the parts ledger and whatif of the store. Leaves: one stacked bar, and tables.
+ * Input: the parts ledger and whatif of the store. Output: one stacked bar, and tables.
  */
 
 import { el, empty, fill, table } from "../js/dom.js";
@@ -20,7 +20,7 @@ const BUCKETS = {
   unexplained: ["#f0a860", "no record explains it"],
 };
 const WORST = 8;
-const LEAST = 0.005; // fraction of a step; chosen: less is noise of the replay
+const LEAST = 0.005; // smallest cost shown, a fraction of a step; chosen: less is noise
 
 /** Make the view. */
 export function make({ store }) {

@@ -1,8 +1,8 @@
 /**
- * Overview: six numbers, the curves over steps with marks, and what the MFU looks like.
+ * Overview: six numbers, the curves over steps with marks, and the diagnosis of the MFU.
  *
- * Enters: the parts run, metrics, ledger of the store. Leaves: cards, charts, a list of
- * marks, and the last rows as a table for those who do not see charts.
+ * Input: the parts run, metrics, ledger of the store. Output: cards, charts, a list of
+ * marks, and the last rows as a table for readers who cannot see the charts.
  */
 
 import { makeChart, MARKS } from "../js/chart.js";
@@ -67,7 +67,7 @@ export function make({ store }) {
   const element = el("div", {}, cardBox, panel, report, lastRows);
   let visible = false;
   let due = [];
-  // One chart a frame: together they would hold up the page for a tenth of a second.
+  // Draw one chart a frame: all of them would block the page for a tenth of a second.
   const drawChart = redrawer("overview", (kinds) => {
     const showNext = visible ? due.shift() : null;
     if (!showNext) return false;
@@ -128,7 +128,10 @@ function showCards(cards, metrics, ledger, run) {
   );
 }
 
-/** Tokens over seconds of the last rows: one step may be timed with the next one. */
+/**
+ * Return tokens per second over the last ten rows. A single row may be wrong, because the
+ * time of a step may include that of the next one.
+ */
 function newestSpeed({ tokens = [], step_s = [] }) {
   const last = -10;
   const sum = (column) => column.slice(last).reduce((total, each) => total + each, 0);
@@ -149,7 +152,7 @@ function change(loss) {
   return `${moved < 0 ? "down" : "up"} ${digits(Math.abs(moved), 2)} in 20 rows`;
 }
 
-/** Return a call for each chart that has values, which draws it. */
+/** Return a function that draws it for each chart that has values. */
 function chartsDue(body, charts, marks, metrics, last) {
   if (!metrics?.steps?.length) {
     const why =

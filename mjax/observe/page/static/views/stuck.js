@@ -1,8 +1,8 @@
 /**
  * Stuck: one sentence that names the ranks that block the run, then the evidence.
  *
- * Enters: the part stuck of the store, as `mjax.observe stuck --json` prints it. Leaves:
- * the sentence, the waiting ranks, stacks, and the last sign of life of each rank.
+ * Input: the part stuck of the store, as `mjax.observe stuck --json` prints it. Output: the
+ * sentence, the waiting ranks, stacks, and the last sign of life of each rank.
  */
 
 import { button, el, empty, fill, table } from "../js/dom.js";
@@ -10,7 +10,7 @@ import { redrawer } from "../js/draws.js";
 import { count, plural, ranks, seconds } from "../js/format.js";
 import { problemList } from "./ledger.js";
 
-const SHOWN = 60; // chosen: ranks in the table, those to blame first, then the oldest
+const SHOWN = 60; // ranks in the table; ranks to blame come first, then the most silent; chosen
 const STATES = {
   R: "runs",
   S: "sleeps",
@@ -66,7 +66,7 @@ export function make(context) {
   };
 }
 
-/** Say it in one sentence. Pure. */
+/** Return the verdict in one sentence. Pure. */
 export function sentence(found) {
   if (!found.is_stuck) {
     const told = found.reason ? found.reason[0].toUpperCase() + found.reason.slice(1) : "Not stuck";

@@ -1,9 +1,8 @@
 /**
  * Timeline: what each rank and each of its devices did, on one clock.
  *
- * Enters: /api/timeline for some steps and ranks. Leaves: the picture; the span that was
- * chosen with its times, its clock's error and the spans that it waits for; a table of
- * times by row.
+ * Input: /api/timeline for some steps and ranks. Output: the picture; the chosen span with
+ * its times, its clock's error and the spans that it waits for; a table of times by row.
  */
 
 import { get } from "../js/api.js";

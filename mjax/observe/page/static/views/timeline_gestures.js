@@ -1,8 +1,8 @@
 /**
- * How the timeline is used: zoom, pan and choice by pointer, wheel and keys.
+ * Gestures of the timeline: zoom, pan and choice by pointer, wheel and keys.
  *
- * Enters: events on the picture, and the state {model, view, hovered, picked, dragged}
- * of views/timeline.js. Leaves: calls with a new range or a span.
+ * Input: events on the picture, and the state {model, view, hovered, picked, dragged} of
+ * views/timeline.js. Output: calls with a new range or a span.
  */
 
 import { follow } from "../js/canvas.js";
@@ -10,10 +10,10 @@ import { clamp, pan, scale, zoom } from "../js/range.js";
 import { frame, rowAt } from "../js/timeline_canvas.js";
 import { beside, spanAt } from "../js/timeline_data.js";
 
-/** Smallest range in microseconds. */
+/** Smallest visible range of time, in microseconds. */
 export const LEAST_US = 5;
 
-/** Move the view so that a span is in it. */
+/** Move the view so that a span is visible. */
 export function bringIntoView(is, picture, span) {
   const [start, end] = [is.model.spans.start_us[span], is.model.spans.end_us[span]];
   const [low, high] = is.view.x;

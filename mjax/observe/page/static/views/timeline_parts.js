@@ -1,7 +1,7 @@
 /**
  * Parts beside the timeline: legend, the chosen span, times by row.
  *
- * Enters: a model of timeline_data.js, the chosen span. Leaves: elements.
+ * Input: a model of timeline_data.js, the chosen span. Output: elements.
  */
 
 import { button, el, fill, table } from "../js/dom.js";
@@ -44,7 +44,7 @@ export function showLegend(list, model, drawn) {
   fill(list, items);
 }
 
-/** Show one span, what it waits for, and who waits for it. */
+/** Show one span, the spans that it waits for, and the spans that wait for it. */
 export function showPicked(box, { model, picked, waits }, pick) {
   if (picked === null) {
     fill(
@@ -79,11 +79,11 @@ export function showPicked(box, { model, picked, waits }, pick) {
     el("h3", {}, "Waits for"),
     waits.length
       ? waits.map((each) => link(model, each.span, each.why, one, pick))
-      : el("p", { class: "muted" }, "nothing that spans show"),
-    el("h3", {}, "Waited for by"),
+      : el("p", { class: "muted" }, "no such span is recorded"),
+    el("h3", {}, "Spans that wait for it"),
     after.length
       ? after.map((span) => link(model, span, "uses what it sends", one, pick))
-      : el("p", { class: "muted" }, "nothing that spans show"),
+      : el("p", { class: "muted" }, "no such span is recorded"),
     button("Close", () => pick(null)),
   );
 }
@@ -101,7 +101,7 @@ function link(model, span, why, own, pick) {
   );
 }
 
-/** Show times by rank, stream and name: the picture as text. */
+/** Show times by rank, stream and name, as a text version of the picture. */
 export function showTotals(box, model) {
   const rows = totals(model).sort((a, b) => b.total_us - a.total_us);
   const shown = rows.slice(0, MOST_ROWS);
