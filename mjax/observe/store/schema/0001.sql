@@ -97,7 +97,8 @@ select run, count(*) as processes, max(generation) as generation,
   count(distinct host) as hosts, min(wall_ns) as first_wall_ns
 from processes group by run;
 
--- Exact seconds of each phase of each step. Choose steps: it reads all spans of them.
+-- Exact seconds of each phase of each step. Filter by step: a query reads all spans of
+-- the selected steps.
 create view step_phases as
 select p.run, p.generation, p.host, p.rank, s.step, s.name as phase, s.kind, s.stream,
   count(*) as spans,
