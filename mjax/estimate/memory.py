@@ -98,7 +98,7 @@ def estimate(
     gradients = sum(map(_stored if is_parts else _gathered, with_gradient))
     gradients *= np.dtype(reduce).itemsize
     stash = sum(map(liveness.num_bytes, liveness.named(body, stash_name)))
-    # The activations have been freed, because every update waits for the norms.
+    # Every update waits for the norms, so the activations are no longer alive.
     updates = moments_at_once
     if updates is None:
         updates = sum(_stored(p) * p.dtype.itemsize for p in with_gradient)

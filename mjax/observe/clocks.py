@@ -6,7 +6,7 @@ its own clock. Output: offsets to the clock of rank 0, each with a guaranteed bo
 No process leaves a barrier before the last one has entered it. So rank r left after
 rank 0 entered, and rank 0 left after rank r entered: the offset, clock of r minus clock
 of 0, lies between enter_r - leave_0 and leave_r - enter_0. Several barriers narrow that
-range. Between barriers clocks drift apart by at most `MOST_DRIFT` of the time.
+range. Between barriers, clocks drift apart by at most `MOST_DRIFT` of the elapsed time.
 
 Source: Lamport 1978 (doi:10.1145/359545.359563) bounds clocks by causality of messages;
 here barriers replace messages.

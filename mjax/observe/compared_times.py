@@ -36,8 +36,8 @@ ALPHA = 0.01
 WARM_UP = 3
 """First steps of each start to leave out. Chosen: they fill caches."""
 FEWEST_BLOCKS = 7
-"""Minimum number of blocks. With fewer, no permutation is rare enough for ALPHA with 8
-phases: C(14, 7) is 3432."""
+"""Minimum number of blocks. With fewer, no p could be below ALPHA after the correction
+for 8 phases; two runs of 7 blocks have C(14, 7) = 3432 permutations."""
 _MOST_BLOCKS = 50
 """Maximum number of blocks. Chosen: more only cost time, and longer blocks are closer
 to independent."""
@@ -77,7 +77,7 @@ class Difference:
 def phases(record: Record) -> dict[str, Steps]:
     """Return the seconds of each phase by step, as means over ranks and devices.
 
-    Phases that fewer than half of the steps have are left out, and so are the first
+    Phases that occur in fewer than half of the steps are left out, and so are the first
     steps of each start. If a step ran twice, the time of the kept result is used.
     """
     by_step: dict[int, dict[str, list[float]]] = {}

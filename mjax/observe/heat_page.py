@@ -15,9 +15,10 @@ from jaxtyping import Float
 MOST_ROWS = 1000
 """Maximum number of rows. Chosen: a page of 20,000 pixels."""
 FULL = 20.0
-"""Percent that get the full colour. Chosen: a throttled host."""
+"""Percentage from which a cell has the full colour. Chosen: that of a throttled
+host."""
 _WRITTEN = 1.0
-"""Smallest percent that is written into its cell."""
+"""Smallest percentage that is written into its cell."""
 _LESS, _NOTHING, _MORE = (33, 102, 172), (247, 247, 247), (217, 95, 2)
 """Blue and grey of ColorBrewer's RdBu, orange of its Dark2 (colorbrewer2.org)."""
 _CELL_WIDTH, _CELL_HEIGHT, _TOP = 84, 20, 62
@@ -36,7 +37,8 @@ class Heat:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     percent: Float[np.ndarray, "H P"]
-    """NaN marks a missing value."""
+    """By how many percent a host is slower than its peers; NaN marks a missing
+    value."""
     told: tuple[str, ...]
     """Problem of each row; "" if there is none."""
     marked: tuple[frozenset[int], ...]

@@ -108,7 +108,7 @@ def report(
 ) -> Report:
     """Find the ranks that block the newest start of a run.
 
-    If some seem to block it, this takes some seconds to wait for the next beats.
+    If some ranks seem to block it, this waits some seconds for the next beats.
 
     Args:
       work_dir: work dir of the run.

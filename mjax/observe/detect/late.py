@@ -13,11 +13,11 @@ import numpy as np
 
 type Pattern = Literal["lasting", "episodes", "irregular"]
 _QUANTILE = 0.85
-"""Quantile over the steps. Chosen: a host that is slow in a third of the second half
-is found."""
+"""Quantile over the steps. Chosen so that a host is found if it is slow in a third of
+the second half of the run."""
 _SMOOTH_QUANTILE = 0.75
-"""Quantile over the medians of blocks of steps. Chosen: a host that is slow in the
-second half is found."""
+"""Quantile over the medians of blocks of steps. Chosen so that a host is found if it is
+slow in the second half of the run."""
 _BLOCK_STEPS = 10
 """Steps of a block. Chosen: longer than a blip of a healthy host."""
 _DRAWS = 200

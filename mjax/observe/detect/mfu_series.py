@@ -16,12 +16,12 @@ type Array = np.ndarray
 
 FEWEST_STEPS = 30
 """Fewest usable steps. Chosen: the fast steps of the thermal class last up to 20 s, and
-a level needs ten more steps to differ from them."""
+ten more steps show the level that follows."""
 FIRST_STEPS = 3
 """Number of first steps after a start to ignore: they compile and fill caches. Chosen.
 """
 LOAD_PAUSE_S = 20.0
-"""Seconds of a long pause. Chosen: a GPU cools down in it."""
+"""Minimum seconds of a long pause. Chosen: a GPU cools down in this time."""
 DIP = 5.0
 """A step this many times as long as its neighbours counts as tenfold slow. Chosen: half
 of the field guide's factor of ten, and twice that of a usual stall."""

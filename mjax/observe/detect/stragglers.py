@@ -43,8 +43,9 @@ from mjax.observe.detect.late import Pattern, confidence_of, level_of, pattern_o
 from mjax.observe.detect.peers import low_median, residual, shortest
 
 type Role = Literal["data", "host", "compute", "wait", "sync"]
-"""Role of a phase: work before the devices start, work of the devices, a wait, or the
-wait for the gradients of other replicas."""
+"""Role of a phase: `data` and `host` are work before the devices start, `compute` is
+work of the devices, `wait` is a wait, `sync` is the wait for the gradients of
+replicas."""
 type Channel = Literal["compute", "data", "host", "network", "last"]
 type Cause = Literal[
     "compute", "one GPU", "throttled", "host", "data", "network", "unknown"

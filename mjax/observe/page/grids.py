@@ -126,7 +126,10 @@ class Grids:
         )
 
     def _current(self, header: Header, lines: Sequence[Line]) -> list[Line]:
-        """Return the lines whose steps no later start repeated; void older results."""
+        """Return the lines of steps that no later start repeated.
+
+        Results of earlier starts for these steps are cleared.
+        """
         begins = self._begins.setdefault(header.rank, {})
         end = _MOST_LEAP + ((self._first or 0) + self._used) * self._width
         most = end if self._used else np.inf

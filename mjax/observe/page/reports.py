@@ -24,8 +24,8 @@ MOST_LINES = 200_000
 """Maximum number of lines of all ranks. Chosen: about 10 s of one core, or 49 steps of
 4,096 ranks."""
 MOST_REPLAYED = 3_000_000
-"""Limit of devices times replays times steps for `whatif`, which replays once for each
-device. Chosen: a minute of one core."""
+"""Maximum product of devices, replays and steps for `whatif`, which replays once for
+each device. Chosen: a minute of one core."""
 _FEWEST_STEPS = 8
 """Minimum number of steps in a replay, including the two that it skips. Chosen: the
 mean over them shows a cause."""

@@ -24,7 +24,8 @@ class Rows:
 
     def __init__(self) -> None:
         self.revision = 0
-        """Number of times that rows were replaced, which voids earlier positions."""
+        """Number of times that rows were replaced; row numbers from before are then
+        void."""
         self._steps = array.array("q")
         self._columns: dict[str, array.array] = {}
         self.nonfinite: dict[int, str] = {}

@@ -24,7 +24,7 @@ from mjax.observe.stream.tail import (
 )
 
 FILE_BATCHES = 4
-"""Largest read of a file in one poll: 3.6 MB."""
+"""Maximum number of batches to read from a file in one poll: 3.6 MB."""
 _MOST_TOLD = 10_000
 
 _decode_event = msgspec.json.Decoder(events.Event).decode

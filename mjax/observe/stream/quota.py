@@ -64,9 +64,10 @@ def plan(
       quota_bytes: limit of their total size.
       drop_unstored: whether to also delete closed files that are not stored.
     Returns:
-      actions, in order. First the oldest files are deleted, as many as necessary if all
-      others get compressed. Then the oldest remaining files are compressed, as many as
-      necessary.
+      actions: in order. First the oldest files are deleted, as few as would be enough
+        if all others were compressed. Then the oldest remaining files are compressed,
+        as few as necessary.
+      excess: bytes above the quota that remain after these actions.
     """
     oldest = sorted(files, key=lambda file: (file.modified_s, file.path))
     stored = [file for file in oldest if file.is_closed and file.is_stored]

@@ -40,21 +40,21 @@ class Place:
     phase: Phase | Literal["unknown"]
     role: Role
     is_recomputed: bool
-    """Whether the instruction is recomputed in the backward pass, and belongs to it."""
+    """Whether the instruction is recomputation, which is part of the backward pass."""
     is_slot: bool
     """Whether the instruction is work of a pipeline slot."""
     is_container: bool
     """Whether this is a loop, a call or a conditional; the instructions in it have
     their own events."""
     singles: dict[str, int]
-    """Indices from the scopes: layers, ticks, microbatches."""
+    """Index of the layer, tick or microbatch, by unit, where a scope names a single
+    one."""
     place: int
     """Position in the repeating pattern of layers."""
     loops: tuple[str, ...]
     """The enclosing loops, as keys of the table of loops, the outermost first."""
     is_direct: bool
-    """Whether each iteration of the innermost loop runs the instruction, without a
-    conditional between."""
+    """Whether every iteration of the innermost loop runs the instruction."""
     is_chosen: bool
     """Whether the instruction is inside a conditional, at any depth."""
 
@@ -75,7 +75,7 @@ class Table:
     """The places of a compiled module."""
 
     module: str
-    """Name of the module, as in events."""
+    """Name of the module, as in the events of a window."""
     num_devices: int
     ops: Mapping[str, Place]
     loops: Mapping[str, LoopPlace]
@@ -301,8 +301,11 @@ def _resolve(
 
 
 def _own(x: Instruction, module: Module) -> Scopes:
-    """Read the scopes of an instruction. A fusion without scopes takes those of its
-    root, or of the last instruction inside that has scopes."""
+    """Return the scopes of an instruction.
+
+    A fusion without scopes takes those of its root or, if that has none, of the last
+    instruction inside with scopes.
+    """
     at = scopes.read(x.op_name)
     if at.phase is not None or not x.opcode.startswith("fusion"):
         return at

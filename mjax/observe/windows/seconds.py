@@ -27,7 +27,7 @@ class Seconds:
     total_s: float
     """Sum of all events."""
     exposed_s: float
-    """Exposed part of the total: the time that belongs to these events, see above."""
+    """Exposed part of the total: the time that belongs to these events."""
     events: int
 
     @property
