@@ -67,7 +67,7 @@ class Difference:
     p_median: float | None
     """p for the medians of blocks: probability that equal runs differ as much."""
     p_tail: float | None
-    """p for the share of steps that are among the slowest 5% of both runs."""
+    """p for the share of steps that are among the slowest 5% of both runs together."""
     block: int
     """Length of a block in steps."""
     median: Verdict
@@ -195,7 +195,7 @@ def means_differ(a: Steps, b: Steps, block: int) -> float | None:
     Args:
       a: seconds of the steps of one run.
       b: seconds of the steps of the other run.
-      block: steps, see `block_length`.
+      block: length of a block in steps, see `block_length`.
     Returns:
       p: probability that two equal runs differ as much; None: too few blocks.
     """

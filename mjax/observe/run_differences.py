@@ -140,7 +140,8 @@ class Losses:
     first_step: int | None
     """First step whose loss differs; None if all are equal."""
     values: tuple[Any, Any] | None
-    """Both losses at that step; None stands for a loss that is not finite."""
+    """Both losses at that step; a loss that is not finite is a name such as `nan`. None
+    if all losses are equal."""
 
 
 def losses(a: Record, b: Record) -> Losses:

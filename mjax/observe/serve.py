@@ -137,7 +137,7 @@ def _start(given: ServeFlags, token: str) -> "tuple[Page, PageServer]":
 
 
 def read_token(path: Path | None) -> str:
-    """Read the token from a file, or create one.
+    """Return the token in a file; without a path, return a new one.
 
     Raises:
       ValueError: the file cannot be read, other users may read it, or it has no token.

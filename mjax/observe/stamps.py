@@ -2,7 +2,7 @@
 
 Input: the log of one step (`mjax.kernels.stamp`), and the times at which the host
 dispatched the step and received its metrics. Output: one span for each interval between
-two rows.
+two rows, and one for the optimizer, from the last row to the metrics.
 
 The clock of a device has 32 bits and its own zero. A step begins after its dispatch,
 and its last row is written before the host receives the metrics. So each step bounds
@@ -34,8 +34,9 @@ INTERVALS: dict[int, tuple[str, Kind]] = {
 (`mjax.step.stamps`)."""
 _BEGIN, _BACKWARD, _TICK = 0, 2, 3
 _BESIDE_TICKS = {(_BEGIN, _TICK): 1, (_TICK, _BACKWARD): _TICK}
-"""A tick writes its row when it begins. So the interval before the first such row is
-not a tick, and the interval after the last one is."""
+"""Tag of the interval between two rows, by their tags, where it is not that of the
+later row. A tick writes its row when it begins: the interval before the first such row
+is not a tick, and the interval after the last one is."""
 _MOST_BOUNDS = 64
 """Number of steps that bound the offset. Chosen: drift makes older ones useless."""
 
@@ -74,9 +75,9 @@ class DeviceClock:
 
         Args:
           log: log of this device.
-          device: its number in the mesh.
+          device: number of the device in the mesh.
           dispatched_ns: a time before the host dispatched the step.
-          ready_ns: a time after the host received its metrics.
+          ready_ns: a time after the host received the metrics of the step.
         """
         rows = log[1 : 1 + min(int(log[0, 0]), len(log) - 1)]
         if len(rows) < 2:
@@ -97,7 +98,7 @@ class DeviceClock:
         return [*found, Span("optimizer", "optimizer", stream, times_ns[-1], end_ns)]
 
     def _unwrap(self, clocks: Int32[np.ndarray, " rows"], ready_ns: int) -> list[int]:
-        """Return unwrapped clocks in ns, the last less than a wrap before ready_ns."""
+        """Return the clocks in ns without wraps; the last one is near ready_ns."""
         units = clocks.view(np.uint32).astype(np.int64)
         passed = np.diff(units, prepend=units[:1]) % 2**32
         since_ns = (np.cumsum(passed) * UNIT_NS).tolist()
@@ -105,8 +106,8 @@ class DeviceClock:
         if not self._is_host_clock and not self._bounds:
             self._offset_ns = ready_ns - first_ns - since_ns[-1]
         last_ns = first_ns + since_ns[-1]
-        # The host gets the metrics shortly after the last row. The error of the offset
-        # is much less than half a wrap, so it gives the number of wraps.
+        # The host gets the metrics shortly after the last row, and the error of the
+        # offset is much less than half a wrap. So the difference tells the wraps.
         num_wraps = round((ready_ns - self._offset_ns - last_ns) / _WRAP_NS)
         return [first_ns + num_wraps * _WRAP_NS + ns for ns in since_ns]
 

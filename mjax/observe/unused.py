@@ -35,7 +35,7 @@ class Report:
     path: str
     step: int
     updates: int
-    """Number of steps in the moments; skipped steps are not counted."""
+    """Number of updates that the moments include; skipped steps are not counted."""
     found: Found
     forgotten_after: int | None
     """Number of updates after which a gradient of 1e-6 leaves no trace; None:

@@ -41,11 +41,11 @@ def residual(
     stage: Int[np.ndarray, " R"],
     replica: Int[np.ndarray, " R"],
 ) -> Float[np.ndarray, "T R"]:
-    """Subtract the usual values of the stage and of the replica from each step.
+    """Return the values minus the usual values of the stage and of the replica.
 
     The value of a replica that is on one host is not subtracted, because the effects of
     its sequence lengths and of its host's speed are indistinguishable. The same holds
-    for a stage on one host.
+    for a stage on one host; the usual value of all ranks is then subtracted instead.
     """
     has_stages, has_replicas = (
         all(len(np.unique(host[group == each])) > 1 for each in np.unique(group))

@@ -41,8 +41,9 @@ kept wall clock."""
 LEAST_IDLE_SAVES = 2.0
 """A save is stuck after this many usual save times without a record. Chosen."""
 LOG_STOPPED_S = 15.0
-"""A log has stopped if its last line is this many seconds older than that of the median
-host. Chosen: three times the longest usual silence of a log, plus the error of clocks.
+"""A log has stopped if its last line is this many seconds older than the 75th
+percentile of the hosts. Chosen: three times the longest usual silence of a log, plus
+the error of clocks.
 """
 MOST_CANDIDATES = 64
 """Maximum number of candidates to compare. Chosen: bounds the time with many ranks."""

@@ -359,7 +359,7 @@ def lower_median(values: Sequence[float]) -> float:
 
 
 def _numbered(*columns: NDArray[np.int64]) -> NDArray[np.intp]:
-    """Return for each row the number of its group of equal rows."""
+    """Return a group number for each row; rows with equal values form a group."""
     rows = np.stack(columns, axis=1)
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)
 

@@ -23,7 +23,8 @@ can filter."""
 MOST_PROBLEMS = 40
 """Number of problems to show. Chosen: the first ones show the cause."""
 _NEWEST_LINES = 4
-"""Number of newest lines to keep of each process, which include its newest step."""
+"""Number of newest lines to keep of each process. Chosen: they include its newest
+step."""
 
 
 class Key(NamedTuple):
@@ -69,7 +70,7 @@ class Process:
 
 
 class Told(NamedTuple):
-    """An event, and its source."""
+    """An event, with the start of the process that wrote it; None: events.jsonl."""
 
     generation: int | None
     event: Event

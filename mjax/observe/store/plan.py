@@ -164,7 +164,7 @@ class Plan:
         return parsed
 
     def _check_header(self, batch: Batch, header: spans.Header) -> None:
-        """Refuse a file whose process does not match its path."""
+        """Refuse a file if its path or another file contradicts its header."""
         if header.run != batch.run:
             raise ValueError(f"the header has run {header.run}, not {batch.run}")
         name = batch.source.rpartition("/")[2]
