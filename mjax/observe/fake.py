@@ -4,9 +4,9 @@
                                 [--rungs no-saves,fake-data] [--dry-run] ...
 
 Input: the work dir of a run. Output: a folder with short runs that repeat the run,
-each with one thing removed (see `rungs`), and a table of the gain of each. It names the
-removed part that explains the time, or says that none does. The run's own folders are
-only read. Exit codes: 0 done, 1 some run failed, 2 bad input.
+each with one thing removed (see `rungs`), and a table of the gain of each. The command
+names the removed part that explains the time, or says that none does. The run's own
+folders are only read. Exit codes: 0 done, 1 some run failed, 2 bad input.
 
 The short runs are started one after the other as `python -m mjax.train`, or as `python
 -m mjax.launch` if the run had several processes on this machine. For a run on several

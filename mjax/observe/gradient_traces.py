@@ -61,7 +61,7 @@ class Unused:
     layer: int | None
     """Number of the layer, from 0; None: the parameter belongs to no layer."""
     shape: tuple[int, ...]
-    """Shape of the layer, if there are layers."""
+    """Shape of the layer or, without layers, of the parameter."""
     reason: Reason
 
 

@@ -35,7 +35,7 @@ PHASES: dict[Channel, str] = {
     "network": "gradient sync",
     "last": "last in the gradient sync",
 }
-"""Name of each channel, for people."""
+"""Name of each measure, for people."""
 
 
 def main(argv: Sequence[str]) -> int:

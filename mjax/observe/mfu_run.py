@@ -43,7 +43,7 @@ class RunSeries:
     step_end_s: Array
     """[T], float64, ascending: seconds after the first step began."""
     step_s: Array
-    """[T], float64."""
+    """[T], float64: duration of the step."""
     rate: Array
     """[T], float64: MFU, or tokens/s; NaN where unknown."""
     has_mfu: bool
@@ -57,7 +57,7 @@ class RunSeries:
     expected_mfu: float | None
     """MFU of the plan, if there is one."""
     num_hosts: int | None
-    """Largest number of hosts of a start; None if no record of a start has it."""
+    """Largest number of hosts of a start; None if no start recorded its hosts."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +190,7 @@ def _read_start(file: spans.SpanFile) -> _Start:
 def _lay_spans(
     steps: list[int], step_s: Array, starts: list[_Start], problems: list[str]
 ) -> tuple[Array, list[Mark]]:
-    """Return the end of each step, and the marks; starts do not overlap."""
+    """Return the ends of steps, and the marks; starts are shifted not to overlap."""
     of = {step: i for i, start in enumerate(starts) for step in start.steps}
     shift_s = [0.0] * len(starts)
     ends: list[float] = []

@@ -53,7 +53,7 @@ def write(path: Path, text: str) -> None:
 
 
 def aligned(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Align columns, the first `left` ones to the left."""
+    """Return rows as lines with aligned columns, the first `left` ones to the left."""
     rows = [[printable(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []

@@ -296,7 +296,7 @@ def _ms(seconds: float) -> str:
 
 
 def _aligned(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Align columns, the first `left` ones to the left."""
+    """Return rows as lines with aligned columns, the first `left` ones to the left."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for row in rows:

@@ -193,7 +193,7 @@ def _check(found: Schedule) -> None:
 def _ticks(
     table: Sequence[Sequence[Sequence[int] | None]], stage: int
 ) -> dict[tuple[int, ...], int]:
-    """Return the tick of each work of a stage, leaving out work that occurs twice."""
+    """Return the tick of each work of a stage; empty if a work occurs twice."""
     found: dict[tuple[int, ...], int] = {}
     for tick, row in enumerate(table):
         entry = row[stage]

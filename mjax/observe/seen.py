@@ -163,7 +163,8 @@ def see(records: Records) -> dict[int, Seen]:
     seen = {r: _see(r, records, now_ns) for r in range(records.num_ranks)}
     waiting_s = [one.age_s for one in seen.values() if one.is_beating]
     for rank, one in seen.items():
-        # Its clock may differ from ours; but ranks that wait for it arrived later.
+        # The clocks of hosts may differ, but ranks that wait for this one stopped
+        # later, so its progress is at least as old as theirs.
         if one.is_beating is False and waiting_s:
             age_s = max(one.age_s, min(waiting_s))
             seen[rank] = dataclasses.replace(one, age_s=age_s)
@@ -221,7 +222,7 @@ def _since_s(header: Header | None, monotonic_ns: int, now_ns: int) -> float:
 
 
 def process_state(header: Header, now_ns: int) -> str:
-    """Return the state of the process, if it runs on this machine."""
+    """Return the state of a process, as in `Seen.state`."""
     own_ns = now_ns - time.monotonic_ns()
     if abs(own_ns - (header.wall_ns - header.monotonic_ns)) > _SAME_BOOT_S * 1e9:
         return "?"

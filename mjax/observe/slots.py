@@ -30,7 +30,7 @@ PIPELINE = "pp"
 """Axis of the mesh, and the role of communication between stages."""
 _ROLES: tuple[Literal["pp", "dp"], ...] = ("pp", "dp")
 TICK = "tick"
-"""Name of a span."""
+"""Name of the spans of ticks."""
 APART_NS = 2_000_000
 """Operations may lie this far outside of the stamps of their tick. Chosen: a stamp on a
 CPU is a callback that takes half a millisecond, or more if the cores are busy."""
@@ -178,7 +178,7 @@ def _bars(
 
 
 def _ticks(found: Merged) -> Iterator[tuple[tuple[int, int], list[Span]]]:
-    """Yield step and device with its ticks, in order."""
+    """Yield ((step, device), spans of its ticks), the spans in order of time."""
     first, last = found.steps
     every = collections.defaultdict(list)
     for rank in found.ranks:
@@ -222,7 +222,7 @@ def _of_tick(
 
 
 def recorded_slots(work_dir: Path, found: Merged) -> list[Recorded]:
-    """Read the windows of merged steps.
+    """Return the slots in the windows of merged steps.
 
     Raises:
       ValueError: one cannot be read.
@@ -331,7 +331,7 @@ def _name(slot: Slot) -> str:
 def outside_ticks(ran: Recorded, spans: Sequence[Span]) -> list[str]:
     """Describe slots with operations outside of the stamps of their tick.
 
-    Stamps and the profiler read different clocks, so `_APART_NS` is tolerated.
+    Stamps and the profiler read different clocks, so `APART_NS` is tolerated.
     """
     found = []
     for (direction, tick), (start_ns, end_ns) in sorted(ran.ran.items()):

@@ -59,11 +59,11 @@ class Span(NamedTuple):
 
 
 class Launch(msgspec.Struct, frozen=True, kw_only=True):
-    """The start and the launch of a process."""
+    """The launch of a process, and its start within that launch."""
 
     name: str
     generation: int
-    """Number of the launch, counted by the driver; 0 is the first."""
+    """Number of the start within the launch, from 1."""
 
 
 class Header(

@@ -190,7 +190,7 @@ def _patience(seen: Mapping[int, Seen], ranks: Sequence[int]) -> str:
 
 
 def _limit_s(one: Seen, limits: LimitsConfig, usual_s: float) -> float:
-    """Return the longest time without progress of a rank, by the launcher's rule."""
+    """Return the allowed seconds without progress of a rank, as in the launcher."""
     if one.code is not None:
         return math.inf
     if one.state == "gone":
@@ -363,7 +363,7 @@ def _row(one: Seen) -> dict[str, Any]:
 
 
 def _text(found: Report) -> str:
-    """Print the report for people."""
+    """Return the report as text for people."""
     lines = [*found.problems]
     if not found.is_stuck:
         oldest = max(found.seen.values(), key=lambda one: one.age_s)

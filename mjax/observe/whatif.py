@@ -152,7 +152,7 @@ def answer(
 
 
 def _text(found: Answer) -> str:
-    """Print the report for people."""
+    """Return the report as text for people."""
     what = found.found
     step_s = float(what.step_s.mean())
     error = float(what.replayed_s.sum() / what.step_s.sum() - 1)

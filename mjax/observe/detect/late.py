@@ -72,7 +72,7 @@ def confidence_of(late: np.ndarray, least: float, *, is_smooth: bool) -> float:
 
 
 def pattern_of(late: np.ndarray, least: float) -> tuple[Pattern, int]:
-    """Return the pattern of lateness over the steps, and the index of its first step.
+    """Return the pattern of lateness over the steps, and the index of its onset.
 
     A step is late if its excess is above half of `least`.
     """

@@ -40,7 +40,8 @@ _LEVEL_TAIL = 0.05
 """Standard deviation with which the prior of a log level falls beyond the edge of its
 range. Chosen."""
 _OUTLIERS = 0.01
-"""Fraction of blocks that are outliers, uniform within a factor of e. Chosen."""
+"""Fraction of blocks that are outliers; these are uniform within a factor of e. Chosen.
+"""
 _WANDER_S = (6.0, 12.0, 25.0, 50.0, 100.0)
 """Correlation times of a wander to try. Chosen: seconds to minutes."""
 _HEALTHY_WANDER = (0.0, 0.004, 0.008, 0.012)
@@ -138,7 +139,7 @@ def _centre(blocks: Blocks, use: Array | slice = slice(None)) -> float:
 
 
 def _with_drift(blocks: Blocks, curve: Curve) -> Curve:
-    """Add the daily drift, which faulty and healthy runs both have."""
+    """Return the curve with the daily drift, which faulty and healthy runs have."""
     time = blocks.time_s - np.average(blocks.time_s, weights=blocks.weight)
     rest = np.clip(blocks.value - curve.mean, -0.05, 0.05)
     noise = float(np.average(rest**2, weights=blocks.weight))
@@ -378,7 +379,7 @@ def _periods(at: Array, width: float) -> Array:
 def _score_period(
     at: Array, period: float, clock: tuple[float, float, float], hidden: Array
 ) -> Rhythm:
-    """Return the log evidence of dips at a period, with its best phase."""
+    """Return the rhythm of a period at its best phase, with its log evidence."""
     width, start, end = clock
     phase = at[0]
     for _ in range(3):

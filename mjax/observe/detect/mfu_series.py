@@ -34,7 +34,7 @@ MOST_BLOCKS = 3000
 """Maximum number of blocks. In a long run the blocks are longer. Chosen: bounds the
 time of a classification."""
 EXPECTED_DEVIATION = 0.02
-"""Log deviation of the expected MFU, and of the daily drift. Chosen."""
+"""Standard deviation of the log of the expected MFU, including daily drift. Chosen."""
 UNKNOWN_DEVIATION = 0.5
 """Deviation of the log of the best level. Chosen: the healthy level may have been seen
 only briefly."""

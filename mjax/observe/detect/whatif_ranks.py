@@ -12,7 +12,8 @@ these causes:
   steps.
 - late host: the time of a worker between steps, without the wait for data, is longer
   than that of its peers, in most steps.
-- slow loader: its host waits for data in a step in which the others do not.
+- slow loader: the host of a worker waits for data in a step in which the other hosts
+  do not.
 - pauses: a single operation takes longer than in the worker's other steps, and longer
   than its peers' in this step. The cause may be a garbage collection or another program
   on the host.

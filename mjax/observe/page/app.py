@@ -64,7 +64,7 @@ def make_app(page: Page, *, token: str, names: frozenset[str]) -> Starlette:
 def _safe(endpoint: _Endpoint) -> _Endpoint:
     """Return an endpoint that answers invalid requests and internal errors in one line.
 
-    The endpoint runs inside the guard, so that these answers also have its headers.
+    The endpoint runs inside the guard, which also adds its headers to these answers.
     """
 
     async def safe(request: Request) -> Response:

@@ -54,7 +54,7 @@ class Places:
         self._most = 0
 
     def add(self, at_byte: int, step: int) -> None:
-        """Add a line."""
+        """Add the line that begins at a byte, with its step."""
         if self._count % self._every == 0:
             self._steps.append(self._most)
             self._bytes.append(at_byte)

@@ -46,7 +46,7 @@ class Matrix:
     steps: tuple[int, ...]
     """First step of each column."""
     mean_s: np.ndarray
-    """[R, C], float32; NaN is absent."""
+    """[R, C], float32; NaN marks an absent value."""
 
 
 class Grids:

@@ -55,7 +55,7 @@ async def stream(page: Page, rows: int | None) -> AsyncIterator[bytes]:
     Args:
       page: page of a run.
       rows: number of rows of metrics that the viewer has; None sends the last ones
-        again, because rows may have arrived since it read them.
+        again, because rows may have arrived since the viewer read them.
     """
     yield b"retry: %d\n\n" % RETRY_MS
     seen = page.seen()

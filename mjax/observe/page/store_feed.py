@@ -4,8 +4,8 @@ Input: a store that an ingester fills, and the work dir for rows, events and the
 config. Output: the same shares as from files. The statements run on both DuckDB and
 PostgreSQL; nothing is written.
 
-Spans are read by step, as the index of the store allows, so complete steps are not read
-again. Barriers are outside of steps and are read once a minute.
+Spans are read by step, for which the store has an index, and complete steps are not
+read again. Barriers are outside of steps and are read once a minute.
 """
 
 import collections

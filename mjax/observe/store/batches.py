@@ -33,8 +33,8 @@ class Batch:
     identity: str
     """`digest` of the first line of the file."""
     revision: int = 0
-    """Number of times the file was rewritten, according to the store; span files never
-    are."""
+    """Number of times the file was rewritten, according to the store; 0 for span
+    files."""
     start: int
     """Position of the first byte in the file."""
     end: int
@@ -117,7 +117,7 @@ def admit(batch: Batch, mark: Mark | None) -> tuple[Verdict, str, int]:
 def outcome(
     batch: Batch, mark: Mark | None, verdict: Verdict, reason: str = ""
 ) -> Outcome:
-    """Return the stored part of the file of a batch."""
+    """Return the outcome of a batch, with the stored part of its file."""
     found = Outcome(run=batch.run, source=batch.source, verdict=verdict, reason=reason)
     if mark is None:
         return found

@@ -1,8 +1,9 @@
 """The store in DuckDB: one file, owned by one process.
 
-Input: the path of the database. Output: a `Store`. No second process can open the
-file, not even to read (duckdb.org/docs/stable/connect/concurrency): readers query the
-owner, `python -m mjax.observe serve`.
+Input: the path of the database. Output: a `Store`. While the ingester has the file
+open, no other process can open it, not even to read
+(duckdb.org/docs/stable/connect/concurrency). The live page therefore reads the files of
+the run instead.
 """
 
 import contextlib

@@ -311,7 +311,7 @@ class Collector:
 
 
 def _place(tail: Tail) -> tuple[str, int]:
-    """Return rank and generation from the name of a span file."""
+    """Return HOST-RANK and the generation from the name of a span file."""
     name, _, generation = tail.source.removesuffix(".jsonl").rpartition("-")
     return name, int(generation) if generation.isdigit() else 0
 

@@ -22,7 +22,7 @@ _HELP = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RankAge:
-    """Time of the newest span of a process of the newest generation."""
+    """Age of the newest span of a process of the newest generation."""
 
     run: str
     host: str

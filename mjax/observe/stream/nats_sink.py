@@ -31,8 +31,8 @@ STREAM = "MJAX_OBSERVE"
 BATCHES = "mjax.observe.batches"
 MARKS = "mjax.observe.marks"
 QUEUE_BYTES = 2 * 2**30
-"""Maximum size of the stream in bytes. Chosen: some hundred million spans, compressed.
-If it is full, collectors wait and the files stay."""
+"""Maximum size of the stream in bytes. Chosen: a few hundred million compressed spans.
+If it is full, collectors wait and the data stays in the files."""
 _DUPLICATES_S = 600.0
 """Seconds for which the server remembers message ids. Chosen: longer than the restart
 of a collector; the store recognises later duplicates."""

@@ -37,8 +37,8 @@ _RETRY_S = 0.5
 _GAP_S = 0.5
 _TRIES = 16
 """Maximum deliveries of a message that would leave a gap after the stored bytes.
-Chosen: they take longer than _ACK_WAIT_S, after which the missing messages have arrived
-or are lost. The collector then sends them all again."""
+Chosen: together they take longer than _ACK_WAIT_S, after which the missing messages
+have arrived or are lost. The collector then sends them all again."""
 
 
 class NatsSource:

@@ -1,7 +1,7 @@
 """Start and stop an ingester as one unit: store, HTTP, NATS.
 
-Input: addresses. Output: an open store that receives batches. `python -m mjax.observe
-ingest` runs only the ingester; `serve` runs it beside its page.
+Input: addresses. Output: an open store that receives batches, as `python -m
+mjax.observe ingest` runs it.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
 Input: batches, outcomes, marks. Output: compressed bytes for a request or a message,
 and the reverse. Incoming data is untrusted: its type, size and checksum are verified.
 
-A body is a compressed sequence of frames. A frame is the length of a header, the header
-(JSON), and the number of bytes of lines given in the header.
+A body is a compressed sequence of frames. A frame consists of the length of its header,
+the header (JSON), and lines, whose size in bytes the header gives.
 """
 
 import dataclasses

@@ -25,7 +25,7 @@ class Seconds:
     """Times of one phase and role."""
 
     total_s: float
-    """Sum of all events."""
+    """Sum of the durations of all events."""
     exposed_s: float
     """Exposed part of the total: the time that belongs to these events."""
     events: int
