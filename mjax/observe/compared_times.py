@@ -292,7 +292,10 @@ def _ranks(x: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
 def _rank_sum(
     a: Float[np.ndarray, "n"], b: Float[np.ndarray, "m"], rng: np.random.Generator
 ) -> float:
-    """Return p: the share of permutations whose rank sums differ at least as much."""
+    """Return p: the share of permutations that differ at least as much as a and b.
+
+    The difference is that of the rank sums.
+    """
     ranks = _ranks(np.concatenate([a, b]))
     expected = len(a) * (len(ranks) + 1) / 2
     seen = abs(float(ranks[: len(a)].sum()) - expected)

@@ -164,7 +164,7 @@ def see(records: Records) -> dict[int, Seen]:
     waiting_s = [one.age_s for one in seen.values() if one.is_beating]
     for rank, one in seen.items():
         # The clocks of hosts may differ, but ranks that wait for this one stopped
-        # later, so its progress is at least as old as theirs.
+        # later, so its progress is at least as old as the newest of theirs.
         if one.is_beating is False and waiting_s:
             age_s = max(one.age_s, min(waiting_s))
             seen[rank] = dataclasses.replace(one, age_s=age_s)

@@ -88,7 +88,7 @@ class Steps:
 
     @property
     def shared(self) -> list[int]:
-        """Return the steps that all workers ran, except those with a save."""
+        """The steps that all workers ran, without those that `_interrupted` returns."""
         return sorted(set.intersection(*(set(steps) for steps in self.of)))
 
 
@@ -96,7 +96,7 @@ def read_steps(files: Sequence[SpanFile]) -> Steps:
     """Find the operations of each device in each step.
 
     Raises:
-      ValueError: a process has no spans of devices.
+      ValueError: a process has no spans of devices, or the run has one device.
     """
     workers: list[Worker] = []
     places: list[Place] = []
@@ -378,7 +378,7 @@ def _joint(
     before: Sequence[int],
     groups: _Groups,
 ) -> list[int]:
-    """Add an operation of all workers, for which groups wait; return the indices.
+    """Add an operation of all workers, in which groups wait; return the indices.
 
     A join (an operation without work) collects the ranks of a group: edges between all
     pairs of thousands of ranks would not fit into memory.

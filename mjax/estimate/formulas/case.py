@@ -203,7 +203,7 @@ class Constants:
     product_efficiency: float = 0.75
     """Fraction of the peak in matmuls."""
     by_shape: bool = False
-    """Whether to slow down small matmuls of the layers
+    """Whether small matmuls of the layers are modelled as slower than large ones
     (`mjax.estimate.formulas.matmul`)."""
     attention_efficiency: float = 0.55
     """Fraction of the peak in the fused attention kernel, on visible pairs."""
@@ -216,15 +216,16 @@ class Constants:
     tp_overlap: float = 0.0
     """Share of the tp collectives' time that is overlapped with matmuls."""
     dp_overlap: float = 0.0
-    """The same share of gathers and reductions over dp."""
+    """Share of the time of gathers and reductions over dp that is overlapped."""
     pp_overlap: float = 0.0
-    """The same share of transfers between stages."""
+    """Share of the time of transfers between stages that is overlapped."""
     elementwise_passes: float = 1.0
     """Ratio of the elementwise memory traffic to that of fully fused kernels."""
     stash_passes: float = 0.0
-    """How often copies into and out of stacks read or write a layer's residuals."""
+    """Number of times that copies into and out of stacks read or write residuals."""
     chunk_passes: float = 0.0
-    """How often copies and sums read or write the data sent over tp in chunks."""
+    """Number of times that copies and sums read or write data sent over tp in
+    chunks."""
     visit_bytes: float = 0.0
     """Bytes per layer parameter and microbatch that slices of weights and sums of
     gradients move. Ignored with one microbatch and no pipeline."""

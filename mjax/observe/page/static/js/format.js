@@ -50,7 +50,7 @@ export function times(value) {
   return isNumber(value) ? `${value.toFixed(2)}×` : NONE;
 }
 
-/** A duration in seconds, from microseconds to days. */
+/** A duration, given in seconds, in units from microseconds to days. */
 export function seconds(value) {
   if (!isNumber(value)) return NONE;
   const size = Math.abs(value);
@@ -67,12 +67,12 @@ function pad(value) {
   return String(Math.floor(value)).padStart(2, "0");
 }
 
-/** A duration in milliseconds. */
+/** A duration, given in milliseconds. */
 export function millis(value) {
   return isNumber(value) ? seconds(value / 1e3) : NONE;
 }
 
-/** A duration in microseconds. */
+/** A duration, given in microseconds. */
 export function micros(value) {
   return isNumber(value) ? seconds(value / 1e6) : NONE;
 }
