@@ -21,9 +21,10 @@ export const MARKS = {
 };
 
 /**
- * Make a chart. say_value(number): text with unit; ticks(number): short text; top(values):
- * largest value to show, null to show all.
- * Returns {element, show({steps, values, marks, from})}; null values leave gaps.
+ * Make a chart. sayValue(number): text with unit; sayTick(number): short text of a tick;
+ * top(values): largest value to show, null to show all.
+ * Returns {element, rebuild(), show({steps, values, marks})}. Null values leave gaps; rebuild
+ * reads the colours again.
  */
 export function makeChart(title, colour, sayValue, sayTick, top = null) {
   const value = el("span", { class: "value" });
