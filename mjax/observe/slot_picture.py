@@ -16,7 +16,7 @@ from mjax.observe.slots import Bar, Slots, Transfer
 from mjax.observe.timeline_rows import arrows
 
 HEIGHT = 46
-"""Heights of the parts of a row, in pixels."""
+"""Height of a row, in pixels."""
 _LANE, _WIRE = 17, 4
 _TOPS: dict[Direction, int] = {"forward": 0, "backward": _LANE + _WIRE}
 _HUES = (("#b5d5f5", "#1f5fa8"), ("#f8d3a8", "#a85a12"), ("#bfe5c8", "#1d7a3e"))

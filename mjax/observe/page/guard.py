@@ -35,7 +35,7 @@ _COOKIE = "mjax_page_"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Refusal:
-    """Refusal of a request."""
+    """Answer to a request that is not forwarded: an error, or a redirect."""
 
     status: int
     text: str
@@ -72,7 +72,10 @@ def names_of(listen_host: str) -> frozenset[str]:
 
 
 def judge(asked: Request, token: str, names: frozenset[str]) -> Refusal | None:
-    """Return the refusal of a request; None if it is allowed."""
+    """Return the answer to a request that is not forwarded; None if it is forwarded.
+
+    The address with a valid token is redirected to the page, and sets its cookie.
+    """
     if not is_known_host(asked.host, names):
         return Refusal(
             status=421,

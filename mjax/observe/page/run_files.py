@@ -67,7 +67,7 @@ class RunFiles:
         try:
             return msgspec.json.decode((self._work_dir / "config.json").read_bytes())
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return None  # it is written once, when the work dir is created
+            return None  # not written yet; it never changes later
 
     def _follow(self, source: str, path: Path) -> None:
         try:

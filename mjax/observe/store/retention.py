@@ -5,8 +5,8 @@ store without older rows. A run counts as ended if none of its processes has wri
 span for that many days; only whole runs expire. The stored size of each file, the
 processes and the events stay, so a file that is still on a host is not sent again.
 
-Batches are sized by the sums of the heat map, which have the number of spans per 50
-steps. In both databases, rows of the same steps are stored together.
+A batch is a range of steps, because both databases store rows of the same steps
+together. The sums of the heat map, which count the spans per 50 steps, give its size.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ class Sweeper:
         total, began_s = 0, time.monotonic()
         for num in batches(self._store, self._keep, time.time_ns(), self._done):
             total += num
-            # Pause as long as the deletion took, for the ingester.
+            # Pause as long as the deletion took, so that the ingester can write.
             if self._stop.wait(time.monotonic() - began_s):
                 break
             began_s = time.monotonic()
