@@ -47,7 +47,7 @@ def encode(matrix: Matrix, phase: str, phases: Sequence[str]) -> bytes:
 
 
 def empty(phases: Sequence[str]) -> bytes:
-    """Return the answer when there are no values."""
+    """Return the answer if there are no values."""
     lists = {name: [] for name in ("ranks", "hosts", "steps")}
     ends = dict.fromkeys(("lo", "hi", "least", "most"), 0.0)
     header = {"phases": [*phases], "phase": "", **lists, **ends, "unit": "ms"}

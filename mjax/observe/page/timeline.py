@@ -67,7 +67,7 @@ def view(
 
 
 def empty(problem: str) -> dict[str, Any]:
-    """Return the answer for nothing to draw."""
+    """Return the answer if there is nothing to draw."""
     columns = {name: [] for name in ("row", "name", "start_us", "end_us", "step")}
     return {
         "rows": [],

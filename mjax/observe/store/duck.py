@@ -22,7 +22,7 @@ from mjax.observe.store.batches import Mark
 
 _MEMORY_LIMIT = "2GB"
 """Memory limit. Chosen: the ingester may run on a host that trains. DuckDB's default is
-80%."""
+80% of the memory."""
 _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
 _TYPES = {"int": pa.int32(), "big": pa.int64(), "real": pa.float64(), "": pa.string()}
 
@@ -104,7 +104,8 @@ class DuckStore:
 
     def reclaim(self) -> None:
         """Free the blocks of deleted rows; the file keeps its size."""
-        # A running query may prevent it; then a later call, or closing, does it.
+        # A running query may prevent the checkpoint; a later call or `close` then makes
+        # it.
         with (
             self._reopened_after_errors(),
             contextlib.suppress(duckdb.TransactionException),

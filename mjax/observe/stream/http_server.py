@@ -76,7 +76,7 @@ def answer(
 
 
 class Server:
-    """Answers in threads until `close`."""
+    """Answers requests in threads until `close`."""
 
     def __init__(
         self,
@@ -193,7 +193,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         return "local"
 
     def log_message(self, format: str, *values: Any) -> None:
-        """Log nothing: collectors ask every second."""
+        """Log nothing, because collectors send a request every second."""
 
     def _answer(self, body: bytes) -> None:
         given = self.headers.get("Authorization", "")

@@ -127,7 +127,7 @@ class Recorder:
             self._tried(lambda: self._write(folder, step, mark, span))
 
     def _tried(self, action: Callable[[], object]) -> bool:
-        """Run an action; return whether recording still works. Errors are warnings."""
+        """Run an action; warn of its errors. Return whether recording still works."""
         if self._is_broken:
             return False
         try:
