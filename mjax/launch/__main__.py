@@ -1,7 +1,7 @@
 """Launch a run that recovers from failures: `python -m mjax.launch -- <train's flags>`.
 
-Without a command everything runs on this machine, with simulated hosts (`--hosts`). See
-docs/resilience.md.
+Without a command, everything runs on this machine, with simulated hosts (`--hosts`).
+See docs/resilience.md.
 """
 
 if __name__ == "__main__":
@@ -66,9 +66,9 @@ class AgentFlags:
     address: str | None = None
     """Address at which other hosts reach this one; absent: its host name."""
     orphan_s: float = 3600.0
-    """Seconds without a driver after which the agent and its ranks end."""
+    """Seconds without a driver after which the agent stops its ranks and exits."""
     log_mib: float = 256.0
-    """MiB at which a rank's log is rotated; one old log is kept."""
+    """Size in MiB at which a rank's log is rotated; one old log is kept."""
 
     def __post_init__(self) -> None:
         if not 0 < self.log_mib < float("inf"):

@@ -56,7 +56,8 @@ class Agent:
           token: token of the run.
           host: name of this host.
           address: address at which other hosts reach this one.
-          orphan_s: seconds without a driver after which the agent and its ranks end.
+          orphan_s: seconds without a driver after which the agent stops its ranks and
+            exits.
           log_bytes: size in bytes at which a rank's log is rotated.
         """
         self._log_bytes = log_bytes
@@ -171,7 +172,7 @@ class Agent:
         return any(rank.process.poll() is None for rank in self._ranks.values())
 
     async def _coordinate(self, message: messages.FindPorts) -> int:
-        """Return a free port, on which the coordinator is started if requested."""
+        """Return a free port; start the coordinator on it if that was requested."""
         self._end_coordinator()
         self._coordinated, port = message.generation, free_port()
         if not message.coordinator:
@@ -220,7 +221,7 @@ class Agent:
         """Send a heartbeat immediately when a rank ends."""
         try:
             descriptor = os.pidfd_open(rank.process.pid)
-        except ProcessLookupError:  # ended, and a heartbeat has reported it
+        except ProcessLookupError:  # it has ended, and a heartbeat has reported this
             return
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -281,7 +282,7 @@ class Agent:
         return dict(zip(pids, texts, strict=True))
 
     async def _check(self, order: messages.Check) -> None:
-        """Run the check and send the result; without a connection it is lost."""
+        """Run the check and send its result, which is lost without a connection."""
         is_healthy, text = await checks.run(order.command, order.timeout_s, self._host)
         if self._writer is not None:
             answer = messages.Checked(

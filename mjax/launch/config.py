@@ -6,7 +6,7 @@ import shlex
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LimitsConfig:
-    """Seconds without progress after which a rank counts as hung, by phase.
+    """Seconds without progress after which a rank counts as hung, for each phase.
 
     A step may also take `factor` times the 99th percentile of the recent steps.
     """
@@ -24,7 +24,7 @@ class LimitsConfig:
     first_step_s: float = 900.0
     """Limit of the first step of a generation, which connects all devices."""
     step_s: float = 30.0
-    """Least limit of a step."""
+    """Minimum limit of a step, however short the recent steps."""
     factor: float = 5.0
     """Limit of a step as a multiple of the 99th percentile of the recent steps."""
     eval_s: float = 300.0
@@ -32,9 +32,9 @@ class LimitsConfig:
     save_s: float = 630.0
     """Limit of a save; above the trainer's --ckpt.timeout-s."""
     sample_s: float = 600.0
-    """Limit of the sample at the end."""
+    """Limit to generate the sample at the end."""
     exit_s: float = 60.0
-    """Limit to exit, and for the other ranks once one has ended."""
+    """Limit to exit; the other ranks have as long after the first one has ended."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "limits")
@@ -47,8 +47,8 @@ class RestartConfig:
     max_fruitless: int = 3
     """Consecutive generations without a new saved step after which the run gives up."""
     pause_s: float = 1.0
-    """Seconds before the first restart without a new saved step; then doubled each
-    time."""
+    """Seconds to wait before a restart if no new step was saved; doubled each time in a
+    row."""
     max_pause_s: float = 60.0
     """Longest pause before a restart, in seconds."""
     wait_s: float = 600.0
@@ -62,13 +62,14 @@ class RestartConfig:
     kill_s: float = 20.0
     """Seconds that killed ranks have to exit before their host counts as lost."""
     check_s: float = 120.0
-    """Seconds that the check of a host may take, and between repeated checks."""
+    """Seconds that the check of a host may take, and seconds until it is repeated."""
     stop_s: float = 120.0
     """Seconds that ranks have to save and exit after SIGTERM."""
     rollback_saves: int = 1
-    """Saves to go back when the run diverges; as many more each further time."""
+    """Number of saves to go back when the run diverges. If it diverges again before it
+    gets further, it goes back as many saves more."""
     max_rollbacks: int = 3
-    """Give up when the run diverges more often than this."""
+    """Number of times that a diverged run goes back; after these it gives up."""
     warm: bool = True
     """Import the trainer in advance on each host, in a process that forks the ranks."""
 
@@ -87,7 +88,7 @@ class RestartConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class KubernetesConfig:
-    """The pods of the agents; without a namespace the API is not used."""
+    """The pods of the agents. Without a namespace, the Kubernetes API is not used."""
 
     namespace: str | None = None
     """Namespace of the pods of the agents."""
@@ -123,8 +124,8 @@ class RunConfig:
     spares: int = 0
     """Number of spare hosts."""
     min_hosts: int | None = None
-    """Least hosts to go on with, with more microbatches, if no spare is left; None:
-    hosts."""
+    """Minimum number of hosts to continue on, with more microbatches, when no spare is
+    left; None: --hosts."""
     ranks_per_host: int = 1
     """Trainer processes per host."""
     check_command: str = ""
@@ -133,11 +134,12 @@ class RunConfig:
     """Seconds between checks of all training hosts; a host that does not pass is
     replaced after a save. None: only suspect hosts are checked."""
     return_command: str = ""
-    """Command that checks an excluded host until it passes and becomes a spare again;
-    empty: check_command. If given, hosts with failed hardware may return too."""
+    """Command that is repeated on an excluded host until it passes; the host is then a
+    spare again. Empty: --check-command. If given, hosts with failed hardware may
+    return too."""
     history: str = ""
-    """File with the faults of hosts in all runs; the spare with the fewest faults is
-    used first. Empty: the first by name."""
+    """File that records the faults of hosts in all runs; the spare with the fewest
+    faults is used first. Empty: no record; the first spare by name is used first."""
     limits: LimitsConfig = dataclasses.field(default_factory=LimitsConfig)
     restart: RestartConfig = dataclasses.field(default_factory=RestartConfig)
 

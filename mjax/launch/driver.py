@@ -51,7 +51,7 @@ TRAINER = (sys.executable, "-m", "mjax.train")
 _COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 _TICK_S = 0.05
 _CALM_S = 0.25
-"""Seconds between ticks while ranks run undisturbed; _TICK_S otherwise."""
+"""Seconds between ticks while all ranks run normally; otherwise _TICK_S."""
 _LAST_WORDS_S = 1.0
 _BACKLOG = 1024
 
@@ -119,7 +119,7 @@ class Driver:
         self._take_up()
 
     def _take_up(self) -> None:
-        """Compare the journal with the request, and continue from its last state."""
+        """Compare the launch with the journal, and continue from the journal."""
         shape = {
             "hosts": self._config.hosts,
             "ranks_per_host": self._config.ranks_per_host,
@@ -141,7 +141,7 @@ class Driver:
         if is_running:
             self._flags.take_up(snapshot.get("flags", self._flags.to_json()))
             self._supervisor.resume(snapshot, time.monotonic())
-        else:  # the run continues, and so do generation numbers
+        else:  # that launch has ended: only its numbers and its skipped data continue
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
 
@@ -404,7 +404,7 @@ class Driver:
     # ------------------------------------------------------------------------ effects
 
     def _fitting_sizes(self) -> dict[int, dict[str, list[str]]]:
-        """Return number of hosts on which the run can continue -> differing flags."""
+        """Return number of hosts -> trainer flags that change; see `elastic.sizes`."""
         config = self._config
         if config.min_hosts is None or config.min_hosts == config.hosts:
             return {config.hosts: {}}

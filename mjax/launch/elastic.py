@@ -47,7 +47,7 @@ def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any
 def sizes(
     config: Mapping[str, Any], *, hosts: int, least: int, devices_per_host: int | None
 ) -> dict[int, dict[str, list[str]]]:
-    """Return possible number of hosts -> differing flags, largest number first.
+    """Return the numbers of hosts on which the trainer can run, largest first.
 
     Args:
       config: config of the trainer, as `--print-config` prints it.
@@ -55,6 +55,8 @@ def sizes(
       least: smallest number of hosts allowed.
       devices_per_host: devices per host; None if unknown, in which case the config must
         give dp.
+    Returns:
+      Number of hosts -> the flags that change with it, each with its values.
     Raises:
       ValueError: dp is neither given nor known.
     """
@@ -86,7 +88,7 @@ def sizes(
 
 
 def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
-    """Return the fewest microbatches without more sequences per device, or None."""
+    """Return the fewest microbatches that give no device more sequences, or None."""
     rows = size / (dp * before)
     for number in range(before, size // smaller + 1):
         if size % (smaller * number) == 0 and size / (smaller * number) <= rows:
@@ -119,7 +121,7 @@ class Sizes:
         return min(self._fitting)
 
     def best(self, num_ready: int, *, waits: bool) -> int | None:
-        """Return the number of ready hosts to use; None means wait for more.
+        """Return how many of the ready hosts to use; None means wait for more.
 
         Args:
           num_ready: number of hosts that can have ranks.

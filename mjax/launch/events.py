@@ -19,7 +19,7 @@ class Event:
 
 
 def teller(record: Callable[[Event], None]) -> Callable[..., None]:
-    """Return a function that records an event of (kind, text, severity, **fields)."""
+    """Return a function of (kind, text, severity, **fields) that records an event."""
 
     def tell(kind: str, text: str, severity: str = "info", **fields: Any) -> None:
         record(Event(kind=kind, text=text, severity=severity, **fields))

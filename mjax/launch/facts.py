@@ -42,13 +42,14 @@ def process_facts() -> dict[str, Any]:
     """Return the facts needed to interpret the times of this process.
 
     Returns:
-      Process id; age of the process in seconds; and the boot id of the host, whose
-      processes share one monotonic clock. The last two are None if /proc lacks them.
+      `pid`; `age_s`, seconds since the process started; and `boot`, the boot id of
+      the host, whose processes share one monotonic clock. The last two are None if
+      /proc lacks them.
     """
     age_s = boot = None
     with contextlib.suppress(OSError, ValueError, IndexError):
-        # Field 22 of proc_pid_stat(5), in clock ticks since boot; it is 20th after the
-        # name.
+        # The start time, field 22 of proc_pid_stat(5), in clock ticks since boot. The
+        # name, field 2, may contain spaces; the start time is the 20th field after it.
         ticks = int(_STATUS.read_text().rpartition(")")[2].split()[19])
         since_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         age_s = since_boot_s - ticks / os.sysconf("SC_CLK_TCK")

@@ -16,9 +16,10 @@ from mjax.processes.progress import LOCK_ANSWER, Phase
 
 _MAX_SHOWN = 8
 _SETTLE_S = 0.3
-"""Seconds after the first end of a rank within which ends are examined together."""
+"""Seconds to wait for other ranks to end after the first one; all are then examined
+together."""
 _SIGNAL_SETTLE_S = 0.05
-"""The same if a signal ended the first rank: later ends do not explain a signal."""
+"""The same if a signal ended a rank: the other ends cannot explain a signal."""
 _STARTED_S = 15.0
 """Seconds within which a host must report its ranks."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
@@ -70,7 +71,7 @@ def of_ranks(
     since_end_s: float,
     are_heard: bool,
 ) -> Failure | None:
-    """Find the failure that ended a generation, or the part of it that never started.
+    """Find the failure of a generation, also if some ranks never started; or None.
 
     Args:
       states: rank -> state, where it is known.
@@ -98,7 +99,7 @@ def of_ranks(
 
 
 def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Failure:
-    """Find the end that explains the others: by order of cause, then by time.
+    """Find the rank whose end explains the others: by order of cause, then by time.
 
     Args:
       ended: rank -> state, for ranks with an exit code; at least one.

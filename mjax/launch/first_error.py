@@ -14,11 +14,14 @@ Event = Mapping[str, Any]
 
 
 def first_error(events: Sequence[Event], generation: int | None = None) -> Event:
-    """Return why a generation failed, as JSON.
+    """Return why a generation failed: the diagnosis and the ends of its ranks.
 
     Args:
       events: events of a run, oldest first.
       generation: generation to explain; None means the last one that failed.
+    Returns:
+      JSON values: `generation`; `cause`, `ranks`, `hosts` and `text` of the diagnosis;
+      and `ends`, one object for each rank that has ended, the first end first.
     Raises:
       ValueError: the generation has not failed, or no generation has.
     """

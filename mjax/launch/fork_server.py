@@ -50,7 +50,7 @@ class Forked(msgspec.Struct, kw_only=True, frozen=True):
 
     pid: int = 0
     error: str = ""
-    """Why no rank was forked; the server ends after this answer. "" if one was."""
+    """Why no rank was forked, after which the server ends; "" if one was forked."""
 
 
 def die_with(parent: int) -> None:
@@ -86,7 +86,7 @@ def serve(module: str, connection: socket.socket) -> None:
             if not middle:
                 os.close(reading)
                 _fork_again(request, connection, agent, writing)
-                return  # in the rank, if it returned without exiting
+                return  # this is the rank, whose program has returned
             os.close(writing)
             os.waitpid(middle, 0)
             pid = int(os.read(reading, 16) or b"0")
@@ -97,14 +97,14 @@ def serve(module: str, connection: socket.socket) -> None:
 def _fork_again(
     request: Request, connection: socket.socket, agent: int, writing: int
 ) -> None:
-    """Fork the rank, and orphan it so the agent adopts it."""
+    """Fork the rank, and exit, so that the agent adopts the rank."""
     middle, rank = os.getpid(), os.fork()
     if rank:
         os.write(writing, str(rank).encode())
         os._exit(0)
     os.close(writing)
     connection.close()
-    while os.getppid() == middle:  # wait, so its end does not count as the agent's
+    while os.getppid() == middle:  # until the agent is the parent
         os.sched_yield()
     die_with(agent)
     _become(request)
@@ -123,7 +123,7 @@ def _become(request: Request) -> None:
     os.environ.update(request.environment)
     sys.argv = [module, *request.arguments]
     importlib.reload(sys.modules[module.partition(".")[0]])  # sets the start time
-    sys.modules.pop(module, None)  # imports are done; run only the program
+    sys.modules.pop(module, None)  # executed again, as a program
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

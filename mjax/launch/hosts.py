@@ -130,11 +130,11 @@ class Fleet:
         }
 
     def alive(self) -> dict[int, RankState]:
-        """Return the entries of `states` of ranks that have not ended."""
+        """Return rank -> state, for the ranks that have not ended."""
         return {r: state for r, state in self.states().items() if state.code is None}
 
     def active(self, names: Collection[str]) -> list[Host]:
-        """Return those of the named hosts that have ranks and are not excluded."""
+        """Return the named hosts that are active: with ranks, and not excluded."""
         found = (self.hosts[name] for name in names)
         return [host for host in found if host.state is HostState.ACTIVE]
 
@@ -143,12 +143,12 @@ class Fleet:
         return now_s - self.hosts[self.host_of(rank)].heard_s
 
     def are_heard_since(self, since_s: float) -> bool:
-        """Return whether all hosts with ranks are connected and heard since since_s."""
+        """Return whether all hosts with ranks are connected and have reported since."""
         hosts = (self.hosts[name] for name in self.placement)
         return all(host.is_connected and host.heard_s >= since_s for host in hosts)
 
     def matches(self, since_s: float) -> dict[str, list[Match]]:
-        """Return host -> matches of rules since a time, for hosts with ranks."""
+        """Return host -> matches since a time, for hosts with ranks and matches."""
         found = {}
         for name in self.placement:
             late = [one for at_s, one in self.hosts[name].matches if at_s >= since_s]
@@ -170,7 +170,7 @@ class Fleet:
         host.heard_s = now_s - 2 * self._lost_s
 
     def ready(self, now_s: float) -> list[Host]:
-        """Return the hosts that can have ranks, those that have ranks first.
+        """Return the hosts that can have ranks; hosts that have ranks now come first.
 
         The others follow in order of their number of failures, fewest first.
         """

@@ -3,8 +3,8 @@
 Input: events and snapshots. Output: `launch/journal.db` in the work dir, from which a
 driver can restart after it was killed at any moment, and `events.jsonl` in the work
 dir, one object per line, for programs. Each line has its number in the journal, so a
-reader notices gaps. It has the times of both clocks of the host, because the wall clock
-may be set during a run.
+reader notices gaps. It also has the time of the wall clock and of the monotonic clock
+of the host, because the wall clock may be set during a run.
 """
 
 import contextlib

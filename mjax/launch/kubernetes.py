@@ -96,7 +96,7 @@ class Api:
             return _pod(found["items"][0]) if found["items"] else None
 
     def watch(self, version: str) -> Iterator[tuple[str, Pod]]:
-        """Yield (kind of change, pod) since a version, for about poll_s.
+        """Yield (kind of change, pod) for changes since a version, for about poll_s.
 
         The iteration ends early if the connection ends, and after a time without
         changes. The caller then lists the pods again.
@@ -254,7 +254,7 @@ def _read(what: str) -> Iterator[None]:
 
 
 def _check_kind(answer: Any, what: str) -> None:
-    """Raise if an answer is not of a Kubernetes API, but for example of a proxy."""
+    """Raise an ApiError unless a Kubernetes API answered, and not a proxy."""
     with _read(what):
         answer["kind"]
 

@@ -172,7 +172,7 @@ class Agents:
 
 
 def output_so_far(generation: int, work_dir: Path) -> int:
-    """Return the bytes that rank 0 has written, and name the file to a person."""
+    """Return the number of bytes that rank 0 has written, and print the file's path."""
     path = log_path(generation_folder(work_dir, generation), 0)
     try:
         num_bytes = path.stat().st_size
@@ -186,12 +186,12 @@ def output_so_far(generation: int, work_dir: Path) -> int:
 async def follow(
     newest: Callable[[], int], work_dir: Path, begin: tuple[int, int]
 ) -> None:
-    """Copy the output of rank 0 to standard output, of one generation after another.
+    """Copy the output of rank 0 to standard output, one generation after another.
 
     Args:
       newest: returns the number of the current generation.
       work_dir: work dir of the run.
-      begin: generation to begin with, and the bytes of its output to leave out.
+      begin: first generation to copy, and number of bytes of its output to skip.
     """
     generation, place = begin
     while True:

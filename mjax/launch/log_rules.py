@@ -40,7 +40,8 @@ class Rule:
     pattern: str
     """Regular expression to search for in a line."""
     cause: Cause | None
-    """Cause that the line gives a failure of this host; None if it is only reported."""
+    """Cause of a failure of this host that the line explains; None: it explains none,
+    and is only reported."""
 
 
 RULES = (
@@ -96,7 +97,7 @@ CAUSES = {rule.name: rule.cause for rule in RULES} | {
 
 
 def match(line: str, rank: int | None = None) -> Match | None:
-    """Return the match of the first rule that a line matches; None without one."""
+    """Return the match of the first rule that fits a line; None if none fits."""
     name = _of_kernel(line)
     if name is None:
         found = (rule.name for rule, pattern in _COMPILED if pattern.search(line))
@@ -168,7 +169,7 @@ class KernelLog:
 
     @property
     def access(self) -> str:
-        """Whether the kernel's log can be read, as a text; most hosts refuse it."""
+        """Text that says if the kernel's log can be read; most hosts refuse."""
         return "unknown: not readable" if self._descriptor is None else "read"
 
     def read(self) -> list[Match]:

@@ -98,7 +98,7 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     spent_s: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(Phase))
     """Seconds in each phase since the rank's start was requested."""
     first_step_s: float | None = None
-    """Seconds from that request to the end of the first step; None before."""
+    """Seconds from that start request to the end of the first step; None until then."""
     last_lines: str = ""
     """Last lines of the rank's log, once it has ended."""
     last_words: LastWords | None = None
@@ -158,7 +158,7 @@ class Stacks(Message, tag="stacks"):
     spied: dict[int, str] = {}
     """Rank -> output of py-spy, if installed, for ranks that did not answer."""
     nccl: str = ""
-    """Report of NCCL's RAS service of the host; "" without one."""
+    """Report of NCCL's RAS service of the host; "" if there is none."""
 
 
 class RankSpec(msgspec.Struct, kw_only=True, frozen=True):
@@ -229,7 +229,7 @@ class Checked(Message, tag="checked"):
     """Result of the check command."""
 
     number: int
-    """Number of the order to check, which this answers."""
+    """Number of the `Check` that this answers."""
     is_healthy: bool
     text: str
     """Reasons why the host is not healthy; may be empty if it is."""

@@ -33,7 +33,7 @@ class RollBacks:
         """Step to which the last rollback went."""
 
     def go_back(self, found: Divergence | None) -> str:
-        """Choose the step to go back to; return "", or why there is none."""
+        """Choose the step to go back to; return "", or why the run gives up instead."""
         assert found is not None
         if self._num >= self._most:
             return (

@@ -98,8 +98,8 @@ class Supervisor:
           sizes: numbers of hosts besides config.hosts on which the run can continue.
           take_back: undoes an update of the trainer's flags if no rank has taken a step
             with it; returns whether it undid one.
-          faults: maps a host to its number of failures; hosts with the fewest are used
-            first.
+          faults: maps a host to its score of past faults; hosts with the lowest score
+            are used first.
         """
         self._take_back = take_back
         self.config, self._module, self._find_ports = config, module, find_ports
@@ -162,7 +162,7 @@ class Supervisor:
         return f"{host.name} joined; it is {'a spare' if is_spare else host.state}"
 
     def waits_for_place(self, host: Host) -> bool:
-        """Return whether it is still undecided if a host gets ranks or is a spare."""
+        """Return whether it is not yet decided if a host trains or is a spare."""
         return host.state is HostState.SPARE and self.state is State.GATHERING
 
     def progress_text(self) -> str:
@@ -453,7 +453,7 @@ class Supervisor:
             self._fail(Failure(cause=Cause.FAILED, text=text, hosts=(first,)), now_s)
 
     def _grow(self, now_s: float) -> None:
-        """Make the ranks of a shrunken run save and end if more hosts have joined."""
+        """If a run on fewer hosts can use new ones, make its ranks save and end."""
         if len(self.placement) >= self.config.hosts or self._is_growing:
             return
         size = self._sizes.best(len(self._fleet.ready(now_s)), waits=False) or 0

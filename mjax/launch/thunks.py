@@ -130,7 +130,7 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
 def programs(
     devices: Mapping[int, Sequence[DeviceProgress]],
 ) -> dict[str, list[int]]:
-    """Return name of a program -> ranks with a device that runs it."""
+    """Return name of the compiled program -> ranks with a device that runs it."""
     found: dict[str, list[int]] = {}
     for rank in sorted(devices):
         for program in sorted({one.program for one in devices[rank]}):

@@ -14,7 +14,7 @@ from mjax.processes.progress import Phase
 _START = (Phase.IMPORT, Phase.INIT, Phase.BUILD, Phase.COMPILE, Phase.RESTORE)
 
 _SHOWN_S = 0.1
-"""Seconds in a phase from which the text names it; the data have all phases."""
+"""Minimum seconds of a phase that the text names; the data contain all phases."""
 
 
 class Times:
@@ -118,7 +118,7 @@ class Times:
 
 
 def _until_first_step(state: RankState) -> dict[str, float]:
-    """Return name -> seconds, of the phases before the first step and of that step."""
+    """Return name -> seconds, for the phases before the first step and for the step."""
     by_phase = {phase.name.lower(): state.spent_s[phase] for phase in _START}
     rest_s = (state.first_step_s or 0.0) - sum(by_phase.values())
     return by_phase | {"step": rest_s}
