@@ -94,7 +94,7 @@ class Agreement:
         try:
             first = self.merge(failure, _first_failure, timeout_s=timeout_s)
         finally:
-            # Its own error is more informative than a list of missing processes.
+            # The error of this process says more than a list of missing processes.
             if problem is not None:
                 _raise(problem)
         if first:

@@ -35,7 +35,7 @@ _NAMED_DIFFERENCES = 10
 
 
 def code_facts() -> dict[str, Any]:
-    """Return the hash of each file of mjax, and versions of packages."""
+    """Return the hash of each file of mjax, versions of packages, and jax options."""
     folder = Path(mjax.__file__).parent
     files = {
         str(path.relative_to(folder.parent)): (
@@ -51,7 +51,7 @@ def code_facts() -> dict[str, Any]:
 def environment_facts(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
     """Return the environment variables that affect compilation or execution.
 
-    Each process may choose its own XLA dump directory.
+    XLA's dump flags are omitted, because each process may have its own folder.
     """
     flags = environment.get("XLA_FLAGS", "").split()
     facts = {

@@ -144,7 +144,7 @@ def _detect(timeout_s: int) -> _Rendezvous | None:
 
 
 def _is_pod_of_an_indexed_job() -> bool:
-    """Return whether this is such a pod, not one that runs alone as a notebook may."""
+    """Return whether this is a pod of an indexed job, not a pod that runs alone."""
     return {"KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"} <= os.environ.keys()
 
 
@@ -152,7 +152,7 @@ def _local_devices(local_rank: int | None) -> list[int] | None:
     """Choose one device for each of several processes on a host, as jax does.
 
     None if the user or the launcher has already chosen: a launcher that binds GPUs
-    makes one device visible to each process, where its number is 0.
+    makes only one device visible to each process, as device 0.
     """
     is_bound = len(os.environ.get("CUDA_VISIBLE_DEVICES", ",").split(",")) == 1
     if local_rank is None or is_bound or "JAX_LOCAL_DEVICE_IDS" in os.environ:

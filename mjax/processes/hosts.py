@@ -60,7 +60,7 @@ def _own_name() -> str:
 
 
 def _names(found: list[dict[str, str]]) -> list[str]:
-    """Return a name of the host of each process, different for different machines."""
+    """Return the host's name for each process; machines never share a name."""
     boots: dict[str, set[str]] = {}
     for process in found:
         boots.setdefault(process["name"], set()).add(process["boot"])
@@ -71,12 +71,12 @@ def _names(found: list[dict[str, str]]) -> list[str]:
 
 
 def _route_to(host: str | None) -> str:
-    """Return the address of this host that packets to another host would have."""
+    """Return the address of this host from which it would send to another host."""
     if host is None:
         return "127.0.0.1"
     family, kind, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
-        probe.connect(address)  # of UDP: nothing is sent
+        probe.connect(address)  # a UDP socket, so nothing is sent
         return probe.getsockname()[0]
 
 

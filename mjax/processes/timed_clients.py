@@ -97,7 +97,7 @@ def _agreements(clients: Sequence[Any]) -> list[Any]:
 
 
 def _compare(agreement: Any, text: str) -> None:
-    """Post and read what `check_same` does if nothing differs.
+    """Post and read the same texts as `check_same` does if nothing differs.
 
     Unlike `check_same`, do not parse the text: with a thousand clients in one
     interpreter that would take so long that waiting clients would time out and ask
@@ -111,7 +111,7 @@ def _compare(agreement: Any, text: str) -> None:
 
 
 def _exchange(client: Any, number: int, num_clients: int) -> int:
-    """Exchange the lists of devices; return the total bytes."""
+    """Exchange the lists of devices; return their total size in bytes."""
     own = number.to_bytes(LOCAL_TOPOLOGY_BYTES, "little")
     timeout_ms = 1_000 * LIMIT_S
     client.key_value_set_bytes(f"timed/{number}", own)
