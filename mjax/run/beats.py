@@ -21,7 +21,8 @@ from mjax.run.spans import Spans
 _DEPTH = 12
 """Number of stack frames written; `mjax.launch.stacks` compares as many."""
 _JOIN_S = 5.0
-"""Longest wait for the thread at exit. Chosen: a hung disk must not delay it."""
+"""Maximum seconds to wait for the thread at exit. Chosen: a hung disk must not delay
+the exit."""
 
 
 class Beats:

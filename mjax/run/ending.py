@@ -227,10 +227,11 @@ def _start_agreement() -> Callable[[int], bool]:
 def leave(exit_code: int) -> NoReturn:
     """End the process.
 
-    With several processes, jax's shutdown waits for the others, for minutes if they do
-    not come. A failed process skips the shutdown. After any other stop all processes
-    usually arrive, so process 0 must not end the coordinator at once. Exit hooks do not
-    run if a tracker has not finished, because its library would wait for it.
+    With several processes, jax's shutdown waits until all processes have called it, for
+    minutes if one never does. A failed process skips it. After any other stop, all
+    processes usually call it, and process 0 must wait for them, because its end would
+    end the coordinator. Exit hooks do not run if a tracker has not finished, because
+    its library would wait for it.
     """
     if _watch is not None:
         _watch.release(exit_code)
@@ -267,7 +268,7 @@ def _has_others() -> bool:
 
 
 def is_ours(error: Exception) -> bool:
-    """Return whether mjax raised it (bad input) and not a library (a bug)."""
+    """Return whether mjax raised an error (bad input), and not a library (a bug)."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

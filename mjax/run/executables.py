@@ -59,7 +59,7 @@ class Kept:
     """Hash of the lowered program that was compiled."""
     payload: bytes
     metrics: tuple[str, ...]
-    """Names in jax's order."""
+    """Names of the step's metrics, in the order of jax's pytrees."""
 
 
 class Executables:
@@ -72,7 +72,7 @@ class Executables:
         facts: Mapping[str, Any],
         agreement: Agreement,
     ) -> None:
-        """Read the file of the step; if one process has none, no process uses its own.
+        """Read the file of the step; use it only if every process has one.
 
         Args:
           config: config of the run with its final vocabulary.
@@ -88,7 +88,7 @@ class Executables:
         kept = self._read()
         is_found = agreement.merge("found" * (kept is not None), _if_all)
         self.kept = kept if is_found else None
-        """None if the step must be traced and compiled, or is already loaded."""
+        """Contents of the file until the step is loaded; None if there is no file."""
 
     def load(self, program: Program) -> jax.stages.Compiled | None:
         """Return the cached step, ready to run; None if any process cannot load it.

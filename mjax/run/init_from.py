@@ -138,7 +138,7 @@ def _with_adapters(
     model: ModelConfig,
     adapters: AdapterConfig,
 ) -> Weights:
-    """Add adapters in PEFT format, whose names are those of the base's family.
+    """Add adapters in PEFT format, named as in the family of the base model.
 
     Raises:
       ValueError: the adapters do not fit `adapters` or the model.
@@ -174,7 +174,8 @@ def initial_params(
     Args:
       weights: the weights to read.
       abstract_params: shapes in canonical form, with NamedShardings.
-      drawn: parameters of a new state in that form; used where `weights` has none.
+      drawn: parameters of a new state in canonical form, used where `weights` has
+        none.
       agreement: agreement of all processes.
     Returns:
       the same tree of arrays, in the dtypes of `abstract_params`.

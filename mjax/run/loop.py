@@ -73,12 +73,13 @@ class Program(Protocol):
 
     @property
     def find_corruption(self) -> Callable[[Any], Corruption | None] | None:
-        """A function that compares the replicas of a state; None with one replica."""
+        """A function that compares the replicas of a state; None if it has only one."""
         ...
 
     @property
     def gather_first(self) -> Callable[[Any], Any] | None:
-        """A function that gathers `first` of `train_step`; None: the step does it."""
+        """A function of the parameters that returns the gathered weights `first` for
+        `train_step`; None if the step gathers them itself."""
         ...
 
     def train_step(
@@ -141,9 +142,9 @@ class Outcome:
     exit_code: int
     """DONE, FAILED, PREEMPTED or GAVE_UP."""
     has_diverged: bool = False
-    """Gave up because of the state; the run may go back to an earlier state."""
+    """Whether the run gave up because of its state; an earlier state may help."""
     corruption: Corruption | None = None
-    """Gave up because replicas differ."""
+    """How replicas differ, if the run gave up because of this; otherwise None."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -244,9 +245,9 @@ class Loop:
     def _begin(self, step: int, stop: StopRequest) -> int:
         """Finish the work due for the initial state; return DONE or why the run ends.
 
-        A stop may have come before its evaluation. If it is the last state, it may be
-        only in a host copy and in no checkpoint. This also compiles the check for
-        non-finite values before the first save.
+        The previous start may have been stopped before it evaluated or saved this
+        state: the last state may have only a copy on the hosts, and no checkpoint. This
+        also compiles the check for non-finite values before the first save.
         """
         is_last = step >= self.cadence.num_steps
         if not self.is_evaluated and self._evaluation_is_due(step):

@@ -264,7 +264,7 @@ class Recorder:
 
     @property
     def owed(self) -> list[str]:
-        """Files that are missing from the work dir at the end of a run."""
+        """Names of the files that are missing or incomplete at the end of a run."""
         if not self._active:
             return []
         rows_are_there = self._is_in_place() and not self._unwritten

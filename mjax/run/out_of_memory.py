@@ -29,7 +29,8 @@ _MEMORY = re.compile("out of memory|allocat", re.IGNORECASE)
 as that of a kernel's shared memory or of a message between processes."""
 _SHOWN_CHARS = 200
 _OTHER_GPU = "h200"
-"""Stands for a GPU without a description; its memory is given as a number."""
+"""Planner's GPU in place of a GPU that it does not describe; the memory is then given
+as a number."""
 
 
 class OutOfMemoryError(RuntimeError):

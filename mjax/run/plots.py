@@ -19,11 +19,12 @@ _MOST_POINTS = 4000
 """Maximum number of points of a raw curve: more than a panel has pixels."""
 _SPEED = "tokens_per_s"
 _SHOWN_TIME = 0.98
-"""Part of a run's time whose throughput is inside the panel. Chosen."""
+"""Share of a run's time whose throughput the panel shows. Chosen."""
 _DECADES = 30
-"""Ratio of the norms above which the scale is logarithmic. Chosen."""
+"""Ratio of high to low gradient norms above which their scale is logarithmic.
+Chosen."""
 _SMOOTHED_OVER = 50
-"""Length of a run over the length of its smoothing window. Chosen."""
+"""Length of a run divided by that of its smoothing window. Chosen."""
 
 
 def draw(
@@ -93,7 +94,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
 def thinned(
     steps: Sequence[int], values: Sequence[float], most: int
 ) -> tuple[list[int], list[float]]:
-    """Return the steps and values of a curve: the extremes of each piece if it is long.
+    """Return steps and values of a curve; of a long one, the extremes of each piece.
 
     Args:
       steps: step numbers, ascending.
@@ -197,8 +198,8 @@ def usual_top(rates: Sequence[float]) -> float | None:
     """Return the throughput that a run exceeds in 2% of its time; None without values.
 
     The metrics of a step can be read late, with those of the next one. The next step
-    then seems to take almost no time, at many times the usual throughput. Such steps
-    are weighted by their time, so even if they are numerous they do not count.
+    then seems to take almost no time, at many times the usual throughput. Steps are
+    weighted by their time, so even many such steps do not change the result.
 
     Args:
       rates: tokens per second of each step, above 0.

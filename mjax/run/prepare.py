@@ -282,7 +282,8 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
         lambda: _tokenizer_files(built.dataset) if agreement.rank == 0 else {}
     )
     found = json.loads(agreement.decide(lambda: _look_at_work_dir(config, command)))
-    # Relative to the folder of process 0, so only that process names it in messages.
+    # The given path may be relative to the current folder of process 0; the others
+    # use the absolute path.
     path = Path(found["path" if agreement.rank == 0 else "absolute_path"])
     checkpoints, saved = None, None
     if not command.dry_run:

@@ -19,13 +19,15 @@ from typing import TextIO
 from mjax.observe.spans import Event
 
 _NUM_USUAL = 200
-"""Steps in the percentile. Chosen: the p99 of fewer steps is their maximum."""
+"""Recent steps of which the percentile is taken. Chosen: the 99th percentile of fewer
+than 100 steps is their maximum."""
 _NUM_BEFORE = 20
-"""Steps before the first check. Chosen: the first ones compile and fill caches."""
+"""Steps before the first check. Chosen: the first steps compile and fill caches."""
 _LEAST_S = 1.0
-"""Steps below this are never slow. Chosen: noise of the operating system."""
+"""Seconds below which no step is slow. Chosen: above the noise of the operating
+system."""
 _MOST_S = 86_400.0
-"""Longest limit. Chosen: far above any step; longer waits overflow."""
+"""Maximum limit in seconds. Chosen: far above any step; longer waits overflow."""
 _MOST_DUMPS = 20
 """Maximum number of stacks written by one process. Chosen: bounds the file."""
 _REARM_PART = 0.25
@@ -110,7 +112,7 @@ class SlowSteps:
             self._file = None
 
     def _count(self, took_s: float) -> None:
-        """Record the time of a step; drop the oldest of too many."""
+        """Record the time of a step; drop the oldest if there are too many."""
         self._usual.append(took_s)
         bisect.insort(self._ascending, took_s)
         if len(self._usual) > _NUM_USUAL:

@@ -61,10 +61,11 @@ class Spans:
 
     @property
     def doing(self) -> tuple[int, str, int]:
-        """Number of spans begun, name of the last one, and its start in ns.
+        """Number of spans begun, name of the current one, and its start in ns.
 
         All processes of a run begin the same spans in the same order, so the numbers
-        show which process is behind. Any thread may call it.
+        show which process is behind. A barrier counts twice, at its start and at its
+        end. Any thread may call this.
         """
         name, _, _, start_ns = self._open or ("", "host", -1, 0)
         return self._num_entered, name, start_ns
@@ -153,7 +154,7 @@ class Spans:
         if self._path is None:
             return
         line = encode(Line(n=self._n, **fields))
-        self._n += 1  # of a line that is lost too, so readers see the gap
+        self._n += 1  # lost lines are counted too, so readers see the gap
         if len(self._unwritten) + len(line) <= _MOST_UNWRITTEN_BYTES:
             self._unwritten += line
 

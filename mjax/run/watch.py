@@ -31,7 +31,7 @@ from mjax.run.slow_steps import SlowSteps
 from mjax.run.spans import Spans
 
 _NUM_BARRIERS = 3
-"""Barriers that compare the clocks of the processes at the start. Chosen: processes
+"""Number of barriers at the start that compare the processes' clocks. Chosen: processes
 reach the first one seconds apart and the others together, so the second barrier makes
 the bound on clock offsets 5 to 130 times smaller (simulated with the ranges of
 tests/observe/synthetic_clocks.py). The third makes it 3 to 4 times smaller for 16

@@ -144,7 +144,7 @@ def keep_data_files(path: Path, versions: Mapping[str, str]) -> None:
       path: the work dir.
       versions: size and version in words, by URL; nothing is written if it is empty.
     Raises:
-      ValueError: it cannot be written.
+      ValueError: the record cannot be written.
     """
     if versions:
         try:
@@ -164,7 +164,7 @@ def check_data_files(path: Path, versions: Mapping[str, str]) -> None:
         read.
     """
     record = path / _DATA_FILES
-    if not record.exists():  # the run has read none when it began
+    if not record.exists():  # the run read no such file when it began
         return
     try:
         before = checked_json.read(record.read_bytes(), dict[str, str])
