@@ -21,7 +21,7 @@ from mjax.mesh.axes import MeshConfig
 
 
 def run(command: Evaluate) -> dict[str, Any]:
-    """Evaluate, and return the report.
+    """Evaluate, and return the report as JSON values.
 
     Raises:
       ValueError: bad input.
@@ -124,7 +124,7 @@ def _text(
 def _start(
     command: Evaluate, opened: Opened, isolate: bool
 ) -> tuple[str, tuple[int, ...]]:
-    """Return the start of a sequence, as a name and as tokens."""
+    """Return the name of the start token, and the tokens before each sequence."""
     own = "bos" if opened.start_ids else "none"
     start = command.start_token or (own if isolate else "eos")
     if start == "bos":
@@ -175,7 +175,10 @@ def _held_out(
 
 
 def _documents(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
-    """Split a sample into its segments, which attention does not cross."""
+    """Split the arrays of a sample into those of its segments.
+
+    Attention does not cross the boundaries of segments.
+    """
     ends = np.flatnonzero(np.diff(rows["segments"][0])) + 1
     parts = {name: np.split(array[0], ends) for name, array in rows.items()}
     return [
@@ -185,7 +188,10 @@ def _documents(rows: dict[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
 
 
 def _numbers(result: loss.Result, num_bytes: int) -> dict[str, Any]:
-    """Return loss, bits per byte (None if no byte was scored) and their counts."""
+    """Return loss, bits per byte, perplexity, and numbers of tokens and bytes.
+
+    Bits per byte are None if no byte was scored; perplexity is None if it overflows.
+    """
     bits = result.nll / math.log(2) / num_bytes if num_bytes else None
     finite = math.isfinite(result.perplexity)
     return {

@@ -85,14 +85,14 @@ class MjaxLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Context of a text without one: the token that begins or ends texts."""
+        """Context of a text that has none: the bos token, if any, or the eos token."""
         bos = self._opened.bos_id
         return self.eot_token_id if bos is None else bos
 
     def tok_encode(
         self, string: str, add_special_tokens: bool | None = None, **unused: Any
     ) -> Tokens:
-        """Return the tokens of a text; None adds the start tokens if absent."""
+        """Return the tokens of a text; None adds start tokens if the text has none."""
         ids = self._opened.tokenizer.encode_special(string).tolist()
         if add_special_tokens is None:
             begins = string.startswith(self._name_of(self.prefix_token_id))
@@ -120,7 +120,7 @@ class MjaxLM(TemplateLM):
         return found
 
     def _window(self, text: Any, context: Tokens, continuation: Tokens) -> Window:
-        """Return the last tokens that fit, including the scored continuation."""
+        """Return the last tokens that fit; only the continuation is scored."""
         if not 0 < len(continuation) <= self.max_length:
             raise BadArgsError(
                 f"a continuation must have 1 to {self.max_length} tokens, the length "

@@ -150,7 +150,7 @@ def _parts(documents: Iterable[Document], counts: Counts) -> Iterator[_Part]:
 def _tokenized(
     parts: Iterable[_Part], tokenizer: Tokenizer
 ) -> Iterator[tuple[_Part, Int64[np.ndarray, "_"]]]:
-    """Tokenize many parts together; refuse a tokenizer that changes the text."""
+    """Yield (part, its tokens); refuse a tokenizer that changes the text."""
     num_bytes = num_lost = 0
     for batch in _batched(parts):
         encoded = tokenizer.encode_batch([part.text for part in batch])
@@ -201,8 +201,9 @@ def first_token_bytes(
 ) -> int:
     """Count the bytes of a text's first token.
 
-    They are those of the token decoded alone, without a space that the tokenizer put
-    before the text. For part of a character, the table of tokens gives them.
+    The token is decoded alone, so a space that the tokenizer put before the text does
+    not count. If the token is only part of a character, the tokenizer's table gives its
+    bytes.
     """
     if len(ids) == 0:
         return 0

@@ -2,7 +2,7 @@
 
 Input: a source of tensors with adapters, such as a checkpoint of a tuned run. Output:
 a source of the tensors of a plain model, in which each weight is W + scale A B. Sums
-are computed in float32, box by box; tensors are read only on request.
+are computed in float32. Only the requested part of a tensor is read.
 """
 
 import math
@@ -59,7 +59,7 @@ class Merged:
         return self._source.dtype(name)
 
     def read(self, name: str, index: Index = ...) -> np.ndarray:
-        """Return one box of a tensor."""
+        """Return the part of a tensor at an index."""
         box = self._source.read(name, index)
         if name not in self._targets:
             return box

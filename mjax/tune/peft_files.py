@@ -33,7 +33,7 @@ _NAMED = 5
 
 
 def module_of(family: Family, target: str) -> str:
-    """Return the module of a weight in a family, with {} for the layer.
+    """Return the name of a weight's module in a family, with {} for the layer number.
 
     Raises:
       ValueError: the family has no separate module for the weight.
@@ -112,7 +112,7 @@ def write(
 def _matrices(
     source: TensorSource, target: str, module: str
 ) -> list[tuple[str, np.ndarray]]:
-    """Return the matrices of one weight of every layer."""
+    """Return (name in the file, matrix) for A and B of one weight in every layer."""
     a_name, b_name = adapter_names(target)
     a, b = source.read(a_name), source.read(b_name)
     num_layers, rank = a.shape[0], a.shape[-1]
@@ -196,7 +196,7 @@ class PeftAdapters:
         return np.dtype(np.float32)
 
     def read(self, name: str, index: Index = ...) -> np.ndarray:
-        """Return one box of a stacked matrix.
+        """Return the part of a stacked matrix at an index.
 
         Raises:
           ValueError: a matrix of the file has another shape.
