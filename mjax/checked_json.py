@@ -26,10 +26,11 @@ def read(text: str | bytes, kind: Any) -> Any:
     Args:
       text: JSON; bytes are UTF-8.
       kind: None, bool, int, float, str, Any, Literal, dataclasses, and lists, tuples,
-        dicts and unions of these. An int counts as a float, true as no int.
+        dicts and unions of these. An int is accepted as a float; true is not
+        accepted as an int.
     Raises:
-      ValueError: the text is not JSON, nested too deeply, or its value has another
-        type; one line.
+      ValueError: the text is not JSON, it is nested too deeply, or its value has
+        another type. The message is one line.
     """
     try:
         value = json.loads(text)
@@ -123,7 +124,7 @@ def _alternative(value: Any, kinds: tuple[Any, ...], name: str) -> Any:
         except _MismatchError as error:
             errors.append(error)
     for error in errors:
-        if error.name != name:  # of this type, except for something inside
+        if error.name != name:  # the type matches, but an item inside does not
             raise error
     raise _MismatchError(name, " or ".join(e.expected for e in errors), value)
 

@@ -35,8 +35,8 @@ def bind(
       host: name or address of this machine.
       port: 0 chooses a free one.
       named: the flag and its value, for messages.
-      instead: the same flag with another port.
-      default: flags that work everywhere.
+      instead: maps another port to the flag with that port, for messages.
+      default: flags that work on every machine, for messages.
     Raises:
       ValueError: the address is in use, or does not belong to this machine.
     """
@@ -50,8 +50,8 @@ def bind(
         ) from error
     made = socket.socket(family, socket.SOCK_STREAM)
     try:
-        # Connections of a server that has just ended hold the port for a minute. Two
-        # servers still cannot listen on it.
+        # Without it, the old connections of a server that has just ended would hold the
+        # port for a minute. Even with it, two servers cannot listen on one port.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
         made.listen(_BACKLOG)

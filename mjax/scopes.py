@@ -63,10 +63,10 @@ def loop(unit: Unit, start: int, count: int, *, step: int = 1) -> str:
     """Return the name of the scope around a loop.
 
     Args:
-      unit: unit of an iteration, or its first unit.
-      start: number of the first iteration.
+      unit: what the loop runs over.
+      start: first unit of the first iteration, such as a layer.
       count: number of iterations.
-      step: difference of the numbers of consecutive iterations.
+      step: units from the start of one iteration to that of the next.
     """
     return f"{unit}.{start}.{step}.{count}"
 
@@ -100,13 +100,13 @@ class Scopes:
 
     phase: Phase | None
     is_recomputed: bool
-    """Whether it is recomputed in the backward pass."""
+    """Whether the instruction is recomputed in the backward pass (remat)."""
     singles: dict[Unit, int]
     """Units outside of loops."""
     place: int
-    """Place in the pattern of layers; 0 without a pattern."""
+    """Index of the layer in the repeating pattern; 0 without a pattern."""
     is_slot: bool
-    """Whether it is the work of a pipeline's half-tick."""
+    """Whether the instruction belongs to the work of a pipeline's half-tick."""
     own_loop: Loop | None
     """The loop of a while instruction; None if it is not a loop with a scope."""
 

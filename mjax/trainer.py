@@ -76,7 +76,7 @@ class Start:
     state: Any
     """State of the program, on its mesh."""
     is_evaluated: bool
-    """Whether its held-out loss has been evaluated."""
+    """Whether the held-out loss of the state has been evaluated."""
 
 
 def run_training(
@@ -285,7 +285,7 @@ def _take_steps(
 
 
 def _batches(run: Run, start: Start) -> Loader | OneBatch:
-    """Start to read the batches of the remaining steps."""
+    """Open the batches of the remaining steps; a `Loader` begins to read at once."""
     stream, sharding = run.dataset.train, run.program.batch_sharding
     batch_size = run.config.batch.size
     if run.config.data.one_batch:
@@ -294,7 +294,7 @@ def _batches(run: Run, start: Start) -> Loader | OneBatch:
 
 
 def _text_of_step(run: Run) -> str:
-    """Return the text of the compiled step."""
+    """Return the HLO text of the compiled step."""
     return cast(jax.stages.Compiled, run.program.train_step).as_text() or ""
 
 
@@ -332,7 +332,7 @@ def _refused(error: Exception) -> int:
 def _start_processes(
     config: TrainConfig, command: Command
 ) -> tuple[Agreement, dict[str, Any]]:
-    """Join the other processes, and check that all were started alike.
+    """Join the other processes, and check that all were started in the same way.
 
     Returns:
       the agreement between processes, and the description of code and environment that

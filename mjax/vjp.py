@@ -90,7 +90,7 @@ class SplitVJP:
 
 
 def row_major(x: Array) -> Array:
-    """Keep x, a stack or an entry of one, in row-major layout.
+    """Keep x, a stack of arrays or one of its entries, in row-major layout.
 
     Without the constraint XLA chooses the layout of a stack for the operations on one
     entry, and keeps a transposed copy of the whole stack.

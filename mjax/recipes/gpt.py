@@ -6,8 +6,8 @@ cosine to 10%). Differs: the architecture of GPT-J, so the result can be exporte
 (parallel blocks; rotary positions of neighbouring pairs; an untied output projection;
 biases on norms, feed-forward layer and output, but none in attention); a vocabulary of
 32,768 learned from the corpus; full attention in all layers; a warm-up of at most 2,000
-steps; 16 heads of width 128 in the 1.3B model (the table prints 24, wider than the
-model); a width of 5120 = 40 x 128 in the 13B model (the table prints 5140).
+steps; 16 heads of width 128 in the 1.3B model (the 24 heads of the table would be wider
+than the model); a width of 5120 = 40 x 128 in the 13B model (the table prints 5140).
 
 The default corpus is far too small for these models; set your own with `--data.path`.
 The batch is split over all devices; raise `--batch.microbatches` to fit into memory.

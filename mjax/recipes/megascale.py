@@ -7,10 +7,10 @@ stages, sequences of 2,048 tokens, a vocabulary of 64,000), section 2 (ZeRO-2), 
 tensor-parallel communication). The heads, 128 of width 96 and 160 of width 128, are
 those of Table 1. The paper does not give the window, the learning rate or the
 microbatch size. We chose a window of 1,024 keys, half a sequence, on every layer, as in
-the step-time model of its tables (scripts/reproduce/megascale_cases.py). The rate is a
-guess; nothing was trained with it. Remat core is the fastest of the policies that fit,
-modelled by replay of compiled steps. Text is synthetic and the vocabulary is the
-model's own, so the shapes are those of the table on any machine.
+our model of the paper's step times (scripts/reproduce/megascale_cases.py). The learning
+rate is a guess; nothing was trained with it. Remat core is the fastest of the policies
+that fit, modelled by replay of compiled steps. Text is synthetic and the vocabulary is
+the model's own, so the shapes are those of the table on any machine.
 
 The architecture is the paper's, which no Hugging Face family has. A run logs this when
 it starts, with the flags that would make the model exportable.
