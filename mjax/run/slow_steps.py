@@ -31,7 +31,7 @@ _MOST_S = 86_400.0
 _MOST_DUMPS = 20
 """Maximum number of stacks written by one process. Chosen: bounds the file."""
 _REARM_PART = 0.25
-"""Part of the limit after which the watchdog is restarted. Chosen."""
+"""Fraction of the limit after which the watchdog is restarted. Chosen."""
 
 
 class SlowSteps:
@@ -41,10 +41,11 @@ class SlowSteps:
         """Start without recorded steps.
 
         Args:
-          path: file of stacks, created when needed; None disables the watch.
+          path: file of stacks, created when needed; None watches no step.
           factor: a step is slow above this multiple of the 99th percentile.
         """
         self._path, self._factor = path, factor
+        self._can_write = True
         self._file: TextIO | None = None
         self._usual: deque[float] = deque()
         self._ascending: list[float] = []
@@ -55,18 +56,19 @@ class SlowSteps:
 
     def begin(self) -> None:
         """Watch the step that starts now."""
+        if self._path is None:
+            return
         self._began_s = now_s = time.perf_counter()
         late_s = _REARM_PART * self._limit_s
-        if self._path is None or now_s - self._armed_s < late_s or math.isinf(late_s):
+        is_armed = now_s - self._armed_s < late_s
+        if not self._can_write or is_armed or math.isinf(late_s):
             return
         if self._file is None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._file = self._path.open("a")
-            except (
-                OSError
-            ):  # the file cannot be opened: the event is reported without stacks
-                self._path = None
+            except OSError:
+                self._can_write = False
                 return
         faulthandler.dump_traceback_later(self._limit_s + late_s, file=self._file)
         self._armed_s = now_s
@@ -87,13 +89,18 @@ class SlowSteps:
         self._limit_s = self._next_limit_s()
         if not was_slow:
             return None
+        late_s = (1 + _REARM_PART) * limit_s
+        stacks = (
+            f"stacks after {late_s:.1f} s are in {self._path}"
+            if self._can_write
+            else "no stacks were written"
+        )
         return Event(
             time_ns=time.time_ns(),
             kind="slow_step",
             severity="warning",
             text=f"step {step} took {took_s:.1f} s, more than {limit_s:.1f} s: "
-            f"{self._factor:g} times the 99th percentile; stacks after "
-            f"{(1 + _REARM_PART) * limit_s:.1f} s are in {self._path}",
+            f"{self._factor:g} times the 99th percentile; {stacks}",
             data={"step": step, "step_s": took_s, "limit_s": limit_s},
         )
 

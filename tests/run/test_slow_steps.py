@@ -79,7 +79,15 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path):
     (tmp_path / "stacks").write_text("in the way")
     steps = SlowSteps(tmp_path / "stacks" / "a.txt", 3)
     assert take(steps, 10) == []
-    assert len(take(steps, 1, lambda: time.sleep(0.1))) == 1
+    (event,) = take(steps, 1, lambda: time.sleep(0.1))
+    assert event.text.endswith("times the 99th percentile; no stacks were written")
+
+
+def test_without_a_file_no_step_is_watched():
+    steps = SlowSteps()
+    assert take(steps, 10) == []
+    assert take(steps, 1, lambda: time.sleep(0.1)) == []
+    steps.close()
 
 
 def test_a_factor_may_be_far_too_large(tmp_path):
