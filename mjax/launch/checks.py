@@ -54,7 +54,7 @@ class _Round:
         return now_s > self._until_s or not self._asked - self._said.keys() - {*lost}
 
     def results(self) -> list[tuple[Host, str]]:
-        """End the round; return (host, reason) in order of name; "" if it passed."""
+        """End the round; return (host, reason), or (host, "") if it passed, by name."""
         names, self._asked = sorted(self._asked), set()
         return [(self._fleet.hosts[name], self._why_not(name)) for name in names]
 
@@ -125,7 +125,7 @@ class Checks:
             self._sick.begin(self._return_command, sick, now_s)
 
     def watch(self, now_s: float) -> list[tuple[Host, str]]:
-        """Check training hosts periodically; return (host, reason) if they fail."""
+        """Check training hosts periodically; return (host, reason) for failed hosts."""
         if self._every_s is None or not self._active.is_over(now_s):
             return []
         found = [

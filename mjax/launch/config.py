@@ -14,7 +14,7 @@ class LimitsConfig:
     import_s: float = 120.0
     """Limit for a rank to import its modules."""
     init_s: float = 330.0
-    """Limit to join the other ranks; above the trainer's --distributed.timeout-s."""
+    """Limit to join the other ranks; keep it above --distributed.timeout-s."""
     build_s: float = 1800.0
     """Limit to tokenize the data and trace the step."""
     compile_s: float = 3600.0
@@ -30,7 +30,7 @@ class LimitsConfig:
     eval_s: float = 300.0
     """Limit of each evaluation batch."""
     save_s: float = 630.0
-    """Limit of a save; above the trainer's --ckpt.timeout-s."""
+    """Limit of a save; keep it above --ckpt.timeout-s."""
     sample_s: float = 600.0
     """Limit to generate the sample at the end."""
     exit_s: float = 60.0
@@ -47,8 +47,8 @@ class RestartConfig:
     max_fruitless: int = 3
     """Consecutive generations without a new saved step after which the run gives up."""
     pause_s: float = 1.0
-    """Seconds to wait before a restart if no new step was saved; doubled each time in a
-    row."""
+    """Seconds to pause before a restart if the last generation saved no new step;
+    doubled for each such generation in a row."""
     max_pause_s: float = 60.0
     """Longest pause before a restart, in seconds."""
     wait_s: float = 600.0

@@ -17,7 +17,7 @@ _BUFFER_BYTES = 2**16
 
 
 class Buffer:
-    """Read buffer of all connections of an event loop; each read is used at once."""
+    """Read buffer of all connections of an event loop, emptied after each read."""
 
     def __init__(self) -> None:
         """Allocate the buffer."""

@@ -141,7 +141,7 @@ class Driver:
         if is_running:
             self._flags.take_up(snapshot.get("flags", self._flags.to_json()))
             self._supervisor.resume(snapshot, time.monotonic())
-        else:  # that launch has ended: only its numbers and its skipped data continue
+        else:  # it has ended: keep only generation numbers and skips
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
 
@@ -154,7 +154,7 @@ class Driver:
             raise ValueError(f"--history: {error}") from error
 
     def _make_pods(self, api: Api) -> Pods:
-        """Restore the previous driver's state of the pods."""
+        """Make the pods, with the state that the previous driver saved."""
         pods = Pods(
             api,
             run=str(self._work_dir),

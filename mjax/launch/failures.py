@@ -21,7 +21,7 @@ together."""
 _SIGNAL_SETTLE_S = 0.05
 """The same if a signal ended a rank: the other ends cannot explain a signal."""
 _STARTED_S = 15.0
-"""Seconds within which a host must report its ranks."""
+"""Seconds that a host has to report its ranks after the order to start them."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
 _OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT)
 _EXPLAINING = (*_OF_HARDWARE, Cause.OUT_OF_MEMORY, Cause.NETWORK, Cause.STORE)
@@ -79,7 +79,8 @@ def of_ranks(
       age_s: seconds since the hosts were ordered to start the generation.
       since_end_s: seconds since the first end of a rank; negative if none has ended.
       are_heard: whether every host is connected and has sent a message since the first
-        end. If a host is gone, ranks of other hosts end before it counts as lost.
+        end. If a host is gone, ranks of other hosts end because of it, before it counts
+        as lost.
     """
     ended = {rank: state for rank, state in states.items() if state.code is not None}
     is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())

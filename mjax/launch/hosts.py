@@ -93,7 +93,7 @@ class Fleet:
           lost_s: seconds of silence after which a host is lost.
           send: function of (host, message) that sends a message without waiting.
           tell: records an event, see `events.teller`.
-          faults: maps a host to its number of failures.
+          faults: maps a host to its score of past faults.
         """
         self._faults = faults
         self.hosts: dict[str, Host] = {}
@@ -172,7 +172,7 @@ class Fleet:
     def ready(self, now_s: float) -> list[Host]:
         """Return the hosts that can have ranks; hosts that have ranks now come first.
 
-        The others follow in order of their number of failures, fewest first.
+        The others follow in order of their scores of past faults, lowest first.
         """
         unheard = self.lost(now_s, active_only=False)
         found = [
@@ -231,11 +231,11 @@ class Fleet:
         self.kill(host, generation)
 
     def kill(self, host: Host, generation: int) -> None:
-        """Kill the ranks of a host."""
+        """Kill the ranks of a host, of this and older generations."""
         self.send(host.name, Signal(generation=generation, number=signal.SIGKILL))
 
     def signal(self, generation: int, number: int) -> None:
-        """Send a signal to all ranks."""
+        """Send a signal to all ranks of this and older generations."""
         self.send_all(Signal(generation=generation, number=number))
 
     def send_all(self, message: Message) -> None:

@@ -113,7 +113,7 @@ class Pods:
         self._over = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self.living = Living(lambda pod, why: self._post(self._ended, pod, why))
-        """Pauses of the watching thread."""
+        """The live pods; the end of a pod is reported in the driver's loop."""
 
     def take_up(self, fields: Mapping[str, Any]) -> None:
         """Restore the state that the previous driver saved."""

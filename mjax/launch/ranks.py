@@ -360,7 +360,7 @@ def process_state(pid: int) -> str:
 
 
 def oom_kills() -> int:
-    """Return the number of processes that the kernel's OOM killer has ended here."""
+    """Return how many processes of this host the kernel's OOM killer has ended."""
     try:
         text = Path("/proc/vmstat").read_text()
     except OSError:

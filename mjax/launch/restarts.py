@@ -1,7 +1,7 @@
-"""Decide whether and after which pause to restart a run.
+"""Decide whether to restart a run, and after which pause.
 
 Input: saved steps, and the cause of each generation's end. Output: a pause, or the
-advice to give up, because more generations that save nothing new are useless.
+reason to give up after too many generations that saved nothing new.
 """
 
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ class Restarts:
         """Start with no saved step."""
         self._config = config
         self.saved_step = -1
-        """The newest step known to be saved."""
+        """The newest step known to be saved; -1 if there is none."""
         self.num_fruitless = 0
         self._saved_before = -1
         self._goes_back_to: int | None = None

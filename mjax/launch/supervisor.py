@@ -49,7 +49,7 @@ _END_FIELDS = ("code", "step", "ended_ns")
 _EXPLAINS_S = 600.0
 """Maximum age, in seconds, of a log line that explains a failure."""
 _LOOKS_PER_S = 20_000
-"""Checks of ranks per second, over all ranks of a healthy run."""
+"""Ranks per second that are checked for hangs in a healthy run."""
 
 
 class State(enum.StrEnum):
@@ -287,7 +287,7 @@ class Supervisor:
         }
 
     def resume(self, snapshot: Mapping[str, Any], now_s: float) -> None:
-        """Restore the state of another driver; running ranks continue.
+        """Restore the state of the previous driver; running ranks continue.
 
         Agents that do not come back in time count as lost.
         """
