@@ -2,9 +2,9 @@
 
 Before the first step nothing can be lost. But native code (an import, a compilation, a
 read from a store) may block the main thread for minutes, during which no Python signal
-handler runs. So the program calls `watch`, and a thread ends the process at once. In
-the loop a signal becomes a request that all processes see at the same safe point
-(`StopRequest`).
+handler runs. So the program calls `watch`: a thread then ends the process as soon as a
+signal arrives. In the loop a signal becomes a request that all processes see at the
+same safe point (`StopRequest`).
 
 The program imports this module before jax, so jax is imported inside functions here.
 """
@@ -125,7 +125,10 @@ def watch() -> None:
 
 
 def watch_processes() -> None:
-    """Stop all processes when one is stopped before the loop. Needs a started jax."""
+    """Stop all processes when one is stopped before the loop.
+
+    Call it after `distributed.start`.
+    """
     from mjax.processes import distributed
 
     if _watch is not None and distributed.num_processes() > 1:
@@ -257,7 +260,7 @@ def leave(exit_code: int) -> NoReturn:
 
 
 def _has_others() -> bool:
-    """Return whether this process has joined others."""
+    """Return whether this process has joined a run of several processes."""
     if "jax" not in sys.modules:  # the process has only read its flags
         return False
     # jax.process_count() would initialise the devices; a process with invalid flags

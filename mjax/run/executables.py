@@ -8,8 +8,8 @@ does not load is compiled.
 
 jax's own compilation cache saves neither tracing nor lowering, which on a CPU take as
 long as compiling. An executable that jax loads from it cannot be serialized again
-(`NOT_FOUND: Function ... not found` at the next load), so it is off for a step that
-this module caches.
+(`NOT_FOUND: Function ... not found` at the next load), so jax's cache is off for a step
+that this module caches.
 """
 
 import contextlib
@@ -96,7 +96,8 @@ class Executables:
         Raises:
           ValueError: other processes have loaded another step.
         """
-        kept, self.kept = self.kept, None  # as large as a GPU program
+        # The contents are as large as the program on the GPU, so they are not kept.
+        kept, self.kept = self.kept, None
         assert kept is not None
         check_same(self._agreement, {_LOWERED: kept.lowered}, _SAME_STEP)
         loaded, problem = None, ""

@@ -2,8 +2,8 @@
 
 Input: a path. Output: parameters on the mesh of this run, independent of the mesh that
 wrote them. Each part of an array is read by only one process, which puts it directly on
-its own devices; processes that need the same part get it from there. Optimizer, step
-and data start afresh.
+its own devices; other processes that need the same part get it from that process.
+Optimizer, step and data start afresh.
 """
 
 import dataclasses

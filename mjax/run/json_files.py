@@ -18,7 +18,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with NaN and infinity as null, and their names in `nonfinite`."""
+    """Return a row with null for NaN and infinity, whose names are in `nonfinite`.
+
+    `nonfinite` maps each such field to its original value as text.
+    """
     for value in row.values():
         if isinstance(value, float) and not math.isfinite(value):
             break

@@ -243,7 +243,7 @@ class Loop:
         return metrics
 
     def _begin(self, step: int, stop: StopRequest) -> int:
-        """Finish the work due for the initial state; return DONE or why the run ends.
+        """Finish the work due for the initial state; return DONE, or the exit code.
 
         The previous start may have been stopped before it evaluated or saved this
         state: the last state may have only a copy on the hosts, and no checkpoint. This
@@ -289,7 +289,7 @@ class Loop:
             self._save(step, is_last=ends)
         if copy_due:
             self._copy(step)
-        if evaluates or save_due or copy_due:  # not in the time of the next step
+        if evaluates or save_due or copy_due:  # excluded from the next step
             self._finished_ns = time.monotonic_ns()
         if ends and not self._wait_for_save(step):
             return FAILED
@@ -364,7 +364,7 @@ class Loop:
         return found is not None
 
     def _saved_before(self, step: int) -> int | None:
-        """Return the newest step before this one in the store; None if none is seen."""
+        """Return the newest saved step before this one; None if none can be found."""
         steps: list[int] = []
         with contextlib.suppress(OSError):  # the store does not answer
             steps = self.checkpoints.store.steps()
@@ -419,7 +419,7 @@ class Loop:
         return evaluated
 
     def _ask_to_save(self, step: int, *, is_last: bool) -> Answer:
-        """Return whether a save that is due can begin; print a line if it cannot."""
+        """Ask whether a save that is due can begin; print a line if one still runs."""
         # The processes synchronise here in any case.
         self.watch.spans.barrier(self.watch.meet)
         answer = self.checkpoints.ask(step, is_last=is_last)
@@ -455,7 +455,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _state_to_save(self) -> Iterator[Callable[[], Any]]:
-        """Yield a function that makes the saved form; free its memory at the end."""
+        """Yield a function that makes the arrays to save; free them at the end."""
         made: list[Any] = []
 
         def make() -> Any:

@@ -36,8 +36,8 @@ _TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "profiled")
 """Fields of timing, not of results. All fields that begin with `ckpt_` are timing too.
 """
 _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
-"""Time for trackers to send queued rows at the end. Chosen: a stopped run must exit
-soon."""
+"""Seconds that trackers have to send queued rows at the end of a run, and of a stopped
+run. Chosen: a stopped run must exit soon."""
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of characters that a terminal interprets or cannot display."""
 
@@ -126,8 +126,8 @@ def drop_rows_after(path: Path, step: int) -> None:
 def summarize(rows: Sequence[Row]) -> Row:
     """Return the summary of all rows of a run, for summary.json.
 
-    Throughput is the median over the steps, which excludes the first step of each start
-    with its compilation. Profiled steps are excluded too, unless all were profiled. The
+    Throughput is the median over the steps. It excludes the first step of each start,
+    which includes the compilation, and profiled steps, unless all were profiled. The
     evaluation is the last one.
     """
     usual = [row for row in rows if not row.get("profiled")] or rows
@@ -276,7 +276,7 @@ class Recorder:
         self._write()
 
     def _write(self) -> None:
-        """Write the remaining rows; recreate the file if its name is gone."""
+        """Write the remaining rows; recreate the file if it was deleted or moved."""
         if not self._is_in_place():
             self._remake()
             self._replace(_rows_of(self._read_all()))

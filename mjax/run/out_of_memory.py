@@ -109,7 +109,7 @@ def explained(needs: Needs, what: str) -> Iterator[None]:
         yield
     except MemoryError as error:
         raise _host_is_full(needs, what, _first_line(error)) from error
-    except RuntimeError as error:  # of XLA, or as another process has reported it
+    except RuntimeError as error:  # raised by XLA, or reported by another process
         text = _first_line(error)
         if "RESOURCE_EXHAUSTED" not in text or not _MEMORY.search(text):
             raise

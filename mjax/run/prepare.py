@@ -80,7 +80,7 @@ class Run:
     tokenizer_files: Mapping[str, bytes]
     """Files for tokenizer/ in the work dir, by name; empty except on process 0."""
     checkpoints: Checkpoints | None
-    """The work dir; None in a dry run."""
+    """The checkpoints of the run; None in a dry run."""
     agreement: Agreement
     """Agreement of all processes."""
     weights: Weights | None

@@ -206,7 +206,7 @@ def describe_gather_first(program: Program) -> Iterator[str]:
 
 
 def describe_matmul(config: TrainConfig, mesh: Mesh | AbstractMesh) -> list[str]:
-    """Describe the matmuls of the projections if not in the compute dtype."""
+    """Describe the matmuls of the projections if they do not use the compute dtype."""
     if config.precision.matmul == "compute":
         return []
     return [
@@ -272,7 +272,7 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
 def describe_new_steps(
     saved: Mapping[str, Any], config: TrainConfig, step: int, opt_state: Any
 ) -> Iterator[str]:
-    """Yield how a resumed run with another --steps changes the learning rate.
+    """Yield a line if another --steps changes the learning rate of a resumed run.
 
     Other flags of the schedule may not change.
 
@@ -300,7 +300,7 @@ def shows_details(command: Command) -> bool:
 
 
 def device_memory() -> terminal.Memory | None:
-    """Return the peak memory of a device of this process; None if unknown."""
+    """Return peak and available memory of a device of this process, or None."""
     stats = jax.local_devices()[0].memory_stats() or {}
     used, available = stats.get("peak_bytes_in_use"), stats.get("bytes_limit")
     if used is None or available is None:
@@ -362,7 +362,7 @@ def sample(
       dataset: dataset of the run; the prompt is the beginning of a held-out sample.
       recorder: prints the text, on the process that writes.
       path: path of the file.
-      num_rows: a multiple of the data-parallel size.
+      num_rows: sequences per batch, a multiple of the data-parallel size.
       num_tokens: tokens to draw; with 0 nothing is written.
       seed: seed of the sampling.
       is_stopped: called before each token; True ends the sampling.

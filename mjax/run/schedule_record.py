@@ -46,7 +46,7 @@ def write(work_dir: Path, start: Start, pipeline: Pipeline | None) -> None:
 
 
 def _entries(chunks: Table, microbatches: Table) -> list[list[list[int] | None]]:
-    """Join the tables of a direction to pairs [chunk, microbatch]; None where idle."""
+    """Join the two tables of a direction: [chunk, microbatch], or None where idle."""
     return [
         [
             None if chunk == IDLE else [chunk, microbatch]

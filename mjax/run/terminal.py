@@ -42,7 +42,7 @@ def shows_live_line(stream: Stream) -> bool:
 
 
 def painted(text: str, stream: Stream) -> str:
-    """Color a warning or an error, if the stream is a terminal that shows colors."""
+    """Colour a warning or an error if the stream is a terminal that shows colours."""
     if not shows_live_line(stream) or os.environ.get("NO_COLOR"):
         return text
     for begin, color in _COLORS.items():
@@ -61,7 +61,7 @@ class Memory:
 
 
 class Progress:
-    """Progress of a run as the parts of a line. Add every row."""
+    """Progress of a run as the parts of a line. Pass every row to `add`."""
 
     def __init__(
         self, *, start_step: int, num_steps: int, memory: Callable[[], Memory | None]

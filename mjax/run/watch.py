@@ -31,12 +31,13 @@ from mjax.run.slow_steps import SlowSteps
 from mjax.run.spans import Spans
 
 _NUM_BARRIERS = 3
-"""Number of barriers at the start that compare the processes' clocks. Chosen: processes
-reach the first one seconds apart and the others together, so the second barrier makes
-the bound on clock offsets 5 to 130 times smaller (simulated with the ranges of
-tests/observe/synthetic_clocks.py). The third makes it 3 to 4 times smaller for 16
-processes; eight make it only 2% smaller for 4,096. Each barrier costs process 0 one
-read per process."""
+"""Number of barriers at the start that compare the processes' clocks.
+
+Chosen by a simulation with the ranges of tests/observe/synthetic_clocks.py. Processes
+reach the first barrier seconds apart and the others together, so a second barrier makes
+the bound on clock offsets 2.6 to 130 times smaller. A third makes it another 3 to 4
+times smaller for 16 processes. For 4,096 processes, even eight barriers make the median
+bound only 2% smaller than two. Each barrier costs process 0 one read per process."""
 
 
 @dataclasses.dataclass(kw_only=True)
@@ -115,7 +116,8 @@ class Watch:
 
         Args:
           step: from 1.
-          logs: int32 [devices x rows, 2], split over the devices of the mesh.
+          logs: int32 [devices x rows, 2], split over the devices of the mesh; see
+            `mjax.step.stamps`.
           dispatched_ns: time before the host dispatched the step.
           ready_ns: time after the host had its metrics.
         """

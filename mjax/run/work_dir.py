@@ -247,8 +247,8 @@ def resume_command(argv: Sequence[str], path: Path, *, is_launched: bool) -> str
     Args:
       argv: flags of this process.
       path: path of the work dir.
-      is_launched: a launch started this process; a process that is started by hand
-        would not belong to it.
+      is_launched: whether a launch started this process. The text then names the
+        command of the launch, which a process started by hand would not join.
     """
     if is_launched:
         return (

@@ -23,7 +23,8 @@ from mjax import checked_json
 from mjax.run.tracking.tracker import Config, RunFacts, Tracker
 
 MAX_QUEUED = 10_000
-"""Rows. Chosen: at about 1 kB per row, a full queue takes 10 MB."""
+"""Maximum number of queued rows. Chosen: at about 1 kB per row, a full queue takes
+10 MB."""
 _TRIES = 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
 
@@ -68,8 +69,8 @@ class Delivery:
           config: all fields of the run's config, as JSON values.
           say: prints a line; may be called from any thread.
           max_queued: maximum number of rows in the queue.
-          first_pause_s: pause after the first failure; each later one is twice as long,
-            up to a minute.
+          first_pause_s: seconds to pause after the first failure; each later pause is
+            twice as long, up to a minute.
         """
         self._name, self._tracker, self._say = name, tracker, say
         self._run, self._config = run, config
@@ -122,7 +123,7 @@ class Delivery:
 
         Args:
           ending: see `Tracker.finish`.
-          patience_s: longest wait.
+          patience_s: maximum seconds to wait.
         """
         until_s = time.monotonic() + patience_s
         self.end(ending)
@@ -207,7 +208,7 @@ class Delivery:
     def _until_it_works(
         self, action: Callable[[], None], tries: int | None = None
     ) -> bool:
-        """Repeat an action that raises; return whether it worked in the end."""
+        """Repeat an action while it raises; return whether it succeeded in the end."""
         pause_s, num_tried = self._first_pause_s, 0
         while not self._given_up:
             try:

@@ -15,7 +15,7 @@ from mjax.run.tracking.tracker import Config, RunFacts
 _TAG = "mjax.run"
 """Tag with the run id, because MLflow chooses its own ids."""
 _PARAMS = 100
-"""MLflow's limit for one request."""
+"""Maximum number of parameters in one request to MLflow."""
 _STATUS = {"done": "FINISHED", "stopped": "KILLED"}
 
 
