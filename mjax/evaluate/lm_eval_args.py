@@ -47,7 +47,7 @@ class Args:
     """Use this many simulated CPU devices."""
     batch_size: int | None = None
     """Sequences per batch, and number of concurrent answers; None (`--batch_size
-    auto`): sequences for some thousand tokens, and 8 answers."""
+    auto`): sequences of some thousand tokens in all, and 8 answers."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "max_gen_toks", "batch_size", "simulate_devices"):

@@ -115,7 +115,7 @@ class MjaxLM(TemplateLM):
             is_scored = window.targets != NO_TARGET
             is_greedy = bool((score.best == window.targets)[is_scored].all())
             found.append((-score.total, is_greedy))
-            if isinstance(text, tuple):  # None for part of a longer text
+            if isinstance(text, tuple):  # it is None for part of a longer text
                 self.cache_hook.add_partial("loglikelihood", text, found[-1])
         return found
 
@@ -134,7 +134,7 @@ class MjaxLM(TemplateLM):
     def loglikelihood_rolling(
         self, requests: Sequence[Any], disable_tqdm: bool = False
     ) -> list[float]:
-        """Score complete texts, each token once, in windows of the longest sequence."""
+        """Return the log-likelihood of each complete text; score each token once."""
         parts: list[tuple[None, Tokens, Tokens]] = []
         owners: list[int] = []
         for index, request in enumerate(requests):
@@ -193,7 +193,7 @@ class MjaxLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of messages; without a generation prompt continue the last.
+        """Return the text of messages; with no generation prompt, leave the last open.
 
         Raises:
           BadArgsError: the model has no template, or the template refuses the messages.
@@ -235,7 +235,7 @@ class MjaxLM(TemplateLM):
 
 
 def _rows(args: Args, opened: Opened) -> int | None:
-    """Return the sequences per batch: a multiple of the data-parallel size."""
+    """Return the sequences per batch, rounded up to a multiple of dp; None: auto."""
     if args.batch_size is None:
         return None
     tp = opened.mesh.shape["tp"]

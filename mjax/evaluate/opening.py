@@ -21,7 +21,7 @@ from mjax.mesh.devices import (
 )
 
 MAX_LENGTH = 4096
-"""Default limit of the windows of a Hugging Face folder. Chosen."""
+"""Default maximum number of tokens in a window of a Hugging Face model. Chosen."""
 
 Precision = Literal["float32", "bfloat16"]
 

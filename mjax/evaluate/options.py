@@ -47,9 +47,9 @@ class Evaluate:
     stride: int | None = None
     """Tokens between the starts of windows; None: --seq-len, the cheapest value."""
     start_token: Literal["none", "eos", "bos"] | None = None
-    """Context of the first token of a document, which is not scored without one. bos is
-    the beginning-of-text token of a Hugging Face folder. None: bos if the folder adds
-    it, eos for a run that does not isolate documents, otherwise none."""
+    """Token before each document; with none, the document's first token is not scored.
+    bos is the beginning-of-text token of a Hugging Face folder. None: bos if the folder
+    adds it, eos for a run that does not isolate documents, otherwise none."""
     end_token: bool | None = None
     """Score the end-of-document token. None: yes for a run, no for a Hugging Face
     folder."""

@@ -200,7 +200,7 @@ def _own_part(
         size = x.shape[1] // jax.lax.axis_size(TP)
         offset = collectives.sequence_offset(size)
         part = jax.lax.dynamic_slice_in_dim(x, offset, size, axis=1)
-        return jax.lax.psum(part, PP)  # of size 1: the type of one stage
+        return jax.lax.psum(part, PP)  # pp has size 1: only the type changes
 
     return tuple(map(own, arrays))
 

@@ -31,7 +31,7 @@ class Layout:
     """How documents become sequences."""
 
     isolate: bool
-    """Each document is its own sequence; otherwise all form one sequence, in order."""
+    """Whether each document is a sequence; otherwise all form one, in order."""
     start_ids: tuple[int, ...]
     """Tokens before a sequence, not scored; without any, the first token of the text
     has no context and is not scored."""
@@ -72,7 +72,7 @@ class _Part(NamedTuple):
     text: str
     is_first: bool
     is_last: bool
-    """Whether it ends its document; it then has no text."""
+    """Whether this marks the end of a document; it then has no text."""
 
 
 def pieces_of(

@@ -106,7 +106,7 @@ class Agreement:
         return json.loads(self.merge(text, json.dumps))
 
     def from_rank(self, rank: int, text: str) -> str:
-        """Give every process the text of one of them."""
+        """Give every process the text of process `rank`."""
         number = next(self._rounds)
         if self.num == 1:
             return text

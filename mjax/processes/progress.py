@@ -8,10 +8,9 @@ holds the interpreter lock.
 
 A word is 21 little-endian int64: magic, generation, phase, step, microstep,
 monotonic_ns, saved_step, sequence, began_ns, start_step, first_step_ns, and the
-nanoseconds spent in each of ten phases. The sequence is odd while the others change,
-and a reader accepts a word only if the sequence was even and did not change during the
-read (a seqlock; x86 and Arm as Python uses them order these stores, because each is a
-call of the interpreter).
+nanoseconds spent in each of ten phases. The sequence is odd while the others change. A
+reader accepts a word only if the sequence was even and did not change during the read
+(a seqlock). Each store is a call of the interpreter, so x86 and Arm keep their order.
 """
 
 import contextlib
@@ -40,8 +39,8 @@ STACKS_VARIABLE = "MJAX_STACKS_FILE"
 STACKS_SIGNAL."""
 STACKS_SIGNAL = signal.SIGUSR1
 LOCK_ANSWER = "The interpreter lock is free.\n"
-"""A thread writes this to the same file in answer to `ask_for_lock`. If it is missing,
-no Python code runs in the process."""
+"""A thread appends this to the file of stacks in answer to `ask_for_lock`. If it is
+missing, no Python code runs in the process."""
 
 _MAGIC = 0x6D6A617870726F32  # "mjaxpro2"
 _FORMAT = struct.Struct("<21q")
@@ -162,7 +161,7 @@ class Writer:
         return _read(lambda: bytes(self._map), "the word of this process")
 
     def diverged(self, step: int, ways: Mapping[int, Sequence[str]]) -> None:
-        """Report in a file beside the word that the run must return to an older step.
+        """Report in `last_words_path` that the run must return to an older step.
 
         Args:
           step: optimizer steps that the state has seen.
@@ -173,7 +172,7 @@ class Writer:
         self._tell("diverged", {"step": step, "ways": named})
 
     def corrupted(self, step: int, processes: Sequence[int], *, is_sure: bool) -> None:
-        """Report in the same file that the replicas of the state differ.
+        """Report in `last_words_path` that the replicas of the state differ.
 
         Args:
           step: optimizer steps that the state has seen.

@@ -29,7 +29,7 @@ _FIX = "Do not change files of mjax while processes start"
 
 
 def phases(rank: int, num_processes: int, address: str) -> Iterator[str]:
-    """Start, one phase per iteration; yield the name of each phase when it ends.
+    """Join the run, one phase per iteration; yield each phase's name when it ends.
 
     Raises:
       RuntimeError: the processes did not connect, or their combined result is wrong.

@@ -66,7 +66,7 @@ class Merged:
         a_name, b_name = adapter_names(self._targets[name])
         shape = self.shape(name)
         slices = (slice(None),) * len(shape) if index is ... else index
-        num_inputs = len(self._source.shape(a_name)) - 2  # without layers and rank
+        num_inputs = len(self._source.shape(a_name)) - 2  # besides layers and rank
         every = slice(None)
         a = self._source.read(a_name, (*slices[: 1 + num_inputs], every))
         b = self._source.read(b_name, (slices[0], every, *slices[1 + num_inputs :]))

@@ -1,8 +1,9 @@
 """Write and read adapters as a folder in PEFT format.
 
 Input: the tensors of a tuned run, or a folder with adapter_config.json and
-adapter_model.safetensors. Output: the other one. Each layer and weight has a pair of
-matrices, A [r, inputs] and B [outputs, r], named by its module in the model.
+adapter_model.safetensors. Output: such a folder, or a source of such tensors. Each
+layer and weight has a pair of matrices, A [r, inputs] and B [outputs, r], named by its
+module in the model.
 
 Source: PEFT 0.19, `utils/save_and_load.py` (names) and `tuners/lora/config.py`.
 """
