@@ -1,7 +1,7 @@
 """Parse JSON from untrusted files and check it against a type.
 
 Input: a text and the type of its value. Output: the value, with lists converted to
-tuples and objects to dataclasses as the type requires. Everything else is a ValueError
+tuples and objects to dataclasses as the type requires. Other input raises a ValueError
 with the position in the text and the value there. Other modules parse only JSON that
 the same process has written.
 """

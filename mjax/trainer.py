@@ -224,7 +224,7 @@ def train(
 def _trackers(
     run: Run, recorded: record.Start, start_step: int
 ) -> Callable[[Callable[[str], None]], Sequence[Delivery]]:
-    """Return the function that starts the trackers, on process 0."""
+    """Return a function that starts the trackers, and none except on process 0."""
     names = run.config.trackers if jax.process_index() == 0 else ()
     made = {name: tracker_names.make(name) for name in names}
     facts = RunFacts(
@@ -386,7 +386,7 @@ def _compile(run: Run, marks: progress.Writer) -> Program:
 def _tell_operations(
     programs: Sequence[jax.stages.Compiled], marks: progress.Writer
 ) -> None:
-    """Map the operations that XLA reports when a GPU hangs to the traced code."""
+    """Record the place in the traced code of the operations that XLA names in hangs."""
     if not operations.are_tracked():
         return
     try:

@@ -99,7 +99,7 @@ def row_major(x: Array) -> Array:
 
 
 def zeros_of(like: Any, *lead: int) -> Array:
-    """Make zeros of an abstract type, varying over the same mesh axes."""
+    """Make zeros [*lead, *like.shape] that vary over the mesh axes of `like`."""
     zeros = jnp.zeros((*lead, *like.shape), like.dtype)
     axes = tuple(sorted(like.manual_axis_type.varying))
     return lax.pcast(zeros, axes, to="varying") if axes else zeros

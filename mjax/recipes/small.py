@@ -1,10 +1,11 @@
 """Runs for a laptop: a smoke test and the demo.
 
-Both are Cohere2 models, so the result can be exported: layers with a window rotate
-neighbouring pairs, layers without one have no positions, and the feed-forward layer is
-a SwiGLU. It has three matrices where a GELU has two: a width of 8/3 D has the FLOPs of
-4 D. In the demo the embedding is also the output projection, as vLLM requires for this
-family (docs/serving_elsewhere.md).
+Both are Cohere2 models, so the result can be exported: layers with a window have rotary
+positions of neighbouring pairs, layers without one have no positions, and the
+feed-forward layer is a SwiGLU. This has three matrices and a GELU layer two, so a
+SwiGLU of width 8/3 D has the FLOPs of a GELU layer of width 4 D. In the demo the
+embedding is also the output projection, as vLLM requires for this family
+(docs/serving_elsewhere.md).
 """
 
 from mjax.ckpt.config import CkptConfig
@@ -46,9 +47,9 @@ def debug() -> TrainConfig:
 def demo() -> TrainConfig:
     """Learn to write Python from the standard library, byte by byte.
 
-    Three layers of four see the last 64 bytes and rotate; the fourth sees all 128 and
-    has no positions. The optimizer is LAMB, as in every recipe that does not follow a
-    published AdamW setting.
+    Three layers of four see the last 64 bytes and have rotary positions; the fourth
+    sees all 128 and has no positions. The optimizer is LAMB, as in every recipe that
+    does not follow a published AdamW setting.
 
     Command: python -m mjax.train
     Hardware: 2 CPU cores. Time: about 4 minutes (docs/benchmarks/demo.md).
