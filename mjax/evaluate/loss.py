@@ -62,7 +62,7 @@ def make_scorer(
       params: parameters, as for `Scorer`.
       mesh: mesh, as for `Scorer`.
       length: tokens of the longest window.
-      batch_size: sequences per batch; None chooses it, for some thousand tokens per
+      batch_size: sequences per batch; None: about `_TOKENS_PER_DEVICE` tokens on each
         device.
     Raises:
       ValueError: as `Scorer`.

@@ -95,7 +95,7 @@ class Scorer:
         self._score = jax.jit(_score_function(model, params, mesh))
 
     def __call__(self, windows: Iterable[Window]) -> Iterator[Scores]:
-        """Score windows; yield one score per window, in the same order."""
+        """Yield the scores of each window, in the order of the windows."""
         running: collections.deque[tuple[Packed, Any]] = collections.deque()
         for batch in pack(windows, num_rows=self.num_rows, row_len=self.row_len):
             while len(running) >= _IN_FLIGHT:
@@ -146,8 +146,8 @@ def _target_scores(
 ) -> tuple[Float[Array, "b T"], Int[Array, "b T"]]:
     """Per device: score the complete sequence, one chunk of positions at a time.
 
-    A chunk has the same local positions on every device, so that each device
-    contributes equally many.
+    A chunk consists of the same local positions of every device, so all devices
+    contribute the same number of positions.
     """
     (b, t, d), total = x.shape, targets.shape[1]
     tp = total // t

@@ -45,7 +45,7 @@ class DriverFlags(RunConfig):
     """Drive a run whose agents are started elsewhere."""
 
     bind: str = "0.0.0.0:0"
-    """Address and port to listen on."""
+    """Address and port to listen on; port 0: the previous port, or any free one."""
     token_file: Path
     """File of mode 0600 with a long random word, the same on all hosts."""
     kubernetes: KubernetesConfig = dataclasses.field(default_factory=KubernetesConfig)

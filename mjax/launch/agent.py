@@ -293,7 +293,7 @@ class Agent:
     def _kill(self, generation: int, number: int) -> None:
         """Send a signal to the ranks of this and all earlier generations.
 
-        The coordinator is killed as well.
+        SIGKILL also ends their coordinator.
         """
         if number == signal.SIGKILL and generation >= self._coordinated:
             self._end_coordinator()

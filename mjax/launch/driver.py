@@ -443,7 +443,7 @@ class Driver:
         )
 
     def _find_ports(self, generation: int, num_hosts: int) -> FindPorts:
-        """Return the request for ports, with a coordinator process if configured."""
+        """Return the request for a port, and for a coordinator process if needed."""
         folder = generation_folder(self._work_dir, generation).absolute()
         num_ranks = num_hosts * self._config.ranks_per_host
         is_wanted = self._is_coordinated and num_ranks > 1

@@ -208,7 +208,7 @@ class Fleet:
         self.placement, self._placed = [*placement], {*placement}
 
     def evict(self, host: Host, why: str, state: HostState = HostState.EVICTED) -> None:
-        """Remove a host from the placement."""
+        """Exclude a host from later generations, and record why."""
         host.state, host.why = state, why
         text, data = (
             f"{host.name} is {state}: {why}",
@@ -225,7 +225,7 @@ class Fleet:
         return host
 
     def come_back(self, host: Host, generation: int) -> None:
-        """Make a lost host a spare, and kill its ranks of older generations."""
+        """Make a lost host a spare; kill its ranks of this and older generations."""
         host.state, host.why = HostState.SPARE, ""
         self._tell("host", f"{host.name} is back as a spare", host=host.name)
         self.kill(host, generation)

@@ -34,7 +34,7 @@ class ApiError(Exception):
     def __init__(
         self, text: str, status: int = 0, retry_after_s: float | None = None
     ) -> None:
-        """Store the HTTP status (0 without an answer), and the pause before a retry."""
+        """Store the HTTP status (0: no answer) and the seconds before a retry."""
         super().__init__(text)
         self.status, self.retry_after_s = status, retry_after_s
 
@@ -254,7 +254,7 @@ def _read(what: str) -> Iterator[None]:
 
 
 def _check_kind(answer: Any, what: str) -> None:
-    """Raise an ApiError unless a Kubernetes API answered, and not a proxy."""
+    """Raise an ApiError if a proxy or another server answered, not Kubernetes."""
     with _read(what):
         answer["kind"]
 

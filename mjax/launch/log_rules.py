@@ -24,7 +24,7 @@ from mjax.launch.thunks import Reader
 
 KERNEL_LOG = Path("/dev/kmsg")
 _MOST_BYTES = 2**20
-"""Maximum number of bytes of a log read at a time; earlier new bytes are skipped."""
+"""Maximum number of bytes of a log read at a time; older unread bytes are skipped."""
 _MOST_LINES = 3
 """Maximum number of matches reported per rule and log, because a broken host repeats
 lines."""

@@ -96,7 +96,7 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     start_step: int = -1
     """Number of optimizer steps of the state at the rank's start; -1 if unknown."""
     spent_s: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(Phase))
-    """Seconds in each phase since the rank's start was requested."""
+    """Seconds in each `Phase` since the rank's start was requested."""
     first_step_s: float | None = None
     """Seconds from that start request to the end of the first step; None until then."""
     last_lines: str = ""
@@ -143,11 +143,12 @@ class Beat(Message, tag="beat"):
 
 
 class Ports(Message, tag="ports"):
-    """Ports of this host that were free a moment ago."""
+    """Answer to `FindPorts`."""
 
     generation: int
     coordinator: int
-    """Port of the coordinator if it was requested; 0 if it could not start."""
+    """Port that was free a moment ago; if the coordinator was requested, the port on
+    which it listens, or 0 if it could not start."""
 
 
 class Stacks(Message, tag="stacks"):
@@ -179,7 +180,7 @@ class Refused(Message, tag="refused"):
 
 
 class FindPorts(Message, tag="find_ports"):
-    """Request ports for the ranks of a generation and for their coordinator."""
+    """Request a port for the coordinator of a generation."""
 
     generation: int
     coordinator: list[str] = []
@@ -293,7 +294,7 @@ async def receive[M](
     try:
         return decoder.decode(line)
     except msgspec.DecodeError as error:
-        raise EOFError(f"no message of this protocol: {error}") from error
+        raise EOFError(f"not a message of this protocol: {error}") from error
 
 
 def has_token(given: str, expected: str) -> bool:

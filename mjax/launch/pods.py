@@ -66,7 +66,8 @@ class Living:
     def note(self, kind: str, pod: Pod) -> None:
         """Update from a change of one pod."""
         before = self.pods.get(pod.name)
-        if kind == "DELETED":  # an older pod, reported when its replacement appeared
+        # If the pod has been replaced, its end was reported with the replacement.
+        if kind == "DELETED":
             if before is not None and before.uid == pod.uid:
                 del self.pods[pod.name]
                 self._gone(pod, f"its pod was deleted ({pod.why})")
@@ -82,7 +83,7 @@ class Living:
 
 
 class Pods:
-    """The pods of a run's agents. Methods are called in the driver's loop."""
+    """The pods of a run's agents. Public methods are called in the driver's loop."""
 
     def __init__(
         self,

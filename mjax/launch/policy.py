@@ -60,7 +60,7 @@ TABLE: dict[Cause, Rule] = {
     Cause.PREEMPTED: Rule(Action.RESTART, "a signal from outside; the state is saved"),
     Cause.GAVE_UP: Rule(Action.END, "the same command would fail the same way"),
     Cause.DIVERGED: Rule(
-        Action.ROLL_BACK, "other data may not diverge from an older state"
+        Action.ROLL_BACK, "an older state may not diverge on other data"
     ),
     Cause.CORRUPTED: Rule(
         Action.EVICT, "hardware that computes wrong once does so again"
@@ -125,7 +125,7 @@ def cause_of(
     Args:
       code: exit code, as in `subprocess.Popen.returncode`; negative for a signal.
       out_of_memory: whether the kernel's OOM killer has ended a process of the host.
-      last_words: report of a rank that gave up; None without one.
+      last_words: report of a rank that gave up; None if there is none.
     """
     if last_words is not None and code == EXIT_CODES[Cause.GAVE_UP]:
         if last_words.corrupted is None:
@@ -139,7 +139,7 @@ def cause_of(
 
 
 def is_failure(code: int) -> bool:
-    """Return whether an exit code means that the run is unfinished."""
+    """Return whether an exit code means a failure: neither done nor preempted."""
     return cause_of(code) not in (Cause.DONE, Cause.PREEMPTED)
 
 

@@ -151,7 +151,7 @@ class Rank:
         )
 
     def _spent_s(self, age_s: float) -> list[float]:
-        """Return the seconds in each phase since the rank's start was requested."""
+        """Return the seconds in each `Phase` since the rank's start was requested."""
         word = self.word
         if word is None:
             return [age_s if phase is Phase.IMPORT else 0.0 for phase in Phase]

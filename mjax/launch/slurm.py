@@ -129,7 +129,7 @@ class Agents:
         return [*srun, "sh", "-c", _KEEP, "agent", *agent]
 
     async def end(self) -> None:
-        """Wait for a limited time until the job step ends, then kill it."""
+        """Wait for a limited time until the job step ends, then terminate it."""
         for _ in range(int(_PARTING_S / _POLL_S)):
             if not self._runs():
                 return

@@ -526,7 +526,7 @@ class Supervisor:
         self._failure = failure
         if failure.cause is not Cause.DONE:
             text = f"{failure.cause}: {failure.text}"
-            is_ordered = math.isfinite(self._stop_by_s)  # the ranks were to save
+            is_ordered = math.isfinite(self._stop_by_s)  # all ranks were told to save
             is_fine = is_ordered and failure.cause is Cause.PREEMPTED
             severity = "info" if is_fine else "error"
             self._tell("failure", text, severity, **failure.fields())
@@ -602,7 +602,8 @@ class Supervisor:
 
         If the cause names no single host and there are spares for all suspects, the
         suspects are replaced immediately, and checked while the run continues. This
-        also applies to earlier suspects if the run has saved nothing since.
+        also applies to hosts that were suspected before, if the run has saved nothing
+        since.
         """
         # If no host is known to be the cause, any host may be.
         names = failure.hosts or failure.suspects or self.placement

@@ -45,8 +45,8 @@ class Agreement:
           name: name of the agreement, the same in every process. All processes create
             their agreements in the same order.
           errors: exception types that the other processes raise unchanged, besides
-            ValueError and NotImplementedError. All other types become RuntimeError
-            there.
+            ValueError and NotImplementedError. An exception of any other type becomes
+            a RuntimeError in the other processes.
           timeout_s: seconds that a round waits for a process.
         """
         self.rank, self.num = distributed.rank(), distributed.num_processes()
@@ -106,7 +106,11 @@ class Agreement:
         return json.loads(self.merge(text, json.dumps))
 
     def from_rank(self, rank: int, text: str) -> str:
-        """Give every process the text of process `rank`."""
+        """Give every process the text of process `rank`.
+
+        Raises:
+          RuntimeError: process `rank` did not answer.
+        """
         number = next(self._rounds)
         if self.num == 1:
             return text

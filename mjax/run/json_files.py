@@ -18,9 +18,10 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 
 
 def without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a row with null for NaN and infinity, whose names are in `nonfinite`.
+    """Return a row in which NaN and infinity are replaced by null.
 
-    `nonfinite` maps each such field to its original value as text.
+    The additional field `nonfinite` maps each replaced field to its value, as text. A
+    row without such values is returned as it is.
     """
     for value in row.values():
         if isinstance(value, float) and not math.isfinite(value):

@@ -70,8 +70,9 @@ def generate(
         rows = np.broadcast_to(np.pad(context, (0, seq_len - len(context))), shape)
         tokens = jax.make_array_from_callback(shape, sharding, rows.__getitem__)
         logits = program.next_token_logits(params, tokens, len(context))
-        # Read one by one. Simulated devices share few threads. With all tokens queued,
-        # collectives that waited for each other occupied every thread, and XLA aborted
-        # after 40 s (seen with 8 devices on 2 cores, jax 0.11.2).
+        # Read each token before drawing the next, because simulated devices share few
+        # threads. With all tokens queued, collectives that waited for each other
+        # occupied every thread, and XLA aborted after 40 s (seen with 8 devices on 2
+        # cores, jax 0.11.2).
         seen.append(int(draw(logits, count)))
     return np.asarray(seen[len(prompt) :])

@@ -241,8 +241,8 @@ def resume_command(argv: Sequence[str], path: Path, *, is_launched: bool) -> str
     """Return a text with the command that resumes this run.
 
     The command omits the process number, since all processes use it. It also omits
-    files that may change or disappear: without a recipe, config.json has their
-    contents.
+    --config, and a --recipe from a file, because these files may change or disappear;
+    config.json has their contents.
 
     Args:
       argv: flags of this process.

@@ -36,7 +36,8 @@ _left_behind: list[str] = []
 def left_behind() -> bool:
     """Return whether a tracker is still busy after the run stopped waiting for it.
 
-    Its library may wait for it at interpreter exit: wandb for over a minute.
+    The library of the tracker may wait for it at interpreter exit; wandb waits for over
+    a minute.
     """
     return bool(_left_behind)
 
@@ -198,8 +199,8 @@ class Delivery:
         """Record a step before sending it, so a kill may lose but never repeat it."""
         self._sent_step = step
         temporary = self._path.with_suffix(".tmp")
-        # Once per step, without fsync. With a full disk, a restart does not know the
-        # step.
+        # Written once per step, without fsync. If the disk is full, a restart does not
+        # know which step was sent last.
         with contextlib.suppress(OSError):
             temporary.parent.mkdir(exist_ok=True)
             temporary.write_text(json.dumps({"run": self._run.id, "step": step}))
