@@ -92,8 +92,8 @@ def pieces_of(
       vocab_size: vocabulary size of the model.
       counts: updated with the counts.
     Raises:
-      ValueError: bad input of `corpora.documents`, the tokenizer changes the text, or
-        the model lacks a token.
+      ValueError: `corpora.documents` refuses a document, the tokenizer changes the
+        text, or the model lacks a token.
     """
     is_new = True  # no sequence has started
     is_bare = False  # the sequence has no token yet

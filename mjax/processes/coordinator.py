@@ -35,7 +35,8 @@ def serve(num_processes: int, address: str) -> Any:
 
     Args:
       num_processes: number of processes of the run.
-      address: host:port at which they reach it; it listens on all interfaces.
+      address: host:port at which the processes reach the service, which listens on all
+        interfaces.
     """
     import jax
     from jax._src.distributed import State

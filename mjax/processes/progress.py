@@ -31,11 +31,11 @@ from typing import Any
 FILE_VARIABLE = "MJAX_PROGRESS_FILE"
 """Environment variable: path of the file. If absent, nothing is written."""
 GENERATION_VARIABLE = "MJAX_GENERATION"
-"""Environment variable: number of starts of the run before this one."""
+"""Environment variable: number of this generation of the launch, from 1."""
 LAUNCH_VARIABLE = "MJAX_LAUNCH"
 """Environment variable: name of the launch that counts the generations."""
 STACKS_VARIABLE = "MJAX_STACKS_FILE"
-"""Environment variable: path to which the process writes its stacks at
+"""Environment variable: path to which the process writes its stacks on
 STACKS_SIGNAL."""
 STACKS_SIGNAL = signal.SIGUSR1
 LOCK_ANSWER = "The interpreter lock is free.\n"
@@ -69,7 +69,7 @@ class Word:
     """The last state that a process reported."""
 
     generation: int
-    """Number of earlier starts of the run."""
+    """Number of this generation of the launch, from 1; 0 without a launch."""
     phase: Phase
     step: int
     """Optimizer steps that have been dispatched to the devices."""
@@ -80,7 +80,7 @@ class Word:
     saved_step: int
     """Newest step that this generation restored or saved; -1 for none."""
     sequence: int
-    """Twice the number of words written before this one."""
+    """Twice the number of words written, this one included."""
     began_ns: int
     """Time of the first write, by the same clock."""
     start_step: int
@@ -280,7 +280,7 @@ def _answer(asked: int, descriptor: int) -> None:
 def ask_for_lock(stacks: Path) -> None:
     """Request LOCK_ANSWER from the process that writes its stacks to a file.
 
-    Nothing happens if it has ended.
+    Nothing happens if the process has ended.
     """
     with contextlib.suppress(OSError):
         question = os.open(_question_path(stacks), os.O_WRONLY | os.O_NONBLOCK)

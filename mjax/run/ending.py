@@ -191,7 +191,7 @@ class StopRequest:
         """Return the seconds since the stop; None: the run goes on.
 
         This is a safe point, see `reached`. With several processes the time counts from
-        the agreement on it, because jax does not tell when the signal came.
+        their agreement to stop, because jax does not tell when the signal came.
         """
         if not self.reached():
             return None

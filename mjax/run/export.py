@@ -37,7 +37,7 @@ _OURS = {
 }
 """Descriptions of the corpora that are not files of the user."""
 _DIGITS = 12
-"""Length of a hash in messages."""
+"""Number of digits of a hash in messages."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

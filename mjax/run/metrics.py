@@ -126,9 +126,9 @@ def drop_rows_after(path: Path, step: int) -> None:
 def summarize(rows: Sequence[Row]) -> Row:
     """Return the summary of all rows of a run, for summary.json.
 
-    Throughput is the median over the steps. It excludes the first step of each start,
-    which includes the compilation, and profiled steps, unless all were profiled. The
-    evaluation is the last one.
+    Throughput is the median over the steps, so the first step of each start, which
+    includes the compilation, hardly matters. Profiled steps are excluded, unless all
+    were profiled. The evaluation is the last one.
     """
     usual = [row for row in rows if not row.get("profiled")] or rows
     last = rows[-1] if rows else {}
@@ -328,7 +328,7 @@ def say(text: str) -> None:
     encoding = sys.stdout.encoding or "utf-8"
     try:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
-    except OSError:  # its disk is full or its reader is gone
+    except OSError:  # the disk is full, or the reader of stdout is gone
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run
 
 

@@ -199,7 +199,7 @@ def usual_top(rates: Sequence[float]) -> float | None:
 
     The metrics of a step can be read late, with those of the next one. The next step
     then seems to take almost no time, at many times the usual throughput. Steps are
-    weighted by their time, so even many such steps do not change the result.
+    weighted by their time, so even many such steps hardly change the result.
 
     Args:
       rates: tokens per second of each step, above 0.

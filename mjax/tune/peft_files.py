@@ -216,7 +216,7 @@ class PeftAdapters:
 
 
 def _check_config(folder: Path, adapters: AdapterConfig) -> None:
-    """Refuse adapters that compute something other than mjax does.
+    """Refuse another rank or scale, and options of PEFT that mjax does not have.
 
     Raises:
       ValueError: the adapters differ.
