@@ -71,7 +71,9 @@ def of_ranks(
     since_end_s: float,
     are_heard: bool,
 ) -> Failure | None:
-    """Find the failure of a generation, also if some ranks never started; or None.
+    """Return the failure of a generation; None if it has none.
+
+    Ranks that never started are a failure too.
 
     Args:
       states: rank -> state, where it is known.

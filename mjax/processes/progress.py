@@ -10,7 +10,8 @@ A word is 21 little-endian int64: magic, generation, phase, step, microstep,
 monotonic_ns, saved_step, sequence, began_ns, start_step, first_step_ns, and the
 nanoseconds spent in each of ten phases. The sequence is odd while the others change. A
 reader accepts a word only if the sequence was even and did not change during the read
-(a seqlock). Each store is a call of the interpreter, so x86 and Arm keep their order.
+(a seqlock). Each store is a call of the interpreter, so x86 and Arm do not
+reorder stores.
 """
 
 import contextlib

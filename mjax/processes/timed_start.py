@@ -5,8 +5,8 @@
 `mjax.health.startup` starts several of these processes. Input: the address of the
 coordination service (`mjax.processes.coordinator`), and the start time of this process
 by the monotonic clock of the host. Output: at the end of each phase one JSON line on
-the file descriptor REPORT_FD, with its name, its seconds, and the CPU seconds of this
-process in it.
+the file descriptor REPORT_FD, with the name of the phase, its seconds, and the CPU
+seconds of this process in it.
 
 Before the next phase the process waits for a byte on its standard input, so no phase
 includes the wait for the slowest process of the previous phase. The process ends at

@@ -17,7 +17,7 @@ class TensorBoard:
 
     def start(self, run: RunFacts, config: Config) -> None:
         """Open an event file that hides the steps after `start_step` in older files."""
-        del config  # is in config.json beside it
+        del config  # the work dir has it in config.json
         self._writer = importlib.import_module("tensorboardX").SummaryWriter(
             str(run.work_dir / "tensorboard"), purge_step=run.start_step + 1
         )
