@@ -85,12 +85,22 @@ def parse(text: str) -> Matrix:
 
 
 def _paths(text: str) -> Matrix:
-    """Return a matrix of paths, which must be symmetric."""
+    """Return a matrix of paths.
+
+    Raises:
+      UnreadableError: as `parse`; a path is unknown, or differs in the two directions.
+    """
     matrix = parse(text)
     for (one, other), path in matrix.cells.items():
-        if not _PATH.fullmatch(path) or matrix.cells[other, one] != path:
+        if not _PATH.fullmatch(path):
             raise UnreadableError(
-                f"{one} to {other} is {path!r:.20}, and not the same both ways"
+                f"the path from {one} to {other} is {path!r:.20}, which is unknown"
+            )
+    for (one, other), path in matrix.cells.items():
+        if (back := matrix.cells[other, one]) != path:
+            raise UnreadableError(
+                f"the path from {one} to {other} is {path}, but from {other} to {one} "
+                f"it is {back}"
             )
     return matrix
 
@@ -108,6 +118,7 @@ def peer_access(text: str, settings: Settings) -> Verdict:
     """Each GPU can read the memory of every other GPU."""
     matrix = parse(text)
     bad, silent = list(_missing(matrix, settings)), []
+    num_open = list(matrix.cells.values()).count("OK")
     for (one, other), status in matrix.cells.items():
         if status not in _STATUSES:
             raise UnreadableError(f"{one} to {other} is {status!r:.20}")
@@ -116,7 +127,10 @@ def peer_access(text: str, settings: Settings) -> Verdict:
         elif status != "OK":
             bad.append(f"{one} to {other}: {_STATUSES[status]} ({status})")
     if bad:
-        return failed("; ".join(bad), f"{len(bad)} pairs cannot", "all pairs")
+        wanted = settings.expect.get("gpus", 0)
+        num_pairs = max(len(matrix.cells), wanted * (wanted - 1))
+        value = f"{num_open} of {num_pairs} pairs have access"
+        return failed("; ".join(bad), value, "all pairs")
     if silent:
         return unknown("; ".join(silent))
     return ok(f"{len(matrix.cells)} pairs", limit="all pairs")
