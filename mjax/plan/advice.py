@@ -30,9 +30,10 @@ from mjax.plan.result import (
 
 MAX_ADVICE = 3
 _MAX_TRACED = 8
-"""Number of smaller runs to try if a run does not fit, besides the smallest one."""
+"""Maximum number of smaller runs to trace, besides the smallest one, if a run does not
+fit."""
 _MIN_SHARE = 0.02
-"""Smallest fraction of the step for which a part is a reason for a change."""
+"""Minimum fraction of the step that a part must take to justify a change."""
 _MIN_GAIN = 0.005
 _BOUND = 0.08
 """A lost time above this fraction of the step is called the bottleneck."""
@@ -59,7 +60,7 @@ def advise(plan: Plan, traced_bytes: Traced) -> Plan:
 
 
 def bottleneck(plan: Plan) -> str:
-    """Describe the main limit of the run."""
+    """Return a description of the main limit of the run."""
     memory, modelled = plan.memory, plan.modelled
     if not memory.fits:
         return (
@@ -116,7 +117,7 @@ def _overlap_words(plan: Plan, role: str) -> str:
 
 
 def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
-    """Find flags with which the step fits, by tracing equivalent runs.
+    """Return flags with which the step fits, found by tracing runs on the same mesh.
 
     Moving the optimizer state to the host is listed first only if it costs less time
     than the other change.
@@ -152,7 +153,7 @@ def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
 def _state_to_host(
     plan: Plan, traced_bytes: Traced, factor: float
 ) -> tuple[float, Advice] | None:
-    """Return the advice to keep the moments on the host, and its cost in seconds.
+    """Return the cost in seconds of moments on the host, and the advice to move them.
 
     The result is None if they are already there, or if the step still does not fit.
     """
@@ -183,7 +184,7 @@ def _longer_s(plan: Plan, config: TrainConfig) -> float:
 
 
 def _faster(plan: Plan) -> tuple[Advice, ...]:
-    """Rank the changes that fit by their gain in closed form."""
+    """Return the changes that fit, ranked by their gain in closed form."""
     constants = measured_overlap(plan)
     top = plan.topology
     now = closed_form.estimate(plan.config, plan.sizes, top, constants)
@@ -220,7 +221,7 @@ def measured_overlap(plan: Plan) -> Constants:
 
 
 def _fitted(plan: Plan, change: _Change) -> tuple[TrainConfig, AxisSizes] | None:
-    """Return the changed run; None if it does not divide over the mesh."""
+    """Return the changed run and its axis sizes; None if it does not divide."""
     try:
         config = with_fields(plan.config, change.fields)
         sizes = resolve(config.mesh, plan.topology.num_gpus)
@@ -339,7 +340,11 @@ def _less_dp(plan: Plan) -> Iterator[_Change]:
 
 
 def _of_shard(plan: Plan, shard: int) -> dict[str, Any]:
-    """Return the fields that shard over `shard` devices; one step if two do not fit."""
+    """Return the mesh fields for `shard` shards.
+
+    They keep the two-step collectives of the run if `shard` is a larger multiple of the
+    shards per node; otherwise they select one step.
+    """
     per_node = plan.config.mesh.dp_shard_per_node
     fields: dict[str, Any] = {"mesh.dp_shard": shard}
     if per_node is not None and (shard <= per_node or shard % per_node):

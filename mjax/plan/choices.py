@@ -38,11 +38,14 @@ _PARTS = {
     f"{scopes.phase('backward')}/{scopes.EXCHANGE}/": "change of virtual stage",
     "": "embedding",
 }
-"""Part of a tick that a conditional decides, by the scopes in its op_name."""
+"""Names of the conditional parts of a tick; the keys are the scopes in an op_name."""
 
 
 def choice(op_name: str) -> str | None:
-    """Name the part of a tick that a conditional decides; None if it is another one."""
+    """Return the name of the part of a tick that a conditional decides.
+
+    The result is None for any other conditional, such as one of a layer.
+    """
     found = _CHOICE_OF_TICK.search(op_name)
     return None if found is None else _PARTS[found["kind"]]
 
@@ -54,7 +57,7 @@ def taken_share(op_name: str, schedule: Schedule | None) -> float:
       op_name: op_name of the conditional.
       schedule: schedule of the pipeline; None with one stage.
     Returns:
-      Between 0 and 1; 1 if the conditional is not one of a tick.
+      Between 0 and 1; 1 for a conditional that decides no part of a tick.
     """
     found = _CHOICE_OF_TICK.search(op_name)
     if schedule is None or found is None:
@@ -64,7 +67,10 @@ def taken_share(op_name: str, schedule: Schedule | None) -> float:
 
 
 def _taken(kind: str, schedule: Schedule) -> Bool[np.ndarray, "ticks stages"]:
-    """Return, by stage that may run a heavy branch, the ticks in which it does."""
+    """Return whether a stage takes the heavy branch in a tick.
+
+    There is a column for each stage that may take it: the first, the last, or all.
+    """
     last_chunk = schedule.num_chunks - 1
     backward, exchange = scopes.phase("backward"), scopes.EXCHANGE
     if kind == f"{scopes.phase('loss')}/":

@@ -1,8 +1,8 @@
 """Apply the closed-form model of `mjax.estimate.formulas` to a run's configuration.
 
 Input: a config, the sizes of its mesh, the cluster. Output: an `Estimate`, with the
-modelled seconds of a step and bytes of a device. It takes microseconds, because nothing
-is traced.
+modelled seconds of a step and bytes of a device. An estimate takes microseconds,
+because nothing is traced.
 """
 
 import dataclasses
@@ -62,7 +62,7 @@ def estimate(
       sizes: sizes of the mesh axes.
       topology: the cluster.
       constants: efficiencies and overlap. If the run sends chunks over tp, `tp_overlap`
-        is raised to at least `hidden_by_chunks`. `visit_bytes` is replaced.
+        is raised to at least `hidden_by_chunks`. `VISIT_BYTES` replaces `visit_bytes`.
     """
     device = Device.of(topology.description, gpus_per_node=topology.gpus_per_node)
     case = case_of(config, sizes)
@@ -93,7 +93,7 @@ def estimate(
 def _host_copies_s(
     config: TrainConfig, case: Case, time: StepTime, topology: Topology
 ) -> float:
-    """Return the seconds per step of the copies to and from the host."""
+    """Return the seconds per step that compute waits for copies to or from a host."""
     gpu = topology.description
     weights = case.gpu_weights / (case.sizes.shards if config.zero else 1)
     seconds = state_copies_s(weights * case.host_state_bytes, gpu)

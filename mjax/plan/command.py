@@ -49,7 +49,8 @@ def run(
       command: options of the command line besides the config.
       options: options of the planner.
       argv: the flags, as typed.
-      is_ours: function that returns whether mjax raised an error: that means bad input.
+      is_ours: function that returns whether an error was raised by mjax. Such an error
+        means bad input.
     """
     # Nothing runs here, so a GPU of this machine stays unused.
     jax.config.update("jax_platforms", "cpu")
@@ -81,8 +82,10 @@ def _search(
     options: Options,
     is_ours: Callable[[Exception], bool],
 ) -> tuple[list[Row], str]:
-    """Rank the layouts that fit; compile the best, or note why none can be compiled.
+    """Rank the layouts that fit and compile the best.
 
+    Returns:
+      The rows, and the reason why none could be compiled (empty with a compiler).
     Raises:
       ValueError: no layout fits.
     """
@@ -114,9 +117,10 @@ def _search(
 def _best(
     recipe: str, rows: Sequence[Row], topology: Topology, no_compiler: str
 ) -> Plan:
-    """Return the plan of the best layout: compiled and fitting, or else by formulas.
+    """Return the plan of the best layout.
 
-    If all rows were compiled and none fits, return the first one.
+    This is the first compiled layout that fits. If none fits, it is the first layout
+    without a compilation, planned by formulas; if all were compiled, the first one.
     """
     compiled = [row.plan for row in rows if row.plan is not None]
     for plan in compiled:
@@ -178,7 +182,7 @@ def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
 
 
 def _without_effect(config: TrainConfig, command: Command) -> list[str]:
-    """Print a line for each flag that a plan ignores."""
+    """Return a line for each given flag that a plan ignores."""
     given = {
         "--dry-run": command.dry_run,
         "--print-mesh": command.print_mesh,
@@ -190,7 +194,7 @@ def _without_effect(config: TrainConfig, command: Command) -> list[str]:
 
 
 def _overwritten(argv: Sequence[str]) -> list[str]:
-    """Print a line for each given flag whose value a search chooses itself."""
+    """Return the given flags whose values a search chooses itself."""
     given = {word.partition("=")[0].replace("_", "-") for word in argv}
     searched = (f"--{field.replace('_', '-')}" for field in SEARCHED)
     return [flag for flag in searched if flag in given]

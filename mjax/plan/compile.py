@@ -41,7 +41,8 @@ class CompiledMemory:
     temporary_bytes: int
     code_bytes: int
     host_bytes: int = 0
-    """Bytes in pinned host memory: arguments, results in their place, temporaries."""
+    """Bytes in pinned host memory: arguments, results written over arguments, and
+    temporaries."""
 
     @property
     def total_bytes(self) -> int:
@@ -105,6 +106,7 @@ def compile_step(
     Raises:
       ValueError: the program cannot be built.
       NoPluginError: jax has no CUDA plugin.
+      RuntimeError: the compiler gave no text or no memory analysis.
     """
     mesh = described_mesh(
         sizes,
@@ -140,7 +142,10 @@ def compile_step(
 
 
 def _results_on_host(state: Any, lowered: jax.stages.Lowered) -> list[bool]:
-    """Return whether each result of the step is in host memory; state first."""
+    """Return a flag per result of the step: whether it is in host memory.
+
+    The results of the state come first, and no other result is in host memory.
+    """
     of_state = jax.tree.leaves(state)
     others = len(jax.tree.leaves(lowered.out_info)) - len(of_state)
     return [*of_state, *[False] * others]
@@ -193,7 +198,11 @@ def compilable(
 def _backend(
     config: TrainConfig, target: Target, window: int | None, asked: str
 ) -> str | None:
-    """Return the backend of a layer; None if the requested one does not support it."""
+    """Return the backend of a layer; None if the substitute does not support it.
+
+    Raises:
+      ValueError: the backend that the run asks for does not support it.
+    """
     try:
         return choose(
             target=target,

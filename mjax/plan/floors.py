@@ -39,7 +39,7 @@ _FP8_RATE = 2
 def floors(
     config: TrainConfig, sizes: AxisSizes, cost: CostModel, *, params_bytes: int
 ) -> Mapping[str, float]:
-    """Return the seconds that each source needs; a source without an entry is unknown.
+    """Return the minimum seconds by name of the source; absent sources are unknown.
 
     Args:
       config: config of the run. With adapters the result is empty, because frozen

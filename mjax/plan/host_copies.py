@@ -11,7 +11,8 @@ from mjax.hardware.gpus import Gpu
 LINK_EFFICIENCY = 0.85
 """Fraction of the link's bandwidth that copies reach. Assumed."""
 _FORWARD_SHARE = 1 / 4
-"""Fraction of a layer's time in its forward pass, if the backward pass repeats it."""
+"""Fraction of a layer's time in its forward pass, if the backward pass recomputes the
+layer."""
 
 
 def copy_s(num_bytes: int | float, gpu: Gpu) -> float:

@@ -24,7 +24,7 @@ _AXIS = 22
 _NARROWEST = 0.6
 """Pixels; a narrower box is merged with the next one."""
 _SHORTEST_PASS = 15.0
-"""Pixels; a pass that is shorter is merged with the one before."""
+"""Pixels; a narrower pass is merged with the previous one."""
 
 _PASS = "pass"
 _LANES = {
@@ -112,7 +112,7 @@ def document(plan: Plan) -> str:
 
 
 def svg(picture: Picture) -> str:
-    """Draw one pass of a computation as an SVG image."""
+    """Return an SVG image of one pass of a computation."""
     total_s = _total_s(picture)
     scale = _WIDTH / total_s
     height = _FOOT + _AXIS
@@ -137,14 +137,14 @@ def svg(picture: Picture) -> str:
 def passes(spans: Sequence[Span], shortest_s: float) -> list[Span]:
     """Merge the boxes of the compute stream that belong to the same passes.
 
-    Boxes without a name, waits, and passes that are too short to see belong to the
-    passes before them, and at the beginning to those that follow.
+    Boxes without a name, waits, and passes that are too short to see count as parts of
+    the previous pass; at the beginning, of the next one.
 
     Args:
       spans: boxes of a picture.
       shortest_s: seconds of the shortest pass that is not merged.
     Returns:
-      boxes that touch, in order of time; none if no box has a name.
+      boxes without gaps, in order of time; empty if no box has the name of a pass.
     """
     found: list[Span] = []
     for span in _lane(spans, _LANES["compute"]):
@@ -178,7 +178,7 @@ def joined(spans: list[Span], narrowest_s: float) -> Iterator[Span]:
       spans: boxes of one lane, in order of time.
       narrowest_s: seconds of the narrowest box that is not merged.
     Yields:
-      merged boxes, which cover the same time; each has the kind of its longest part.
+      the boxes, in order; a merged one has the kind of its longest part.
     """
     group: list[Span] = []
     for span in spans:
@@ -236,7 +236,10 @@ def _heading(picture: Picture) -> str:
 
 
 def _note(picture: Picture) -> str:
-    """Say how long a mean pass is if some branches do not run in every pass."""
+    """Return a paragraph with the time of a mean pass and the runs of its branches.
+
+    It is empty if every branch runs in every pass.
+    """
     if not picture.branches:
         return ""
     total_s = _total_s(picture)
@@ -246,7 +249,8 @@ def _note(picture: Picture) -> str:
         rarely.append("short branches run in some")
     return (
         f"<p>Drawn with every branch, {_time(total_s)}. The mean of the "
-        f"{picture.runs:,} is {_time(picture.mean_s)}: {', '.join(rarely)}.</p>\n"
+        f"{picture.runs:,} passes is {_time(picture.mean_s)}: {', '.join(rarely)}."
+        "</p>\n"
     )
 
 
@@ -266,7 +270,7 @@ def _pass_box(span: Span, scale: float) -> str:
 
 
 def _label(words: str, x: float, width: float, y: int, ink: str) -> str:
-    """Write a label in the middle of a box that is wide enough for it."""
+    """Return a label centred in a box; empty if the box is too narrow for it."""
     if width < _LETTER * len(words) + 6:
         return ""
     return (

@@ -22,7 +22,7 @@ from mjax.plan.result import (
 
 
 def page(plan: Plan) -> str:
-    """Return the page."""
+    """Return the page as text."""
     parts = [
         "\n".join(_head(plan)),
         "\n".join(memory_lines(plan.memory)),
@@ -76,7 +76,7 @@ def _head(plan: Plan) -> Iterator[str]:
 
 
 def memory_lines(memory: Memory) -> Iterator[str]:
-    """Say whether the step fits in memory, and list the uses of the memory."""
+    """Yield lines: whether the step fits in memory, and the uses of the memory."""
     source = "from XLA's memory analysis"
     if not memory.is_compiled:
         source = "estimated from the traced step"
@@ -108,7 +108,7 @@ def _share(memory: Memory) -> str:
 
 
 def communication_lines(sent: Communication | None) -> Iterator[str]:
-    """List the bytes that one GPU sends in a step, and the overlapped part."""
+    """Yield lines: the bytes that one GPU sends in a step, and the overlapped part."""
     if sent is None:
         yield "communication: unknown, the step was not compiled"
         return
@@ -143,7 +143,7 @@ def _mixed(sent: Communication) -> list[str]:
 
 
 def time_lines(plan: Plan) -> Iterator[str]:
-    """Report the step time and its parts."""
+    """Yield lines: the step time and its parts."""
     modelled = plan.modelled
     tokens_per_s = modelled.tokens_per_s
     yield f"time, MODELLED by {modelled.source}; not measured:"
@@ -162,7 +162,7 @@ def time_lines(plan: Plan) -> Iterator[str]:
 
 
 def source_lines(plan: Plan) -> Iterator[str]:
-    """List the parts of the step by the purpose of their kernels."""
+    """Yield lines: the parts of the step by the purpose of their kernels."""
     if not plan.sources:
         yield "step by source: unknown, the step was not compiled"
         return
@@ -184,7 +184,7 @@ def _exposed(modelled: Modelled) -> str:
 
 
 def advice_lines(plan: Plan) -> Iterator[str]:
-    """Name the bottleneck and the changes most likely to help."""
+    """Yield lines: the bottleneck, and the changes most likely to help."""
     if plan.bottleneck:
         yield f"bottleneck (modelled): {plan.bottleneck}"
     if not plan.advice:

@@ -50,7 +50,7 @@ def pictures(
     taken: Runs,
     schedule: Schedule | None,
 ) -> tuple[Picture, ...]:
-    """Draw the whole step, and then the computations with most of its time.
+    """Return pictures of the whole step and of the computations with most of its time.
 
     Args:
       module: the step.
@@ -85,7 +85,7 @@ def _picture(
     means: "_Means",
     phases: Callable[..., Mapping[str, float]],
 ) -> Picture:
-    """Draw one pass of a computation."""
+    """Return the picture of one pass of a computation."""
     computation = module.computations[name]
     spans, branches = [], []
     for event, start_s, stop_s in means.drawn(name):
@@ -140,7 +140,7 @@ class _Means:
         self.pass_s = functools.cache(self._pass_s)
 
     def share(self, x: Instruction) -> float:
-        """Return the fraction of passes of its computation in which a call runs."""
+        """Return the fraction of the passes of x's computation in which x runs."""
         return taken_share(x.op_name, self.schedule) if x.branches else 1.0
 
     def call_s(self, name: str, x: Instruction) -> float:
@@ -166,9 +166,9 @@ class _Means:
     def drawn(self, name: str) -> list[tuple[Event, float, float]]:
         """Return the events of a pass, with the seconds at which they start and stop.
 
-        A loop of another length than in the replay moves everything that follows it.
-        Transfers during the loop shrink or grow with it. Branches that never run are
-        not in the step.
+        If a loop takes another time than in the replay, the events after it move, and
+        transfers during it shrink or grow. In the whole step, branches that never run
+        are left out.
         """
         events = self.timeline[name]
         by_name = self.module.computations[name].by_name
@@ -222,7 +222,7 @@ def _phase_times(
 
 
 def _named(seconds: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the names of the passes that take most of the time, in their order."""
+    """Return the names of the passes that take most of the time, in execution order."""
     least_s = _LEAST_SHARE * sum(seconds.values())
     return tuple(
         _PASSES.get(phase, phase)
@@ -232,7 +232,7 @@ def _named(seconds: Mapping[str, float]) -> tuple[str, ...]:
 
 
 def _where(module: Module, analysis: Analysis, name: str) -> str:
-    """Say where in the step a computation is."""
+    """Return the place of a computation in the step, in words."""
     for (outer, call), called in analysis.calls.items():
         if name not in dict(called):
             continue

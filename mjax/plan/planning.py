@@ -44,7 +44,7 @@ def plan_compiled(
     topology: Topology,
     say: Callable[[str], None],
 ) -> Plan:
-    """Compile the step and read it.
+    """Compile the step; return the plan read from it.
 
     Args:
       recipe: origin of the config, for the page.
@@ -73,7 +73,7 @@ def read(
     topology: Topology,
     executable: Executable,
 ) -> Plan:
-    """Read a compiled step.
+    """Return the plan read from a compiled step.
 
     Args:
       recipe: origin of the config, for the page.
@@ -185,7 +185,7 @@ def read_schedule(
 
 
 def _limits(timed_by_bytes: tuple[str, ...]) -> list[str]:
-    """Return notes on the work that the modelled time leaves out."""
+    """Return a note on kernels whose time is modelled from their bytes, if any."""
     if not timed_by_bytes:
         return []
     return [

@@ -38,7 +38,7 @@ _MEMORY_BOUND = 3
 Runs = Mapping[str, float]
 """Number of executions of each computation in a step, by name."""
 Slots = frozenset[tuple[str, str]]
-"""Work of a pipeline's half-ticks: computation and instruction."""
+"""Work of a pipeline's half-ticks: names of (computation, instruction)."""
 
 
 def schedule_of(config: TrainConfig, sizes: AxisSizes) -> Schedule | None:
@@ -79,14 +79,16 @@ def count_runs(
 def half_ticks(module: Module, analysis: Analysis) -> Slots:
     """Find the instructions that run in every half-tick of a pipeline.
 
-    These are the layers of a virtual stage, not the head, the embedding, the exchange
-    of a virtual stage, or the optimizer, which a step runs as often as without idle
-    half-ticks. Copies to and from the stash and sums of gradients around the layers are
-    not found: their idle part counts as busy.
+    These are the layers of a virtual stage. Idle half-ticks run no further head,
+    embedding, change of virtual stage or optimizer. They do run copies to and from the
+    stash and sums of gradients around the layers, but these are not found: their idle
+    part counts as busy.
 
     Args:
       module: the step.
       analysis: analysis of this module.
+    Returns:
+      Pairs of (name of the computation, name of the instruction).
     """
     slots = set[tuple[str, str]]()
     found, seen = [(module.entry, False)], set[tuple[str, bool]]()
@@ -227,7 +229,7 @@ def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]
 def kernel_flops(
     config: TrainConfig, sizes: AxisSizes, module: Module
 ) -> dict[str, float]:
-    """Count the FLOPs of a call of each attention kernel in the module.
+    """Return the FLOPs of a call by the name of each attention kernel in the module.
 
     A matmul of queries with visible keys takes 2 H FLOPs per pair and head. The forward
     pass has two. The backward pass has two kernels that both recompute the scores:

@@ -170,7 +170,7 @@ class _Booked(NamedTuple):
 
 _LINKS: tuple[Link, ...] = ("node", "network", "host")
 type _Busy = tuple[tuple[_Booked, ...], ...]
-"""Queue of transfers of each of `_LINKS`, in seconds from now."""
+"""Queued transfers of each of `_LINKS`; they end at these seconds from now."""
 _IDLE: _Busy = ((),) * len(_LINKS)
 
 
@@ -198,7 +198,7 @@ class _Pass:
 
 
 class _Player:
-    """Replay computations, each once for its name and the state of the links."""
+    """Replays each computation once for every state of the links at its start."""
 
     def __init__(
         self,
@@ -270,14 +270,15 @@ class _Player:
 
 
 def _origins(x: Instruction, module: Module) -> set[str]:
-    """List the components of a kernel's op_name, and of the ops inside a fusion."""
+    """Return the components of the op_names of a kernel and of its fused ops."""
     inside = [y for name in x.called for y in module.computations[name].instructions]
     return {part for y in (x, *inside) for part in y.op_name.split("/") if part}
 
 
 def _is_silent(x: Instruction) -> bool:
-    """Return whether an instruction takes no time: a collective of one device, its
-    `-done` half, or an allocation.
+    """Return whether an instruction takes no time.
+
+    These are allocations, and both halves of a collective of one device.
     """
     if x.target == ALLOCATE:
         return True
@@ -292,7 +293,8 @@ class _Stage:
         self.total = _Pass(busy=busy)
         self.queues = dict(zip(_LINKS, map(list, busy), strict=True))
         self.awaited: dict[str, tuple[str, tuple[_Booked, ...]]] = {}
-        """Transfers in flight by name: the kind, and the queue of the last link."""
+        """Transfers in flight, by name of the `-start` half: the kind, and the queue of
+        the link that carries the transfer longest."""
         self.events: list[Event] = []
 
     @property
@@ -301,7 +303,7 @@ class _Stage:
 
     @property
     def busy(self) -> _Busy:
-        """Transfers that remain on each link, merged if neighbours have one role."""
+        """Transfers that remain on each link; neighbours of one role are merged."""
         return tuple(self._left(self.queues[link]) for link in _LINKS)
 
     def _left(self, queue: list[_Booked]) -> tuple[_Booked, ...]:

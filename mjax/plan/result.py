@@ -137,7 +137,7 @@ class Modelled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """The kernels of one purpose in a step. All but the bytes is modelled."""
+    """The kernels of one purpose in a step. All figures but the bytes are modelled."""
 
     name: str
     seconds: float
@@ -152,7 +152,8 @@ class Span:
     """An interval in the picture of a schedule."""
 
     stream: str
-    """compute, wait, node (the links inside a node), network, or host (its link)."""
+    """compute, wait, node (the links inside a node), network, or host (the link to the
+    host)."""
     name: str
     kind: str
     """Kind of work: product (a matmul), kernel, memory, loop, branch, or a role such as
@@ -160,7 +161,8 @@ class Span:
     start_s: float
     stop_s: float
     passes: tuple[str, ...] = ()
-    """Its passes, as in `Picture`; of a loop, those of its body. Empty for links."""
+    """Names of its passes, as in `Picture`; a loop has those of its body, a link
+    none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,7 +170,7 @@ class Branch:
     """A branch in a picture that does not run in every pass. It is drawn in full."""
 
     part: str
-    """What it computes, such as: head and loss."""
+    """Name of the computed part, such as: head and loss."""
     runs: float
     """Number of runs in a step; for changes of virtual stage, a mean over stages."""
     seconds: float
@@ -179,10 +181,10 @@ class Picture:
     """One pass of a computation of the schedule."""
 
     name: str
-    """Its name in the compiled program."""
+    """Name of the computation in the compiled program."""
     where: str
-    """Its place in the step: `WHOLE_STEP`, or such as: one tick of the loop over
-    ticks."""
+    """Place of the computation in the step: `WHOLE_STEP`, or words such as: one tick of
+    the loop over ticks."""
     passes: tuple[str, ...]
     """Names of the passes, such as forward; empty if no scope names them."""
     runs: int
@@ -239,7 +241,7 @@ def waiting(role: str) -> str:
 
 
 def usable_bytes(topology: Topology, device_memory_gib: float | None) -> int:
-    """Return the memory that a run may use: the user's limit, or nearly all."""
+    """Return the bytes of a GPU that a run may use: the user's limit, or nearly all."""
     if device_memory_gib is not None:
         return int(device_memory_gib * 2**30)
     return round(topology.description.memory_bytes * USABLE_SHARE)

@@ -121,7 +121,7 @@ def search(
 
 
 def assumed(sizes: AxisSizes) -> Constants:
-    """Return the assumptions of the closed form that rank a mesh."""
+    """Return the assumptions of the closed form with which a mesh is ranked."""
     return HIDDEN if sizes.pp > 1 else HIDDEN_WITHOUT_PIPELINE
 
 
@@ -194,7 +194,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Return a sort key: compiled rows that fit, rows not compiled, rows that fail."""
+    """Return the rows in order: compiled and fitting, not compiled, the rest.
+
+    Within each group the fastest is first.
+    """
 
     def key(row: Row) -> tuple[int, float]:
         if row.plan is None:
@@ -230,7 +233,10 @@ def _layouts(
     windows: Sequence[int],
     keep: Callable[[Mapping[str, Any]], bool],
 ) -> Iterator[tuple[dict[str, Any], TrainConfig, AxisSizes]]:
-    """Yield every layout of one replica group over all of dp."""
+    """Yield the layouts to try: their fields, the config with them, and the axis sizes.
+
+    Here dp_shard is all of dp; `_smallest_shard` chooses the number of shards later.
+    """
     for window in (None, *windows):
         fields = {} if window is None else {"model.window": (window,)}
         model = with_fields(config, fields)
@@ -253,7 +259,7 @@ def _meshes(
                 continue
             fields: dict[str, Any] = {"mesh.pp": pp, "mesh.dp": dp, "mesh.tp": tp}
             if 1 < tp < (config.mesh.tp_chunks or 0):
-                fields["mesh.tp_chunks"] = None  # too many, or as many as tp
+                fields["mesh.tp_chunks"] = None  # above tp: use as many as tp
             yield fields, AxisSizes(pp=pp, dp_replicate=1, dp_shard=dp, tp=tp)
 
 

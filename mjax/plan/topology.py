@@ -57,7 +57,7 @@ def settle(config: TrainConfig, topology: Topology) -> tuple[TrainConfig, AxisSi
 
 
 def with_vocabulary(config: TrainConfig) -> TrainConfig:
-    """Set the vocabulary size without reading a corpus.
+    """Return the config with its vocabulary size, without reading a corpus.
 
     Args:
       config: config of the run. If the run trains a tokenizer, it is assumed to reach

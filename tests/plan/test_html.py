@@ -57,8 +57,8 @@ def test_a_branch_that_runs_in_some_ticks_only_is_named_with_the_mean():
     picture = dataclasses.replace(PICTURE, mean_s=7.45e-3, branches=rarely)
     text = document(make_plan(pictures=(picture,)))
     assert (
-        "<p>Drawn with every branch, 8 ms. The mean of the 40 is 7.45 ms: head and "
-        "loss (2 ms) runs in 30, short branches run in some.</p>"
+        "<p>Drawn with every branch, 8 ms. The mean of the 40 passes is 7.45 ms: head "
+        "and loss (2 ms) runs in 30, short branches run in some.</p>"
     ) in text
     assert "Drawn with every branch" not in document(make_plan())
 

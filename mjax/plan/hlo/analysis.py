@@ -46,7 +46,7 @@ class Collective:
     role: str
     """Role of the axes: tp, dp, pp, or mixed."""
     tier: Tier
-    """The slowest link between members of a group, one of `LINKS`."""
+    """Kind of the slowest link between members of a group."""
     group_size: int
     """Number of devices in a group; 2 for a permute (sender and receiver)."""
     group_size_in_node: int
@@ -133,7 +133,8 @@ def analyse(
       module: a step, compiled for one device of the mesh.
       sizes: sizes of the mesh; its flat order is the order of the devices.
       gpus_per_node: consecutive devices that share a node.
-      unknown_trip_count: trip count of loops whose count XLA does not know.
+      unknown_trip_count: trip count of loops whose count XLA does not know; None
+        refuses them.
     Returns:
       The work and communication of the step. A collective of groups of one device sends
       nothing and is not listed. For a conditional the branch with the most FLOPs counts
@@ -177,7 +178,7 @@ def analyse(
 
 
 class _Counter:
-    """Count the work of each computation once, and cache it."""
+    """Counts the work of each computation once, and caches it."""
 
     def __init__(
         self,
@@ -194,7 +195,7 @@ class _Counter:
         self.heaviest = functools.cache(self._heaviest)
 
     def calls(self, x: Instruction) -> Iterator[tuple[str, int]]:
-        """Yield the computations that an instruction executes, each with how often."""
+        """Yield pairs of (name, number of runs) of the computations that x executes."""
         if x.branches:
             yield self.heaviest(x), 1
             return

@@ -41,13 +41,13 @@ class PlacedCollective:
 
     @property
     def operands(self) -> tuple[Array, ...]:
-        """Operands of each device."""
+        """Shapes of the operands on each device."""
         operands = self.site.computation.operands(self.site.instruction)
         return tuple(array for y in operands for array in arrays(y.shape))
 
     @property
     def results(self) -> tuple[Array, ...]:
-        """Results of each device."""
+        """Shapes of the results on each device."""
         return arrays(self.site.instruction.result)
 
     @property
@@ -57,7 +57,7 @@ class PlacedCollective:
 
     @property
     def num_loops(self) -> int:
-        """The while loops around it."""
+        """Number of while loops around it."""
         return len(self.site.loops)
 
 
@@ -116,7 +116,7 @@ def collective_kind(x: Instruction, module: Module) -> str | None:
 
 
 def executed(x: Instruction, module: Module) -> tuple[str, ...]:
-    """Name the computations that an instruction runs: loop body, branches, callees.
+    """Return the computations that an instruction runs: body, branches, or callee.
 
     Computations inside a kernel (a fusion, the sum of a reduction) do not run by
     themselves, and neither does the collective in an async-start.
@@ -148,6 +148,8 @@ def wire_bytes(kind: str, operand_bytes: int, group_size: int) -> int:
       kind: one of `KINDS`.
       operand_bytes: operand size of one device.
       group_size: n.
+    Raises:
+      ValueError: the kind is unknown.
     """
     n = group_size
     match kind:

@@ -1,11 +1,11 @@
 """Count the FLOPs and the kernels of one run of a program on one device.
 
-Input: the text of an optimised HLO module (`compiled.as_text()`); unlike `analysis`, no
-mesh. Output of `count_dot_flops`: the FLOPs of its matmuls, counting each loop body as
-often as it runs (XLA's own cost analysis counts it once). Output of `kernels`: each
-kernel that a GPU launches, with the bytes of its operands and results, which must cross
-the memory bus if the cache is empty. If a kernel reads a slice of an operand, or writes
-an output in place, only the slice counts.
+Input: the text of an optimised HLO module (`compiled.as_text()`), but no mesh. Output
+of `count_dot_flops`: the FLOPs of its matmuls, counting each loop body as often as it
+runs (XLA's own cost analysis counts it once). Output of `kernels`: each kernel that a
+GPU launches, with the bytes of its operands and results, which must cross the memory
+bus if the cache is empty. If a kernel reads a slice of an operand, or writes an output
+in place, only the slice counts.
 """
 
 import dataclasses

@@ -28,7 +28,7 @@ class Frame(NamedTuple):
 
 
 type Frames = Mapping[int, tuple[Frame, ...]]
-"""Stack of functions, the innermost first, by the number of XLA's stack frame."""
+"""Stacks of functions, the innermost first, by number of XLA's stack frame."""
 
 
 def read_frames(text: str) -> Frames:

@@ -112,7 +112,8 @@ def read_groups(text: str, num_devices: int = 1) -> Groups:
       text: text of the groups.
       num_devices: number of devices of the program, used for {}.
     Raises:
-      ValueError: the text has another form, or the groups differ in size.
+      ValueError: the text has another form, the groups differ in size, or a device is
+        in two groups.
     """
     if text == "{}":
         return Groups(np.arange(num_devices).reshape(1, -1), are_pairs=False)

@@ -137,7 +137,8 @@ class Instruction:
 
     @property
     def result(self) -> Shape:
-        """Shape of the result; ((operands), result, context) for a `-start` half."""
+        """Shape of the result. For a `-start` half it is a part of `shape`, which is
+        ((operands), result, context)."""
         if self.opcode.endswith("-start") and isinstance(self.shape, tuple):
             return self.shape[0 if self.opcode == "copy-start" else 1]
         return self.shape
@@ -255,7 +256,7 @@ def parse(text: str) -> Module:
 
 
 def short_name(op_name: str) -> str:
-    """Remove the components of an op_name that are the same in all of a step.
+    """Return an op_name without the components that are common in a step.
 
     The innermost phase is kept; layer, tick and microbatch are removed.
     """
@@ -274,7 +275,7 @@ def short_name(op_name: str) -> str:
 
 
 def _computations(lines: list[str]) -> Iterator[tuple[bool, Computation]]:
-    """Yield the computations, each with whether it is the entry."""
+    """Yield pairs of (whether it is the entry, computation)."""
     header, inside = None, []
     for line in lines:
         line = _INDEX.sub("", line)
@@ -337,7 +338,7 @@ def _close(line: str, start: int) -> int:
 
 
 def _split(text: str) -> list[str]:
-    """Split at the commas outside brackets and strings."""
+    """Return the parts of a text between commas outside brackets and strings."""
     parts, depth, begin = [], 0, 0
     for token in _TOKEN.finditer(text):
         depth += token[0] in ("(", "{", "[")
