@@ -1,7 +1,7 @@
 """KV cache: one ring of keys and values per layer and slot.
 
 Input: keys and values in the form of the attention core of training, positions
-applied. Output: attended values of one new token per slot. All functions run per device
+applied. Output: the attention of one new token per slot. All functions run per device
 inside shard_map. A slot holds one text that is being continued.
 
 The ring of a layer has as many entries as a query can see: its window, or the longest
@@ -50,7 +50,7 @@ def append(
     v: Float[Array, "slots K H"],
     positions: Int[Array, "slots"],
 ) -> Ring:
-    """Write one token per slot into the ring, over the one that left the window.
+    """Return the ring with a new token per slot, in place of one outside the window.
 
     Args:
       ring: ring with the earlier tokens.
@@ -73,7 +73,7 @@ def fill(
     slot: Int[Array, ""],
     is_here: Bool[Array, ""],
 ) -> Ring:
-    """Write the prompt of one slot into the ring; discard its earlier text.
+    """Return the ring with the prompt of one slot; the slot's earlier text is lost.
 
     Args:
       ring: ring of all slots of the device.
@@ -104,7 +104,7 @@ def attend(
     scale: float | None = None,
     soft_cap: float | None = None,
 ) -> Float[Array, "slots N H"]:
-    """Attend with one query per slot to all tokens in its ring.
+    """Return the attention of one query per slot to all tokens in its ring.
 
     Scores and softmax are float32, as in the attention of training.
 

@@ -13,7 +13,8 @@ from mjax.generate.opened import Opened
 type Message = Mapping[str, Any]
 """A dict with "role" and "content"."""
 type ChatEncoder = Callable[[Sequence[Message]], Sequence[int]]
-"""Maps messages to the prompt of the next answer. ValueError: the template refuses."""
+"""Maps messages to the token ids of the prompt for the next answer. Raises ValueError
+if the template refuses the messages."""
 
 
 def encoder(opened: Opened) -> ChatEncoder | None:

@@ -76,7 +76,7 @@ def run(asked: GenerateFlags) -> None:
 
 @contextlib.contextmanager
 def _naming_flags() -> Iterator[None]:
-    """Name the flag in an error of the engine."""
+    """Replace field names by flags in errors of the engine, inside a with statement."""
     try:
         yield
     except ValueError as error:
@@ -84,7 +84,7 @@ def _naming_flags() -> Iterator[None]:
 
 
 def _prompts(asked: GenerateFlags) -> list[str]:
-    """Read the texts to continue."""
+    """Return the texts to continue, from the flags, a file or standard input."""
     texts = [sys.stdin.read() if p == STDIN else p for p in asked.prompt]
     if asked.prompt_file is not None:
         path = Path(asked.prompt_file)
@@ -99,7 +99,7 @@ def _prompts(asked: GenerateFlags) -> list[str]:
 
 
 def _open(asked: GenerateFlags) -> tuple[Opened, int]:
-    """Start the devices and open the model; return it and the longest text."""
+    """Start the devices and open the model; return it and the most tokens of a text."""
     load_plugin_without_gpu()
     keep_compiled_programs()
     if asked.simulate_devices is not None:
@@ -158,7 +158,7 @@ def _check(engine: Engine, request: Request, index: int, num: int) -> None:
 
 
 def _stream(engine: Engine, request: Request, before: str) -> Answer:
-    """Print one answer while it is generated."""
+    """Print one answer while it is generated; return it when it is complete."""
     print(before, end="", flush=True)
     engine.submit(request)
     events = []

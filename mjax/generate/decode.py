@@ -38,7 +38,7 @@ from mjax.step.state import param_specs
 
 MOST_STEPS = 32
 """Maximum number of tokens per slot that one dispatch draws. Chosen: the host's cost of
-a dispatch is small against this many steps of the smallest model."""
+a dispatch is small compared with this many steps of the smallest model."""
 
 _SLOTS = PartitionSpec(DP)
 _RING = PartitionSpec(DP, (PP, TP))  # pp is 1, which the type cannot express
@@ -62,7 +62,7 @@ class State(NamedTuple):
     tokens: Int[Array, "slots"]
     """The newest token of each slot, not yet processed by the model."""
     positions: Int[Array, "slots"]
-    """Position of that token."""
+    """Position of the newest token of each slot."""
     how: Draw
     """Sampling options of each slot."""
 
@@ -256,7 +256,7 @@ class Decoder:
         )
 
     def _settled(self, state: State) -> State:
-        """Mark values that all tp devices computed alike; rings stay per device."""
+        """Return the state with all but the rings marked as equal over tp."""
         settled = collectives.settle(state._replace(rings=()), over_dp=False)
         return settled._replace(rings=state.rings)
 
@@ -265,7 +265,7 @@ class Decoder:
     def _prompt_logits(
         self, weights: Weights, prompt: Prompt
     ) -> tuple[Float[Array, "1 V"], list[tuple[Array, Array]]]:
-        """Per device: logits after the prompt, and each layer's keys and values."""
+        """Return logits after the prompt, and (keys, values) by layer; per device."""
         model = self._bind(weights)
 
         def keep(
@@ -289,7 +289,7 @@ class Decoder:
     def _next_logits(
         self, weights: Weights, state: State
     ) -> tuple[Float[Array, "slots V"], tuple[Ring, ...]]:
-        """Per device: logits after the newest token of each slot, and the rings."""
+        """Return the logits after the newest tokens, and the new rings; per device."""
         model = self._bind(weights)
         positions = state.positions[None]
         context = model.context(positions, None)
@@ -307,7 +307,7 @@ class Decoder:
     def _logits(
         self, model: Transformer, x: Float[Array, "1 t D"]
     ) -> Float[Array, "T V"]:
-        """Per device: full logits of all positions; -inf for ids without a token."""
+        """Return logits of all positions, -inf for ids without a token; per device."""
         logits = collectives.gather_vocab(model.logits_of(x))[0]
         if self.num_known == logits.shape[-1]:
             return logits
@@ -315,7 +315,7 @@ class Decoder:
         return jnp.where(is_known, logits, -jnp.inf)
 
     def _bind(self, weights: Weights) -> Transformer:
-        """Make the model; only the structure of its blocks is used."""
+        """Return the model; of its blocks only the structure is used."""
         return nnx.merge(self.graph, weights.ends | {"blocks": weights.layers[0]})
 
     def _block(self, model: Transformer, params: Params) -> Any:

@@ -30,13 +30,15 @@ from mjax.generate.stops import TextOfTokens, Words
 from mjax.mesh.axes import DP, TP
 
 _SHORTEST_PROMPT = 16
-"""Prompts are padded to this or a doubling of it. Chosen: fewer programs to compile."""
+"""Prompts are padded to this number of tokens times a power of two. Chosen: fewer
+programs to compile."""
 _STEPS_WHILE_WAITING = 8
 """Maximum number of steps of a dispatch while requests wait, because the slot of an
 ended text stays empty until the dispatch is done. Chosen."""
 _LAST_STEPS = 4
-"""Steps of the dispatch before a request ends, after which the devices wait while the
-host decodes the tokens. Chosen: the cost of one more dispatch."""
+"""Maximum number of steps of the dispatch in which a request ends. No dispatch is
+queued after it, so the devices wait while the host decodes its tokens. Chosen: the cost
+of one more dispatch."""
 _BURST_S = 0.05
 """Target seconds of one dispatch if a step takes less. Chosen: twenty pieces of text
 per second look like single tokens, and with a fast model many steps share the cost of a
@@ -69,7 +71,8 @@ class _Drawing(NamedTuple):
     num_steps: int
     with_logprobs: bool
     slots: dict[int, _Running]
-    """Requests of the slots at dispatch; a slot may have another one at the read."""
+    """Request of each slot at the dispatch. When the tokens are read, the slot may
+    already have another request."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,14 +91,14 @@ class Engine:
     """Continues texts with one model."""
 
     def __init__(self, opened: Opened, *, slots: int, max_len: int) -> None:
-        """Store the model and create its programs; compile nothing yet.
+        """Create empty slots; the programs are compiled when they are first used.
 
         Args:
           opened: the model.
           slots: number of concurrent texts, rounded up to a multiple of dp x tp.
           max_len: maximum number of tokens of a prompt and its answer together.
         Raises:
-          ValueError: a number is below 1.
+          ValueError: a number is below 1, or max_len exceeds the learned positions.
         """
         for name, number in (("slots", slots), ("max_len", max_len)):
             if number < 1:
@@ -220,7 +223,7 @@ class Engine:
         return events
 
     def _admit(self, slot: int, request_id: int, request: Request) -> Event:
-        """Prefill a prompt into a slot; return its first token."""
+        """Prefill a prompt into a slot; return the event of the first token."""
         sampling, length = request.sampling, len(request.prompt)
         tokens = np.zeros((1, _padded(length, self._tp, self.max_len)), np.int32)
         tokens[0, :length] = request.prompt
@@ -273,7 +276,7 @@ class Engine:
         self._read_s = now_s
 
     def _dispatch(self, before: _Drawing | None) -> _Drawing | None:
-        """Queue the next dispatch; None if a request ends in the current one."""
+        """Queue and return the next dispatch; None if a request ends in this one."""
 
         def left(slot: int, running: _Running) -> int:
             is_drawn = before is not None and before.slots.get(slot) is running
@@ -303,7 +306,7 @@ class Engine:
         )
 
     def _event(self, slot: int, running: _Running, drawn: _Token) -> Event:
-        """Process a drawn token; free the slot if it is the last."""
+        """Return the event of a drawn token; free the slot if the answer ends."""
         sampling, finished = running.request.sampling, None
         running.num_tokens += 1
         if drawn.token in self._opened.eos_ids:
@@ -359,7 +362,7 @@ def answer_of(events: Sequence[Event]) -> Answer:
 
 
 def _on_host(drawn: Drawn, *, with_logprobs: bool) -> list[_Token]:
-    """Wait for tokens; return them with their log-probabilities, step by step."""
+    """Wait for drawn tokens; return them in order of the steps, then of the slots."""
     if not with_logprobs:
         return [_Token(token, 0.0, ()) for token in np.ravel(drawn.token).tolist()]
     host = jax.device_get(drawn)
@@ -379,8 +382,8 @@ def _on_host(drawn: Drawn, *, with_logprobs: bool) -> list[_Token]:
 def _padded(length: int, tp: int, max_len: int) -> int:
     """Return the padded length of a prompt, one of few different numbers.
 
-    It is the next doubling of the shortest length, at most the longest text, and a
-    multiple of tp.
+    The length is rounded up to the shortest length times a power of two, limited to
+    the longest text, and rounded up to a multiple of tp.
     """
     double = max(_SHORTEST_PROMPT, 1 << (length - 1).bit_length())
     return -(-min(double, max_len) // tp) * tp
@@ -398,7 +401,7 @@ def _how(sampling: Sampling, vocab: int) -> Draw:
 
 
 def _small(values: Any, dtype: Any) -> Any:
-    """Make a host array; the call of a program transfers it to the devices.
+    """Return a host array; the call of a program transfers it to the devices.
 
     Making it on a device would need another program, which takes longer.
     """

@@ -1,7 +1,7 @@
 """Open a model for use: parameters on a mesh, tokenizer, end tokens.
 
 Input: a path (a work dir, a folder of checkpoints, one checkpoint, or a Hugging Face
-folder) and a mesh. Output: an `Opened`. For any mesh that wrote the parameters, each
+folder) and a mesh. Output: an `Opened`. Whatever mesh wrote the parameters, each
 part of an array is read once and goes straight to the devices that hold it.
 """
 
@@ -65,7 +65,7 @@ class Opened:
     mesh: Mesh
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
-    """The tokenizer; None if the model has none."""
+    """The chat template of the tokenizer; None if it has none."""
     seq_len: int
     """Longest sequence that the model was made for, in tokens."""
     eos_ids: tuple[int, ...]
@@ -168,7 +168,7 @@ def open_model(
 
 
 def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
-    """Find a Hugging Face model."""
+    """Open the config and tokenizer of a Hugging Face folder."""
     family, model = read_config(folder)
     source = open_params(folder, model)
     seq_len = read_positions(folder)
@@ -195,7 +195,7 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
 
 
 def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Found:
-    """Find a saved step and the metadata of its run."""
+    """Open the config and tokenizer of a saved step."""
     place = places.find(path)
     saved = SavedStep(places.choose(place, step))
     config = from_json(saved.config())
@@ -231,10 +231,10 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
 def _checked_boxes(
     saved: SavedStep, model: ModelConfig, adapters: AdapterConfig | None
 ) -> Callable[[str, list[Box]], list[np.ndarray]]:
-    """Return a function that reads parts of arrays of a step; check its parameters
-    first.
+    """Return a function that reads parts of arrays of a step.
 
-    Adapters are merged into the weights.
+    The names and shapes of the parameters are checked first. Adapters are merged into
+    the weights.
     """
     source = saved if adapters is None else Merged(saved, adapters)
     pure = _pure(abstract_params(model)[1])
@@ -305,7 +305,7 @@ def _check_sizes(model: ModelConfig, tp: int) -> None:
 
 
 def _divisor(size: int, most: int) -> int:
-    """Return the largest divisor of a size that is at most a number."""
+    """Return the largest divisor of `size` that is at most `most`."""
     return next(n for n in range(most, 0, -1) if size % n == 0)
 
 

@@ -185,7 +185,7 @@ class GenerateFlags:
 
 
 def _as_flags(message: str) -> str:
-    """Replace the names of `Sampling` fields by flags in an error."""
+    """Return the text of an error with flags instead of names of `Sampling` fields."""
     names = {
         "max_tokens": "--tokens",
         "temperature": "--temperature",

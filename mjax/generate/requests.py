@@ -91,4 +91,4 @@ class Event(NamedTuple):
     top: tuple[tuple[int, float], ...]
     """The likeliest tokens with their log-probabilities, the likeliest first."""
     finished: Finished | None
-    """None if more events follow."""
+    """Why the answer ended; None if more events follow."""

@@ -37,7 +37,8 @@ class Drawn(NamedTuple):
     logprob: Float[Array, "*slots"]
     """Log-probability before temperature and cuts; 0 if not requested."""
     top_tokens: Int[Array, "*slots n"] | None
-    """The likeliest tokens, the likeliest first; None if not requested."""
+    """The likeliest tokens, the likeliest first; None if not requested. n is
+    MAX_LOGPROBS, or V if that is less."""
     top_logprobs: Float[Array, "*slots n"] | None
 
 

@@ -66,12 +66,12 @@ class TextOfTokens:
         self._held = ""
 
     def add(self, token: int) -> tuple[str, bool]:
-        """Add a token; return the text to show now, and whether it stops."""
+        """Add a token; return the text to show now, and whether the answer ends."""
         self._tokens.append(token)
         return self._release(self._new_text(flush=False), flush=False)
 
     def end(self) -> tuple[str, bool]:
-        """Return the held-back text after the last token."""
+        """Return the text held back until now, and whether a stop text ends it."""
         return self._release(self._new_text(flush=True), flush=True)
 
     def _new_text(self, *, flush: bool) -> str:

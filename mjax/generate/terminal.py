@@ -26,7 +26,8 @@ def chat(asked: GenerateFlags, opened: Opened, max_len: int) -> None:
     Args:
       asked: flags, including the sampling options.
       opened: the model.
-      max_len: most tokens of the conversation, including the next answer.
+      max_len: maximum number of tokens of the conversation, including the next
+        answer.
     Raises:
       ValueError: the model has no chat template, the template is broken or does not
         accept --system, or a message is not UTF-8.
@@ -108,7 +109,7 @@ def _request(
     max_len: int,
     number: int,
 ) -> Request | None:
-    """Make the request of one turn; print the reason and return None if refused."""
+    """Return the request of one turn; if refused, print the reason and return None."""
     try:
         prompt = tuple(encode(messages))
     except ValueError as error:

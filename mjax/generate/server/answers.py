@@ -29,7 +29,7 @@ class _Choice:
     num_tokens: int = 0
     finish_reason: str | None = None
     entries: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """Log-probabilities by token."""
+    """Log-probabilities, one entry per token."""
 
 
 class Writer:
@@ -73,7 +73,7 @@ class Writer:
         return sum(choice.num_tokens for choice in self._choices)
 
     def add(self, events: Sequence[tuple[int, Event]]) -> None:
-        """Add events to the complete answer."""
+        """Add pairs of (index of the choice, event) to the complete answer."""
         for index, event in events:
             choice = self._choices[index]
             choice.entries += self._entries(choice, event)
@@ -109,7 +109,13 @@ class Writer:
         )
 
     def pieces(self, events: Sequence[tuple[int, Event]]) -> bytes:
-        """Return one chunk for each choice with new text."""
+        """Return the chunks of new events, at most one per choice.
+
+        A choice has a chunk if it has new text or log-probabilities, or ends.
+
+        Args:
+          events: pairs of (index of the choice, event).
+        """
         chunks = []
         for index in dict.fromkeys(index for index, _ in events):
             choice = self._choices[index]
@@ -127,7 +133,7 @@ class Writer:
         return b"".join(chunks)
 
     def last(self) -> bytes:
-        """Return the last chunks of a stream."""
+        """Return the end of a stream: the token counts if requested, then `[DONE]`."""
         end = b"data: [DONE]\n\n"
         if not self._include_usage:
             return end
@@ -166,7 +172,7 @@ class Writer:
         return {name: role | {"content": text}}
 
     def _entries(self, choice: _Choice, event: Event) -> list[dict[str, Any]]:
-        """Describe the token of an event, if it has one."""
+        """Return the entry of an event's token; empty without log-probabilities."""
         if not self._with_logprobs or event.token is None or event.logprob is None:
             return []
         return [
@@ -217,7 +223,7 @@ def _advance(choice: _Choice, event: Event) -> None:
 
 
 def _with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
-    """Add the bytes of a token; null if they are part of a character."""
+    """Return an entry with the token's bytes; null if it is part of a character."""
     text = entry["token"]
     known = None if text.startswith("token_id:") else list(text.encode())
     return {"token": text, "logprob": entry["logprob"], "bytes": known}

@@ -249,7 +249,7 @@ class _Generation:
             self._counters.request_s.add(time.monotonic() - ticket.opened_s)
 
     async def _read(self, ticket: Ticket) -> list[tuple[int, answers.Event]]:
-        """Wait for events within the time limit of a request.
+        """Wait within the time limit; return pairs of (index of the choice, event).
 
         Raises:
           ApiError: the time is up, or the request has failed.
@@ -295,8 +295,8 @@ class _Generation:
                 await _send_part(send, writer.last())
         except (ApiError, TimeoutError) as error:
             said = error if isinstance(error, ApiError) else self._late()
-            # A client that stopped reading cannot receive this either, so it is cut
-            # off.
+            # A client that stopped reading cannot receive this either, so it is
+            # disconnected.
             try:
                 async with asyncio.timeout(_GOODBYE_S):
                     await _send_part(send, answers.error_event(said.content()))

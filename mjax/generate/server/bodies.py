@@ -52,7 +52,7 @@ async def read(receive: Receive, headers: Mapping[str, str], limits: Limits) -> 
 
 
 def _exceeds(length: str, most: int) -> bool:
-    """Return whether a number, given as perhaps thousands of digits, exceeds `most`."""
+    """Return whether a number exceeds `most`; it may have thousands of digits."""
     return len(length) > 15 or int(length) > most
 
 
@@ -88,10 +88,10 @@ async def _drain(receive: Receive) -> None:
 
 
 async def while_connected(work: Coroutine[Any, Any, None], receive: Receive) -> None:
-    """Do some work unless the client disconnects.
+    """Run a coroutine, and cancel it if the client disconnects.
 
     Args:
-      work: cancelled when the client disconnects.
+      work: the coroutine.
       receive: ASGI's `receive`, after the body has been read.
     Raises:
       ClientGoneError: the client disconnected before the work was finished.

@@ -155,7 +155,7 @@ def _say(text: str) -> None:
 
 
 def _name_of(path: str) -> str:
-    """Return the last meaningful part of a path."""
+    """Return the last part of a path or URL as the name of the model."""
     name = os.path.basename(os.path.abspath(path)) if "://" not in path else path
     return name.rstrip("/").rpartition("/")[2][:_NAME_CHARS] or "model"
 

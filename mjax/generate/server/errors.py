@@ -42,7 +42,7 @@ class ApiError(Exception):
             self.headers["www-authenticate"] = "Bearer"
 
     def content(self) -> dict[str, Any]:
-        """Return the JSON of the answer."""
+        """Return the JSON object of the answer."""
         return {
             "error": {
                 "message": self.message,
@@ -53,12 +53,12 @@ class ApiError(Exception):
         }
 
     def body(self) -> bytes:
-        """Return the HTTP response."""
+        """Return the body of the HTTP response."""
         return msgspec.json.encode(self.content())
 
 
 def _type_of(status: int) -> str:
-    """Name the kind of error as OpenAI's API does."""
+    """Return the type of an error in OpenAI's API."""
     if status >= 500:
         return "server_error"
     return "rate_limit_error" if status == 429 else "invalid_request_error"

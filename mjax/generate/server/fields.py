@@ -131,7 +131,7 @@ def number(
     most: float,
     excludes_zero: bool = False,
 ) -> float:
-    """Return a number from 0 to `most`.
+    """Return a number from 0 to `most`; `default` if it is absent.
 
     Raises:
       ApiError: the value is something else or out of range, such as NaN.

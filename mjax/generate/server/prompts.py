@@ -53,11 +53,11 @@ class Served:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Job:
-    """Engine requests of one HTTP request, grouped by prompt."""
+    """Engine requests of one HTTP request, in order of the prompts."""
 
     requests: tuple[Request, ...]
     echoes: tuple[str, ...]
-    """Text before each answer."""
+    """Text to put before each answer: its prompt, or empty without echo."""
     num_prompt_tokens: int
     """Total tokens of the prompts; each prompt counts once."""
 
@@ -82,7 +82,8 @@ def completion_job(asked: Completion, served: Served) -> Job:
     """Encode the prompts of a completion.
 
     Raises:
-      ApiError: a limit is exceeded.
+      ApiError: another model is requested, a stop text cannot occur, or a limit is
+        exceeded.
     """
     check_model(asked.options.model, served)
     _check_room(len(asked.prompts), asked.options, served)
@@ -106,8 +107,8 @@ def chat_job(asked: Chat, served: Served) -> Job:
     """Encode the messages of a chat.
 
     Raises:
-      ApiError: the model has no template, the template refuses the messages, or a limit
-        is exceeded.
+      ApiError: another model is requested, the model has no template, the template
+        refuses the messages, a stop text cannot occur, or a limit is exceeded.
     """
     check_model(asked.options.model, served)
     _check_room(1, asked.options, served)
@@ -199,7 +200,7 @@ def _requests(
 def _num_tokens(
     num_prompt: int, options: Options, served: Served, default_tokens: int
 ) -> int:
-    """Return the most tokens of an answer; a default is lowered to what fits."""
+    """Return the maximum tokens of an answer; a default is lowered until it fits."""
     room = served.max_len - num_prompt
     if room < 1:
         raise malformed(

@@ -83,7 +83,7 @@ class Chat:
 
 
 def read_completion(body: bytes) -> Completion:
-    """Check a request to /v1/completions.
+    """Check a request to /v1/completions; return its fields.
 
     Raises:
       ApiError: 400 or 422, which names the field.
@@ -112,7 +112,7 @@ def read_completion(body: bytes) -> Completion:
 
 
 def read_chat(body: bytes) -> Chat:
-    """Check a request to /v1/chat/completions.
+    """Check a request to /v1/chat/completions; return its fields.
 
     Raises:
       ApiError: 400 or 422, which names the field.
@@ -201,7 +201,7 @@ def _stop(given: Any) -> tuple[str, ...]:
 
 
 def _prompts(given: Any) -> tuple[Prompt, ...]:
-    """Return the prompts of text, a list of texts, token ids, or a list of these."""
+    """Return the prompts from text, a list of texts, token ids, or a list of these."""
     if isinstance(given, list) and given and all(type(x) is int for x in given):
         return (_ids(given, "prompt"),)
     several = given if isinstance(given, list) else [given]

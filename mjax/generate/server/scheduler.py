@@ -64,7 +64,7 @@ class Engine(Protocol):
         ...
 
     def step(self) -> list[Event]:
-        """Generate the next tokens of each running request."""
+        """Generate the next tokens of each running request; return their events."""
         ...
 
 
@@ -115,7 +115,7 @@ class Ticket:
         return self._num_unfinished == 0
 
     async def read(self) -> list[Indexed]:
-        """Wait for events; return all that have arrived, or none after the last one.
+        """Wait for events; return all that have arrived, an empty list at the end.
 
         Raises:
           ApiError: the requests have failed.
@@ -151,7 +151,7 @@ class Scheduler:
 
         Args:
           engine: the engine; the caller must not use it any more.
-          capacity: most open requests.
+          capacity: maximum number of open requests.
           on_failure: called once, in the engine's thread, after the tickets got an
             error.
         """
@@ -272,7 +272,7 @@ class Scheduler:
         return len(cut)
 
     def _retry_after_s(self) -> int:
-        """Estimate when there is capacity: after the mean duration of an answer."""
+        """Estimate the seconds until there is capacity: an answer's mean duration."""
         return min(max(1, math.ceil(self._mean_s)), _MOST_RETRY_S)
 
     def _deliver(
@@ -314,7 +314,7 @@ class Scheduler:
             self._on_failure()
 
     def _take_commands(self) -> bool:
-        """Execute the pending orders; wait for one if the engine is idle.
+        """Execute the pending commands; wait for one if the engine is idle.
 
         Returns:
           False if the thread must end.

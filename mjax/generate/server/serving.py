@@ -109,7 +109,7 @@ class ModelServer:
         app = make_app(served, self.scheduler, tokens=tokens, counters=Metrics())
         config = uvicorn.Config(
             lambda: app,
-            factory=True,  # fixed, so that uvicorn does not detect it
+            factory=True,  # otherwise uvicorn tries to detect it
             access_log=False,
             # The application reports failures; uvicorn would only repeat them.
             log_level="critical",
@@ -244,7 +244,7 @@ def serve(
 
 
 def _next(news: "queue.SimpleQueue[str]") -> str | None:
-    """Return the entries that arrive in the queue within a moment."""
+    """Return the next entry of the queue; None if none arrives within a moment."""
     try:
         return news.get(timeout=_POLL_S)
     except queue.Empty:
