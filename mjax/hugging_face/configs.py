@@ -16,7 +16,7 @@ from mjax.model.config import ModelConfig
 
 Json = dict[str, Any]
 
-MOST_LAYERS = 100_000  # each has its own tensors, which are listed
+MOST_LAYERS = 100_000  # the tensors of each layer are listed
 
 
 def pattern(values: Sequence[Any]) -> tuple[Any, ...]:
@@ -107,7 +107,10 @@ def write_gptj(model: ModelConfig, seq_len: int) -> Json:
 
 
 def read_alike(keys: Keys, *, kv_heads: int | None) -> Json:
-    """Read the keys of sizes and positions; kv_heads is the default of its key."""
+    """Read the keys of sizes and positions into fields of a ModelConfig.
+
+    `kv_heads` is used if the key num_key_value_heads is absent.
+    """
     keys.expect("hidden_act", "silu")
     return {**read_sizes(keys, kv_heads=kv_heads), **keys.rotary()}
 
@@ -115,7 +118,7 @@ def read_alike(keys: Keys, *, kv_heads: int | None) -> Json:
 def read_sizes(
     keys: Keys, *, kv_heads: int | None, head_dim: int | None = None
 ) -> Json:
-    """Read the sizes; the arguments are the defaults of absent keys."""
+    """Read the sizes as fields of a ModelConfig; the arguments replace absent keys."""
     return {
         "layers": keys.size("num_hidden_layers", most=MOST_LAYERS),
         "d_model": keys.size("hidden_size"),
@@ -210,7 +213,7 @@ def read_cohere2(keys: Keys) -> ModelConfig:
 
 
 def _cohere2_kinds(keys: Keys, layers: int) -> list[str]:
-    """Read the kind of each layer: a list, or in older files every n-th is full."""
+    """Return the kind of each layer: as listed, or, in older files, every n-th full."""
     every = keys.size("sliding_window_pattern", 4)
     switch, kinds = keys.take("layer_switch", every), keys.take("layer_types", None)
     if kinds is None:
@@ -224,7 +227,7 @@ def _cohere2_kinds(keys: Keys, layers: int) -> list[str]:
 
 
 def check_kinds(kinds: Any, layers: int) -> list[str]:
-    """Refuse anything but a list with a kind for each layer."""
+    """Return the list of kinds; refuse anything but one kind for each layer."""
     known = isinstance(kinds, list) and all(k in (SLIDING, FULL) for k in kinds)
     if not known or len(kinds) != layers:
         raise ValueError(

@@ -50,7 +50,7 @@ def write(
       dtype: dtype of the stored tensors.
       eos_token_id: the end-of-document token, at which generation stops.
       files: further files of the folder, by name.
-      file_bytes: size of a file after which the next one begins.
+      file_bytes: maximum bytes of a file; a larger tensor gets its own file.
     Returns:
       the name of the family.
     Raises:
@@ -93,7 +93,10 @@ def _as_json(content: Mapping[str, Any]) -> bytes:
 def _slabs(
     source: TensorSource, name: str, rows: int
 ) -> Iterator[tuple[int, np.ndarray]]:
-    """Yield the rows of a tensor (layers, tokens), as many at a time as fit."""
+    """Yield pairs of (index of the first row, rows), as many rows at once as fit.
+
+    A row is an entry of the first dim, such as a layer or a token.
+    """
     shape = source.shape(name)
     row_bytes = math.prod(shape[1:]) * source.dtype(name).itemsize
     step = max(_SLAB_BYTES // row_bytes, 1)

@@ -45,7 +45,8 @@ class Family:
     read: Callable[[Keys], ModelConfig]
     """Converts keys of config.json to a ModelConfig."""
     write: Callable[[ModelConfig, int], Json]
-    """Converts a ModelConfig and a sequence length to keys; omits what does not fit."""
+    """Converts a ModelConfig and a sequence length to keys; omits fields that the
+    family cannot express."""
 
 
 def model_config(hf_config: Mapping[str, Any]) -> ModelConfig:
@@ -89,7 +90,8 @@ def hf_config(
     Returns:
       the family, and the keys of the architecture for config.json.
     Raises:
-      ValueError: the family, or every family, lacks an option; each is named.
+      ValueError: the family is unknown, or it, or every family, lacks an option; the
+        message names each.
     """
     if family is not None:
         named = [f for f in FAMILIES if f.name == family]
@@ -176,7 +178,7 @@ def differences(a: ModelConfig, b: ModelConfig) -> dict[str, tuple[Any, Any]]:
 
 
 def flag(name: str, value: Any) -> str:
-    """Format a field of a model as a command-line flag."""
+    """Return a field of a model as a command-line flag with its value."""
     word = name.replace("_", "-")
     if isinstance(value, bool):
         return f"--model.{'' if value else 'no-'}{word}"

@@ -1,8 +1,8 @@
 """Gemma 2 and the text models of Gemma 3: keys to fields, and back.
 
 Source: transformers 5.23, `configuration_gemma2.py`, `modeling_gemma2.py`, and the same
-of gemma3. Both scale the embedding by the square root of the width. Gemma 3 normalises
-queries and keys, and its windowed layers have their own rotary base.
+files of gemma3. Both scale the embedding by the square root of the width. Gemma 3
+normalises queries and keys, and its windowed layers have their own rotary base.
 """
 
 from typing import Any
@@ -36,8 +36,8 @@ def read_gemma2(keys: Keys) -> ModelConfig:
 def read_gemma3(keys: Keys) -> ModelConfig:
     """Translate the keys of the text model of Gemma 3.
 
-    transformers does not pass its soft cap of scores to the attention, so it computes a
-    model without one for any value of the key. A value is therefore refused.
+    transformers reads a soft cap of scores but does not pass it to the attention, so
+    the key has no effect there. Any value but null is therefore refused.
     """
     keys.expect("attn_logit_softcapping", None)
     every = keys.size("sliding_window_pattern", 6)
@@ -62,7 +62,7 @@ def read_gemma3(keys: Keys) -> ModelConfig:
 
 
 def _windowed_base(nested: dict[str, Any], base: float) -> tuple[float, dict[str, Any]]:
-    """Return the base of windowed layers, and the options of the others."""
+    """Return the rotary base of windowed layers, and the options of other layers."""
     if not {FULL, SLIDING} & set(nested):
         return base, nested
     sliding = Keys(nested.get(SLIDING) or {})
@@ -75,7 +75,10 @@ def _windowed_base(nested: dict[str, Any], base: float) -> tuple[float, dict[str
 
 
 def _read(keys: Keys, family: str, *, every: int) -> Json:
-    """Read the common keys; without a list, every n-th layer has full attention."""
+    """Read the common keys into fields of a ModelConfig.
+
+    Without the key layer_types, every `every`-th layer has full attention.
+    """
     for key in ("hidden_act", "hidden_activation"):
         keys.expect(key, _GELU)
     keys.expect("use_bidirectional_attention", False)

@@ -33,7 +33,11 @@ def read_gpt2(keys: Keys) -> ModelConfig:
 
 
 def write_gpt2(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as GPT-2, with its number of learned positions."""
+    """Return the keys of a model as GPT-2, with its number of learned positions.
+
+    Raises:
+      ValueError: seq_len exceeds the learned positions.
+    """
     rows = model.learned_positions
     if rows is not None and seq_len > rows:
         raise ValueError(

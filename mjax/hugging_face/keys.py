@@ -19,7 +19,7 @@ _REQUIRED = object()
 
 _WITHOUT_EFFECT = frozenset(
     (
-        # Facts of the folder and its writer.
+        # Metadata of the folder and its writer.
         *("architectures", "model_type", "transformers_version", "_name_or_path"),
         *("dtype", "torch_dtype", "task_specific_params"),
         # Lengths: rotary positions are unlimited here.
@@ -92,7 +92,7 @@ class Keys:
             raise ValueError(f"config.json: {error}") from None
 
     def expect(self, key: str, only: Any) -> None:
-        """Read an optional key of which mjax supports only one value."""
+        """Read an optional key; refuse any value but null and the supported one."""
         value = self.take(key, None)
         if value is not None and value != only:
             raise ValueError(
@@ -119,7 +119,10 @@ class Keys:
         return self.scaled(inner, base)
 
     def scaled(self, options: dict[str, Any], base: float) -> dict[str, Any]:
-        """Translate one mapping of rotary options; `base` is its default."""
+        """Translate one mapping of rotary options to fields of a ModelConfig.
+
+        `base` is used if the mapping has no rope_theta.
+        """
         inner = Keys(options)
         fields: dict[str, Any] = {"rope_base": inner.number("rope_theta", base)}
         kind = inner.text("type", "default")
@@ -146,7 +149,7 @@ class Keys:
         return fields
 
     def yarn(self, scaling: float) -> dict[str, Any]:
-        """Read the options of yarn; null counts as absent."""
+        """Translate the options of yarn to fields; null counts as absent."""
         wide, all_dims = self.optional("mscale"), self.optional("mscale_all_dim")
         magnitude = self.optional("attention_factor")
         if magnitude is None and wide and all_dims:

@@ -13,8 +13,8 @@ from mjax.hugging_face.families import Family
 from mjax.model.config import ModelConfig
 
 _ROUNDS = 3
-"""Maximum number of rounds of changes. Chosen: one change can require others, as
-positions require their base."""
+"""Maximum number of rounds of changes. Chosen: one change can require others; for
+example, positions require their base."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def _changes(family: Family, model: ModelConfig, seq_len: int) -> dict[str, Any]
             differing = families.differences(changed, back)
             changes |= {name: theirs for name, (_, theirs) in differing.items()}
             changed = dataclasses.replace(model, **changes)
-        except ValueError:  # for a size, which must not change
+        except ValueError:  # a size would have to change
             return None
         if _can(family, changed, seq_len):
             return changes
@@ -99,7 +99,7 @@ def _changes(family: Family, model: ModelConfig, seq_len: int) -> dict[str, Any]
 
 
 def _written(family: Family, model: ModelConfig, seq_len: int) -> dict[str, Any]:
-    """Write a model as a family; omit what does not fit."""
+    """Return the keys of a model in a family, without fields that it cannot express."""
     return {
         "architectures": [family.architecture],
         "model_type": family.name,

@@ -32,7 +32,7 @@ PREFIX = "params."
 
 CONFIG = "config.json"
 LENGTHS = ("max_position_embeddings", "n_positions")
-"""Keys of config.json for the longest sequence: of Llama-like models, of GPT."""
+"""Keys of config.json for the longest sequence. GPTs have the second one."""
 _NAMED = 5
 
 
@@ -77,7 +77,7 @@ class HuggingFaceParams:
         return (PREFIX + path for path in self._shapes)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return a shape, stacked over layers and with the padded vocabulary."""
+        """Return the shape of a parameter, with all layers and padded vocabulary."""
         return self._shapes[name.removeprefix(PREFIX)]
 
     def dtype(self, name: str) -> np.dtype:

@@ -1,8 +1,8 @@
 """Qwen2 and Qwen3: keys to fields, and back.
 
 Source: transformers 5.23, `configuration_qwen2.py`, `modeling_qwen2.py`, and the same
-of qwen3. Layers from `max_window_layers` on have a window if `use_sliding_window` is
-true; newer files list the kind of each layer.
+files of qwen3. Layers from `max_window_layers` on have a window if `use_sliding_window`
+is true; newer files list the kind of each layer.
 """
 
 from mjax.hugging_face.configs import (

@@ -70,7 +70,7 @@ class Files:
         """Read the headers.
 
         Args:
-          folder: folder with this file, or with an index of several.
+          folder: folder with the single file, or with an index of several.
           one_file: name of the single file.
 
         Raises:
@@ -119,7 +119,7 @@ class Files:
 
 
 def _without_safetensors(folder: Path, one_file: str) -> str:
-    """Describe a folder without safetensors files, and the remedy."""
+    """Return a message that describes a folder without safetensors, with the remedy."""
     found = sorted(p.name for p in folder.glob("*") if p.suffix in _OTHER_FORMATS)
     if not found:
         return (
@@ -136,7 +136,7 @@ def _without_safetensors(folder: Path, one_file: str) -> str:
 
 
 def _read_index(path: Path) -> dict[str, _Entry]:
-    """Read the headers of all files in an index."""
+    """Read the headers of all files in an index; return the entries by tensor name."""
     index = _json(path, path.read_bytes())
     try:
         files = checked_json.check(
@@ -166,7 +166,7 @@ def _read_index(path: Path) -> dict[str, _Entry]:
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """Read and check the header of one file."""
+    """Read and check the header of one file; return the entries by tensor name."""
     size = path.stat().st_size
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
@@ -241,7 +241,7 @@ class Writer:
           folder: existing folder for the files.
           shapes: shapes of all tensors, in the order of the files.
           dtype: dtype of all tensors: float32, float16 or bfloat16.
-          file_bytes: most bytes of a file; a larger tensor gets its own file.
+          file_bytes: maximum bytes of a file; a larger tensor gets its own file.
         """
         self._code = next(code for code, known in _DTYPES.items() if known == dtype)
         self._dtype = dtype
@@ -329,7 +329,7 @@ class Writer:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close the files; without an error they are complete."""
+        """Close the files; unless an error is raised, check that they are complete."""
         with contextlib.ExitStack() as files:
             for file in self._files:
                 files.enter_context(file)
@@ -338,7 +338,7 @@ class Writer:
 
 
 def _grouped(sizes: dict[str, int], file_bytes: int) -> list[dict[str, int]]:
-    """Divide tensors among files, in order."""
+    """Divide tensors among files, in order; return the bytes by name for each file."""
     groups: list[dict[str, int]] = [{}]
     for name, size in sizes.items():
         if groups[-1] and sum(groups[-1].values()) + size > file_bytes:

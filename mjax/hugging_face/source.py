@@ -2,7 +2,7 @@
 
 A source names its tensors as checkpoints do ("params.blocks.attention.wq"), in
 canonical form: those of the blocks are stacked, `[L, ...]`. Readers do not depend on
-whether it is a checkpoint or files of another format.
+whether the source is a checkpoint or files of another format.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ Index = tuple[slice, ...] | EllipsisType
 
 @runtime_checkable
 class TensorSource(Protocol):
-    """Named tensors of which any box can be read to the host."""
+    """Named tensors; a host can read any box of them."""
 
     def names(self) -> Iterable[str]:
         """Return the names of all tensors."""

@@ -29,13 +29,13 @@ class Tensor:
     name: str
     """{} stands for the layer."""
     inputs: int = 0
-    """Leading dims of ours that a projection sums over; last in theirs."""
+    """Number of leading dims of ours that a projection sums over; last in theirs."""
     is_table: bool = False
-    """A table with one row per token, the same in both, ours with padding."""
+    """Whether it is a table with one row per token; only ours is padded."""
     is_whole: bool = False
-    """A table with one row per position, without padding."""
+    """Whether it is a table with one row per position, without padding."""
     inputs_first: bool = False
-    """Theirs is [inputs, outputs], as in GPT-2's Conv1D."""
+    """Whether theirs is [inputs, outputs], as in GPT-2's Conv1D."""
     part: int = 0
     """Index of ours among the joined parts."""
     num_parts: int = 1
@@ -91,7 +91,7 @@ class Tensor:
 
 
 Tensors = Mapping[str, Tensor]
-"""Maps the path of our parameter to theirs."""
+"""Maps the path of each of our parameters to the tensor of theirs."""
 
 
 def _projection(prefix: str, inputs: int = 1) -> Tensor:
