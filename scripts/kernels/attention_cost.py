@@ -1,21 +1,28 @@
 """Show that blocked attention costs O(s * w): FLOPs and temporary memory against s.
 
-    python -m scripts.kernels.attention_cost --window 512
+    python -m scripts.kernels.attention_cost
 
 Programs are compiled for this machine and read, never run. FLOPs are the dots in the
 optimised program times the trip counts of its loops; memory is XLA's temporary buffers.
 "Visible" FLOPs are those of the scores inside the window; the ratio beside them is the
-cost of computing whole tiles.
+cost of computing whole tiles. Writes docs/benchmarks/attention_cost.md. Exits with 1 if
+a bound of `find_faults` does not hold.
 """
 
-import argparse
 import dataclasses
+import itertools
+import sys
+from collections.abc import Mapping
 
 import jax
 import jax.numpy as jnp
 
 from mjax.kernels.attention import api
 from mjax.plan.hlo.counts import count_dot_flops
+from scripts.evidence import Table, write_page
+
+WINDOW = 512
+LENGTHS = tuple(1024 * 2**n for n in range(6))
 
 # Matmuls of a tile: scores and output; backward the scores again, then the gradients of
 # probabilities, q, k and v.
@@ -68,27 +75,88 @@ def num_visible(seq_len: int, window: int | None) -> int:
     return w * seq_len - w * (w - 1) // 2
 
 
-def main() -> None:
-    """Print the table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--lengths", type=int, nargs="+", default=None, help="s")
-    args = parser.parse_args()
-    lengths = args.lengths or [1024 * 2**n for n in range(6)]
-    jax.config.update("jax_platforms", "cpu")
-    print(f"blocked attention, window {args.window}, one head of 64, float32, CPU\n")
-    print("| s | pass | GFLOPs | visible GFLOPs | ratio | temp MiB | temp KiB per s |")
-    print("|--:|---|--:|--:|--:|--:|--:|")
+def find_faults(costs: Mapping[tuple[int, bool], Cost]) -> list[str]:
+    """Return how costs grow faster than in proportion to the length.
+
+    The first window is cheaper than the others, so FLOPs are an affine function of the
+    length: if it doubles, so does their increment. Tiles that are computed once do not
+    grow, so memory at most doubles.
+
+    Args:
+      costs: of each length and pass (True: with the backward pass); lengths double.
+    """
+    faults = []
     for backward in (False, True):
-        for s in lengths:
-            cost = attention_cost(s, args.window, backward=backward)
-            print(
-                f"| {s} | {'fwd+bwd' if backward else 'fwd'} | {cost.flops / 1e9:.3f} "
-                f"| {cost.visible_flops / 1e9:.3f} "
-                f"| {cost.flops / cost.visible_flops:.3f} "
-                f"| {cost.temp_bytes / 2**20:.2f} | {cost.temp_bytes / 2**10 / s:.3f} |"
-            )
+        of_pass = {
+            s: cost for (s, is_both), cost in costs.items() if is_both == backward
+        }
+        lengths = sorted(of_pass)
+        flops = [of_pass[s].flops for s in lengths]
+        added = [more - less for less, more in itertools.pairwise(flops)]
+        for index, s in enumerate(lengths[1:]):
+            name = f"{_pass(backward)}, {s} positions"
+            if index and added[index] != 2 * added[index - 1]:
+                ratio = added[index] / added[index - 1]
+                faults.append(f"{name}: the increment of FLOPs is {ratio:.3f} times")
+            ratio = of_pass[s].temp_bytes / of_pass[lengths[index]].temp_bytes
+            if ratio > 2:
+                faults.append(f"{name}: memory is {ratio:.3f} times")
+    return faults
+
+
+def rows(costs: Mapping[tuple[int, bool], Cost]) -> list[list[str]]:
+    """Return a row for each length and pass."""
+    return [
+        [
+            str(s),
+            _pass(backward),
+            f"{cost.flops / 1e9:.3f}",
+            f"{cost.visible_flops / 1e9:.3f}",
+            f"{cost.flops / cost.visible_flops:.3f}",
+            f"{cost.temp_bytes / 2**20:.2f}",
+            f"{cost.temp_bytes / 2**10 / s:.3f}",
+        ]
+        for (s, backward), cost in costs.items()
+    ]
+
+
+def _pass(backward: bool) -> str:
+    return "fwd+bwd" if backward else "fwd"
+
+
+def main() -> int:
+    """Write the page; return 1 if a cost grows faster than the length."""
+    jax.config.update("jax_platforms", "cpu")
+    costs = {
+        (s, backward): attention_cost(s, WINDOW, backward=backward)
+        for backward in (False, True)
+        for s in LENGTHS
+    }
+    faults = find_faults(costs)
+    table = Table(
+        title=f"Window {WINDOW}, one head of 64, float32",
+        text="Compiled for this CPU and not run. FLOPs are the matmuls of the "
+        "optimised program times the trip counts of the loops around them; memory is "
+        "XLA's temporary buffers. *Visible* counts only the pairs that the window lets "
+        "through; the ratio is the cost of computing whole tiles at its edges. Bounds: "
+        "where the length s doubles, so does the increment of FLOPs, and memory at "
+        f"most doubles. Not met: {'; '.join(faults) or 'none'}.",
+        header=(
+            "s",
+            "pass",
+            "GFLOPs",
+            "visible GFLOPs",
+            "ratio",
+            "temp MiB",
+            "temp KiB per s",
+        ),
+        rows=rows(costs),
+    )
+    command = "python -m scripts.kernels.attention_cost"
+    print(write_page("attention_cost", "Cost of blocked attention", command, [table]))
+    print(*faults, sep="\n")
+    return int(bool(faults))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,9 @@ from mjax.kernels.attention import blocked, tuning
 from scripts.kernels.attention_cost import (
     DOTS_BOTH,
     DOTS_FORWARD,
+    Cost,
     attention_cost,
+    find_faults,
     num_visible,
 )
 
@@ -62,3 +64,20 @@ def test_visible_tiles_are_counted_one_by_one():
     for s, window in ((10, None), (10, 3), (10, 10), (10, 1), (4, 9)):
         by_hand = sum(min(i + 1, window or s) for i in range(s))
         assert num_visible(s, window) == by_hand
+
+
+def test_a_cost_that_grows_faster_than_the_length_is_a_fault():
+    def costs(flops, temp_bytes):
+        return {
+            (s, backward): Cost(flops=f, visible_flops=1, temp_bytes=m)
+            for backward in (False, True)
+            for s, f, m in zip((1, 2, 4), flops, temp_bytes, strict=True)
+        }
+
+    assert find_faults(costs((10, 22, 46), (8, 15, 28))) == []
+    assert find_faults(costs((10, 40, 160), (8, 16, 40))) == [
+        "fwd, 4 positions: the increment of FLOPs is 4.000 times",
+        "fwd, 4 positions: memory is 2.500 times",
+        "fwd+bwd, 4 positions: the increment of FLOPs is 4.000 times",
+        "fwd+bwd, 4 positions: memory is 2.500 times",
+    ]
