@@ -1,6 +1,6 @@
-"""Compare the time of a training step with that of the bare loop, and time the host.
+"""Compare the time of a training step with that of the bare loop.
 
-    python -m scripts.speed.bench_overhead
+`scripts.speed.overhead` writes the page.
 
 Both programs run in one process, on the same 8 simulated devices, from the same
 parameters and the same batch: `mjax.step.program.Program.train_step`, and the step of
@@ -11,11 +11,10 @@ The time of a step is from its call until its outputs are ready, measured by the
 and in CPU-seconds of this process, which other processes disturb less.
 """
 
-import argparse
 import dataclasses
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -170,63 +169,68 @@ def time_step(step: MjaxStep | BareStep) -> tuple[float, float]:
     return time.perf_counter() - wall_s, time.process_time() - cpu_s
 
 
-def compare(work: Workload, num_pairs: int) -> None:
-    """Print the table of step times, and the ratio."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Compared:
+    """Both programs, and the times of their steps."""
+
+    gflops: Mapping[str, float]
+    """Of the matmuls of a device, by the name of the program."""
+    temp_mib: Mapping[str, float]
+    """Temporary memory of a device, by the name of the program."""
+    times: Mapping[str, Sequence[tuple[float, float]]]
+    """Seconds and CPU-seconds of each step, by the name of the program."""
+
+
+def compare(work: Workload, num_pairs: int) -> Compared:
+    """Run pairs of steps; print each time as it is measured."""
+    simulate_devices(work)
     ours = MjaxStep(work)
     bare = BareStep(work, ours.state.params)
     steps = (ours, bare)
+    gflops, temp_mib = dict[str, float](), dict[str, float]()
     for step in steps:
         program = step.compiled()
-        gflops = count_dot_flops(program.as_text()) / 1e9
-        temp_mib = program.memory_analysis().temp_size_in_bytes / 2**20
+        gflops[step.name] = count_dot_flops(program.as_text()) / 1e9
+        temp_bytes = program.memory_analysis().temp_size_in_bytes
+        temp_mib[step.name] = temp_bytes / 2**20
         time_step(step)  # warm-up
-        print(f"{step.name}: {gflops:.1f} GFLOP of dots, {temp_mib:.0f} MiB a device")
     times: dict[str, list[tuple[float, float]]] = {step.name: [] for step in steps}
     for pair in range(num_pairs):
         for step in steps if pair % 2 == 0 else reversed(steps):
             times[step.name].append(time_step(step))
             wall_s, cpu_s = times[step.name][-1]
             print(f"{pair} {step.name} {wall_s:.3f} s, {cpu_s:.3f} CPU-s", flush=True)
-    print_header(f"{num_pairs} pairs")
+    return Compared(gflops=gflops, temp_mib=temp_mib, times=times)
+
+
+def rows(compared: Compared) -> list[list[str]]:
+    """Return the rows of the table: each program and the ratio, by both clocks."""
+    found = []
     for clock, unit in enumerate(("s", "CPU-s")):
-        seconds = {name: [t[clock] for t in times[name]] for name in times}
+        seconds = {name: [t[clock] for t in of] for name, of in compared.times.items()}
         for name, values in seconds.items():
-            print_row(f"{name} step, {unit}", values)
-        pairs = zip(seconds[ours.name], seconds[bare.name], strict=True)
-        print_row(f"mjax / bare, {unit}", [a / b for a, b in pairs])
+            found.append([f"{name} step, {unit}", *spread(values)])
+        pairs = zip(seconds[MjaxStep.name], seconds[BareStep.name], strict=True)
+        found.append([f"mjax / bare, {unit}", *spread([a / b for a, b in pairs])])
+    return found
 
 
-def print_header(title: str) -> None:
-    """Print the header of a table."""
-    print(f"\n{title}:\n\n| | min | median | max |\n|---|--:|--:|--:|")
-
-
-def print_row(name: str, values: Sequence[float]) -> None:
-    """Print the smallest, the middle and the largest value."""
-    middle = statistics.median(values)
-    print(f"| {name} | {min(values):.3f} | {middle:.3f} | {max(values):.3f} |")
+def spread(values: Sequence[float]) -> list[str]:
+    """Return the smallest, the middle and the largest value as cells of a table."""
+    shown = min(values), statistics.median(values), max(values)
+    return [f"{value:.3f}" for value in shown]
 
 
 def simulate_devices(work: Workload) -> None:
-    """Make the devices of this workload, and print a description."""
+    """Make the devices of this workload."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", work.dp * work.tp)
-    print(
+
+
+def describe(work: Workload) -> str:
+    """Describe the workload."""
+    return (
         f"dp {work.dp} x tp {work.tp}, {work.sizes.layers} layers, d "
         f"{work.sizes.d_model}, sequence {work.seq_len}, batch {work.batch}, float32, "
-        f"ZeRO-2, full remat, AdamW; jax {jax.__version__}"
+        "ZeRO-2, full remat, AdamW"
     )
-
-
-def main() -> None:
-    """Print the table of step times."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--pairs", type=int, default=12)
-    args = parser.parse_args()
-    work = Workload()
-    simulate_devices(work)
-    compare(work, args.pairs)
-
-
-if __name__ == "__main__":
-    main()

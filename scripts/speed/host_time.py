@@ -1,6 +1,6 @@
 """Time what the host does in a training step, outside the compiled function.
 
-    python -m scripts.speed.host_time [--devices 1]
+`scripts.speed.overhead` writes the page.
 
 Simulated devices compute on the cores that the host needs, so the host's time cannot be
 separated from a real step. Here `mjax.run.loop.Loop` runs with a compiled step of the
@@ -15,14 +15,13 @@ batch again, and a second call for the weights that the step uses first
 (--mesh.gather-first), which computes nothing either.
 """
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import io
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +42,24 @@ from scripts.speed.bench_overhead import (
     Workload,
     make_batch,
     mjax_program,
-    print_header,
-    print_row,
     simulate_devices,
 )
 
 NUM_STEPS, NUM_WARMUP_STEPS = 300, 50
+_SCALARS = {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens": 1, "skipped": 0}
+"""Metrics that the empty step returns."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostTimes:
+    """Host time of an iteration, measured in several ways."""
+
+    times_ms: Mapping[str, Sequence[float]]
+    """Of each iteration, by the name of the row."""
+    num_inputs: int
+    """Arrays of each device that the call of the compiled step gets."""
+    num_outputs: int
+    """Arrays of each device that it returns."""
 
 
 class SameBatch:
@@ -103,14 +114,13 @@ def run_empty(
     calls_s: list[float] | None = None,
 ) -> None:
     """Run the loop with a step that computes nothing; `calls_s` gets its calls."""
-    scalars = {"loss": 1.0, "grad_norm": 1.0, "lr": 1.0, "tokens": 1, "skipped": 0}
 
     def empty_step(
         state: Any, batch: Any, *first: Any
     ) -> tuple[Any, dict[str, jax.Array]]:
         del batch, first
         state = dataclasses.replace(state, step=state.step + 1)
-        return state, {name: jnp.asarray(value) for name, value in scalars.items()}
+        return state, {name: jnp.asarray(value) for name, value in _SCALARS.items()}
 
     everywhere = program.abstract_state.step.sharding
     placed = jax.tree.map(lambda s: s.sharding, program.abstract_state)
@@ -186,32 +196,30 @@ def _run_loop(
     checkpoints.close()
 
 
-def time_host(work: Workload) -> None:
-    """Print the host's time per step."""
+def time_host(work: Workload) -> HostTimes:
+    """Measure the host's time per step."""
+    simulate_devices(work)
     program = mjax_program(work)
     batch = jax.device_put(make_batch(work), program.batch_sharding)
     dataset = open_dataset(
         DataConfig(path=("synthetic",), seq_len=work.seq_len), seed=0
     )
     loader = Loader(dataset.train, program.batch_sharding, batch_size=work.batch)
-    print_header(f"{NUM_STEPS} iterations")
     whole, calls = host_times_ms(program, SameBatch(batch))
-    print_row("host a step, ms", whole)
-    print_row("of it the call of the compiled step, ms", calls)
-    rest = [a - b for a, b in zip(whole, calls, strict=True)]
-    print_row("of it around the call, ms", rest)
+    times_ms = {
+        "host per step": whole,
+        "of it the call of the compiled step": calls,
+        "of it around the call": [a - b for a, b in zip(whole, calls, strict=True)],
+    }
     with loader:
-        whole, _ = host_times_ms(program, loader)
-        print_row("with the loader in the open, ms", whole)
+        times_ms["with the loader, not overlapped"], _ = host_times_ms(program, loader)
     if work.dp > 1:
         gathering = mjax_program(work, gather_first=True)
-        whole, _ = host_times_ms(gathering, SameBatch(batch))
-        print_row("with a call that gathers first, ms", whole)
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--devices", type=int, choices=(1, 8), default=8)
-    asked = Workload() if parser.parse_args().devices == 8 else Workload(dp=1, tp=1)
-    simulate_devices(asked)
-    time_host(asked)
+        times_ms["with a call that gathers first"], _ = host_times_ms(
+            gathering, SameBatch(batch)
+        )
+    return HostTimes(
+        times_ms=times_ms,
+        num_inputs=len(jax.tree.leaves(program.abstract_args)),
+        num_outputs=len(jax.tree.leaves(program.abstract_state)) + len(_SCALARS),
+    )
