@@ -1,4 +1,4 @@
-"""LAMB in float64 NumPy, written from the paper: the oracle of test_optim.py.
+"""LAMB in float64 NumPy, written from the paper, as a reference.
 
 Source: You et al. 2020, arXiv:1904.00962, Algorithm 2, phi the identity. For a layer
 with parameters x and gradient g, at step t = 1, 2, ...:
@@ -12,12 +12,21 @@ The paper leaves 0 / 0 open: here the ratio is 1 when either norm is zero, as in
 """
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 
 class LambLayer:
     """One layer in the paper's sense: one tensor with one trust ratio."""
 
-    def __init__(self, x, *, beta1, beta2, eps, weight_decay):
+    def __init__(
+        self,
+        x: ArrayLike,
+        *,
+        beta1: float,
+        beta2: float,
+        eps: float,
+        weight_decay: float,
+    ):
         self.x = np.array(x, np.float64)
         self.m = np.zeros_like(self.x)
         self.v = np.zeros_like(self.x)
@@ -25,7 +34,8 @@ class LambLayer:
         self.beta1, self.beta2 = beta1, beta2
         self.eps, self.weight_decay = eps, weight_decay
 
-    def step(self, g, lr):
+    def step(self, g: ArrayLike, lr: float) -> None:
+        """Update `x`, float64 in the shape of g."""
         g = np.asarray(g, np.float64)
         self.t += 1
         self.m = self.beta1 * self.m + (1 - self.beta1) * g
