@@ -41,7 +41,7 @@ COLOURS = {
     "product": ("#1f5fa8", "matmul"),
     "kernel": ("#1d7a5c", "attention or another hand-written kernel"),
     "memory": ("#b9c7d6", "memory-bound kernel"),
-    "loop": ("#8f8fb5", "loop: its body is drawn below"),
+    "loop": ("#8f8fb5", "loop"),
     "branch": ("#6fb0b8", "branch of a conditional"),
     "wait": ("#d43d2a", "waiting: communication that is not overlapped"),
     "tp": ("#e6a817", "over tp"),
@@ -98,17 +98,27 @@ def document(plan: Plan) -> str:
     drawn = "\n".join(_section(picture) for picture in plan.pictures)
     if not plan.pictures:
         drawn = "<p>No schedule to draw: the step was not compiled.</p>"
-    legend = "\n".join(
-        f"<li>{_swatch(fill)} {html.escape(words)}</li>"
-        for fill, words in COLOURS.values()
-    )
     return (
         "<!DOCTYPE html>\n<html lang='en'>\n<head>\n<meta charset='utf-8'>\n"
         f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n"
         f"<h1>{name}</h1>\n<pre>{html.escape(page(plan))}</pre>\n"
         "<h1>Schedule on four streams, modelled time</h1>\n"
-        f"<ul>\n{legend}\n</ul>\n{drawn}\n</body>\n</html>\n"
+        f"{_legend(plan.pictures)}{drawn}\n</body>\n</html>\n"
     )
+
+
+def _legend(pictures: Sequence[Picture]) -> str:
+    """Explain the colours, if there is a picture."""
+    if not pictures:
+        return ""
+    # Only the computations with most of the time have a picture of their own.
+    more = {"loop": ": the bodies with most of the time are drawn below"}
+    shown = more if len(pictures) > 1 else {}
+    lines = "\n".join(
+        f"<li>{_swatch(fill)} {html.escape(words + shown.get(kind, ''))}</li>"
+        for kind, (fill, words) in COLOURS.items()
+    )
+    return f"<ul>\n{lines}\n</ul>\n"
 
 
 def svg(picture: Picture) -> str:

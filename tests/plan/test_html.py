@@ -162,6 +162,13 @@ def test_every_kind_of_box_is_explained():
     assert all(meaning in text for _, meaning in COLOURS.values())
 
 
+def test_bodies_of_loops_are_announced_only_if_there_are_more_pictures():
+    words = "loop: the bodies with most of the time are drawn below"
+    assert words not in document(make_plan(pictures=(PICTURE,)))
+    assert words in document(make_plan(pictures=(PICTURE, PICTURE)))
+    assert "<li>" not in document(make_plan(pictures=()))
+
+
 def test_without_a_schedule_the_page_says_so():
     text = document(make_plan(pictures=(), communication=None, compile_s=None))
     assert "No schedule to draw" in text
