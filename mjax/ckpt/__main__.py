@@ -148,6 +148,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
     try:
+        has_out = words[:1] in (["fetch"], ["reshard"], ["export"])
+        flags.check_one_run(words[1:], num_after=int(has_out))
         command: Ls | Verify | Show | Fetch | Reshard | Export = flags.read(
             Ls | Verify | Show | Fetch | Reshard | Export,
             words,

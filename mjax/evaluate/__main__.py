@@ -22,6 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code."""
     words = sys.argv[1:] if argv is None else argv
     try:
+        flags.check_one_run(words)
         command = flags.read(
             Evaluate, words, prog="python -m mjax.evaluate", guide=GUIDE
         )

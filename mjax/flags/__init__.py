@@ -15,12 +15,13 @@ from mjax.flags.fields import Flag, Positional, flags_of
 from mjax.flags.guide import Guide
 from mjax.flags.reading import read, read_parts
 from mjax.flags.slips import unknown_name
-from mjax.flags.words import given, nearest, values, with_flags
+from mjax.flags.words import check_one_run, given, nearest, values, with_flags
 
 __all__ = [
     "Flag",
     "Guide",
     "Positional",
+    "check_one_run",
     "flags_of",
     "given",
     "nearest",

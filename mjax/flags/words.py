@@ -6,6 +6,7 @@ For programs that pass flags on, or need one flag before they can parse the rest
 import difflib
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
 
 def given(argv: Sequence[str], flag: str) -> str | None:
@@ -59,3 +60,22 @@ def with_flags(words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> li
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that is most similar to this one."""
     return difflib.get_close_matches(word, sorted(known), n=1, cutoff=0.0)[0]
+
+
+def check_one_run(words: Iterable[str], *, num_after: int = 0) -> None:
+    """Refuse several runs, as from a pattern such as runs/demo-*.
+
+    Args:
+      words: the command line after the name of the program or the subcommand.
+      num_after: words without a flag that follow the run, such as an output folder.
+    Raises:
+      ValueError: the words in place of the run are several existing folders.
+    """
+    plain = [*itertools.takewhile(lambda word: not word.startswith("-"), words)]
+    runs = plain[: len(plain) - num_after]
+    if len(runs) > 1 and all(Path(run).is_dir() for run in runs):
+        newest = max(runs, key=lambda run: Path(run).stat().st_mtime_ns)
+        raise ValueError(
+            f"{len(runs)} runs are given: {' '.join(runs)}; give one; the newest is "
+            f"{newest}"
+        )

@@ -8,12 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from mjax import environment, flags
-from mjax.generate.options import (
-    EXAMPLES,
-    OTHER_NAMES,
-    GenerateFlags,
-    check_one_model,
-)
+from mjax.generate.options import EXAMPLES, OTHER_NAMES, GenerateFlags
 
 _DONE, _FAILED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
 
@@ -26,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = sys.argv[1:] if argv is None else list(argv)
     try:
-        check_one_model(words)
+        flags.check_one_run(words)
         if flags.given(words, "--serve") is not None:
             environment.check()
             from mjax.generate.server import command as server  # starlette: an extra

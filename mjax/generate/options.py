@@ -1,9 +1,6 @@
 """Flags of `python -m mjax.generate`. No JAX, so mistakes are reported at once."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Annotated, Literal
 
 from mjax import flags
@@ -39,23 +36,6 @@ EXAMPLES = (
 )
 STDIN = "-"
 """Prompt that stands for standard input."""
-
-
-def check_one_model(words: Iterable[str]) -> None:
-    """Refuse several models, as from a pattern such as runs/demo-*.
-
-    Args:
-      words: the command line after the program's name.
-    Raises:
-      ValueError: the words before the first flag are several existing folders.
-    """
-    models = [*itertools.takewhile(lambda word: not word.startswith("-"), words)]
-    if len(models) > 1 and all(Path(model).is_dir() for model in models):
-        newest = max(models, key=lambda model: Path(model).stat().st_mtime_ns)
-        raise ValueError(
-            f"{len(models)} runs are given: {' '.join(models)}; give one; the newest "
-            f"is {newest}"
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

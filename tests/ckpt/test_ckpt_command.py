@@ -322,6 +322,19 @@ def test_a_copy_needs_an_own_folder_with_space(run, ask, tmp_path, monkeypatch):
 # ----------------------------------------------------------------------------- refusals
 
 
+@pytest.mark.parametrize(
+    ("command", "out"), [("ls", []), ("verify", []), ("show", []), ("reshard", ["out"])]
+)
+def test_of_several_runs_the_newest_is_named(ask, tmp_path, monkeypatch, command, out):
+    monkeypatch.chdir(tmp_path)
+    for age_s, name in enumerate(["b", "a"]):
+        (tmp_path / name).mkdir()
+        os.utime(tmp_path / name, (0, 1000 - age_s))
+    code, _, err = ask(command, "a", "b", *out)
+    says = "error: 2 runs are given: a b; give one; the newest is b\n"
+    assert (code, err) == (2, says)
+
+
 @pytest.mark.parametrize("command", ["ls", "verify", "show", "reshard"])
 def test_a_path_without_checkpoints_is_refused_in_one_line(ask, tmp_path, command):
     more = [tmp_path / "out"] if command == "reshard" else []

@@ -219,6 +219,7 @@ def test_an_export_without_a_beginning_leaves_first_tokens_out(
             "tokenizer.json",
         ),
         (["run", "--data.path", "texts.jsonl", "--windows", "3"], "--windows"),
+        (["run", "run", "--held-out"], "2 runs are given: run run; give one"),
         (["run", "--data.path", "ids.bin"], "ids, which only training reads; give"),
     ],
     ids=" ".join,
