@@ -468,9 +468,17 @@ def _export(command: Export) -> int:
 
 
 def _checked_out(path: str) -> epath.Path:
-    """Return the output path; refuse one that is not a folder of checkpoints."""
+    """Create the output folder; refuse one that is not a folder of checkpoints."""
     folder = epath.Path(path)
-    if folder.exists() and any(folder.iterdir()):
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_used = any(folder.iterdir())
+    except OSError as error:
+        raise ValueError(
+            f"OUT must be a folder that can be created and read, got {path}: "
+            f"{error.strerror}; give another OUT"
+        ) from error
+    if is_used:
         place = places.find(path)
         if place.journal is not None or place.only is not None:
             raise ValueError(

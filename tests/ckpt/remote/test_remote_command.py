@@ -102,6 +102,20 @@ def test_a_step_is_fetched_into_a_folder(steps: MemoryStore, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    ("out", "why"), [("file", "File exists"), ("file/out", "Not a directory")]
+)
+def test_an_out_that_cannot_be_created_is_refused_in_one_line(
+    steps: MemoryStore, tmp_path, capsys, out: str, why: str
+):
+    (tmp_path / "file").touch()
+    assert main(["fetch", URL, str(tmp_path / out)]) == 2
+    assert capsys.readouterr().err == (
+        f"error: OUT must be a folder that can be created and read, got "
+        f"{tmp_path / out}: {why}; give another OUT\n"
+    )
+
+
+@pytest.mark.parametrize(
     ("code", "remedy"),
     [
         (errno.ENOSPC, "No space left on device; make room in {out}"),
