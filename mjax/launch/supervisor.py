@@ -525,10 +525,13 @@ class Supervisor:
         failure = failures.explained(failure, self._fleet.matches(now_s - _EXPLAINS_S))
         self._failure = failure
         if failure.cause is not Cause.DONE:
-            text = f"{failure.cause}: {failure.text}"
-            is_ordered = math.isfinite(self._stop_by_s)  # all ranks were told to save
-            is_fine = is_ordered and failure.cause is Cause.PREEMPTED
-            severity = "info" if is_fine else "error"
+            text, severity = f"{failure.cause}: {failure.text}", "error"
+            if failure.cause is Cause.PREEMPTED:
+                # Nothing failed. Unless all ranks were told to save, somebody else
+                # stopped them, which the user may not expect.
+                is_ordered = math.isfinite(self._stop_by_s)
+                severity = "info" if is_ordered else "warning"
+                text += "" if is_ordered else ", after a signal from outside"
             self._tell("failure", text, severity, **failure.fields())
         self._enter(State.STOPPING, now_s)
         self._until_s = now_s + self.config.restart.kill_s

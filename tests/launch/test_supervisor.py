@@ -632,6 +632,11 @@ def test_a_signal_from_outside_is_no_end_of_the_run():
     cluster.go(3)
     assert cluster.supervisor.generation == 2
     assert [event.data["pause_s"] for event in cluster.kinds("restart")] == [0.0]
+    (failure,) = cluster.kinds("failure")
+    assert failure.severity == "warning"
+    assert failure.text == (
+        "preempted: rank 0 on host-0 ended with code 42, after a signal from outside"
+    )
 
 
 @pytest.mark.parametrize(
