@@ -1,10 +1,10 @@
-"""Read and write arrays on disk: written through Orbax, read piece by piece.
+"""Write the arrays of a step through Orbax, and read them piece by piece.
 
 The folder `state/` of a step is an Orbax PyTree checkpoint with one leaf per name
-(TensorStore, zarr in OCDBT, not compressed), so Orbax can read it without mjax. Orbax's
-own path from device to disk does not expose the host copy. So Orbax is given another
-leaf type, `HostLeaf`, whose checksums are already computed. Orbax is imported only when
-it is needed (`orbax_handlers`); reading pieces does not need it.
+(TensorStore, zarr in OCDBT, not compressed), so Orbax can read it without mjax. If
+Orbax saved the jax arrays, it would make its own host copy, whose checksums mjax could
+not compute. So mjax copies the arrays and gives Orbax the copies (`HostLeaf`). Orbax is
+imported only to write or check (`orbax_handlers`); reading pieces does not need it.
 """
 
 from collections.abc import Iterable, Mapping
@@ -109,8 +109,8 @@ class Reader:
 
         Args:
           step_dir: folder of the step.
-          part: index of the only process whose part is read, which need not be merged;
-            None reads the merged checkpoint.
+          part: index of a process, to read only what that process wrote, before or
+            after the merge; None reads the merged checkpoint.
         """
         folder = step_dir / STATE
         self._base = kvstore(folder if part is None else folder / part_dir(part))
@@ -139,8 +139,8 @@ class Reader:
 def check_orbax_reads(step_dir: epath.Path, names: Iterable[str]) -> None:
     """Check that Orbax alone would read the same arrays as `Reader`.
 
-    Orbax reads metadata files of its own, which `Reader` does not need. Orbax starts a
-    backend of jax.
+    Orbax reads metadata files of its own, which `Reader` does not need. This check
+    starts a backend of jax.
 
     Args:
       step_dir: folder of the step.

@@ -9,12 +9,12 @@ from mjax.stores import address
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Retention:
-    """Rules for keeping steps: one rule is enough; the newest step is always kept."""
+    """Rules for keeping steps: the newest step, and each step that any rule names."""
 
     last: int = 3
     """Keep the newest k steps."""
     every: int | None = None
-    """Keep all multiples of this step."""
+    """Keep the steps that are multiples of this number."""
     best: int = 0
     """Keep the k evaluated steps with the lowest `eval_loss`."""
 
@@ -22,7 +22,7 @@ class Retention:
         """Return the steps to keep.
 
         Args:
-          steps: good step -> its `eval_loss`, or None if it was not evaluated.
+          steps: intact step -> its `eval_loss`, or None if it was not evaluated.
         """
         newest = sorted(steps)[-max(1, self.last) :]
         multiples = [s for s in steps if self.every and s % self.every == 0]
@@ -36,7 +36,8 @@ class Retention:
 
 _REMOTE = "--ckpt.remote"
 _PATIENCE = 10
-"""Number of consecutive saves that may fail if --ckpt.max-unsaved is absent."""
+"""Default of --ckpt.max-unsaved in multiples of --ckpt.every; also the time limit of a
+run's last save in multiples of --ckpt.timeout-s."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,8 @@ class CkptConfig:
     keep_best: int = 0
     """Number of evaluated checkpoints kept, those with the lowest held-out loss."""
     max_unsaved: int | None = None
-    """Steps without a new checkpoint before the run stops; None: ten times `every`."""
+    """Steps without a new checkpoint after which the run stops; None: ten times
+    --ckpt.every."""
     timeout_s: int = 600
     """Seconds that a save waits for a process to answer before it fails."""
     remote: str | None = None
@@ -65,12 +67,13 @@ class CkptConfig:
     remote_wait_s: int = 300
     """Seconds that a run waits at its end for the upload of the last checkpoint."""
     remote_stop_wait_s: int = 20
-    """The same wait after SIGTERM or Ctrl-C, counted from the signal, because the
-    machine may end the run about 30 s after it."""
+    """Seconds after SIGTERM or Ctrl-C that a run waits for the upload of the last
+    checkpoint. The machine may end the run about 30 s after the signal."""
     local_dir: str | None = None
-    """Folder on each host (RAM disk, SSD) for copies between checkpoints."""
+    """Folder on each host (RAM disk, SSD) for copies of the state, which are made more
+    often than checkpoints; None: no copies."""
     local_every: int = 10
-    """Steps between copies on the host."""
+    """Steps between copies of the state in --ckpt.local-dir."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -99,7 +102,7 @@ class CkptConfig:
             )
         if self.remote is not None and "://" in (self.dir or ""):
             raise ValueError(
-                f"--ckpt.dir must be a folder beside {_REMOTE}, got {self.dir}; the "
+                f"--ckpt.dir must be a folder if {_REMOTE} is set, got {self.dir}; the "
                 "steps are written there before they are copied"
             )
         if "://" in (self.local_dir or ""):

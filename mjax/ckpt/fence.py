@@ -57,7 +57,7 @@ class Fence:
     """The fence of one folder, in one process."""
 
     def __init__(self, folder: epath.Path) -> None:
-        """Store the path, which need not exist. Until `claim` nothing is refused."""
+        """Store the path, which need not exist. Nothing is refused until `claim`."""
         self._folder, self._owner = folder, ""
         self.problem: str | None = None
         """Text that names the start that has taken over; None if none was seen."""

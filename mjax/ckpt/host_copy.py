@@ -2,8 +2,8 @@
 
 A box is a rectangular part of an array (`boxes`). If several devices hold a box, only
 replica 0 (in jax's numbering) is copied; a copy that stays on the host (`local`) has
-all boxes of this process. After the copy the device buffers may be donated: nothing
-refers to them. The next save reuses the host buffers, so it allocates no new memory.
+all boxes of this process. After the copy the device buffers may be donated, because the
+copy does not use them. The next save reuses the host buffers and allocates no memory.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class HostPiece:
         values = self.array()
         if not values.size or not jnp.issubdtype(values.dtype, jnp.inexact):
             return True
-        # Both propagate NaN, and need no second array.
+        # min and max propagate NaN, and need no second array.
         return bool(np.isfinite(values.min()) and np.isfinite(values.max()))
 
 
@@ -71,7 +71,7 @@ class HostCopy:
 
 
 def why_unusable(leaves: Mapping[str, HostLeaf]) -> str | None:
-    """Return a text that names a parameter that is not finite; None if all are.
+    """Return a text that names a parameter with non-finite values; None if none has.
 
     Such a state is useless: the parameter would stay non-finite in every later state.
     """
@@ -150,7 +150,11 @@ def _chosen(array: jax.Array, replicas: bool) -> dict[Box, Any]:
 
 
 def _start(shard: Any) -> tuple[jax.Array, bool]:
-    """Start a device's transfer, in parallel with those of the other devices."""
+    """Start copying a shard to host memory, without waiting for the end of the copy.
+
+    Returns:
+      The copy, and whether the shard is replica 0. On a CPU the shard's own array.
+    """
     data = shard.data
     if shard.device.platform != "cpu":
         pinned = SingleDeviceSharding(shard.device, memory_kind=HOST_KIND)

@@ -28,7 +28,7 @@ class Job:
     step: int
     save_id: str
     copy: HostCopy | str
-    """The host copy; or the reason why there is none, with which attempts fail."""
+    """The host copy. If it failed, the reason, which is the error of every attempt."""
     run: Mapping[str, Any]
     """JSON metadata to store with the state."""
     max_attempts: int | None
@@ -52,4 +52,6 @@ class Progress:
     folder: epath.Path | None = None
     """Unfinished folder that the step is written to; None before it exists."""
     checksum_s: float = 0.0
+    """Seconds that this process spent on the checksums of its pieces."""
     read_back_s: float = 0.0
+    """Seconds that this process spent on reading its pieces back."""

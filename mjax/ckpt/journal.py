@@ -1,7 +1,7 @@
 """The journal of a run's checkpoints in the work dir: one JSON object per line.
 
 The work dir and the folder of checkpoints may be on two file systems. So the journal
-still lists the steps that the folder has lost completely, and damaged steps in a folder
+still lists steps if their folder is lost, and can quarantine damaged steps of a folder
 that is read-only.
 """
 
@@ -41,7 +41,7 @@ class Journal:
         self._path = Path(path)
 
     def write(self, event: str, step: int, **facts: Any) -> None:
-        """Append an event and flush it to disk.
+        """Append an event with further fields of `Record`, and flush it to disk.
 
         Raises:
           OSError: the file cannot be written.
@@ -149,8 +149,9 @@ def new_save_id(origin: str, start: int) -> str:
 
     Args:
       origin: the id of the run; for a copy of a step, `origin_of` the step's save id.
-      start: number of this start of the run, larger than those of all earlier starts
-        that it has records of; for a copy of a step, `start_of` the step's save id.
+      start: number of this start of the run, larger than all start numbers in the
+        journal and the saved steps; for a copy of a step, `start_of` the step's save
+        id.
     """
     return f"{origin}-{start}-{secrets.token_hex(8)}"
 

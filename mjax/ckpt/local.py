@@ -7,8 +7,8 @@ a folder on its host (a RAM disk, an SSD), without waiting for other processes:
 
 A copy exists as long as its host. At a restart on the same mesh, each process reads its
 own copy if it is intact. Otherwise it receives each box over the devices' network from
-a process with a replica of that box. If any box is on no process, the copy is useless;
-an older copy or the newest step of the store is used instead.
+a process with a replica of that box. If no process has some box, the copy is useless,
+and an older copy or the newest step of the store is used instead.
 """
 
 import contextlib
@@ -120,8 +120,8 @@ class LocalCopies:
     def discard_after(self, step: int) -> None:
         """Delete copies that are newer than the step from which the run resumes.
 
-        Otherwise newer copies of an earlier start would win over those of this start.
-        Copies that cannot be deleted are reported on stderr.
+        Otherwise a later restart would prefer them to the copies of this start. Copies
+        that cannot be deleted are reported on stderr.
         """
         self._guarded("delete abandoned copies in", lambda: self._discard_after(step))
 
@@ -140,7 +140,7 @@ class LocalCopies:
         """Read boxes of a copy, and compare each with its checksum.
 
         Args:
-          offer: offer of the copy, from this process or one that copied with it.
+          offer: step and id of the copy, as any process that made the copy offers it.
           wanted: leaf name -> its description and the boxes to read.
         Returns:
           Leaf name -> box -> values, and the JSON metadata that was saved with them.
@@ -237,7 +237,7 @@ class LocalCopies:
         unfinished.rename(target)
 
     def _make_room(self, step: int) -> None:
-        """Delete unfinished copies, a copy of this step, all older ones except one."""
+        """Delete unfinished copies, any of this step, and all others but the newest."""
         if not self._folder.exists():
             return
         for path in self._folder.iterdir():

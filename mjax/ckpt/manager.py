@@ -262,7 +262,9 @@ class Checkpoints:
         return self._writer.is_writing
 
     def why_unsaved(self, step: int) -> str:
-        """Return a text on how long nothing was saved, and why; on process 0."""
+        """Return, on process 0, a text that says for how many steps nothing was saved,
+        and why.
+        """
         if self._fence_problem is not None:
             return self._fence_problem
         stalled = (
@@ -327,7 +329,7 @@ class Checkpoints:
         return found
 
     def where(self, step: int) -> str:
-        """Return a text on where a step is: in the store, or at --ckpt.remote."""
+        """Return where a step is, as a text: in the store, or at --ckpt.remote."""
         is_here = self._link is None or step in self.store.steps()
         return str(self.store.directory if is_here else self._config.remote)
 

@@ -9,8 +9,8 @@ the arrays, a step's folder holds
 - `checkpoint.json`, written last: step, leaves, the checksums of the files above, and
   JSON metadata of the run (config, data position, seed, versions).
 
-Both kinds of file are *sealed*: their first line gives the format and its version, and
-a CRC32C that covers these and the rest of the file.
+Both kinds of file are *sealed*: their first line has the name of the format, its
+version, and a CRC32C of the name, the version and the rest of the file.
 """
 
 import dataclasses
@@ -165,7 +165,7 @@ def unseal(text: str, where: str, kind: Any = Any) -> Any:
 def _seal_crc32c(name: str, version: int, text: str) -> int:
     """Return the CRC32C of the format, its version and the body.
 
-    The version is covered because a flipped bit could turn it into a newer one.
+    The version is covered, because a flipped bit could make the file look newer.
     """
     return text_crc32c(f"{name} {version}\n{text}")
 

@@ -64,7 +64,7 @@ class _HostLeafHandler(type_handlers.TypeHandler):
 
 
 class _Locator(type_handlers.TypeHandler):
-    """Handler that returns where Orbax would read arrays instead of reading them."""
+    """Handler that reads no arrays, and returns where Orbax would read them."""
 
     def typestr(self) -> str:
         return "jax.Array"

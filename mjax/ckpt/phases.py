@@ -95,7 +95,7 @@ class Phases:
     def fail(self, problem: BaseException) -> str:
         """Make the next phase fail on all processes; return the joint error text.
 
-        For an error between two phases, of which the other processes do not know.
+        For an error between two phases, which the other processes have not seen.
         """
         text = in_words(problem)
 

@@ -97,7 +97,7 @@ def choose(place: Place, step: int | None) -> epath.Path:
     """Return the folder of a step, or of the newest step if `step` is None.
 
     Raises:
-      ValueError: there is no step, or not this one, or another run saved it.
+      ValueError: there is no step, the given step is absent, or another run saved it.
     """
     if place.only is not None:
         if step is not None and place.only.name != str(step):
@@ -146,8 +146,8 @@ def is_without_steps(work_dir: Path, config: Mapping[str, Any]) -> bool:
 
     Args:
       work_dir: the folder with the journal.
-      config: its config.json. If the run saves outside of its work dir too, the answer
-        is False.
+      config: content of config.json in the work dir. If the run also saves outside of
+        the work dir, the result is False.
     """
     ckpt = config.get("ckpt")
     if not isinstance(ckpt, dict):
@@ -181,7 +181,7 @@ def entries(place: Place) -> list[Entry]:
 
 
 def why_foreign(place: Place, manifest: Manifest) -> str | None:
-    """Return why a step is not of the run; None if it is, or without a work dir.
+    """Return why a step is not of the run; None if it is, or if the run is unknown.
 
     A folder of checkpoints, or one checkpoint, has no journal that identifies the run.
     """

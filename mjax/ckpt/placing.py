@@ -108,7 +108,7 @@ def read(
     this = jax.process_index()
     for name, leaf in abstract.items():
         planned = plan(leaf)
-        assert planned is not None  # always exists without holders
+        assert planned is not None  # `plan` returns None only if holders are given
         wanted[name] = planned.reads(this)
 
     def read_leaf(name: str) -> dict[Box, np.ndarray]:
@@ -126,9 +126,10 @@ def place(
 ) -> dict[str, jax.Array]:
     """Put the values that all processes have read on the devices.
 
-    Every process calls this. A leaf in host memory that processes share is first summed
-    on the devices. Such leaves are placed one after the other, so a device holds only
-    one of them at a time.
+    Every process calls this. A box that another process has read arrives as a sum over
+    devices, of which one has the values and the others zeros. If such a leaf belongs in
+    host memory, the sum is then moved there; these leaves are placed one after the
+    other, so a device holds only one of them at a time.
 
     Args:
       host: values that this process has read; emptied leaf by leaf.
@@ -183,7 +184,10 @@ def _placed(
 def _scattered(
     leaf: jax.ShapeDtypeStruct, plan: Plan, values: Mapping[Box, np.ndarray]
 ) -> jax.Array:
-    """Return a leaf's bits [copies, *shape]: each box in one copy, zeros in others."""
+    """Return the bits of a leaf as unsigned integers [copies, *shape], to be summed.
+
+    In one copy a box has its values; in all other copies it has zeros.
+    """
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding)
     bits = _bits(leaf)
@@ -203,7 +207,10 @@ def _scattered(
 
 
 def _totals(leaves: Mapping[str, jax.ShapeDtypeStruct]) -> Any:
-    """Compile sums over copies; they are exact, because bits are added as integers."""
+    """Return a compiled function from leaf name -> copies to leaf name -> their sum.
+
+    The sums are exact, because bits are added as integers.
+    """
     shardings = {name: leaf.sharding for name, leaf in leaves.items()}
 
     def totals(scattered: dict[str, jax.Array]) -> dict[str, jax.Array]:

@@ -23,8 +23,8 @@ _STORE_TROUBLE = (
     *("UNAVAILABLE", "PERMISSION_DENIED", "UNAUTHENTICATED", "DEADLINE_EXCEEDED"),
     *("ABORTED", "RESOURCE_EXHAUSTED"),
 )
-# An error of a disk or a network that TensorStore has no code for. It may be temporary;
-# if it is not, the step cannot be read.
+# Code of TensorStore for any other error of a disk or a network. The read is repeated,
+# because the error may be temporary; if it persists, the step counts as damaged.
 _UNKNOWN = "UNKNOWN"
 _PAUSES_S = (0.5, 1.0, 2.0)
 

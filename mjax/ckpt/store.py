@@ -114,7 +114,7 @@ class Store:
         _sync_tree(unfinished)
         self.fence.check()
         target = self.path(step)
-        if target.exists():  # unusable, or the run would have resumed from it
+        if target.exists():  # the run did not resume from it, so it is unusable
             self.quarantine(step, "another save of this step has taken its place")
         unfinished.rename(target)
         _sync(self.directory)
@@ -150,8 +150,8 @@ class Store:
     ) -> list[int]:
         """Delete the good steps that no rule keeps; return the deleted steps.
 
-        Damaged and refused steps, and folders that hold another step than their name
-        says, stay and do not count for the rules.
+        Damaged steps, refused steps, and folders whose name is not the number of their
+        step are kept. They do not count for the rules.
 
         Args:
           retention: rules for keeping steps.
@@ -231,7 +231,7 @@ class Store:
 
 
 def kind_of(name: str) -> Kind | None:
-    """Return the kind of a folder by its name; None if it is not of a store."""
+    """Return the kind of a folder by its name; None if a store makes no such name."""
     found = _NAME.fullmatch(name)
     if found is None:
         return None
@@ -279,7 +279,7 @@ def pieces_of(step_dir: epath.Path, manifest: Manifest, part: int) -> Pieces:
         raise DamagedError(f"{where} differs from what was written (CRC32C)")
     found = read_pieces(text, where)
     if unknown := sorted({*found} - {*manifest.leaves}):
-        raise DamagedError(f"{where} has {unknown[0]}, which the step has not")
+        raise DamagedError(f"{where} has {unknown[0]}, which the step does not have")
     return found
 
 

@@ -27,7 +27,7 @@ class RemoteFence:
     """The fence of one URL, on process 0."""
 
     def __init__(self, store: ObjectStore) -> None:
-        """Keep the store; until `claim` nothing is refused."""
+        """Keep the store; nothing is refused until `claim`."""
         self._store, self._owner = store, ""
         self.problem: str | None = None
         """Text that names the start that has taken over; None if none was seen."""

@@ -107,7 +107,7 @@ class Link:
 
     @property
     def branch_step(self) -> int | None:
-        """The fetched step, if its branch is newer than that of the work dir."""
+        """The fetched step if its branch is newer than the work dir's, or None."""
         return self._source.branch_step
 
     def fetch(self) -> bool:

@@ -67,7 +67,7 @@ def choose(remote: RemoteSteps, only: int | None, step: int | None) -> list[int]
       only: step that the URL names; None if it names a run.
       step: --step; None selects all steps.
     Raises:
-      ValueError: there is no step, or not the selected one.
+      ValueError: there is no step, or the selected one is absent.
     """
     steps, wanted = remote.steps(), step if only is None else only
     if not steps:
@@ -86,7 +86,7 @@ def entries(remote: RemoteSteps, only: int | None) -> list[RemoteEntry]:
     """List the steps from their commits, then the steps that were put aside.
 
     Raises:
-      ValueError: there is no step of any kind, or not the one that the URL names.
+      ValueError: there is no step of any kind, or the one that the URL names is absent.
     """
     aside = {} if only is not None else remote.aside()
     steps = remote.steps() if aside else choose(remote, only, None)

@@ -237,7 +237,7 @@ class Source:
         return json.dumps(dataclasses.asdict(order))
 
     def _download(self, order: _Order) -> tuple[str, str]:
-        """Download this process's files; return texts of damage and of other errors."""
+        """Download this process's files; return (damage, other error), "" if none."""
         rank, num = self._agreement.rank, self._agreement.num
         names = transfer.spread(order.commit.files, rank, num)
         try:
@@ -263,7 +263,7 @@ class Source:
         try:
             if not (trouble or damage):
                 pieces_in(folder, manifest_in(folder))
-                self._leave_branch(commit.step)  # first, or they would win after a kill
+                self._leave_branch(commit.step)  # first, see its docstring
                 self._local.commit(folder, commit.step)
                 return _FETCHED
         except DamagedError as error:
@@ -279,7 +279,11 @@ class Source:
         return _DAMAGED
 
     def _leave_branch(self, step: int) -> None:
-        """Quarantine the local steps above a newer step of the store."""
+        """Quarantine the local steps above a newer step of the store.
+
+        Call this before the step is committed: after a kill, a restart would otherwise
+        resume from the local steps, because their numbers are higher.
+        """
         for old in [*self._local_steps()]:
             if old > step:
                 why = f"a later start went on from an older step, to step {step}"

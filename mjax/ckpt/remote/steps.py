@@ -117,7 +117,7 @@ class RemoteSteps:
             data, version = self.store.read_versioned(name)
             found: Commit = unseal(data.decode(), where, Commit)
         except (MissingError, UnicodeDecodeError) as error:
-            raise DamagedError(f"{where} is missing or no text") from error
+            raise DamagedError(f"{where} is missing or not text") from error
         if found.step != step:
             raise DamagedError(f"{where} is of step {found.step}")
         for name in found.files:
@@ -141,7 +141,7 @@ class RemoteSteps:
         try:
             found = read_manifest(self.store.read(name).decode(), where)
         except (MissingError, UnicodeDecodeError) as error:
-            raise DamagedError(f"{where} is missing or no text") from error
+            raise DamagedError(f"{where} is missing or not text") from error
         if (found.step, found.save_id) != (commit.step, commit.save_id):
             raise DamagedError(f"{where} is of step {found.step}, {found.save_id}")
         return found

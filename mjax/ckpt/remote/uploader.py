@@ -275,7 +275,7 @@ class Uploader:
         )
 
     def _next(self) -> int | None:
-        """Choose the step to upload: the newest that is wanted; None if none is."""
+        """Return the newest local step that must be uploaded; None if there is none."""
         if self._done is None:
             self._claim()
             self._done = dict(self._remote.commits())
