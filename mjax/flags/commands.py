@@ -11,11 +11,11 @@ def run_command(words: Sequence[str], commands: Mapping[str, str], help: str) ->
 
     Args:
       words: words of the command line, without the program's name.
-      commands: names and modules, each with `main(argv) -> exit code`; only the module
-        of the named command is imported.
+      commands: name of each command -> name of its module, which has a function
+        `main(argv) -> exit code`. Only the module of the named command is imported.
       help: printed for --help, and after the message for an unknown command.
     Returns:
-      the exit code of the command; 2 if no command has this name; 1 if the reader of
+      The exit code of the command; 2 if no command has this name; 1 if the reader of
       its output has closed the pipe.
     """
     try:

@@ -33,7 +33,7 @@ def value_of(words: Sequence[str], hint: Any, flag: str) -> Any:
     """Convert the words after a flag to a value.
 
     Args:
-      words: as many as `num_words` says.
+      words: words after the flag; `num_words` gives their number.
       hint: type of the value.
       flag: as typed, for messages.
     Raises:

@@ -19,7 +19,7 @@ MISSING = dataclasses.MISSING
 
 @dataclasses.dataclass(frozen=True)
 class Positional:
-    """Marks a positional field, whose value has no flag: Annotated[str, this]."""
+    """Marks a field whose value has no flag: Annotated[str, Positional("PATH")]."""
 
     metavar: str
     """Name of the value in messages and in the help."""
@@ -30,7 +30,7 @@ class Flag:
     """One field that a command line may set."""
 
     path: tuple[str, ...]
-    """Names of the fields that lead to the field, and last its own."""
+    """Name of the field, after the names of the fields in which it is nested."""
     hint: Any
     """Type, without annotations."""
     default: Any
@@ -38,7 +38,7 @@ class Flag:
     owner: type
     """Dataclass of the field."""
     part: int = 0
-    """Index of the dataclass that was read; see `reading.read_parts`."""
+    """Index of the outermost dataclass among the parts of `reading.read_parts`."""
     positional: Positional | None = None
     """The mark of a positional value."""
 
@@ -81,8 +81,8 @@ def flags_of(
     Args:
       cls: the dataclass.
       default: an instance with the defaults; MISSING uses the defaults of the fields.
-      part: index for the flags.
-      path: names of the fields that lead to it.
+      part: `Flag.part` of the flags.
+      path: names of the fields in which the dataclass is nested.
     """
     for field, hint in fields_of(cls):
         inner = default_of(field, default)

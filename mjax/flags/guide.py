@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 Meanings = Mapping[str, str]
-"""Names in other programs, without leading hyphens, to a flag or a sentence."""
+"""Name of a flag in another program, without hyphens -> a flag or a sentence."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,4 +18,4 @@ class Guide:
     examples: Sequence[str] = ()
     """Example commands in the help."""
     meanings: Meanings = dataclasses.field(default_factory=dict)
-    """Other names of flags."""
+    """Names of flags in other programs."""

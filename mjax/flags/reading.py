@@ -238,7 +238,7 @@ class _Words:
                 self._found[slot.part, slot.path] = value_of(
                     [word], slot.hint, slot.name
                 )
-                self._latest = f" behind {slot.name} {shown(word)}"
+                self._latest = f" after {slot.name} {shown(word)}"
             else:
                 raise ValueError(
                     slips.misplaced(
@@ -257,7 +257,7 @@ class _Words:
         if flag.is_switch:
             self._switch(flag, written, value if has_value else None, words)
             self._found[flag.part, flag.path] = is_on
-            self._latest, self._is_text = f" behind the switch {written}", False
+            self._latest, self._is_text = f" after the switch {written}", False
             return
         count = num_words(flag.hint)
         taken = [value] if has_value else []
@@ -270,7 +270,7 @@ class _Words:
         if count is not None and len(taken) < count and not _is_none(flag, taken):
             raise ValueError(_too_few(flag, written, taken, count, words))
         self._found[flag.part, flag.path] = value_of(taken, flag.hint, written)
-        self._latest = f" behind {written} {' '.join(map(shown, taken))}".rstrip()
+        self._latest = f" after {written} {' '.join(map(shown, taken))}".rstrip()
         self._is_text = str in alternatives(flag.hint)
 
     def _switch(

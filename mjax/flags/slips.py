@@ -1,8 +1,8 @@
 """Suggestions for a word that is not a flag.
 
-Input: the word as typed and the existing flags. Output: a sentence. It looks first in
-a table of the names in other programs, then for flags with the same last part, then for
-similar spelling.
+Input: the word as typed and the existing flags. Output: a sentence with a suggestion,
+which comes from the table of names in other programs, otherwise from a flag with the
+same last part, otherwise from the flag of most similar spelling.
 """
 
 import difflib
@@ -36,7 +36,7 @@ def unknown_flag(word: str, known: Collection[str], meanings: Meanings) -> str:
     Args:
       word: as typed, perhaps with = and a value.
       known: names of all flags.
-      meanings: other names.
+      meanings: names in other programs, see `guide`.
     """
     written, has_value, value = word.partition("=")
     said = f"unknown flag {shown(written)}"
@@ -62,7 +62,7 @@ def unknown_name(
     Args:
       name: without hyphens in front.
       known: names of all flags, hyphens in front.
-      meanings: other names.
+      meanings: names in other programs, see `guide`.
       prefix: "--" writes flags; "" the names of fields in a file.
     """
 
@@ -103,9 +103,9 @@ def misplaced(
     Args:
       word: as typed.
       known: names of all flags.
-      meanings: other names.
-      before: description of the flag before it, which takes no more words; may be
-        empty.
+      meanings: names in other programs, see `guide`.
+      before: description of the flag before the word, which takes no more words; may
+        be empty.
       is_text: whether that flag takes text, which may need quotes.
     """
     if word == "--":

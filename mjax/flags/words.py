@@ -1,6 +1,6 @@
 """Look up, list and replace the words of a command line before it is parsed.
 
-For programs that pass flags on, or need one flag before they can parse the rest.
+Used by programs that pass flags on, or need one flag before they can parse the others.
 """
 
 import difflib
@@ -46,7 +46,7 @@ def with_flags(words: Sequence[str], changes: Mapping[str, Sequence[str]]) -> li
 
     Args:
       words: each flag begins with two hyphens, and its values follow.
-      changes: from flags to their values.
+      changes: flag -> its new value.
     """
     kept, is_changed = [], False
     for word in words:

@@ -163,15 +163,15 @@ def test_positional_words_may_stand_before_and_behind_flags():
             "--part.is-on is a switch and takes no value, got maybe; write "
             "--part.is-on or --part.no-is-on",
         ),
-        ("x", "unexpected word x behind MODEL m"),
-        ("--part.is-on x", "unexpected word x behind the switch --part.is-on"),
-        ("--steps 3 4", "unexpected word 4 behind --steps 3"),
+        ("x", "unexpected word x after MODEL m"),
+        ("--part.is-on x", "unexpected word x after the switch --part.is-on"),
+        ("--steps 3 4", "unexpected word 4 after --steps 3"),
         (
             "--part.name a b",
-            "unexpected word b behind --part.name a; put quotes around a text with "
+            "unexpected word b after --part.name a; put quotes around a text with "
             "spaces",
         ),
-        ("--", "unexpected -- behind MODEL m; leave it out"),
+        ("--", "unexpected -- after MODEL m; leave it out"),
         (
             "--part",
             "unknown flag --part; it is a group of flags, which --help part lists",
