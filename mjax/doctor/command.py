@@ -28,10 +28,10 @@ class DoctorFlags:
     """Check whether a run can start on this host; with --together, on all hosts."""
 
     work_dir: str = "runs"
-    """Work dir of the future run."""
+    """Work dir of the run to be started."""
     hosts: int = 1
-    """Number of hosts of the run; several hosts need names and folders that all can
-    use."""
+    """Number of hosts of the run. If there are several, also check that this host's
+    name is not a loopback address, and that the work dir is on a shared file system."""
     space_gb: float = 10.0
     """Required free space in the work dir, in GB."""
     ports: tuple[int, ...] = ()
@@ -41,10 +41,11 @@ class DoctorFlags:
     hardware: bool = True
     """Also run the checks of `python -m mjax.health check --in-use`."""
     expect: str | None = None
-    """TOML file with the expectations for this host; see docs/hosts.md."""
+    """TOML file with the expected properties of this host; see docs/hosts.md."""
     together: bool = False
-    """In all processes of a launcher: connect, compare software, read each other's
-    files, and sum a number over all devices."""
+    """Run also the checks that need all processes of the run: they connect, compare
+    their software, read each other's files, and sum a number over all devices. Start
+    this command in every process, as a launcher starts the run."""
     distributed: DistributedConfig = dataclasses.field(
         default_factory=DistributedConfig
     )
