@@ -1,4 +1,4 @@
-"""Make a config from a command line: a recipe, then a file, then flags override."""
+"""Make a config: a recipe, the fields that a file overrides, and then the flags."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ class Command:
     """Base configuration: a name, or FILE.py:NAME for your own function that returns a
     TrainConfig. Every other flag overrides it."""
     config: str | None = None
-    """TOML or JSON file with values over the recipe; flags override it."""
+    """TOML or JSON file whose values override the recipe; flags override the file."""
     print_config: bool = False
     """Print the config as JSON and exit."""
     print_mesh: bool = False
@@ -32,7 +32,7 @@ class Command:
     restart_from_scratch: bool = False
     """Move a run in the work dir aside (nothing is deleted) and start a new one."""
     verbose: bool = False
-    """Or -v: print every startup detail in a terminal; logs always contain them."""
+    """Print every startup detail in a terminal, like -v; logs always contain them."""
 
     def __post_init__(self) -> None:
         if not self.recipe:
@@ -155,7 +155,7 @@ def parse_with[Own](
 
     Args:
       own: dataclass of the additional flags, with their defaults.
-      argv: as for `parse`, like the remaining arguments.
+      argv, recipes, prog, base: as in `parse`.
       examples: commands for the help, with {prog} for the program.
       meanings: flags by their names in other programs.
     """
@@ -190,8 +190,8 @@ def parse_with[Own](
 def _tell_lacking(settings: Mapping[str, files.Setting], path: str | None) -> None:
     """Report the fields that an almost complete config file lacks.
 
-    Such a file is of an older run. Fields added since then take the values of the
-    recipe.
+    Such a file comes from an older run. Fields added since then have the values of
+    the recipe.
     """
     names = [flag.name for flag in flags.flags_of(TrainConfig)]
     lacking = [name for name in names if name not in settings]

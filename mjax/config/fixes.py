@@ -41,7 +41,7 @@ class Devices:
     flag: str | None = None
     """Field that sets the number, such as simulate_devices; None if it is fixed."""
     per_flag: int = 1
-    """Devices per unit of the flag."""
+    """Devices per unit of that field."""
     per_host: int | None = None
     """Devices per host; a tensor-parallel group stays within a host. None: one host."""
 

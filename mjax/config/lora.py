@@ -32,11 +32,11 @@ class LoraConfig:
     """Low-rank adapters. Only they are trained; all other weights are frozen."""
 
     rank: int | None = None
-    """Rank r of each adapter; None trains all parameters and adds none."""
+    """Rank of each adapter; None trains all parameters, without adapters."""
     alpha: float = 16.0
     """An adapter's output is multiplied by alpha / rank."""
     targets: tuple[str, ...] = ("*",)
-    """Linear layers, such as attention.wq, q_proj or *_proj; * means all layers."""
+    """Linear layers that get adapters, such as attention.wq or *_proj; *: all."""
     init_from: str | None = None
     """Initialise the adapters from this folder in the format of PEFT."""
     base_dtype: Literal["float32", "bfloat16"] = "float32"

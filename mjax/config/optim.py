@@ -46,7 +46,7 @@ class OptimConfig:
     spike_mean_decay: float = 0.98
     """Decay of that running mean, per accepted step."""
     spike_warmup_steps: int = 20
-    """Accepted steps in the mean before spikes are detected."""
+    """Number of accepted steps before spikes are detected."""
     max_consecutive_skips: int = 20
     """Stop the run after this many skipped steps in a row."""
     state_memory: StateMemory = "device"

@@ -1,8 +1,8 @@
 """Names of flags in other trainers, with the mjax flag of the same meaning.
 
-Looked up when a flag or a key of a config file is unknown. Names are lower case with
-hyphens, without the prefixes of other programs (`training.`, `trainer.`). A value is an
-mjax flag, or a sentence if no flag has the same meaning.
+An unknown flag, or an unknown key of a config file, is looked up in this table. Names
+are lower case with hyphens, without the prefixes of other programs (`training.`,
+`trainer.`). A value is an mjax flag, or a sentence if no flag has the same meaning.
 
 The names are those of Megatron-LM, torchtitan, litgpt, levanter, MaxText, transformers
 (`TrainingArguments`) with accelerate and TRL, NeMo, and the Amazon SageMaker model

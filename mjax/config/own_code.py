@@ -30,7 +30,7 @@ def load(flag: str, value: str, *, kind: str, returns: str) -> Callable[[], Any]
       kind: kind of the function, for messages, such as "recipe".
       returns: the required type of its result, for messages.
     Returns:
-      the function, without arguments. Exceptions that it raises become ValueErrors.
+      The function, which takes no arguments. Its exceptions become ValueErrors.
     Raises:
       ValueError: the file or function does not exist, or the file cannot be run.
     """

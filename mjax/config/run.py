@@ -11,7 +11,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Values of --track, besides FILE.py:NAME."""
 
 _LEAST_BEAT_S = 0.1
-"""Least --observe.beat-s. Chosen: more frequent beats would slow the steps down."""
+"""Minimum of --observe.beat-s. Chosen: more heartbeats would slow the steps down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,8 @@ class LogConfig:
     """Logging: contents and interval."""
 
     every: int = 10
-    """Steps between progress lines; a line has the mean timing of as many steps, at
-    least ten."""
+    """Steps between progress lines. A line shows mean timings over this many steps, or
+    over ten if that is more."""
     sample_tokens: int = 200
     """Tokens that the model generates at the end, into sample.txt; 0 for none."""
     tensorboard: bool = False
@@ -128,8 +128,8 @@ class ObserveConfig:
     spans: bool = True
     """Record how each process spends the time of each step (in spans/)."""
     spans_dir: str | None = None
-    """Folder for these records instead of the work dir; use local disks with many
-    hosts."""
+    """Folder for the records of --observe.spans, instead of the work dir; with many
+    hosts, use a folder on a local disk."""
     stamps: bool | None = None
     """Record when each device reaches the parts of a step. None: only on GPUs."""
     slow_step_factor: float | None = 3.0

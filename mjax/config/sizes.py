@@ -101,7 +101,7 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
       config: a run that divides over its mesh.
       sizes: sizes of the mesh axes.
     Yields:
-      the flags of the change, and the changed run, which divides over the mesh too.
+      The flags of the change, and the changed run, which divides over the mesh too.
     """
     is_pipeline = sizes.pp * config.pipeline.chunks > 1
     local = config.batch.size // sizes.dp

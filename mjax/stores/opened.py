@@ -111,8 +111,7 @@ class _Opened(ObjectStore):
                 client_options={
                     "connect_timeout": _CONNECT_S * second,
                     "timeout": _REQUEST_S * second,
-                    # An http:// endpoint must have been set on purpose, so http is
-                    # allowed.
+                    # Plain http is allowed only if an http:// endpoint was set.
                     "allow_http": any(
                         "http://" in os.environ.get(name, "") for name in _ENDPOINTS
                     ),
