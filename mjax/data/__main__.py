@@ -38,7 +38,8 @@ class Show:
     step: int = 0
     """Steps before the batch: 0 is the first batch, whose loss is logged as step 1."""
     work_dir: str | None = None
-    """Folder of a run; it sets all of the following except --data.cache-dir."""
+    """Folder of a run; its config sets --batch-size, --seed and all --data flags
+    except --data.cache-dir."""
     batch_size: int = 8
     """Sequences per step, as in --batch.size of the run."""
     seed: int = 0
@@ -121,7 +122,7 @@ class Unfinished:
     cache_dir: str | None = None
     """Folder of token files; None is the user's cache folder."""
     remove: bool = False
-    """Remove those of this host; only list the others."""
+    """Remove the preparations of this host; those of other hosts are only listed."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -222,7 +223,7 @@ def mirror_lines(command: Mirror) -> Iterator[str]:
 
 
 def unfinished_lines(command: Unfinished) -> Iterator[str]:
-    """List unfinished preparations, and remove them with --remove.
+    """Yield lines about unfinished preparations; remove them with --remove.
 
     Raises:
       ValueError: the cache folder cannot be read or written.

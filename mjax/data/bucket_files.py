@@ -27,7 +27,7 @@ from mjax.stores.objects import (
 from mjax.stores.opened import open_store
 
 FLAG = "--data.path"
-_PATIENCE_S = 15  # the mirror retries after that
+_PATIENCE_S = 15  # seconds; the mirror then retries
 _log = logging.getLogger(__name__)
 
 
@@ -168,7 +168,7 @@ def _write(kept: pathlib.Path, base: str, objects: _Objects) -> None:
 
 
 def _read(kept: pathlib.Path) -> tuple[str, _Objects]:
-    """Return the base URL and objects of a kept list; no objects without a list."""
+    """Return the base URL and the objects of a kept list; ("", {}) without a list."""
     try:
         found = checked_json.check(cache_files.read_json(kept), dict[str, Any], "")
         rows = checked_json.check(found["objects"], dict[str, list[Any]], "")

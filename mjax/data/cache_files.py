@@ -102,7 +102,7 @@ def _taken(lock: IO[str]) -> bool:
 
 
 def _wait(lock: IO[str], path: pathlib.Path) -> None:
-    """Take a lock, waiting for the process that its file names."""
+    """Take a lock. If another process holds it, wait, and log which one."""
     until_s = time.monotonic() + _QUIET_S
     while not _taken(lock):
         if time.monotonic() >= until_s:

@@ -187,7 +187,7 @@ def _token_name(token: Any) -> str:
 
 
 class _Worker:
-    """The process that renders; the first request starts it, also after an error."""
+    """The process that renders; started by the first request, and after an error."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -195,7 +195,7 @@ class _Worker:
         self._pid = 0
 
     def ask(self, request: str) -> dict[str, Any]:
-        """Send a request, and wait for its answer for a bounded time.
+        """Send a request and return the answer, after at most `TIME_LIMIT_S` seconds.
 
         Raises:
           ValueError: jinja2 is not installed.

@@ -188,7 +188,7 @@ def _check_prefix(first: Rendered, second: Rendered, once: str) -> None:
 
 
 def _num_blank(added: str, content: Any) -> int:
-    """Count the blanks after the mark that ends a turn, which a model need not write.
+    """Count the blanks after the mark that ends a turn; a model need not write them.
 
     If only blanks follow the content, they are the mark, and the result is 0.
     """

@@ -18,11 +18,13 @@ class CacheConfig:
     """Blocks of remote files that the hosts of a run share."""
 
     mirror_dir: str | None = None
-    """Folder on a disk of each host; None: each host downloads all blocks."""
+    """Folder for blocks on a disk of each host; None: the hosts share no blocks, each
+    downloads all files."""
     replicas: int = 3
     """Number of hosts that keep each block of 64 MiB; at most all hosts."""
     limit_gib: float | None = None
-    """Disk limit per host in GiB; the least recently read blocks are removed."""
+    """Disk limit for blocks per host in GiB, by removing the least recently read ones;
+    None: no limit."""
     mib_per_s: float | None = None
     """Limit in MiB per second on the remote reads of all hosts together."""
 
@@ -72,27 +74,32 @@ class DataConfig:
     """Data of a run, and how it is cut into samples."""
 
     path: tuple[str, ...] = (STDLIB,)
-    """stdlib, synthetic, files, folders, hf://datasets/..., s3://... or gs://..."""
+    """Text of the run: stdlib (Python's own sources), synthetic, files, folders,
+    hf://datasets/..., s3://... or gs://..."""
     mixture: tuple[str, ...] = ()
-    """Several corpora instead of path, such as 0.7=stdlib 0.3=folder,file.txt."""
+    """Corpora with weights, instead of --data.path: 0.7=stdlib 0.3=folder,file.txt."""
     tokenizer: str = "bytes"
-    """bytes, a tokenizer.json, train:N (BPE of N tokens), or hf://NAME@REVISION."""
+    """Tokenizer: bytes, a tokenizer.json, hf://NAME@REVISION, or train:N, which trains
+    a BPE of N tokens on the corpus."""
     eos_token: str | None = None
     """Token that ends a document; None looks for a usual name in the tokenizer.json."""
     seq_len: int = 256
     """Tokens per sequence."""
     packing: Literal["windows", "documents"] = "windows"
-    """Samples: windows of the joined text, or one padded document (or piece) each."""
+    """windows: a sample is a window of the joined documents; documents: a sample is one
+    document, or a piece of a long one, padded."""
     held_out_fraction: float = 0.05
-    """Share of the documents kept for evaluation."""
+    """Fraction of the documents held out for evaluation."""
     isolate_documents: bool = True
-    """Block attention between documents of a sequence; restart positions in each."""
+    """Block attention between the documents of a sequence, and count the positions of
+    each document from 0."""
     format: Literal["text", "chat"] = "text"
     """Content of the files: text, or chats with loss on the answers only."""
     chat_template: str | None = None
     """Jinja file with the template of chats; None: the tokenizer's own."""
     long_chats: Literal["refuse", "skip"] = "refuse"
-    """Treatment of chats of more than seq_len tokens; chats are never cut."""
+    """What to do with chats of more than --data.seq-len tokens: stop with an error, or
+    skip them. Chats are never truncated."""
     text_field: str = "text"
     """Field or column with the text; a.b is the field b of the object a."""
     vocab: Literal["tokenizer", "model"] = "tokenizer"

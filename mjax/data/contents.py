@@ -43,7 +43,7 @@ def check_unchanged(sources: list[Source], cache_dir: pathlib.Path) -> None:
 
 
 def _digest(source: Source, digests: Mapping[pathlib.Path, str]) -> str:
-    """Return the hash of a file; for an indexed dataset, a hash of its two hashes."""
+    """Return the hash of a file; for an indexed dataset, one hash of both files."""
     if isinstance(source.path, RemotePath):
         return source.path.sha256()
     found = [digests[path] for path in source.files]

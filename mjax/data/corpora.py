@@ -30,15 +30,16 @@ from mjax.data.names import STDLIB, SYNTHETIC
 from mjax.data.remote import RemoteFiles
 from mjax.data.tokenizers import Tokenizer
 
-# Left out of the standard library: tests have odd encodings and broken code; pydoc_data
-# is one generated file of 800 kB, which would be most of the held-out text.
+# Folders left out of the corpus `stdlib`: tests have odd encodings and broken code;
+# pydoc_data is one generated file of 800 kB, which would be most of the held-out text.
 _STDLIB_SKIP = frozenset(
     {"__pycache__", "site-packages", "dist-packages", "test", "pydoc_data"}
 )
 _STDLIB_SKIP_ENDS = ("tests", "_test")
 _MAX_NAMED = 10  # left-out files to log per folder
 _DATA_SET = re.compile(r"\w[\w-]*/\w[\w-]*(?:\.\d[\w-]*)*")
-"""ORG/NAME of a data set of a hub; a name with another suffix is that of a file."""
+"""Pattern of ORG/NAME, a data set on a hub. A suffix must be a version, as in x-1.5;
+with any other suffix the name is that of a file."""
 Kind = Literal["text", "megatron"] | formats.RecordKind
 _log = logging.getLogger(__name__)
 

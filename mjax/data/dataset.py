@@ -218,7 +218,9 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
 
 
 def prepare_files(config: DataConfig) -> list[TokenFiles]:
-    """Tokenize each corpus into the cache, continuing the work of an ended process.
+    """Tokenize each corpus into the cache; return the token files of each.
+
+    The work of a killed process is continued.
 
     The files do not depend on the order of samples, so runs with any seed can use them.
 
@@ -448,7 +450,7 @@ def _stream(samples: tuple[Samples, ...], config: DataConfig, seed: int) -> Stre
 
 
 def _mixture_hash(found: tuple[Corpus, ...], weights: tuple[float, ...]) -> str:
-    """Hash the corpora and shares of a mixture; a single corpus keeps its hash."""
+    """Return a hash of the corpora and shares; for a single corpus, its own hash."""
     if len(found) == 1:
         return found[0].corpus_hash
     shares = mixture.shares(weights)
@@ -459,8 +461,8 @@ def _mixture_hash(found: tuple[Corpus, ...], weights: tuple[float, ...]) -> str:
 
 def _settings(config: DataConfig) -> str:
     words = [config.seq_len, config.held_out_fraction, config.isolate_documents]
-    # Left out if they have their defaults: then the fingerprint is that of runs from
-    # before.
+    # Newer fields are left out if they have their defaults, so the fingerprint of older
+    # runs does not change.
     packing = [] if config.packing == "windows" else [config.packing]
     one_batch = ["one batch"] if config.one_batch else []
     chats = [config.format, config.long_chats] if config.format != "text" else []

@@ -73,6 +73,8 @@ def _hash_missing(
       known: hashes of the table; new hashes are added in place.
       table: file in which hashes are saved now and then, so a killed process loses
         little; None saves nothing.
+    Returns:
+      Path -> hexadecimal SHA-256, for all paths.
     """
     found, saved = {}, time.monotonic()
     sizes = {path: _state_of(path)[2] for path in paths}

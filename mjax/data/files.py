@@ -1,6 +1,6 @@
 """Files of a corpus, on a disk of this host or remote.
 
-A remote file is read in blocks, of which one at a time is in memory.
+A remote file is read in blocks; only one block is in memory at a time.
 """
 
 import dataclasses

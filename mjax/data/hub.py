@@ -84,7 +84,7 @@ class _Listing(NamedTuple):
     files: dict[str, str]
     """File -> checksum: sha256:HEX, or git:HEX for the hash of a git blob."""
     sizes: dict[str, int]
-    """File -> size in bytes; empty in listings of versions without this field."""
+    """File -> size in bytes; empty in a listing that an older version recorded."""
 
 
 class Snapshot:
@@ -116,7 +116,7 @@ class Snapshot:
         return [file for file in self._listing.files if _is_inside(file)]
 
     def bring(self, files: Iterable[str]) -> Fetched:
-        """Download the files that are not on this machine yet.
+        """Return files of the repository; download those not on this machine yet.
 
         Args:
           files: some of `self.files`.

@@ -183,7 +183,7 @@ def _place(
     shape: tuple[int, int],
     sharding: jax.sharding.NamedSharding,
 ) -> Batch:
-    """Read the sequences of this process's devices, and start copying them.
+    """Return a batch: read the sequences of this process's devices, start the copies.
 
     Sequences that several devices hold (tensor parallelism) are read once.
     """

@@ -41,7 +41,7 @@ class IndexedDataset:
     tokens: Integer[np.ndarray, "_"]
     """Token ids of all documents in order, in the file's dtype."""
     starts: Int64[np.ndarray, "_"]
-    """[D + 1] for D documents: the position of each one's first token, and the end."""
+    """[D + 1] for D documents: position of each one's first token, and the last end."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -69,7 +69,7 @@ class TokenIds:
         return len(self.ids)
 
     def split_at(self, num_bytes: int) -> tuple["TokenIds", "TokenIds"]:
-        """Split after the longest prefix of tokens that encodes at most num_bytes."""
+        """Return the longest prefix that encodes at most num_bytes, and the rest."""
         ends = np.cumsum(self.num_bytes)
         place = int(np.searchsorted(ends, num_bytes, side="right"))
         return (
@@ -263,7 +263,7 @@ def _read_header(idx: pathlib.Path, header: np.ndarray) -> tuple[np.dtype, int, 
 def _sequence_places(
     idx: pathlib.Path, lengths: np.ndarray, pointers: np.ndarray, dtype: np.dtype
 ) -> Int64[np.ndarray, "_"]:
-    """Return the first token's position of each sequence, and the end."""
+    """Return the position of each sequence's first token, and the end of the last."""
     if (lengths < 0).any():
         sequence = int(np.argmax(lengths < 0))
         raise ValueError(
@@ -285,7 +285,7 @@ def _sequence_places(
 def _document_starts(
     idx: pathlib.Path, bounds: np.ndarray, places: np.ndarray
 ) -> Int64[np.ndarray, "_"]:
-    """Return the first token's position of each document, and the end."""
+    """Return the position of each document's first token, and the end of the last."""
     num_sequences = len(places) - 1
     if bounds[0] != 0 or bounds[-1] != num_sequences or (np.diff(bounds) < 0).any():
         raise ValueError(

@@ -98,7 +98,9 @@ def first_without(sizes: tuple[int, ...], weights: tuple[float, ...]) -> int:
 
 @functools.lru_cache(maxsize=8)
 def _table(weights: tuple[float, ...]) -> _Table:
-    """Assign one period: of the corpora that may come, take the earliest deadline.
+    """Assign a corpus to each sample of one period.
+
+    Of the corpora that may come next, the one with the earliest deadline is taken.
 
     Sample j (from 0) of a corpus with share w may come at number n (from 1) if
     w n - j >= 1 / (2 C - 2), and must come while w n - j <= 1 - 1 / (2 C - 2).

@@ -42,9 +42,9 @@ class Survey:
     """Result of the first pass over the corpus."""
 
     corpus_hash: str
-    """SHA-256 over the names and contents of the documents, in order; and over the side
-    (training or held-out) of each copy whose own name would put it on the other
-    side."""
+    """SHA-256 over the names and contents of the documents, in order. If a copy of a
+    document would be on the other side (training or held-out) by its own name, its
+    side is hashed too."""
     num_documents: int
     num_bytes: int
     num_repeated_bytes: int
@@ -239,7 +239,11 @@ def _piece(side: Side, content: str | TokenIds) -> Piece:
 
 
 def _cut(content: str | TokenIds, num_bytes: int) -> tuple[Side, list[Piece]]:
-    """Divide a piece between both sides; return the side of its end, and the parts."""
+    """Divide a piece after num_bytes into training and held-out text.
+
+    Returns:
+      The side on which the piece ends, and the parts that are not empty.
+    """
     if isinstance(content, TokenIds):
         before, after = content.split_at(num_bytes)
     else:
@@ -257,8 +261,7 @@ def write_streams(
 ) -> dict[Side, SideCounts]:
     """Tokenize pieces of text into the files `stream_path(folder, side)`.
 
-    Checksums of their blocks are written too, see `cache_files.BlockWriter`. Returns
-    the counts of both sides.
+    Checksums of their blocks are written too, see `cache_files.BlockWriter`.
 
     Args:
       pieces: function that yields the pieces after a position.
@@ -266,6 +269,8 @@ def write_streams(
       folder: folder of the files.
       unfinished: progress of an earlier process, from which the files continue.
       meter: logs the progress.
+    Returns:
+      Side -> its counts.
     Raises:
       ValueError: the tokenizer loses text.
     """
@@ -307,7 +312,8 @@ def write_chats(
     """Tokenize chats as `write_streams` tokenizes text, and write flags per token.
 
     The flags are written to `flags_path(folder, side)`, see `chat_samples`. No end
-    token is added after a chat, because the template ends each turn.
+    token is added after a chat, because the template ends each turn. Arguments and
+    result as in `write_streams`.
     """
     dtype = token_dtype(tokenizer)
     paths = [stream_path(folder, side) for side in SIDES]
@@ -479,7 +485,7 @@ def _batched(pieces: Iterator[Piece]) -> Iterator[list[Piece]]:
 
 
 def _split_text_at(text: str, num_bytes: int) -> tuple[str, str]:
-    """Split text after at most num_bytes bytes of UTF-8, between two characters."""
+    """Return the longest prefix of at most num_bytes bytes of UTF-8, and the rest."""
     encoded = text.encode()
     if num_bytes >= len(encoded):
         return text, ""

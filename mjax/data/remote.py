@@ -89,7 +89,7 @@ class RemoteFiles:
             try:
                 if not self._has_all():
                     self._hash_missing()
-            except OSError as error:  # even if the file is not as expected
+            except OSError as error:  # also WrongContentError
                 raise ValueError(f"--data.path: {error}") from None
             for listing in self._listings.values():
                 listing.remember()
@@ -137,7 +137,7 @@ class RemoteFiles:
         if limit is not None and num_bytes > limit:
             _log.warning(
                 "--data.cache.limit-gib %g is below the %.3g GiB of blocks that this "
-                "host keeps; bytes that are evicted are read of the remote again",
+                "host keeps; bytes that are evicted are read from the remote again",
                 *(limit / _GIB, num_bytes / _GIB),
             )
             return

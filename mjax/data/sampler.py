@@ -14,12 +14,13 @@ from jaxtyping import Int64
 
 from mjax.data.permutation import permuted
 
-# The cipher has blocks of at least 16 bits. With only a few samples almost every result
-# is out of range and enciphered again, so small permutations are drawn as a whole.
+# Number of samples below which the whole permutation is drawn. The cipher has blocks of
+# at least 16 bits: with few samples, almost every result is out of range and must be
+# enciphered again.
 _SMALL = 4096
-# Positions whose samples are computed at once. NumPy takes about 1 ms for a few
-# positions and 1 to 5 ms for a block (2 CPU cores, 2026-11), which hundreds of steps of
-# 8 sequences share.
+# Number of positions whose samples are computed at once. NumPy takes about 1 ms for a
+# few positions, and 1 to 5 ms for such a block (2 CPU cores, 2026-11). One block serves
+# hundreds of steps of 8 sequences.
 _BLOCK = 4096
 # Seed of the order of held-out samples, whatever the run's seed.
 _HELD_OUT_SEED = 0

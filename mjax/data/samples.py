@@ -94,6 +94,8 @@ def pack(
     Args:
       windows: [B, T + 1], consecutive token ids.
       eos_id: the token that ends a document; None does not isolate documents.
+    Returns:
+      tokens, targets, segments and positions by name, each [B, T].
     """
     tokens, targets = windows[:, :-1], windows[:, 1:].copy()
     index = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)

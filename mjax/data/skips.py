@@ -6,8 +6,8 @@ is compatible with other skips. Everything is a function of these texts, so a re
 run reads the same batches.
 
 A run that diverges often recovers if it resumes from an earlier save and leaves out the
-data that followed (PaLM, arXiv:2204.02311, section 5.1; there the same data did no harm
-from another state).
+data that followed (PaLM, arXiv:2204.02311, section 5.1; there the same data, read from
+another state, did no harm).
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ def seen(step: int, skips: Sequence[Skip]) -> tuple[Skip, ...]:
 
 
 def roll_back(skips: Sequence[Skip], to: int, step: int) -> tuple[Skip, ...]:
-    """Return the skips of a run that goes back and leaves out the batches since.
+    """Return the skips of a run that goes back, and leaves out the batches after that.
 
     Args:
       skips: skips so far.
@@ -80,8 +80,8 @@ def roll_back(skips: Sequence[Skip], to: int, step: int) -> tuple[Skip, ...]:
 def continues(old: Sequence[Skip], new: Sequence[Skip]) -> bool:
     """Return whether a run with the old skips may continue with the new ones.
 
-    New skips may be added. An old skip may be absent only if the last new skip is not
-    after it, because the run then has gone back to before the old skip.
+    New skips may be added. An old skip may be missing only if the last new skip is not
+    after it: the run has then gone back to a state before the old skip.
     """
     last = new[-1].after if new else math.inf
     return all(skip in new or last <= skip.after for skip in old)

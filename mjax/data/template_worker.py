@@ -40,7 +40,7 @@ class _Generation(jinja2.ext.Extension):
     tags = {"generation"}  # noqa: RUF012 (Jinja reads a plain set)
 
     def parse(self, parser: Any) -> Any:
-        """Put marks around the block, in whose scope its variables stay."""
+        """Put marks around the block; variables set in the block stay in its scope."""
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
         marked = [_text(_START, line), *body, _text(_END, line)]
@@ -84,7 +84,7 @@ def _environment(now: Callable[[], datetime.datetime]) -> Any:
 
 @functools.lru_cache(maxsize=8)
 def _compiled(template: str, now: str | None) -> tuple[Any, bool]:
-    """Compile a template; return also whether it marks the answers."""
+    """Return the compiled template, and whether it marks the answers."""
 
     def time() -> datetime.datetime:
         if now is None:

@@ -318,7 +318,7 @@ def _survey(
     tokenizer: Tokenizer | None,
     progress: Unfinished,
 ) -> Survey:
-    """Survey the corpus, unless an earlier process has done so."""
+    """Return the survey of the corpus, which an earlier process may have made."""
     if (known := progress.get("survey")) is not None:
         return Survey(**known)
     meter = Meter("reading", sum(size_of(source.path) for source in sources))
@@ -349,7 +349,7 @@ def _trained(
     pieces: Iterator[prepare.Piece],
     progress: Unfinished,
 ) -> Tokenizer:
-    """Train the tokenizer on the corpus, unless an earlier process has done so."""
+    """Return a tokenizer trained on the corpus, perhaps by an earlier process."""
     path = folder / _TRAINED
     known = progress.get("trained")
     if known is None or not path.exists() or _sha256(path) != known:

@@ -42,8 +42,8 @@ class TokenizerFiles:
 def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
     """Read the files of a tokenizer that needs no training.
 
-    tokenizer.json is returned unchanged. So is tokenizer_config.json, unless it names
-    another end token or no class.
+    tokenizer.json is returned unchanged. tokenizer_config.json is unchanged unless it
+    names another end token, or no class.
 
     Args:
       name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.

@@ -187,7 +187,7 @@ class BlockStore:
 
     @contextlib.contextmanager
     def _room(self, num_bytes: int) -> Iterator[None]:
-        """Evict blocks until `num_bytes` fit, and keep other processes from writing."""
+        """Evict blocks until `num_bytes` fit, under a lock of all writers."""
         if self._limit_bytes is None:
             yield
             return
@@ -204,9 +204,9 @@ class BlockStore:
     def wait_for(self, num_bytes: int, bytes_per_s: float) -> None:
         """Wait until this host may read `num_bytes` from the remote.
 
-        A file holds the time and size of the last read, by which all processes of the
-        host take turns. The clock is the host's time since boot; a time from before a
-        reboot is ignored. No process holds a lock while waiting.
+        All processes of the host take turns: a file holds the time and the size of the
+        last read. The clock is the host's time since boot; a time from before a reboot
+        is ignored. No process holds a lock while waiting.
 
         Args:
           num_bytes: bytes of the read that follows.

@@ -222,6 +222,8 @@ class Mirror:
           file: file whose checksum differs.
           digests: block -> SHA-256 of the content read before; changed in place.
           found: comparison of the content read before.
+        Returns:
+          The comparison of the content of the remote, which has the right checksum.
         Raises:
           WrongContentError: the content of the remote differs as well.
         """

@@ -23,7 +23,7 @@ BUSY = http.HTTPStatus.ACCEPTED
 """Status of a host that is alive but has no answer yet; it is asked again."""
 _DOWN_S = 30.0  # seconds until a host that failed is asked again
 _MAX_DOWN_S = 480.0  # maximum, after several failures
-_UP = (0.0, 0.0, "")  # no time until which it is down, no pause, no reason
+_UP = (0.0, 0.0, "")  # a host that answers: end of its pause, pause, reason
 _MAX_REASON_BYTES = 500
 _REFUSALS: dict[int, str] = {
     http.HTTPStatus.FORBIDDEN: "refused the token of this run",

@@ -61,8 +61,9 @@ def _even_out(
       table: block -> its hosts; changed in place.
       sizes: block -> bytes.
       hosts: all hosts.
-      counted: 1 evens out the blocks whose first host is a given host, by swapping it
-        with another host of the block; num_replicas evens out all blocks of a host.
+      counted: the load of a host is the bytes of all blocks that have the host among
+        their first `counted` hosts. If 1, the first host of a block is swapped with
+        another of its hosts; if num_replicas, a host of a block is replaced.
     """
     own: dict[str, set[str]] = {host: set() for host in hosts}
     for block, kept in table.items():
