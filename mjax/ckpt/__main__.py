@@ -307,7 +307,7 @@ def _show(command: Show) -> int:
 
 
 def _show_remote(command: Show) -> int:
-    """Print the commit and the manifest of a step of an object store."""
+    """Print commit and manifest of a step of an object store; return the exit code."""
     remote, only = listing.find(command.path)
     step = listing.choose(remote, only, command.step)[-1]
     commit, manifest = listing.described(remote, step)
@@ -337,7 +337,7 @@ def _show_remote(command: Show) -> int:
 
 
 def _show_hugging_face(command: Show) -> int:
-    """Print the model flags for a model in Hugging Face format."""
+    """Print the flags of a model in Hugging Face format; return the exit code."""
     from mjax.hugging_face.params import flags_of  # as in `_verified`
 
     if command.json or command.step is not None:
@@ -376,7 +376,7 @@ def _as_json(
 def _described(
     folder: epath.Path, manifest: Manifest, pieces: dict[str, list[Piece]]
 ) -> Iterator[str]:
-    """Describe a step in lines of `name value`, then its leaves as a table."""
+    """Yield lines that describe a step: `name value`, then a table of its leaves."""
     num_processes = len(manifest.part_sums)
     yield f"path {folder}"
     yield f"step {manifest.step}"

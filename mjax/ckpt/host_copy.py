@@ -99,6 +99,8 @@ class HostMemory:
           leaves: global arrays by leaf name.
           replicas: whether to copy each box that this process holds, even if another
             process has its replica 0.
+        Returns:
+          The copy, which is valid until the next call.
         """
         started_s = time.perf_counter()
         shards = {name: _chosen(array, replicas) for name, array in leaves.items()}

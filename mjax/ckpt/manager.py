@@ -357,7 +357,7 @@ class Checkpoints:
         return restored
 
     def _restored(self, abstract_state: PyTree) -> Restored | None:
-        """Restore, and repeat while a newer step can be fetched from --ckpt.remote."""
+        """Return the newest intact state of the store, the hosts or --ckpt.remote."""
         put_aside: list[str] = []
         while True:
             try:

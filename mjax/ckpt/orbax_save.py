@@ -95,7 +95,7 @@ class _StepHandler(ocp.AsyncCheckpointHandler):
     async def async_save(
         self, directory: epath.Path, *_: Any, args: "_StepSave"
     ) -> list[Any]:
-        """Start writing; the future ends when all processes have written."""
+        """Start writing; return a future that ends when all processes have written."""
         self._job = args.job
         self.writing = [_in_background(lambda: self._write(directory, args.job))]
         return self.writing
@@ -214,7 +214,11 @@ def _is_no_failed_save(record: logging.LogRecord) -> bool:
 
 
 def _in_background(act: Callable[[], None]) -> concurrent.futures.Future[None]:
-    """Call `act` in a thread that does not keep the program from exiting."""
+    """Call `act` in a daemon thread, which the exit does not wait for.
+
+    Returns:
+      A future with the result of `act`.
+    """
     future: concurrent.futures.Future[None] = concurrent.futures.Future()
 
     def run() -> None:
@@ -239,7 +243,12 @@ class _Part:
 
 
 def _summed(copy: HostCopy | str) -> _Part:
-    """Compute the checksums of the pieces that this process writes."""
+    """Return the pieces that this process writes, with their checksums.
+
+    Raises:
+      RuntimeError: there is no host copy.
+      FinalError: a parameter has non-finite values.
+    """
     if isinstance(copy, str):
         raise RuntimeError(copy)
     leaves = _first_pieces(copy)
@@ -259,7 +268,7 @@ def _summed(copy: HostCopy | str) -> _Part:
 
 
 def _merge(folder: epath.Path, job: Job, sums: list[int]) -> str:
-    """Merge the parts of all processes into one checkpoint, and write the manifest."""
+    """Merge the parts of all processes, write the manifest and check it; return ""."""
     arrays.merge_parts(folder)
     text = manifest.write_manifest(
         Manifest(

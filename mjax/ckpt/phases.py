@@ -126,7 +126,11 @@ def in_words(problem: BaseException) -> str:
 
 
 def _values(answers: Sequence[str]) -> str:
-    """Merge the answers of all processes in order of rank; raise if any failed."""
+    """Return the answers of all processes as a JSON list in order of rank.
+
+    Raises:
+      FailedError: an answer is an error.
+    """
     found = [json.loads(answer) for answer in answers]
     errors = [f"process {rank}: {e}" for rank, (_, e, _) in enumerate(found) if e]
     if errors:

@@ -135,6 +135,8 @@ def place(
       host: values that this process has read; emptied leaf by leaf.
       abstract: leaf name -> shape, dtype and NamedSharding.
       holders: as in `plan`.
+    Returns:
+      Leaf name -> global array.
     """
     placed: dict[str, jax.Array] = {}
     scattered: dict[str, jax.Array] = {}
@@ -160,14 +162,14 @@ def place(
 
 
 def _moved(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Copy an array to other memory, and wait until its old memory can be freed."""
+    """Return an array in other memory, after waiting until its old one can be freed."""
     return jax.device_put(x, sharding).block_until_ready()
 
 
 def _placed(
     leaf: jax.ShapeDtypeStruct, plan: Plan, values: Mapping[Box, np.ndarray]
 ) -> jax.Array:
-    """Put boxes on the devices of this process, which has read all of them."""
+    """Return the leaf, from boxes that this process has read for all its devices."""
     sharding = leaf.sharding
     assert sharding is not None
     own = [d for d in plan.box_of if d in sharding.addressable_devices]

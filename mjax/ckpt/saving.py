@@ -253,7 +253,7 @@ class Writer:
     def _try(
         self, job: Job, phases: Phases, number: int, pause_s: float | None
     ) -> Attempt:
-        """Write, read back and commit once, through Orbax."""
+        """Write, read back and commit once, through Orbax; return the outcome."""
         begun_s = time.perf_counter()
         progress, error, bug = Progress(), None, None
         try:

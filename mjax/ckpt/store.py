@@ -7,8 +7,8 @@
     owner.json                which start of the run may change the folder, see `fence`
 
 A step is committed by renaming its folder to its number, after all its files are synced
-to disk. Before its files are deleted, the folder is renamed again. So a process that is
-killed at any time leaves only complete steps, and folders whose name is not a number.
+to disk. To delete a step, its folder is renamed first. So a process that is killed at
+any time leaves only complete steps, and folders whose name is not a number.
 """
 
 import contextlib
@@ -44,7 +44,7 @@ _NAME = re.compile(
     rf"|{re.escape(_UNFINISHED)}[0-9a-f]+)"
 )
 _REASON_FILE = "damaged.json"
-_MARGIN = 1.02  # free space needed over the arrays' bytes, for other files
+_MARGIN = 1.02  # free space needed, relative to the bytes of the arrays
 
 
 Kind = Literal["step", "quarantined", "unfinished"]
@@ -85,7 +85,7 @@ class Store:
     # ------------------------------------------------------------------------- writing
 
     def begin(self, step: int, num_bytes: int) -> epath.Path:
-        """Create the unfinished folder that a step is written to.
+        """Create and return the unfinished folder that a step is written to.
 
         Unfinished folders of earlier attempts and dead processes are deleted first.
 

@@ -228,7 +228,10 @@ class _Opened(ObjectStore):
             raise self._problem(str(error), where, action) from error
 
     def _problem(self, text: str, where: str, action: str) -> Exception:
-        """Classify an error by its text, because most have one class in obstore."""
+        """Return the error of `objects` for an error of obstore, from its text.
+
+        The text decides, because obstore raises most errors as the same class.
+        """
         status = found[1] if (found := _STATUS.search(text)) else ""
         if status == "416":
             return ValueError(f"{where} ends before the requested bytes")
@@ -261,7 +264,7 @@ def _is_of_credentials(text: str) -> bool:
 
 
 def _reason(text: str) -> str:
-    """Shorten an error text of obstore, which ends with its cause in debug format."""
+    """Return an error text of obstore without its end, the cause in debug format."""
     if found := _XML_REASON.search(text):
         return f"{found[1]} ({found[2]})"
     return text.partition("\n")[0].partition(" - ")[2] or text.partition("\n")[0]

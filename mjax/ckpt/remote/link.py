@@ -76,7 +76,11 @@ class Link:
     # ----------------------------------------------------------------------- restoring
 
     def check_empty(self) -> str:
-        """Refuse a store that has steps, for a run from scratch; on process 0."""
+        """Refuse a store that has steps, for a run from scratch; on process 0.
+
+        Returns:
+          "", because the other processes receive the result.
+        """
         self._source.look()
         if self._source.is_away:
             raise RuntimeError(
@@ -111,7 +115,7 @@ class Link:
         return self._source.branch_step
 
     def fetch(self) -> bool:
-        """Copy the newest step into the work dir; see `Source.fetch`."""
+        """Copy the newest step to the work dir; return whether one was copied."""
         return self._source.fetch()
 
     def check_lost(self) -> None:
@@ -126,7 +130,7 @@ class Link:
     def described(
         self, restored: Restored | None, put_aside: Sequence[str]
     ) -> Restored | None:
-        """Add the object store to a restored state's source and skipped steps.
+        """Return a restored state whose source and skipped steps name the object store.
 
         Raises:
           LostError: nothing was restored, and all steps of the store were skipped.

@@ -255,7 +255,16 @@ class Source:
         return "", ""
 
     def _end(self, order: _Order, answers: list[str]) -> str:
-        """Commit the downloaded step in the work dir, or delete it."""
+        """Commit the downloaded step in the work dir, or delete it.
+
+        Args:
+          order: the order that all processes have carried out.
+          answers: results of `_download` on each process, as JSON.
+        Returns:
+          `_FETCHED`, or `_DAMAGED` if the step in the object store is damaged.
+        Raises:
+          RuntimeError: a process could not download its files, or the disk failed.
+        """
         folder, commit = epath.Path(order.folder), order.commit
         found = [json.loads(text) for text in answers]
         trouble = next((trouble for _, trouble in found if trouble), "")

@@ -367,7 +367,7 @@ class Uploader:
         self._agreement.from_rank(0, text)
 
     def _merged(self, step: int, save_id: str, own: str) -> dict[str, File]:
-        """Merge the lists of files that all processes have uploaded.
+        """Return path -> file, for the files that all processes have uploaded.
 
         Raises:
           _LocalDamageError: a process has found the step damaged.
