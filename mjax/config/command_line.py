@@ -257,7 +257,7 @@ def _made(recipe: str, recipes: Mapping[str, Callable[[], TrainConfig]]) -> Trai
 def _with_lines(
     message: str, argv: Sequence[str], settings: Mapping[str, files.Setting]
 ) -> str:
-    """Add the lines of a config file that set the flags named in a message."""
+    """Return a message with the lines of the config file that set the flags in it."""
     named = [
         f"{flag} is given in line {settings[flag].line}"
         for flag in dict.fromkeys(files.names_in(settings, message))

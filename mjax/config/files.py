@@ -22,7 +22,8 @@ _MAX_BYTES = 1 << 20
 config."""
 
 _OF_ONE_START = ("--config", "--restart-from-scratch", "--distributed.process-id")
-"""Flags refused in a file, because processes and starts of a run may share it."""
+"""Flags that a file must not set, because all processes and later starts of a run may
+use the same file."""
 
 _KEY = r"""(?:[\w-]+|"[^"]*"|'[^']*')"""
 _KEYS = rf"{_KEY}(?:\s*\.\s*{_KEY})*"
@@ -53,13 +54,14 @@ def read(
     Args:
       path: path of the file. Its suffix (.toml, .json) or else its first character
         decides the format.
-      known: flags that it may set.
-      meanings: other names of flags, for messages.
+      known: flags that the file may set.
+      meanings: names of flags in other programs, for messages.
     Returns:
-      Its settings, by flag.
+      Flag -> its setting.
     Raises:
-      ValueError: it cannot be read, is neither TOML nor JSON, or has an unknown key, a
-        duplicate key or a value of the wrong type. The message has file and line.
+      ValueError: the file cannot be read, is neither TOML nor JSON, or has an unknown
+        key, a duplicate key or a value of the wrong type. The message has file and
+        line.
     """
     text = _text(path)
     is_json = path.suffix == ".json" or (
@@ -135,7 +137,7 @@ def _placed(error: ValueError) -> str:
 def _refuse_key(
     keys: Keys, value: Any, by_name: Mapping[str, Flag], meanings: Mapping[str, str]
 ) -> None:
-    """Return the error of a key that is not a flag; an empty group is not an error."""
+    """Raise the error for a key that is not a flag; accept an empty group of flags."""
     field = ".".join(keys)
     groups = {flag.group for flag in by_name.values()} - {""}
     first, *below = keys
@@ -220,7 +222,7 @@ def _json_pairs(text: str) -> Iterator[tuple[Keys, Any, int]]:
 def _object_pairs(
     text: str, start: int, above: Keys
 ) -> tuple[list[tuple[Keys, Any, int]], int]:
-    """Return the fields of the object that starts here, and its end."""
+    """Return the fields of the JSON object at `start`, and the position after it."""
     decoder, found, seen = json.JSONDecoder(), [], dict[str, int]()
     here = _skip(text, start + 1)
     while text[here] != "}":
@@ -296,7 +298,7 @@ def _keys(written: str) -> Keys:
 
 
 def names_in(found: Collection[str], message: str) -> list[str]:
-    """Return the flags set in a file that a message names."""
+    """Return the flags that a message names and the file sets."""
     return [
         flag for flag in re.findall(r"--[a-z][\w.-]*[\w]", message) if flag in found
     ]

@@ -67,7 +67,7 @@ def sizes_of(config: TrainConfig, devices: Devices) -> AxisSizes:
 
 
 def _checked(config: TrainConfig, devices: Devices) -> AxisSizes:
-    """Apply all checks, without advice."""
+    """Apply all checks, without advice; return the sizes of the mesh axes."""
     sizes = resolve(config.mesh, devices.count)
     per_host = devices.per_host or devices.count
     if per_host % sizes.tp and not config.mesh.tp_across_hosts:
@@ -89,10 +89,11 @@ def _checked(config: TrainConfig, devices: Devices) -> AxisSizes:
 
 
 def _fixes(config: TrainConfig, devices: Devices, problem: str) -> list[Change]:
-    """Search for fixes, fewest flags first: one for each field that the problem names.
+    """Return fixes, fewest flags first: one for each field that the problem names.
 
-    If a value solves a problem but another check then refuses the run, the next flag is
-    one that this check names. A fix has more than two flags only if none has fewer.
+    If a value solves the problem but another check then refuses the run, a flag that
+    this check names is changed too. A fix has more than two flags only if no fix has
+    fewer.
     """
     found: dict[str, Change] = {}
     nodes: list[tuple[Change, str]] = [({}, problem)]
@@ -161,7 +162,7 @@ def _problem(config: TrainConfig, devices: Devices, change: Change) -> str:
 
 
 def _changed_devices(devices: Devices, change: Change) -> Devices:
-    """Apply a change to the devices, if it sets their number."""
+    """Return the devices after a change, which may set their number."""
     if devices.flag not in change:
         return devices
     return dataclasses.replace(devices, count=change[devices.flag] * devices.per_flag)

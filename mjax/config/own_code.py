@@ -57,7 +57,7 @@ def load(flag: str, value: str, *, kind: str, returns: str) -> Callable[[], Any]
 
 
 def _module(path: Path, flag: str, value: str, kind: str) -> ModuleType:
-    """Run the file."""
+    """Run the file, and return it as a module."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         looked = "" if path.is_absolute() else f", relative to {Path.cwd()}"
@@ -77,7 +77,7 @@ def _module(path: Path, flag: str, value: str, kind: str) -> ModuleType:
 
 
 def _guarded(call: Any, path: Path, what: str) -> Any:
-    """Call user code; turn its exceptions into ValueErrors with their line."""
+    """Return the result of user code; its errors become ValueErrors with a line."""
     try:
         return call()
     except SyntaxError as error:

@@ -76,7 +76,7 @@ def check_sizes(config: TrainConfig, sizes: AxisSizes) -> None:
 
 
 def _check_gather_first(d_model: int, sizes: AxisSizes, *, is_pipeline: bool) -> None:
-    """Refuse to gather before the step if there is nothing to gather."""
+    """Refuse --mesh.gather-first if nothing is sharded, or d_model does not divide."""
     shards = sizes.shards
     if shards == 1:
         raise ValueError(
@@ -93,9 +93,9 @@ def _check_gather_first(d_model: int, sizes: AxisSizes, *, is_pipeline: bool) ->
 def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainConfig]]:
     """Yield runs that compute the same with less memory.
 
-    Yields each change alone, then all of them with increasing numbers of microbatches:
-    first with what remat keeps on the device, for devices that cannot access the memory
-    of their host, then with offload. The last run needs least memory.
+    Yields first each change alone, then all changes together with increasing numbers of
+    microbatches. The combinations without `offload` come first, for devices that cannot
+    access the memory of their host. The last run needs the least memory.
 
     Args:
       config: a run that divides over its mesh.
@@ -139,7 +139,7 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
 
 
 def _less_kept(remat: Remat) -> tuple[Remat, ...]:
-    """Return the remat policies that keep less on the device, in decreasing order.
+    """Return the remat policies that keep less on the device, the one with most first.
 
     `attention` is left out: with a fused backend it keeps as much as `none`.
     """
@@ -162,7 +162,7 @@ def as_flags(fields: Mapping[str, Any]) -> str:
 
 
 def with_fields(config: TrainConfig, fields: Mapping[str, Any]) -> TrainConfig:
-    """Replace fields, given by flag name, all at once as a command line does."""
+    """Replace fields, given by flag name. The new values are checked together."""
     whole: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
     for field, value in fields.items():

@@ -320,7 +320,7 @@ def run_differences(
 
 
 def _with_groups(field: str) -> set[str]:
-    """Return a dotted name and those of the groups that it is in."""
+    """Return the dotted name of a field, and the names of the groups around it."""
     parts = field.split(".")
     return {".".join(parts[: end + 1]) for end in range(len(parts))}
 

@@ -194,7 +194,7 @@ def _missing(missing: Sequence[Flag]) -> str:
 def _built(
     cls: Any, default: Any, values: Mapping[Any, Any], part: int, path: tuple[str, ...]
 ) -> Any:
-    """Make a dataclass, nested ones first; their ValueErrors pass through."""
+    """Return an instance of a dataclass; ValueErrors of its checks pass through."""
     arguments = {}
     for field, hint in fields_of(cls):
         names, inner = (*path, field.name), default_of(field, default)

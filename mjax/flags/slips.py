@@ -154,7 +154,7 @@ def _named(name: str, known: Iterable[str], meanings: Meanings) -> str:
 
 
 def _slip(flag: str, known: Collection[str]) -> str | None:
-    """Correct a misprint: a value joined to its flag, or a no- prefix."""
+    """Return a misprinted flag corrected: a joined value, or a no- prefix; or None."""
     match = re.fullmatch(r"(--.*?[^\W\d])[:-]?(\d[\w.]*)", flag)
     if match and match[1] in known:
         return f"{match[1]} {match[2]}"
