@@ -133,7 +133,8 @@ class ObserveConfig:
     stamps: bool | None = None
     """Record when each device reaches the parts of a step. None: only on GPUs."""
     slow_step_factor: float | None = 3.0
-    """Record stacks of a step slower than this times the usual p99 (in stacks/)."""
+    """Record the call stacks of a step that takes longer than this factor times the
+    usual p99 of step times (in stacks/)."""
     beat_s: float | None = 1.0
     """Seconds between heartbeats of each process (in beats/); None writes none."""
 

@@ -294,7 +294,7 @@ def _read_template(config: DataConfig) -> ChatTemplate:
 def _open_files(
     config: DataConfig, settings: Settings, remote: RemoteFiles | None
 ) -> tuple[list[list[corpora.Source]], list[TokenFiles]]:
-    """Open the token files of every corpus; return its sources and token files."""
+    """Return the source files of each corpus, and the opened token files of each."""
     cache_dir = cache_files.cache_dir(config.cache_dir)
     found = [corpora.find_sources(paths, remote) for paths in config.paths]
     for source in (source for sources in found for source in sources):

@@ -79,7 +79,7 @@ class Link:
         """Refuse a store that has steps, for a run from scratch; on process 0.
 
         Returns:
-          "", because the other processes receive the result.
+          "", because `Agreement.decide` sends a text to the other processes.
         """
         self._source.look()
         if self._source.is_away:

@@ -44,7 +44,7 @@ class RemoteFile:
 
     @property
     def identity(self) -> str:
-        """Return a text that is equal only if the content is equal."""
+        """Return a text that identifies the content: other content, other text."""
         is_hash = self.checksum.startswith(("sha256:", "git:"))
         return f"{'' if is_hash else self.name}\n{self.checksum}\n{self.size}"
 
@@ -63,7 +63,7 @@ class Remote(Protocol):
         ...
 
     def read_range(self, name: str, start: int, length: int) -> bytes:
-        """Return bytes of a file.
+        """Return `length` bytes of a file from `start` on.
 
         Raises:
           OSError: the store does not answer.
@@ -316,7 +316,7 @@ class Mirror:
         return None
 
     def _is_right(self, block: str, content: bytes) -> bool:
-        """Return whether a block matches its file, or the file was not checked."""
+        """Return whether a block has the checked content; True if none was checked."""
         is_whole = len(content) == self._length(block) + DIGEST_BYTES
         return is_whole and content[:DIGEST_BYTES] == self._digests.get(
             block, content[:DIGEST_BYTES]
@@ -404,7 +404,8 @@ class Mirror:
             if content is not None:
                 return content
             failed_s, failure = self._failures.get(block, (-math.inf, None))
-            if failure is not None and failed_s >= begin_s:  # while this process waited
+            # The fetch failed in another thread while this one waited for the lock.
+            if failure is not None and failed_s >= begin_s:
                 raise failure
             until_s = time.monotonic() + self.config.timeout_s
             for host in self._others(self.config.addresses):

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
 
-_IMBALANCE = 0.05  # allowed difference of a host's load from the mean
+_IMBALANCE = 0.05  # largest deviation of a host's load, as a part of the mean
 
 
 def replicas(
