@@ -44,7 +44,7 @@ class Adapter(nnx.Module):
     """A [inputs..., r] and B [r, outputs...] of one linear layer."""
 
     def __init__(self, weight: nnx.Param, rank: int, *, rngs: nnx.Rngs):
-        """Draw A and set B to zeros. Weight decay applies to both and pulls towards W.
+        """Draw A and set B to zeros. Weight decay applies to both.
 
         Args:
           weight: the weight to adapt. If its last dim is the model's width, that is its

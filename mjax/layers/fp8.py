@@ -8,8 +8,8 @@ Float8CurrentScaling of NVIDIA Transformer Engine; delayed scaling keeps a histo
 Differs from that recipe: scales are powers of two. Scaling is then exact in bfloat16
 and in float32, and a value is rounded once (by the conversion). Two devices or chunks
 with different scales round alike, unless a value is below the normal numbers of its
-format. The cost is up to one of the 15 (e4m3) or 30 (e5m2) powers of two of range
-between the smallest and the largest normal number.
+format. The cost is range: up to one power of two, of the 15 (e4m3) or 30 (e5m2) between
+the smallest and the largest normal number.
 
 A matmul is written as dequantisation to bfloat16 and a bfloat16 matmul. On a GPU with
 FP8 matmuls XLA replaces both by an FP8 matmul (`__cublas$lt$matmul$f8`) with the scales

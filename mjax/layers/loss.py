@@ -5,7 +5,8 @@ memory. Devices exchange the maximum, the sum of exponentials and the target's l
 each position: three numbers instead of V. The same pass computes the gradients; the
 backward pass exchanges nothing.
 
-Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3; traffic B x T.
+Source: Shoeybi et al. 2019, arXiv:1909.08053, section 3, with the same traffic: B x T
+numbers, not B x T x V.
 """
 
 import jax.numpy as jnp
@@ -62,7 +63,7 @@ def summed_nll(
 def mask_padding(
     logits: Float[Array, "*dims v"], vocab_size: int
 ) -> Float[Array, "*dims v"]:
-    """Set the logits of padding to -inf; returns float32.
+    """Set the logits of padding to -inf; return float32.
 
     Args:
       logits: this device's columns.

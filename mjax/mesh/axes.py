@@ -93,7 +93,7 @@ class AxisSizes:
     pp: int
     dp_replicate: int
     dp_node: int = 1
-    """Nodes over which a state is sharded, if gathers have two steps; otherwise 1."""
+    """Nodes over which the state is sharded, if gathers have two steps; otherwise 1."""
     dp_shard: int
     """Shards on each of these nodes; all shards if dp_node is 1."""
     tp: int

@@ -100,7 +100,7 @@ def describe(mesh: Mesh) -> str:
 
 
 def devices_per_host(devices: Iterable[Any]) -> int:
-    """Count the devices per host; if hosts differ, return the greatest common divisor.
+    """Return the number of devices per host: the common divisor if hosts differ.
 
     Tensor-parallel groups stay inside hosts if and only if tp divides this number.
 

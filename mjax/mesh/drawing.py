@@ -159,9 +159,9 @@ def _legend(mesh: Mesh) -> Iterator[str]:
 
 
 def _left_out(grid: np.ndarray, num_stages: int) -> Iterator[str]:
-    """Yield a line for each kind of part that is not drawn, with the number omitted.
+    """Yield a line for each kind of part that is not drawn in full.
 
-    The first num_stages stages are drawn.
+    The line says how many are left out. The first num_stages stages are drawn.
     """
     for size, most, what in zip(
         grid.shape,

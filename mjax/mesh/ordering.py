@@ -43,7 +43,7 @@ _INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "remat2": "jaxpr",
 }
-"""Primitives that XLA inlines, and the name of the parameter that holds their jaxpr."""
+"""Primitive that XLA inlines -> name of the parameter that holds its jaxpr."""
 
 _tie = core.Primitive("tie")
 """Return the first operand, unchanged, once the others are ready."""
@@ -223,7 +223,7 @@ def _operand_of(eqn: core.JaxprEqn) -> int:
     """Return the index of an operand that the event needs before it can begin."""
     places = range(len(eqn.invars))
     if eqn.primitive.name == "cond":
-        return 0  # which branch
+        return 0  # the index of the branch
     if _body(eqn):
         carry, slices = _carry_of(eqn)
         passed = _passed_on(eqn).values()
@@ -280,9 +280,10 @@ def _body(eqn: core.JaxprEqn) -> core.Jaxpr | None:
 
 
 def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
-    """Return the place of the smallest float, or without floats of the smallest array.
+    """Return which of `places` has the smallest float array, or array of any dtype.
 
-    Floats come first because XLA never computes them at compile time.
+    Arrays of other dtypes count only if no array has floats: XLA never computes
+    floats at compile time.
     """
 
     def weight(place: int) -> tuple[bool, bool, int]:

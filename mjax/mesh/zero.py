@@ -4,7 +4,8 @@ From level 1 on, stored (master) parameters and moments are split over the axes
 `SHARDS`, dp_shard and dp_node (`mesh.rules.param_spec`). A step then
 
 - level 0: uses the stored parameters, all-reduces the gradients;
-- level 1: all-gathers the weights, all-reduces the gradients, keeps its part;
+- level 1: all-gathers the weights, all-reduces the gradients, and keeps the part of
+  them that this device stores;
 - level 2: all-gathers the weights, reduce-scatters the gradients;
 - level 3: all-gathers each layer before use, again in the backward pass, and
   reduce-scatters the layer's gradient there.

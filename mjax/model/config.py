@@ -65,10 +65,10 @@ class ModelConfig:
     """Activation. gelu: exact; gelu_tanh: tanh form; swiglu: silu(gate) x in;
     geglu_tanh: gelu_tanh(gate) x in."""
     window: tuple[int | None, ...] = (None,)
-    """Keys that a query sees, itself included, by layer, as a repeating pattern; None
-    means all."""
+    """Number of keys that a query sees, its own included, for each layer of a repeating
+    pattern; None means all."""
     rope: tuple[bool, ...] = (True,)
-    """Whether a layer rotates queries and keys, by layer, as a repeating pattern."""
+    """Whether queries and keys are rotated, for each layer of a repeating pattern."""
     rope_base: float = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: float = 1.0
@@ -79,9 +79,11 @@ class ModelConfig:
     rope_original_len: int | None = None
     """Sequence length before the scaling of positions (llama3, yarn)."""
     rope_slow_turns: float | None = None
-    """Scale pairs with fewer turns than this in that length; None uses 1."""
+    """Scale pairs that make fewer turns in --model.rope-original-len than this (llama3,
+    yarn); None uses 1."""
     rope_fast_turns: float | None = None
-    """Do not scale pairs with more turns; None uses 4 (llama3) or 32 (yarn)."""
+    """Do not scale pairs that make more turns in --model.rope-original-len than this;
+    None uses 4 (llama3) or 32 (yarn)."""
     rope_truncate: bool = True
     """Round the limits between scaled and unscaled pairs to whole pairs (yarn)."""
     rope_magnitude: float | None = None

@@ -38,7 +38,7 @@ def check_pipeline(
       period: layers after which the pattern of layer kinds repeats.
       num_stages: P.
       num_microbatches: M.
-      permutes: a layer sends around the ring of another axis (--mesh.tp-overlap
+      permutes: whether a layer sends around the ring of another axis (--mesh.tp-overlap
         chunks), in which all devices of the mesh must take part.
     Raises:
       ValueError: the pipeline does not fit. The message states the rule without advice.

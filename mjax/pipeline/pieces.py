@@ -101,7 +101,7 @@ class Pieces:
 
         Args:
           stored: this device's parts of the weights; leaves of the blocks are
-            [v, n, ...]. Of joined weights the first layer, [1, 1, ...], is enough.
+            [v, n, ...]. For joined weights, the first layer, [1, 1, ...], is enough.
         Returns:
           the gathered weights, which need not be gathered again later.
         """

@@ -120,7 +120,7 @@ class Schedule:
 
     @property
     def bubble_ticks(self) -> int:
-        """Idle forward half-ticks per stage, and as many backward ones.
+        """Idle forward half-ticks per stage; as many backward half-ticks are idle.
 
         All stages move in lockstep, so a half-tick takes its full time if at least one
         stage works in it.
@@ -268,7 +268,7 @@ def check(
 def _order(
     num_stages: int, num_chunks: int, num_microbatches: int
 ) -> tuple[Int[np.ndarray, " slots"], Int[np.ndarray, " slots"]]:
-    """Return virtual stage and microbatch of every k-th forward half-tick."""
+    """Return the virtual stage and the microbatch of each forward half-tick k."""
     k = np.arange(num_chunks * num_microbatches, dtype=np.int32)
     if num_chunks == 1:
         return np.zeros_like(k), k

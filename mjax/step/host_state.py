@@ -131,7 +131,7 @@ class HostUpdate:
         opt_state: Any,
         places: Sequence[int],
     ) -> Update:
-        """Return the update of the leaves at `places`."""
+        """Update the leaves with these indices in the flat tree of parameters."""
         stacked, decayed = map(jax.tree.leaves, (self.stacked, self.decayed))
         tx = optim.build_optimizer(
             self.config,
@@ -207,10 +207,10 @@ def _with_moments(opt_state: Any, moments: Moments) -> Any:
 
 
 def _read_before_written(following: Moments, back: Moments) -> tuple[Moments, Moments]:
-    """Return both, each leaf of `back` after the same leaf of `following` has arrived.
+    """Return both trees; leaves of `back` wait for the same leaves of `following`.
 
-    Both copies use the same array in host memory: one reads it, the other writes it.
-    Without this order XLA would keep a second copy of that array on the host.
+    The copy of `following` reads an array in host memory; the copy of `back` writes
+    it. Without this order XLA would keep a second copy of that array on the host.
     """
     ahead, structure = jax.tree.flatten(following)
     pairs = zip(ahead, jax.tree.leaves(back), strict=True)

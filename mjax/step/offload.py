@@ -97,7 +97,9 @@ class Offload:
         place: int,
         first: Int[Array, ""],
     ) -> tuple[PyTree, Ahead]:
-        """Do the same for a layer in the loop, where the iterations order the loads.
+        """Load like `advance`, but for a layer in the loop.
+
+        The iterations of the loop put the loads in order.
 
         Args:
           ahead: residuals loaded so far, from the layer above.

@@ -41,7 +41,8 @@ def writes_stamps(wanted: bool | None, mesh: Mesh | AbstractMesh) -> bool:
     """Return whether the devices of a mesh write stamps.
 
     Args:
-      wanted: the user's setting; None means: if these devices are GPUs that can.
+      wanted: the user's setting; None chooses stamps if the devices are GPUs that can
+        write them.
       mesh: mesh of the devices.
     Raises:
       NotImplementedError: `wanted` is true, and these devices cannot write stamps.

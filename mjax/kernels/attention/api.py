@@ -298,7 +298,7 @@ def attention(
         backend=backend,
         backward=backward,
     )
-    # Causality hides the keys from T on, so no backend needs to know S.
+    # Causality hides the keys from T on, so no backend needs S.
     k, v = k[:, :T], v[:, :T]
     if window is not None and window >= T:
         window = None

@@ -17,13 +17,13 @@ class BlockedTuning:
 
 
 BLOCKED_CPU = BlockedTuning(block=64)
-"""Timed on a 2-core x86 CPU (AVX2), 2026-11. Of 32, 64, 128 and 256 it is the fastest,
-or within noise of the fastest, for forward + backward with B 1-32, T 128-2048, H 32-64,
-float32 and bfloat16, full causal and window T / 4."""
+"""Timed on a 2-core x86 CPU (AVX2), 2026-11. Of 32, 64, 128 and 256 this size is the
+fastest, or within noise of the fastest, for forward + backward with B 1-32, T 128-2048,
+H 32-64, float32 and bfloat16, full causal and window T / 4."""
 
 BLOCKED_GPU = BlockedTuning(block=256)
-"""Not tuned: no GPU was measured. Larger than on CPU, because each loop iteration
-launches several kernels that need enough work."""
+"""Not tuned: no GPU was measured. The tile is larger than on a CPU, because each loop
+iteration launches several kernels that need enough work."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -164,9 +164,9 @@ spill registers, so they have 32 queries.
 """
 
 FUSED_H200 = MappingProxyType({128: MosaicKernel(block=64, stages=3)})
-"""Head width -> `MosaicTuning.fused`, for widths whose backward pass it is forecast to
-shorten by 10% (docs/benchmarks/attention_forecast.md). Not tuned; as many buffer
-entries as fit in shared memory."""
+"""Head width -> `MosaicTuning.fused`, only for widths at which the fused kernel is
+forecast to shorten the backward pass by 10% (docs/benchmarks/attention_forecast.md).
+Not tuned; as many buffer entries as fit in shared memory."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -62,7 +62,7 @@ def forward(
     )
     scores_type = tiles.accumulator(block)
     out_type = tiles.accumulator(p.out_dim)
-    # The first part of the queries shares memory with the output, which has its width.
+    # The first part of the queries shares memory with the output, which is as wide.
     parts = [(0, p.out_dim), (p.out_dim, p.head_dim)][: 1 + (p.out_dim < p.head_dim)]
 
     def kernel(*refs):
@@ -191,7 +191,7 @@ def forward(
             return masks.hide_outside(scores, -jnp.inf, edges, j0)
 
         def softmax(scores, row_max, sums):
-            """Return probabilities, new maxima and sums, and the old sums' factor.
+            """Return probabilities, new maxima, new sums, and the factor on old sums.
 
             The sum of a row is kept in 8 parts, each over every eighth column, so each
             thread sums its own columns.

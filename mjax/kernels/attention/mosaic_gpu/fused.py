@@ -192,7 +192,7 @@ def gradients(
                 return first, end
 
             def bounds(part):
-                """Return the begin and end of a part: masked, plain, masked.
+                """Return (begin, end) of a part: 0 is masked, 1 unmasked, 2 masked.
 
                 No warpgroup skips a block, because the other one needs its gradients of
                 scores, even if they are zeros.
@@ -302,7 +302,7 @@ def gradients(
         pl.when(wg < wgs)(compute)
         pl.when(wg == wgs)(load)
 
-    # As integers, for the bounds; and bit-cast into the float32 array of vectors.
+    # The bounds need integers; the float32 array of vectors takes the same bits.
     edges = [] if last is None else [last, lax.bitcast_convert_type(last, jnp.float32)]
     # Like the results, these do not vary over mesh axes: jax accepts no other refs.
     sums: Any = jax.new_ref(jnp.zeros(q.shape, jnp.float32))

@@ -63,7 +63,7 @@ class Blocks:
         return self.full_high, self.full_low, self.low
 
     def parts(self, near: Edges, far: Edges) -> list[tuple[Scalar, Scalar, Edges]]:
-        """Return (begin, end, edges that cut the blocks) of the parts, in rising order.
+        """Return (begin, end, edges that cut its blocks) for each part, ascending.
 
         Args:
           near: edges that cut the blocks low to full_low - 1.

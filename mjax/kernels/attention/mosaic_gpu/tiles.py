@@ -24,8 +24,8 @@ LOADER_REGISTERS = 24
 """Registers of a thread that only loads: the minimum that can be requested."""
 LOG2_E = math.log2(math.e)
 
-# Register layouts of a warpgroup: of a [64, n] float32 accumulator, and of vectors with
-# a value per row or per column of it.
+# Register layouts of a warpgroup: a [64, n] float32 accumulator, and vectors with one
+# value per row or per column of the accumulator.
 TILE = plgpu.Layout.WGMMA
 ROW = TILE.reduce(1)
 COLUMN = TILE.reduce(0)
@@ -81,12 +81,13 @@ class Problem:
 
     @property
     def reach(self) -> int:
-        """The window, or P without one: i sees j only if |i - j| < reach."""
+        """The window, or P if there is none: i sees j only if |i - j| < reach."""
         return self.padded_len if self.window is None else self.window
 
     @property
     def exponent(self) -> float:
-        """Factor that turns `capped` into an exponent of 2 without `offset`."""
+        """Factor that turns a result of `capped` into an exponent of 2, before `offset`
+        is added."""
         cap = self.soft_cap
         return LOG2_E * (self.scale if cap is None else 2.0 * cap)
 
@@ -124,7 +125,7 @@ class Problem:
 class Order:
     """Order of the thread blocks: the heaviest tiles of all heads first.
 
-    So the last thread blocks to start are short. If all heads together read more than
+    The last thread blocks to start are then short. If all heads together read more than
     fits in the L2 cache, the heads are split into sections that run one after the
     other.
     """
@@ -180,7 +181,8 @@ class Order:
 
     @property
     def grid(self) -> tuple[int, int, int]:
-        """(sections, tiles, heads of a section); the last axis varies fastest."""
+        """Shape of the grid: sections, tiles, heads of a section; the last axis varies
+        fastest."""
         return self.sections, self.tiles, self.heads_of_section
 
     def place(self, section: Scalar, head: Scalar) -> tuple[Scalar, Scalar]:
