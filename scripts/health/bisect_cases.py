@@ -2,11 +2,12 @@
 
     python -m scripts.health.bisect_cases [--quick]
 
-Simulates tests that err, with fixed seeds, and searches until the search ends. The
-search is told the prior probability of a bad host, never the number of bad hosts. Then
-it tests eight real processes, one of them slow and one wrong, and replays training
-jobs, in which one host changes the computed bits. Writes docs/benchmarks/bisect.md; 25
-minutes on one core, 4 with --quick (which writes nothing).
+Simulates tests that sometimes give the wrong answer, with fixed seeds, and runs each
+search to its end. The search gets the prior probability of a bad host, never the number
+of bad hosts. Then it tests eight real processes, one of them slow and one wrong, and
+replays training jobs, in which one host changes the computed bits. Writes
+docs/benchmarks/bisect.md; 25 minutes on one core, 4 with --quick (which writes
+nothing).
 """
 
 import argparse
@@ -39,14 +40,14 @@ Bad = frozenset[str]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """Searches of one kind."""
+    """A set of searches with the same parameters."""
 
     name: str
     num_hosts: int
     bad: Sequence[Bad]
-    """Bad hosts of each search."""
+    """The set of bad hosts of each search."""
     rates: ErrorRates = SURE
-    """Real error rates of tests."""
+    """True error rates of the tests."""
     stated: ErrorRates | None = None
     """Error rates that the search assumes; None for the real ones."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -72,7 +73,7 @@ class Result:
     rounds: tuple[int, ...]
     stated_error: tuple[float, ...]
     warned: int
-    """Searches that warned that tests err more often than stated."""
+    """Number of searches that warned that tests err more often than assumed."""
     cpu_s: float
 
 
@@ -125,7 +126,10 @@ def _by_prior(num_hosts: int, prior: float, count: int) -> list[Bad]:
 
 
 def _bounded(result: Result) -> tuple[str, ...]:
-    """Return a row with the bound; all searches have the same number of bad hosts."""
+    """Return a row of the table of the required searches, with its bound.
+
+    All searches of the case have the same number of bad hosts.
+    """
     case, num_bad = result.case, len(result.case.bad[0])
     bound = least_tests(case.num_hosts, num_bad, case.rates)
     over = sum(num > 3 * bound for num in result.tests)
@@ -228,7 +232,7 @@ def other_counts(scale: int) -> Table:
 
 
 def calibration(scale: int) -> Table:
-    """Return the table of stated against real errors."""
+    """Return the table of assumed and true error rates."""
     truth = _by_prior(96, 0.02, 600 // scale)
     worse = ErrorRates(false_negative=0.25, false_positive=0.25)
     rows = []
@@ -309,7 +313,7 @@ def larger(scale: int) -> Table:
 
 
 def _one_by_one(count: int) -> tuple[str, ...]:
-    """Search 3 of 96 without groups."""
+    """Find 3 bad hosts of 96 without testing groups."""
     tests, exact, rounds, errors = [], [], [], []
     for number, bad in enumerate(drawn(96, 3, count)):
         random = np.random.default_rng(_SEED + number)
@@ -454,7 +458,7 @@ def _run_real(faults: dict[str, str], words: Iterable[str]) -> dict:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run all and write the page."""
+    """Run all searches and write the page."""
     parser = argparse.ArgumentParser(prog="python -m scripts.health.bisect_cases")
     parser.add_argument("--quick", action="store_true", help="a tenth; writes nothing")
     args = parser.parse_args(argv)

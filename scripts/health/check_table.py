@@ -11,7 +11,7 @@ from scripts.evidence import REPOSITORY
 
 
 def main() -> int:
-    """Replace the text between the marks."""
+    """Replace the text between the two marker comments of docs/hosts.md."""
     path = REPOSITORY / "docs" / "hosts.md"
     marks = re.compile(r"(<!-- checks -->\n).*?(<!-- end -->)", re.DOTALL)
     text = path.read_text()

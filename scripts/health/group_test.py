@@ -6,8 +6,8 @@ Each process does the same arithmetic from a fixed seed, then sends its checksum
 a ring until all processes have all checksums. The test fails if two differ, so a test
 of one host always passes. It takes as long as its slowest host.
 
-Faults are simulated: hosts named in SLOW_HOSTS take several times as long, and each of
-those in WRONG_HOSTS flips a different bit. Work is mostly waiting, so that eight
+Faults are simulated: hosts named in SLOW_HOSTS take several times as long, and each
+host named in WRONG_HOSTS flips a different bit. The work is mostly waiting, so eight
 processes run on two cores without slowing each other down.
 """
 
@@ -40,7 +40,7 @@ def work(
     """Run as one host of the group; exit code 1 if its checksum differs from any other.
 
     Args:
-      host: its name.
+      host: name of this host.
       before: receives checksums from the previous host.
       behind: sends checksums to the next host.
       num: hosts of the group.

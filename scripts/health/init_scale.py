@@ -3,8 +3,8 @@
     python -m scripts.health.init_scale
 
 Takes the flags of `python -m mjax.health init`. Writes docs/benchmarks/init_scale.md,
-and the measurements as init_scale.json beside it. The host must be idle: other programs
-would count as waiting, and slow the coordinator's caches.
+and the measurements as init_scale.json beside it. The host must be idle: time of
+other programs would count as waiting, and they would evict the coordinator's caches.
 """
 
 import json

@@ -4,9 +4,10 @@
 
 For each check: comparisons that are off by one, numbers a thousand times as large (a
 wrong unit), wrong fields, inverted conditions and removed branches, in the function
-that judges and in those of the same module that it calls. A fault is caught if a case
-of that check then fails, or the module does. Writes docs/benchmarks/check_mutations.md
-for all modules; ends with 1 if a check has fewer than three faults that are caught.
+that judges the host, and in the functions of the same module that it calls. A fault is
+caught if a case of that check then fails, or the module does. Writes
+docs/benchmarks/check_mutations.md for all modules; ends with 1 if a check has fewer
+than three faults that are caught.
 """
 
 import argparse

@@ -31,7 +31,7 @@ DURATION_S = 1800
 EVENTS_DIR = Path(rules.__file__).parent
 _UFM_START = "2026-05-01 12:"
 _HARD = ("leaf-03", "7/1")
-"""A port whose test always fails."""
+"""Port whose test always fails."""
 _FAKE = """#!/bin/sh
 echo "$(basename "$0") $*" >> "$CALLS"
 case "$*" in "test leaf-03 7/1") exit 1;; esac
@@ -243,7 +243,7 @@ def found(events: Sequence[dict[str, Any]]) -> Counter[tuple[str, str]]:
 
 
 def most_disabled(calls: Sequence[str]) -> int:
-    """Return the number of devices out of use at a time, from the calls alone."""
+    """Return the maximum number of devices out of use at one time, from the calls."""
     out: set[str] = set()
     most = 0
     for call in calls:

@@ -1,4 +1,4 @@
-"""A host with a GPU that fails during a run is replaced, burnt in and returned.
+"""Show that a host whose GPU fails in a run is replaced, burnt in and returned.
 
     python -m scripts.health.sick_host
 
@@ -102,7 +102,7 @@ def _returned(launched: Launched, host: str) -> dict[str, Any] | None:
 
 
 def main() -> int:
-    """Run both and compare."""
+    """Run the launch and the undisturbed run, and compare their rows."""
     os.environ["XLA_FLAGS"] = XLA_FLAGS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

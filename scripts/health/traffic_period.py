@@ -46,7 +46,7 @@ NUM_NULL = 500
 CLASSES = ((0.0, 1.0), (1.0, 2.0), (2.0, 4.0), (4.0, 8.0), (8.0, math.inf))
 """Classes of step times, s; a sample is 1 s."""
 RIGHT_PART = 0.02
-"""Share of the step time by which a right period may differ."""
+"""Relative difference from the step time up to which a period counts as right."""
 LIMITS = PeriodThresholds()
 
 
@@ -271,7 +271,7 @@ def period_table(clean: Sequence[Series]) -> list[Table]:
 
 
 def _blind(blind: Period | None, step_s: float, parts: Sequence[Traffic]) -> str:
-    """Judge a period that was found without the step."""
+    """Judge a period that was found without knowing the step time."""
     from mjax.health.watch.period import Period
 
     if (

@@ -6,8 +6,8 @@
 Input: seeds. Output: a table on stdout; with `--report`, which uses `REPORT_SEEDS`,
 also docs/benchmarks/watch_cases.md. A detection is right if its kind is that of the
 series and its interval overlaps the true one. The baseline ("straw man" in the table)
-is that link_downed grew, or that a straight line through the step times rises or falls
-by a tenth.
+reports a fault if link_downed grew, or if a straight line through the step times rises
+or falls by a tenth.
 """
 
 import argparse
@@ -30,7 +30,7 @@ HEADER = ("detector", "kind", "recall", "precision", "median delay, s")
 
 @dataclasses.dataclass(kw_only=True)
 class Score:
-    """Counts of one detector."""
+    """Counts of one detector's detections, by kind, and their delays in seconds."""
 
     right: collections.Counter[str]
     all: collections.Counter[str]
@@ -64,7 +64,7 @@ def straw_man(series: Series) -> list[Detection]:
 
 
 def judge(score: Score, series: Series, found: list[Detection]) -> None:
-    """Add the detections in a series."""
+    """Add the detections found in a series to the counts."""
     truth = series.truth
     right = [
         each
@@ -86,7 +86,7 @@ def judge(score: Score, series: Series, found: list[Detection]) -> None:
 
 
 def rows(name: str, score: Score, count: int) -> list[list[str]]:
-    """Return the rows of a detector."""
+    """Return the table rows of a detector, one per kind."""
     return [
         [
             name,

@@ -2,7 +2,7 @@
 
     python -m scripts.kernels.attention_cost
 
-Programs are compiled for this machine and read, never run. FLOPs are the dots in the
+Programs are compiled for this machine and read, never run. FLOPs are the matmuls in the
 optimised program times the trip counts of its loops; memory is XLA's temporary buffers.
 "Visible" FLOPs are those of the scores inside the window; the ratio beside them is the
 cost of computing whole tiles. Writes docs/benchmarks/attention_cost.md. Exits with 1 if

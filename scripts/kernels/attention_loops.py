@@ -67,14 +67,15 @@ def compiled(case: str, *, source: Path = _REPOSITORY) -> str:
 
 
 def compiled_at(cases: Sequence[str], commit: str) -> dict[str, str]:
-    """Compile a case likewise with the package of another commit."""
+    """Compile a case with the package of another commit; return what `compiled`
+    does."""
     with package_at(commit, "mjax") as folder:
         return {case: compiled(case, source=folder) for case in cases}
 
 
 @contextlib.contextmanager
 def package_at(commit: str, *packages: str) -> Iterator[Path]:
-    """Extract packages of a commit into a temporary folder.
+    """Extract packages of a commit into a temporary folder, and yield the folder.
 
     Raises:
       RuntimeError: git failed.
@@ -93,7 +94,7 @@ def kernels(printed: str) -> dict[str, str]:
     """Return the machine code of each kernel by its name: forward, dq, dkv, fused.
 
     Raises:
-      RuntimeError: there is none.
+      RuntimeError: the output contains no kernel.
     """
     found = {}
     for text in printed.split(_BEGIN)[1:]:

@@ -75,7 +75,7 @@ SHAPES = (
     _shape("llama3-8b, T 32768, tp 8", 1, 32768, 4, 1),
     _shape("12 heads of 64, B 16, T 1024", 16, 1024, 12, 12, head_dim=64),
 )
-"""The twelve shapes: B, T, query heads, key heads on one GPU."""
+"""The twelve shapes, with B, T, query heads and key heads on one GPU."""
 
 
 @functools.cache
@@ -119,7 +119,7 @@ def traced_grid(kernel: str, shape: Shape) -> dict[str, int]:
 
 
 def _meshes(jaxpr: Any) -> Iterator[tuple[str, Any]]:
-    """Return name and mesh of each kernel, at any nesting depth."""
+    """Yield the name and the mesh of each kernel, at any nesting depth."""
     for eqn in jaxpr.eqns:
         params = eqn.params
         meshes = params.get("meshes") or [params.get("mesh")]

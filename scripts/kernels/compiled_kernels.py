@@ -66,13 +66,13 @@ class KernelCase:
     args: tuple[Any, ...]
     """Pytrees of jax.ShapeDtypeStruct, without sharding."""
     required: tuple[str, ...] = ("HGMMA", "UTMALDG")
-    """Instructions of `WATCHED` that each of its kernels must have."""
+    """Instructions of `WATCHED` that each kernel of the case must have."""
     hidden: float = 0.0
     """Least share of the exponentials of each loop that overlap a matmul."""
     most_instructions: int | None = None
-    """Most instructions of a loop with matmuls; None is no limit."""
+    """Maximum instructions of a loop with matmuls; None is no limit."""
     most_barriers: int = 0
-    """Most of each of `_BARRIERS` in such a loop."""
+    """Maximum number of each instruction of `_BARRIERS` in a loop with matmuls."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,16 +81,16 @@ class CompiledKernel:
 
     name: str
     registers: int
-    """Per thread at the start."""
+    """Registers per thread at the start."""
     set_registers: tuple[int, ...]
-    """Registers per thread that its warpgroups set later, most first."""
+    """Registers per thread that the warpgroups set later, in descending order."""
     stack_bytes: int
     spill_store_bytes: int
     spill_load_bytes: int
     shared_memory_bytes: int
-    """Per block, barriers included."""
+    """Bytes of shared memory per thread block, barriers included."""
     serialised: tuple[str, ...]
-    """Reason of ptxas why it serialised matmuls."""
+    """Reason that ptxas gives for serialised matmuls."""
     instructions: Mapping[str, int]
     """Count of each of `WATCHED` in the code."""
     loops: tuple[Loop, ...]
@@ -120,9 +120,10 @@ def compile_cases(
       cases: MODULE:FUNCTION; the function takes nothing and returns {name: KernelCase}.
       gpu: a name in `hardware.gpus.GPUS`.
       source: folder that holds the packages mjax and scripts.
-      timeout_s: for all cases together.
+      timeout_s: limit for all cases together.
     Raises:
-      RuntimeError: the process failed; a case that does not compile is a fault of it.
+      RuntimeError: the process failed. A case that does not compile is no error here:
+        its report lists the fault.
     """
     with tempfile.TemporaryDirectory(prefix="mjax-kernels-") as folder:
         out = Path(folder) / "reports.json"
@@ -202,7 +203,7 @@ def read_kernels(printed: str) -> Iterator[CompiledKernel]:
     """Read the output of jax for the kernels that it compiled, in order.
 
     Raises:
-      RuntimeError: a part of it is missing.
+      RuntimeError: a part of the output is missing.
     """
     for text in printed.split(_BEGIN)[1:]:
         name, launch = _searched(_NAME, text), _searched(_LAUNCH, text)

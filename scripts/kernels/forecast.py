@@ -39,7 +39,7 @@ BEFORE = "2d1df94"
 Kernels = Mapping[str, Mapping[str, Kernel]]
 """Kernels by case and name."""
 StepUs = Callable[[str, int], float]
-"""Time of a step, by kernel and head width."""
+"""(kernel, head width) -> microseconds of a step, which is one block of the loop."""
 
 
 def read_all(dumps: Path | None, commit: str | None) -> Kernels:
@@ -47,7 +47,7 @@ def read_all(dumps: Path | None, commit: str | None) -> Kernels:
 
     Args:
       dumps: folder to keep the compiler's output; None keeps none.
-      commit: of the kernels; None for the working tree.
+      commit: commit of the kernels; None uses the working tree.
     """
     found = {}
     for case in (*CASES, THREE, FUSED) if commit is None else CASES:
@@ -74,7 +74,7 @@ def model_tflops(
     constants: Constants,
     fixed_us: float = schedule.FIXED_US,
 ) -> list[float]:
-    """Return the model's speeds of FlashAttention-3, for each length."""
+    """Return the modelled TFLOP/s of FlashAttention-3, one for each length."""
     own = kernels[f"{series.head_dim}:full"]
     kernel = kernel_speed.flash3(
         own["forward"], own["dkv"], causal=series.causal, backward=series.backward
@@ -144,7 +144,7 @@ def error_table(kernels: Kernels, constants: Constants) -> Table:
 
 
 def fixed_error_table(kernels: Kernels) -> Table:
-    """Show which fixed cost of a thread block fits the published speeds."""
+    """Compare assumed fixed costs of a thread block with the published speeds."""
     own, rows = kernels["128:full"], []
     for fixed_us in (0.0, 2.0, 4.0, 6.0, 8.0):
         constants = kernel_speed.fitted(own["forward"], own["dkv"], fixed_us=fixed_us)
@@ -173,7 +173,7 @@ def fixed_error_table(kernels: Kernels) -> Table:
 
 
 def counts_table(kernels: Kernels, constants: Constants) -> Table:
-    """Count the clocks of each resource."""
+    """Count the clocks that a block takes on each resource of an SM."""
     rows = []
     for case, own in kernels.items():
         for name, kernel in own.items():
@@ -282,7 +282,7 @@ def tflops(
     *,
     order: str,
 ) -> float:
-    """Return the speed of kernels that run sequentially."""
+    """Return the TFLOP/s of kernels that run one after another."""
     is_backward = names != ("forward",)
     flops = published.model_flops(
         batch=shape.batch,
@@ -299,7 +299,7 @@ def tflops(
 
 
 def schedule_tables(kernels: Kernels, constants: Constants) -> list[Table]:
-    """Simulate the orders with the step times of the model."""
+    """Simulate the orders of thread blocks with the step times of the model."""
 
     def step_us(kernel: str, head_dim: int) -> float:
         clocks = kernels[f"{head_dim}:full"][kernel].step_clocks(constants)
@@ -342,7 +342,7 @@ def schedule_tables(kernels: Kernels, constants: Constants) -> list[Table]:
 
 
 def _targets_table(step_us: StepUs) -> Table:
-    """Count the shapes that reach the targets, by design."""
+    """Count, for each design of the grid, the shapes that reach their targets."""
     rows = []
     for kernel in KERNELS:
         reached, missing = [0, 0, 0], []
@@ -377,7 +377,7 @@ def _target(shape: Shape) -> float:
 
 
 def _fixed_cost_table(step_us: StepUs) -> Table:
-    """Show the sensitivity to the assumed fixed cost."""
+    """Show how the efficiencies depend on the assumed fixed cost of a block."""
     costs, rows = (1.0, 2.0, 4.0), []
     for shape in SHAPES:
         for kernel in KERNELS:

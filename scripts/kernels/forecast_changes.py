@@ -87,7 +87,7 @@ def changes_table(
     constants: Constants,
     commit: str,
 ) -> Table:
-    """Write clocks of a step, and the speed of a kernel by itself, before and after."""
+    """Tabulate clocks per block and speed of each kernel alone, before and after."""
     rows = []
     for H in (64, 128):
         case = f"{H}:full"
@@ -240,7 +240,7 @@ def by_hand(own: Mapping[str, Kernel]) -> Kernel:
 
 
 def around_us(shape: Shape) -> float:
-    """Return the time to clear, read and round the sums of dQ, on an H200."""
+    """Return the microseconds to clear, read and round the sums of dQ, on an H200."""
     entries = float(shape.batch * shape.seq_len * shape.heads * shape.head_dim)
     return kernel_speed.memory_us((4 + 4 + 2) * entries) + schedule.LAUNCH_US
 

@@ -1,6 +1,7 @@
 """Forecast the speed of an attention kernel from its compiled loops.
 
-Input: machine code, two constants. Output: clocks of a step, the time of a call.
+Input: machine code, two constants. Output: clocks of a step (one
+block of the loop), and microseconds of a call.
 
 The constants are the `slowness` of a warp alone (see `sm_model`) and the share of the
 data sheet's clock that the GPU sustains under this load. Both are fitted to the two
@@ -27,7 +28,7 @@ from scripts.kernels.attention_shapes import Shape
 from scripts.kernels.sm_model import Counts, Program, Work
 
 _MODEL_US = 1e-3 / sm_model.CLOCK_GHZ
-"""Time of a clock, at the clock rate of the data sheet."""
+"""Microseconds of a clock at the clock rate of the data sheet."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,10 +37,10 @@ class Constants:
 
     slowness: float
     sustained: float
-    """Share of the clock of the data sheet."""
+    """Sustained clock rate over that of the data sheet."""
 
     def us(self, clocks: float) -> float:
-        """Return the time of clocks."""
+        """Convert clocks to microseconds at the sustained rate."""
         return clocks * _MODEL_US / self.sustained
 
 
@@ -62,7 +63,7 @@ class Kernel:
     """Bytes that the copy engine adds to sums in global memory for a block."""
 
     def counts(self, program: Program) -> Counts:
-        """Count the clocks of each resource for a block."""
+        """Count the clocks of each resource of an SM for one block."""
         whole = sm_model.counts(
             program,
             warpgroups=self.warpgroups,
@@ -81,13 +82,13 @@ class Kernel:
         return max(own / self.blocks, self.counts(program).most)
 
     def masked_cost(self, constants: Constants) -> float:
-        """Return the cost of a masked block in plain blocks."""
+        """Return the clocks of a masked block over those of a plain block."""
         plain = self.step_clocks(constants)
         return max(1.0, self.step_clocks(constants, masked=True) / plain)
 
 
 def causal_shape(head_dim: int, seq_len: int) -> Shape:
-    """Return a shape of the published figures."""
+    """Return the shape of a published speed: a fixed number of tokens and heads x H."""
     heads = published.HIDDEN // head_dim
     return Shape(
         name=f"{head_dim}, T {seq_len}",
@@ -100,7 +101,7 @@ def causal_shape(head_dim: int, seq_len: int) -> Shape:
 
 
 def read_kernels(printed: str, case: str) -> dict[str, Kernel]:
-    """Read the kernels of a case from the output of jax."""
+    """Read the kernels of a case, by name, from the output of jax."""
     width, _, *warpgroups = case.split(":")
     codes = attention_loops.kernels(printed)
     kernels = {}
@@ -143,14 +144,14 @@ def call_us(
     *,
     order: str = "shipped",
 ) -> float:
-    """Return the time of a kernel of ours, on an H200.
+    """Return the microseconds of one of our kernels on an H200.
 
     Args:
-      kernel: its loops.
-      name: of `schedule.PRODUCTS`.
-      shape: of the call.
-      constants: fitted.
-      order: of `schedule.ORDERS`.
+      kernel: loops of the kernel.
+      name: a key of `schedule.PRODUCTS`.
+      shape: shape of the call.
+      constants: the fitted constants.
+      order: order of the thread blocks, from `schedule.ORDERS`.
     """
     sizes = schedule.sizes_of(name, shape.head_dim)
     # Tiles are those of the shipped kernel; a longer tile counts in part.
@@ -166,13 +167,13 @@ def call_us(
 
 
 def delta_us(shape: Shape) -> float:
-    """Return the time of the row sums of output times cotangent, on an H200."""
+    """Return the microseconds of the row sums of output times cotangent on an H200."""
     num_bytes = 2 * 2.0 * shape.batch * shape.seq_len * shape.heads * shape.head_dim
     return memory_us(num_bytes)
 
 
 def memory_us(num_bytes: float, gpu: Gpu = GPUS["h200"]) -> float:
-    """Return the time of the memory for a number of bytes."""
+    """Return the microseconds in which an H200's memory moves these bytes."""
     return num_bytes / gpu.memory_bytes_per_s * 1e6
 
 
@@ -228,10 +229,10 @@ def flash3_us(
     backward: bool,
     fixed_us: float = schedule.FIXED_US,
 ) -> float:
-    """Return the time of FlashAttention-3 on an H100.
+    """Return the microseconds of FlashAttention-3 on an H100.
 
-    Forward its grid is persistent. Backward, one kernel reads output and cotangent and
-    clears the sums of dQ, another rounds them.
+    Its forward grid is persistent. Its backward pass has two more kernels: one reads
+    output and cotangent and clears the sums of dQ, the other rounds these sums.
     """
     blocks = math.ceil(seq_len / kernel.block)
     num_tiles = math.ceil(seq_len / kernel.tile)
@@ -259,8 +260,8 @@ def fitted(
     """Return the constants that reproduce the ablation's two speeds.
 
     Args:
-      forward: our kernel of head width 128.
-      dkv: likewise.
+      forward: our forward kernel of head width 128.
+      dkv: our dkv kernel of the same width.
       fixed_us: cost of a thread block that only a persistent grid overlaps.
     """
     sizes = {
@@ -299,7 +300,7 @@ def fitted(
 
 
 def _threshold(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the value where a condition begins to hold, within 0.001."""
+    """Return the least value for which a condition holds, within 0.001."""
     while high - low > 0.001:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
@@ -307,12 +308,12 @@ def _threshold(holds: Callable[[float], bool], low: float, high: float) -> float
 
 
 def null_share() -> float:
-    """Return the share of peak that a constant forecast takes from the same source."""
+    """Return the published share of the peak that a constant forecast uses."""
     return published.ABLATION_FULL / peak_tflops()
 
 
 def peak_tflops() -> float:
-    """Return the peak of the data sheet."""
+    """Return the TFLOP/s of the data sheet."""
     return sm_model.NUM_SMS * sm_model.FLOPS_PER_CLOCK * sm_model.CLOCK_GHZ / 1e3
 
 

@@ -17,7 +17,7 @@ _LOOPS = " / "
 def of_kernels(
     header: Row, rows: Sequence[Row], loop_header: Row, loops: Sequence[Row]
 ) -> Table:
-    """Return the extremes over all cases, for each kernel of kernel_table."""
+    """Return, for each kernel of kernel_table, the extremes over all cases."""
     cells = [dict(zip(header, row, strict=True)) for row in rows]
     bodies = [dict(zip(loop_header, row, strict=True)) for row in loops]
     short = []

@@ -44,22 +44,23 @@ SHIPPED = "scripts.kernels.kernel_table:shipped_cases"
 """The cases of the table, for the process that compiles them."""
 
 MOST_INSTRUCTIONS = 620
-"""Most instructions of a loop without a soft cap."""
+"""Maximum instructions of a loop without a soft cap."""
 MOST_FUSED = 660
-"""Most instructions of a loop of the fused backward kernel, which has a fifth matmul
-and its sums.
+"""Maximum instructions of a loop of the fused backward kernel, which also computes a
+fifth matmul and adds its result to the sums.
 """
 FUSED_BARRIERS = 3
-"""Barriers of such a loop: after gradients of scores are stored, and before and after
-the buffer of a dq block is rewritten.
+"""Maximum barriers of a loop of the fused kernel: after gradients of scores are stored,
+and before and after the buffer of a dq block is rewritten.
 """
 MOST_INSTRUCTIONS_OF = {192: 680}
-"""The same limit for other widths: at 192 the scores of a block of 128 keys take four
-more matmuls than at 128, with the addresses of their operands.
+"""Maximum instructions of a loop without a soft cap at other widths: at 192 the scores
+of a block of 128 keys take four more matmuls than at 128, with the addresses of their
+operands.
 """
 MOST_INSTRUCTIONS_BOTH_SIDES = 640
-"""Most instructions of a loop if documents or a prefix cut a row on both sides of the
-diagonal: each block then makes the bits of a second edge.
+"""Maximum instructions of a loop if documents or a prefix cut a row on both sides of
+the diagonal: each block then makes the bits of a second edge.
 """
 _PARTS = "8 heads a key, in parts"
 """Except the fused backward kernel, which never divides a group."""
@@ -100,7 +101,7 @@ def _attention_cases() -> dict[str, KernelCase]:
         "full": {"window": None},
         "segments": {"segments": True},
         "soft cap": {"soft_cap": 30.0},
-        # dkv walks all query heads of a group; in the next case, half of them.
+        # Here dkv walks all query heads of a group; in the next case, half of them.
         "4 heads a key": {"heads": 32, "group": 4},
         _PARTS: {"heads": 16, "group": 8, "window": None},
         "all, 8 heads a key": {"segments": True, "soft_cap": 30.0, "group": 8},

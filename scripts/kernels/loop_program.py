@@ -1,8 +1,8 @@
 """Turn a loop of machine code into the phases that `sm_model` times.
 
 Input: the instructions of a loop. Output: its phases: work, matmuls issued, waits for
-them, turns. So the overlap of a warpgroup is that of the code of ptxas, not of the
-source.
+matmuls, and turns. So the overlap of a warpgroup is that of the code of ptxas, not of
+the source.
 """
 
 import re
@@ -36,8 +36,8 @@ def program(body: Sequence[Instruction]) -> Program:
     """Return the phases of a loop.
 
     A warpgroup passes a turn if it arrives at a barrier right after it has issued
-    matmuls, without waiting for any in between; then it takes one before its first
-    matmuls. Buffer entries of a ring are released only after a wait. Warpgroups
+    matmuls, without waiting for any in between. Such a loop takes a turn before its
+    first matmuls. Buffer entries of a ring are released only after a wait. Warpgroups
     synchronise where one arrives at a barrier after a fence without a matmul in
     between: the others' matmuls read its stores to shared memory.
     """

@@ -50,8 +50,8 @@ def from_registers(program: Program, width: int) -> Program:
     """Return the loop with the first operand of its score matmuls in registers.
 
     Args:
-      program: of dq or dkv; the matmuls before the first work compute scores.
-      width: of a head.
+      program: phases of dq or dkv; the matmuls before the first work compute scores.
+      width: H.
     """
     saved = float(ROWS * width * _BYTES)
 
@@ -93,17 +93,18 @@ def backward(
     """Return a loop of dk and dv that issues both score matmuls at once.
 
     As in FlashAttention-3 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp): S and dP, then
-    the exponentials beside dP, then dV, dQ and dK. A warpgroup has 64 of the keys.
+    the exponentials, which overlap dP, then dV, dQ and dK. A warpgroup has 64 of the
+    keys.
 
     Args:
       dkv: phases of a compiled loop of dkv, for its work per score.
-      scores: of a warpgroup in an iteration of it.
-      queries: of a block.
-      keys: of a tile.
-      width: of a head.
-      warpgroups: that share a tile.
-      fused: with dQ, which the copy engine adds from shared to global memory, in
-        float32.
+      scores: number of scores of a warpgroup in an iteration of `dkv`.
+      queries: number of queries in a block.
+      keys: number of keys in a tile.
+      width: H.
+      warpgroups: number of warpgroups that share a tile.
+      fused: also compute dQ, which the copy engine adds from shared to global memory,
+        in float32.
     """
     first, second = _work_of(dkv)
     more = ROWS * queries / scores

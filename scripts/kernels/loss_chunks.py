@@ -5,8 +5,8 @@
 
 Input: positions, vocabulary, width, tensor parallelism. Output: for each number of
 chunks the time of the head with its loss and gradients on an H200, part by part, and
-the memory of a chunk. `mjax/kernels/cross_entropy/tuning.py` has its sizes from here.
-Nothing is measured; the bytes are those that XLA's program moves
+the memory of a chunk. `mjax/kernels/cross_entropy/tuning.py` takes its sizes from this
+model. Nothing is measured; the bytes are those that XLA's program moves
 (tests/scripts/test_loss_chunks.py compares them with the compiled program).
 
 A chunk of c positions, over a local vocabulary of v tokens, is
@@ -59,7 +59,7 @@ class Shape:
 
     @property
     def local_vocab(self) -> int:
-        """Vocabulary entries of this device."""
+        """Number of vocabulary entries of this device."""
         return -(-self.vocab // self.tp)
 
 
@@ -70,16 +70,16 @@ class Cost:
     products_s: float
     softmax_s: float
     overhead_s: float
-    """Launches, all-reduces, and one-time work: zeros, the final scaling."""
+    """Launches, all-reduces, and work done once: zeros and the final scaling."""
     chunk_bytes: int
-    """Memory of logits and their gradient at a time."""
+    """Maximum bytes of logits and their gradient at one time."""
     product_bytes: int
     softmax_bytes: int
     """Bytes moved by all chunks."""
 
     @property
     def time_s(self) -> float:
-        """Total time."""
+        """Sum of the three times."""
         return self.products_s + self.softmax_s + self.overhead_s
 
 
@@ -143,7 +143,7 @@ CANDIDATES = tuple(
 
 
 def excess(tuning: ChunkedTuning, shape: Shape) -> float:
-    """Return the time with given sizes over the least of any number of chunks."""
+    """Return the time with these sizes over the time with the best number of chunks."""
     chunks = tuning.num_chunks(shape.positions, shape.local_vocab)
     least = best(shape, most_bytes=float("inf"))[1]
     return cost(shape, chunks).time_s / least.time_s - 1

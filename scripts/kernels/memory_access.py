@@ -49,7 +49,7 @@ _REGISTER = re.compile(r"\bR(\d+)(\.64)?")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Launch:
-    """Launch size, and the resources of each thread block."""
+    """The launch of a kernel: number of thread blocks, and resources of each."""
 
     blocks: int
     threads: int
@@ -120,8 +120,8 @@ def bytes_needed(gpu: Gpu, read_share: float) -> float:
     """Return the bytes of loads that an SM must have in flight to keep memory busy.
 
     Args:
-      gpu: target bandwidth.
-      read_share: share of the bytes moved that are read.
+      gpu: GPU whose memory bandwidth is the target.
+      read_share: bytes read over all bytes moved.
     """
     return gpu.memory_bytes_per_s / gpu.num_sms * LATENCY_S * read_share
 
@@ -180,7 +180,7 @@ def _clocks(instruction: Instruction) -> float:
 
 
 def _walked(sass: str) -> Iterator[Instruction]:
-    """Return the code in its order, each innermost loop twice."""
+    """Return the instructions in code order, with each innermost loop repeated once."""
     code, labels = parse(sass)
     ends = {end: begin for begin, end in _innermost(code, labels)}
     for i, instruction in enumerate(code):
@@ -210,7 +210,7 @@ def _innermost(
 
 
 def _registers(operands: str) -> dict[int, None]:
-    """List the registers that are named, in order; R8.64 is two."""
+    """List the registers that an operand text names, in order; R8.64 names two."""
     found = dict[int, None]()
     for number, wide in _REGISTER.findall(operands):
         found[int(number)] = None

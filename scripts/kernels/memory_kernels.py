@@ -6,15 +6,15 @@
 Norms, activations, and the softmax of a chunk of the loss are compiled for a described
 H200, and their machine code is read: the width of each global load and store, the bytes
 requested before the first wait, the resources of a thread block, the blocks per SM.
-These give the bytes in flight on an SM, against those that its share of the bandwidth
-needs. Nothing is run or measured.
+These give the bytes in flight on an SM, to be compared with the bytes that its share
+of the bandwidth needs. Nothing is run or measured.
 
 XLA writes the PTX of its kernels to a folder if a flag is set before jax is imported,
 and jax prints the code of Mosaic GPU kernels. So the cases are compiled in a separate
 process, which is this module with --compile. The PTX of XLA is then assembled by the
 same ptxas that XLA calls, which comes with the CUDA plugin.
 
-Needs the environment of `make env-plan`. Exits with 1 if `faults` finds any.
+Needs the environment of `make env-plan`. Exits with 1 if `faults` returns any.
 """
 
 import argparse
@@ -42,14 +42,14 @@ KIB, MIB = 2**10, 2**20
 LEAST_BYTES = MIB
 """Fewest bytes of a kernel that is shown: below this, the launch takes longer."""
 NARROWEST_BITS = 64
-"""Least width of a load or store of a norm kernel; half of the widest."""
+"""Minimum bytes of a load or store of a norm kernel: half of the widest access."""
 MOST_BARRIERS = 10
-"""Most barriers in the loop of a norm kernel: two for each of four sums, one before dx
-is copied out and one after it is read.
+"""Maximum barriers in the loop of a norm kernel: two for each of four sums, one before
+dx is copied out and one after it is read.
 """
 
 MOST_ARITHMETIC = 1.5
-"""Most clocks of the busiest pipe over those of the memory, in an activation."""
+"""Maximum ratio, in an activation, of the busiest pipe's clocks to the memory's."""
 SCHEDULERS = 4
 """Schedulers of an SM; each issues one warp instruction per clock."""
 
@@ -80,7 +80,7 @@ class MemoryKernel:
     """Bytes read by one launch."""
     written_bytes: int
     ring_bytes: int = 0
-    """Bytes of a block in flight by bulk copies while it works on a position."""
+    """Bytes that a block's bulk copies have in flight while it works on a position."""
 
     @property
     def blocks_per_sm(self) -> int:
@@ -110,7 +110,7 @@ class MemoryKernel:
 
     @property
     def bytes_needed(self) -> float:
-        """Bytes of loads in flight that its share of the bandwidth needs."""
+        """Bytes of loads in flight that an SM's share of the bandwidth needs."""
         moved = self.read_bytes + self.written_bytes
         return memory_access.bytes_needed(GPU, self.read_bytes / moved)
 
@@ -163,7 +163,7 @@ def cases() -> Iterator[xla_bytes.Case]:
 
 
 def faults(kernels: Sequence[MemoryKernel]) -> list[str]:
-    """Name the kernels of ours that would wait for more than the memory.
+    """Name those of our kernels that would wait for something other than memory.
 
     These are the norm kernels, whose sizes we choose, and the activation formulas.
     """
@@ -282,7 +282,8 @@ def _mosaic(case: str, kernel: Mapping[str, Any], text: str) -> MemoryKernel:
 
 
 def _assembled(ptx: str, folder: Path) -> tuple[str, int, int]:
-    """Return machine code, registers of a thread, static shared memory of a block."""
+    """Return the machine code, registers per thread, and static shared bytes per
+    block."""
     source, binary = folder / "kernel.ptx", folder / "kernel.cubin"
     source.write_text(ptx)
     ptxas = [_tool("ptxas"), "-v", "-arch=sm_90a", str(source), "-o", str(binary)]

@@ -39,13 +39,14 @@ def planned(
 ) -> float:
     """Return when the last SM ends if blocks are assigned to SMs in advance.
 
-    Each goes to the SM that would be free first if blocks took their planned time.
+    A block is assigned to the SM that would be free first if all blocks took their
+    planned time.
 
     Args:
       work_us: actual times of the blocks.
       plan_us: planned times of the blocks.
       fixed_us: cost of a block that is never overlapped.
-      slowness: factor on the time of each SM, which the plan does not know.
+      slowness: factor on the time of each SM; the plan does not include it.
     """
     free, load = [(0.0, sm) for sm in range(len(slowness))], [0.0] * len(slowness)
     for work, plan in zip(work_us, plan_us, strict=True):
@@ -59,8 +60,8 @@ def guided(plan_us: Sequence[float], *, fixed_us: float = 0.0) -> list[int]:
     """Return the number of tiles of each thread block, in grid order.
 
     The first blocks take many tiles, the last ones one: each at most the mean work left
-    per SM. So most tiles begin while another ends, and the last to start are as short
-    as single tiles.
+    per SM. So most tiles begin while another one ends, and the last thread blocks to
+    start have a single tile.
 
     Args:
       plan_us: planned times of the tiles, in order.
@@ -96,15 +97,16 @@ def efficiencies(shape: Shape, kernel: str, step: float) -> list[float]:
     """Return the efficiency of ways to assign tiles to persistent thread blocks.
 
     Args:
-      shape: of the call.
-      kernel: of `KERNELS`.
-      step: time of a block of the other sequence.
+      shape: shape of the call.
+      kernel: name in `KERNELS`.
+      step: microseconds of a block of the other sequence.
 
     Returns:
-      For each of `WAYS`: the shipped grid; as many thread blocks as SMs that
-      take the next tile from a counter, every 132nd, or by a plan made from the mask,
-      which does not know documents; more of them, which take as many tiles as `guided`
-      says by that plan; the same where SMs are slower by unequal shares.
+      The efficiency of each of `WAYS`, in this order. The first is the shipped grid.
+      The next ones have one thread block per SM, which takes its next tile from a
+      counter, takes every 132nd tile, or follows a plan made from the mask without
+      documents. The next has more thread blocks; by the same plan, `guided` says how
+      many tiles each takes. The rest repeat this on SMs of unequal speed.
     """
 
     def grid(shape: Shape) -> tuple[list[schedule.Block], float]:

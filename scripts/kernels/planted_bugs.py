@@ -55,8 +55,8 @@ def by_module(rows: Sequence[Sequence[str]]) -> Table:
     """Count the runs by kernel module and by the check that caught the bug.
 
     Args:
-      rows: bug, module, caught by; the bugs of the unchanged source begin with
-        "no change".
+      rows: cells of each run: bug, module, check that caught the bug. For a run of the
+        unchanged source, the first cell begins with "no change".
     """
     counts = collections.Counter(
         (module, how.partition(":")[0])

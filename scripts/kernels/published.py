@@ -3,8 +3,8 @@
 Source: Shah et al. 2024, FlashAttention-3, arXiv:2407.08608: the numbers above the bars
 of figure 5 (forward) and figure 6 (backward, without a causal mask), and table 2, all
 from transcriptions of the paper. H100 80GB SXM5, FP16, 16k tokens a batch, hidden size
-2048. FLOPs are counted as there: 4 T^2 H a head forward, half of it under a causal
-mask, 2.5 times as many backward.
+2048. FLOPs are counted as in the paper: 4 T^2 H per head forward, half of that with a
+causal mask, and 2.5 times as many backward.
 """
 
 import dataclasses
@@ -66,8 +66,8 @@ SERIES = (
 ABLATION_BATCH, ABLATION_LENGTH, ABLATION_HEADS, ABLATION_WIDTH = 4, 8448, 16, 128
 ABLATION_FULL, ABLATION_SERIAL = 661, 582
 """Table 2, without a mask: as it is, and with the softmax of a warpgroup after its
-products instead of beside them (turns between warpgroups remain). The table's third
-figure, 570, is without warps that only load."""
+matmuls instead of overlapping them (the warpgroups still take turns). The table's third
+figure, 570, is for a kernel without loading warps."""
 
 
 def model_flops(

@@ -48,7 +48,8 @@ class Instruction:
 
     @property
     def most_unfinished(self) -> int | None:
-        """Groups that may be unfinished after it; None if it does not wait."""
+        """Groups of matmuls that may be unfinished after it; None if it does not
+        wait."""
         if self.opcode != _WAIT:
             return None
         return int(self.operands.rpartition(",")[2], 16)
@@ -71,14 +72,14 @@ class Loop:
 
 
 def loops(sass: str) -> list[Loop]:
-    """Return the loops with matmuls of a kernel, in code order."""
+    """Return the loops of a kernel that contain matmuls, in code order."""
     return [_measured(body) for body in loop_bodies(sass)]
 
 
 def loop_bodies(sass: str) -> list[list[Instruction]]:
     """Return the instructions of each loop with matmuls, in code order.
 
-    Of nested loops, only the innermost.
+    If loops are nested, only the innermost ones are returned.
     """
     code, labels = parse(sass)
     spans = []

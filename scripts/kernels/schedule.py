@@ -40,19 +40,20 @@ ORDERS = (
     "persistent",
 )
 FIXED_US = 2.0
-"""Fixed time of a block: start, first loads, output. An assumption; nothing was
-measured.
+"""Fixed microseconds of a thread block: start, first loads, output. An assumption;
+nothing was measured.
 """
 HIDDEN = 0.5
-"""Share of it that a persistent grid overlaps: the loads of the next tile and the
-stores of the last one, but not the first matmul and softmax of a tile.
+"""Share of `FIXED_US` that a persistent grid overlaps: the loads of the next tile and
+the stores of the last one, but not the first matmul and softmax of a tile.
 """
 SUSTAINED = 0.6
-"""Share of the tensor cores' peak in the loop, for `step_us`."""
+"""Share of the tensor cores' peak that the loop reaches in `step_us`."""
 PRODUCTS = {"forward": 2, "dq": 3, "dkv": 4, "fused": 5}
 """Matmuls for each visited block."""
 LAUNCH_US = 3.0
-"""Fixed time of the kernel that adds up the pieces of a walk. An assumption."""
+"""Fixed microseconds of the kernel that adds the parts of a split walk. An
+assumption."""
 BY_KEYS = ("dkv", "fused")
 """Kernels with tiles of keys and blocks of queries."""
 _FUSED = MosaicKernel(block=64, stages=3)
@@ -61,7 +62,7 @@ _GPU = GPUS["h200"]
 _CACHE_BYTES = _GPU.l2_bytes // 2
 """Half of the L2: an SM reads the other half through its own, which keeps a copy."""
 _CHUNK = 128
-"""Positions that are cached together."""
+"""Number of positions that the simulated cache loads and evicts together."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,21 +73,21 @@ class Block:
     head: int
     """Head of the grid: a key head in dkv, a query head otherwise."""
     tile: int
-    """In the order of the grid."""
+    """Index of the tile in the order of the grid."""
     work_us: float
     reads: tuple[tuple[int, ...], ...]
-    """The pieces of memory that it reads."""
+    """Identifiers of the chunks of memory that the block reads, in order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """Result of an order of blocks."""
+    """Simulated result of an order of thread blocks."""
 
     efficiency: float
-    """Work over the total time of all SMs; at most 1."""
+    """Time in which SMs do work, over the total time of all SMs; at most 1."""
     makespan_us: float
     read_us: float
-    """Time of the reads from memory, which overlaps the rest."""
+    """Microseconds of all reads from memory, which overlap the work."""
 
     @property
     def bound_by_memory(self) -> bool:
@@ -111,14 +112,14 @@ def read_bytes(
     cache_bytes: int = _CACHE_BYTES,
     at_once: int = 1,
 ) -> float:
-    """Return the bytes that are read from memory, not from the L2.
+    """Return the bytes that are read from memory because the L2 does not have them.
 
     Blocks read whole chunks in order; the cache evicts the least recently used.
 
     Args:
-      blocks: of a grid.
-      chunk_bytes: of a chunk.
-      cache_bytes: of the cache.
+      blocks: thread blocks of a grid, in order.
+      chunk_bytes: size of a chunk.
+      cache_bytes: size of the cache.
       at_once: blocks that run at the same time: all read their first chunks, then all
         their second ones.
     """
@@ -140,13 +141,13 @@ def read_bytes(
 
 
 def step_us(kernel: str, head_dim: int, sizes: MosaicKernel) -> float:
-    """Return the time of a block of the other sequence, for all rows of a tile."""
+    """Return the microseconds of a block of the other sequence, for a whole tile."""
     flops = PRODUCTS[kernel] * 2.0 * sizes.tile * sizes.block * head_dim
     return flops / FLOPS_PER_CLOCK / (CLOCK_GHZ * 1e3) / SUSTAINED
 
 
 def problem(shape: Shape) -> tiles.Problem:
-    """Return the sizes that the kernels are given."""
+    """Return the `Problem` of a call: the sizes that the kernels get."""
     tuning = MOSAIC_H200[shape.head_dim]
     return tiles.Problem(
         seq_len=shape.seq_len,
@@ -164,9 +165,9 @@ def order_of(shape: Shape, kernel: str, parts: int) -> tiles.Order:
     """Return the order of the kernel's own grid.
 
     Args:
-      shape: of the call.
-      kernel: of `KERNELS`.
-      parts: of a group, for dkv; 1 for others.
+      shape: shape of the call.
+      kernel: name in `KERNELS`.
+      parts: parts of a group of query heads, for dkv; 1 for other kernels.
     """
     heads, other_heads = shape.heads, shape.kv_heads
     if kernel in BY_KEYS:
@@ -183,7 +184,7 @@ def order_of(shape: Shape, kernel: str, parts: int) -> tiles.Order:
 
 
 def parts_of(shape: Shape, kernel: str) -> int:
-    """Return the number of parts of a key head's query heads in dkv; 1 for others."""
+    """Return into how many parts dkv splits a group of query heads; 1 if not dkv."""
     if kernel != "dkv":
         return 1
     return dkv.shipped_parts(
@@ -195,16 +196,17 @@ def parts_of(shape: Shape, kernel: str) -> int:
 
 
 def sizes_of(kernel: str, head_dim: int) -> MosaicKernel:
-    """Return the sizes of a kernel."""
+    """Return the shipped sizes of a kernel for a head width."""
     if kernel == "fused":
         return FUSED_H200.get(head_dim, _FUSED)
     return getattr(MOSAIC_H200[head_dim], kernel)
 
 
 def _entry_bytes(kernel: str) -> int:
-    """Return the bytes that are walked for a position and column of a head.
+    """Return the bytes of all walked arrays per position and column of a head.
 
-    Two arrays of 16-bit numbers: K and V, or queries and cotangents; and float32 sums.
+    The arrays have 16-bit numbers (K and V, or queries and cotangents) and, in the
+    fused kernel, float32 sums.
     """
     return 2 * 2 + (4 if kernel == "fused" else 0)
 
@@ -212,13 +214,13 @@ def _entry_bytes(kernel: str) -> int:
 def visits(
     shape: Shape, kernel: str, masked_cost: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return for each row of the batch and tile: steps, first and end of the blocks.
+    """Return the steps, the first block and the end block of each sequence and tile.
 
     A step counts in part if some warpgroups skip the block.
 
     Args:
-      shape: of the call.
-      kernel: of `KERNELS`.
+      shape: shape of the call.
+      kernel: name in `KERNELS`.
       masked_cost: cost of a step with a masked block, in plain steps.
     """
     sizes = sizes_of(kernel, shape.head_dim)
@@ -261,9 +263,9 @@ def visits(
 
 
 def grid_tiles(shape: Shape, kernel: str) -> np.ndarray:
-    """Return the tiles of each row of the batch, in the order of the grid.
+    """Return the tiles of each sequence of the batch, in the order of the grid.
 
-    The heaviest of a head come first: the last queries; the first keys, or, with
+    The heaviest tiles of a head come first: the last queries; the first keys, or, with
     documents, those that most queries see.
     """
     p, tile = problem(shape), sizes_of(kernel, shape.head_dim).tile
@@ -304,12 +306,12 @@ def blocks_of(
 
 
 def tiles_first(blocks: Sequence[Block]) -> list[Block]:
-    """Order by tile, then by row and head: the heaviest tiles of all heads first."""
+    """Order by tile, then sequence, then head: the heaviest tiles come first."""
     return sorted(blocks, key=lambda x: (x.tile, x.batch, x.head))
 
 
 def shipped(blocks: Sequence[Block], order: tiles.Order) -> list[Block]:
-    """Order as the grid of the kernels: tiles first, within sections of heads."""
+    """Order blocks as the shipped grid does: by section of heads, then by tile."""
 
     def place(block: Block) -> tuple[int, int, int]:
         row = block.batch * order.heads + block.head
@@ -319,7 +321,7 @@ def shipped(blocks: Sequence[Block], order: tiles.Order) -> list[Block]:
 
 
 def longest_first(blocks: Sequence[Block]) -> list[Block]:
-    """Order by work; ties keep their order."""
+    """Order blocks by work, longest first; ties keep their order."""
     return sorted(blocks, key=lambda x: -x.work_us)
 
 
@@ -329,7 +331,7 @@ def split(
     """Give each equal part of dkv's query heads its own block and head of the grid.
 
     Returns:
-      The blocks, and the time to add up the parts.
+      The blocks, and the microseconds to add the parts.
     """
     pieces = [
         dataclasses.replace(_piece(block, i, parts), head=block.head * parts + i)
@@ -342,10 +344,10 @@ def split(
 def cut(
     blocks: Sequence[Block], shape: Shape, kernel: str
 ) -> tuple[list[Block], float]:
-    """Cut tiles that are longer than half of the mean load of an SM, longest first.
+    """Split the tiles that take more than half of an SM's mean load, longest first.
 
     Returns:
-      The pieces, and the time to add them up.
+      The pieces, and the microseconds to add them.
     """
     most_us = math.fsum(block.work_us for block in blocks) / NUM_SMS / 2
     pieces, partial = list[Block](), 0
@@ -364,7 +366,7 @@ def _piece(block: Block, index: int, num: int) -> Block:
 
 
 def _sum_us(shape: Shape, kernel: str, num_partial: int) -> float:
-    """Return the time to write partial sums in float32 and add them in fixed order.
+    """Return the microseconds to write partial float32 sums and add them in order.
 
     The sums are written to memory and read back, and the 16-bit results are written.
     """
@@ -389,11 +391,11 @@ def outcomes(
     """Simulate every order of a kernel's blocks.
 
     Args:
-      shape: of the call.
-      kernel: of `KERNELS`.
-      step: time of a block of the other sequence; None: `step_us`.
+      shape: shape of the call.
+      kernel: name in `KERNELS`.
+      step: microseconds of a block of the other sequence; None uses `step_us`.
       masked_cost: time of a masked block over that of a plain one.
-      fixed_us: cost of a thread block that nothing hides.
+      fixed_us: cost of a thread block that nothing overlaps.
     """
     sizes = sizes_of(kernel, shape.head_dim)
     if step is None:
@@ -458,7 +460,7 @@ def one_grid(
 
 
 def slack(shape: Shape, kernel: str) -> float:
-    """Return the mean load of an SM over the longest tile, without splitting."""
+    """Return the mean load of an SM over the time of the longest tile, unsplit."""
     work = [block.work_us for block in blocks_of(shape, kernel, 1.0)]
     return math.fsum(work) / NUM_SMS / max(work)
 
@@ -468,13 +470,15 @@ def table(
     steps: Callable[[str, int], float] | None = None,
     fixed_us: float = FIXED_US,
 ) -> tuple[list[str], list[list[str]]]:
-    """Return header and rows: a shape and kernel a row, an order a column.
+    """Return the header and the rows of the table, one row per shape and kernel.
+
+    Each column is an order of the thread blocks.
 
     Args:
-      shapes: of calls.
-      steps: time of a block of the other sequence, by kernel and head width; None:
-        `step_us`.
-      fixed_us: cost of a thread block that nothing hides.
+      shapes: shapes of the calls.
+      steps: (kernel, head width) -> microseconds of a block of the other sequence; None
+        uses `step_us`.
+      fixed_us: cost of a thread block that nothing overlaps.
     """
     rows = []
     for shape in shapes:

@@ -11,7 +11,8 @@ where a pipe is full. The tensor cores run the groups of matmuls one by one, in 
 order of issue.
 
 Rates (CUDA C++ programming guide, table of the throughput of arithmetic instructions,
-compute capability 9.0; warp instructions of 32 threads on one of four schedulers).
+compute capability 9.0) are for warp instructions of 32 threads on one of the four
+schedulers.
 """
 
 import dataclasses
@@ -28,12 +29,12 @@ FLOPS_PER_CLOCK = 4096
 SHARED_BYTES_PER_CLOCK = 128
 EXPONENTIALS_PER_CLOCK = 16
 L2_BYTES_PER_CLOCK = 5120 / NUM_SMS
-"""L2 bytes per clock of one SM when all read. NVIDIA gives 5120 bytes a clock for the
-L2 of the A100 (Ampere architecture whitepaper); none for Hopper.
+"""L2 bytes per clock for each SM when all SMs read. NVIDIA gives 5120 bytes a clock for
+the L2 of the A100 (Ampere architecture whitepaper); none for Hopper.
 """
 
 PIPES = ("issue", "fma", "alu", "mufu", "lsu")
-"""Issue slots; single-precision multiply and add; comparisons, conversions and
+"""Pipes: issue slots; single-precision multiply and add; comparisons, conversions and
 integers; exponentials; shared memory and shuffles."""
 PIPE_CLOCKS = {"fma": 1.0, "alu": 2.0, "mufu": 8.0, "lsu": 4.0}
 """Clocks of a warp instruction: 128, 64, 16 and 32 results per clock and SM."""
@@ -62,7 +63,8 @@ class Product:
 
     @property
     def clocks(self) -> float:
-        """Clocks of the tensor cores or of the operands, whichever is longer."""
+        """Clocks of the tensor cores or of reading the operands, whichever is
+        longer."""
         arithmetic = self.flops / FLOPS_PER_CLOCK
         return max(arithmetic, self.shared_bytes / SHARED_BYTES_PER_CLOCK)
 
@@ -96,8 +98,8 @@ def clocks_per_round(
     """Return the steady-state clocks in which every warpgroup does one iteration.
 
     Args:
-      program: of each warpgroup.
-      warpgroups: that run it.
+      program: phases of one iteration of a warpgroup.
+      warpgroups: number of warpgroups that run it.
       slowness: clocks of a single warp over those of its busiest pipe; at least 1.
       rounds: simulated iterations; the first half is not counted.
     Raises:
@@ -145,7 +147,8 @@ class _Warpgroup:
 
     @property
     def waits_until(self) -> float | None:
-        """End time of the matmuls that it waits for; None if it waits for none."""
+        """End time of the matmuls that this warpgroup waits for; None if it does not
+        wait."""
         if not isinstance(self.phase, Wait):
             return None
         n = self.phase.most_unfinished
@@ -199,7 +202,7 @@ def _all_have_met(groups: Sequence[_Warpgroup], group: _Warpgroup) -> bool:
 
 
 def _speed(working: Sequence[_Warpgroup], slowness: float) -> float:
-    """Return the speed of all warpgroups; 1 if each is as fast as alone."""
+    """Return the factor on the speed of all warpgroups; 1 if no pipe is full."""
     used: dict[str, float] = dict.fromkeys(PIPES, 0.0)
     for group in working:
         assert isinstance(group.phase, Work)
@@ -239,11 +242,12 @@ def counts(
     """Count the clocks of an iteration per resource, with full overlap.
 
     Args:
-      program: of each warpgroup.
-      warpgroups: that run it.
-      loaded_bytes: that the copy engine writes to shared memory for all of them.
-      added_bytes: that the copy engine reads there and adds to global memory; the L2
-        reads and writes them.
+      program: phases of one iteration of a warpgroup.
+      warpgroups: number of warpgroups that run it.
+      loaded_bytes: bytes that the copy engine writes to shared memory for all
+        warpgroups.
+      added_bytes: bytes that the copy engine reads from shared memory and adds to
+        global memory; the L2 reads and writes as many.
     """
     products = [phase for phase in program if isinstance(phase, Product)]
     work = [phase.clocks for phase in program if isinstance(phase, Work)]

@@ -5,8 +5,8 @@
 
 A split backward slot B computes the gradients of activations only; those of weights
 come later, in a slot W that no other stage waits for (Qi et al. 2024,
-arXiv:2401.10241). In lockstep, a tick takes the time of each kind of slot that one
-stage or more uses in it. The table of W is searched for the best lag behind the first
+arXiv:2401.10241). In lockstep, a tick takes the time of each kind of slot that at
+least one stage uses in it. The table of W is searched for the best lag behind the first
 B. Differs: the paper's stages do not move in lockstep.
 
 Times are in forward passes of a chunk, of its GEMMs alone. Memory is in activations
@@ -89,8 +89,9 @@ WAYS = (
 def weight_slots(schedule: Schedule, lag: int) -> Bool[np.ndarray, "ticks P"]:
     """Return the ticks in which each stage has a slot W, in the order of its slots B.
 
-    A stage has one in every tick from the first B of any stage + lag on in which one
-    of its own B, of the same tick or earlier, has none yet.
+    The first tick with W is `lag` ticks after the first B of any stage. From then on, a
+    stage has a W in each tick in which one of its own B, of the same tick or earlier,
+    has no W yet.
     """
     done = schedule.backward_chunk != IDLE
     first = int(np.flatnonzero(done.any(axis=1))[0]) + lag
@@ -105,7 +106,7 @@ def weight_slots(schedule: Schedule, lag: int) -> Bool[np.ndarray, "ticks P"]:
 
 
 def used_ticks(slots: Bool[np.ndarray, "ticks P"]) -> int:
-    """Count the ticks in which one stage or more has a slot."""
+    """Count the ticks in which at least one stage has a slot."""
     return int(slots.any(axis=1).sum())
 
 
@@ -125,7 +126,7 @@ def best_lag(schedule: Schedule) -> int:
 
 
 def split_bubble(schedule: Schedule, lag: int, way: Way) -> float:
-    """Return the time of a step over the ideal time of joined slots, less 1.
+    """Return the time of a step over the ideal time of unsplit slots, minus 1.
 
     Recomputation in W counts as bubble: it produces no new result.
     """
@@ -138,7 +139,7 @@ def split_bubble(schedule: Schedule, lag: int, way: Way) -> float:
 
 
 def report(schedule: Schedule, layers: int) -> list[str]:
-    """Write the table of the ways, and the result of more chunks instead."""
+    """Print the table of the ways, and what more virtual stages would give instead."""
     lag = best_lag(schedule)
     forward, backward = schedule.forward_chunk != IDLE, schedule.backward_chunk != IDLE
     weight = weight_slots(schedule, lag)

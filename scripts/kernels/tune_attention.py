@@ -6,10 +6,10 @@
 
 The first needs `make env-plan` and no GPU. It writes the candidates without spills or
 serialised matmuls that fit in shared memory to
-docs/benchmarks/attention_candidates.json. The second times these and writes
+docs/benchmarks/attention_candidates.json. The second times these candidates and writes
 gpu_tuning.json, gpu_tuning.md and the table in mjax/kernels/attention/tuning.py; the
-third does the last of these from the gpu_tuning.json that a GPU left. Ends with 0, with
-1 if something failed, with 2 on bad input.
+third writes only that table, from the gpu_tuning.json of an earlier second call. Ends
+with 0, with 1 if something failed, with 2 on bad input.
 """
 
 import argparse
@@ -50,10 +50,10 @@ def choose(
     that the forward kernel writes (`MosaicTuning`).
 
     Args:
-      rows: of `tuning_times`; those without a time do not count.
+      rows: rows of `tuning_times`; rows without a time are ignored.
       shipped: current sizes; kept unless they were timed too and a candidate is faster
         by more than the noise.
-      noise: relative.
+      noise: relative spread of the times.
     """
     timed: dict[tuple[str, int], dict[MosaicKernel, float]] = {}
     for row in rows:

@@ -2,10 +2,10 @@
 
     python -m scripts.kernels.visited_blocks --seq-len 8192 --windows 256 512 1024 4096
 
-For each kernel, the pairs (query, key) whose score is computed over the pairs that are
-visible. Counted with the functions by which the kernels choose their blocks, at the
-sizes they are shipped with. Each warpgroup has its own blocks; in the forward kernel
-all warpgroups of a thread block begin with the same block.
+Prints, for each kernel, the number of pairs (query, key) whose score is computed over
+the number of visible pairs. The functions with which the kernels choose their blocks
+count the pairs, at the shipped sizes. Each warpgroup has its own blocks; in the forward
+kernel all warpgroups of a thread block begin with the same block.
 """
 
 import argparse

@@ -1,9 +1,9 @@
-"""Count the arithmetic of the matrix products in a compiled program.
+"""Count the FLOPs of the matmuls in a compiled program.
 
     python -c 'import jax; ...; print(f.lower(x).compile().as_text())' > program.txt
     python -m scripts.overlap.hlo_dots program.txt
 
-Prints the FLOPs of one run, where each loop body counts as often as it runs.
+Prints the FLOPs of one run; each loop body counts as often as it runs.
 """
 
 import sys

@@ -41,7 +41,7 @@ class Case:
 
     block: str = "parallel"
     tp_chunks: int = 8
-    """1: whole activations, --mesh.tp-overlap off."""
+    """Chunks of the sequence; 1 sends whole activations (--mesh.tp-overlap off)."""
     backward: bool = False
     remat: str = "none"
     options: tuple[tuple[str, xla_flags.Value], ...] = ()

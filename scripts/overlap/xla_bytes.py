@@ -2,14 +2,14 @@
 
     python -m scripts.overlap.xla_bytes --part norm
 
-Programs are compiled for a described H200, which need not be there (the `[plan]`
-extra), and read, never run. `minimum` is each input read once and each output written
-once. Two times follow from the counts and are no measurements: `moved` is the bytes of
-all kernels but matrix products over the bandwidth; `floor` adds, for each matrix
-product, the larger of its bytes over the bandwidth and its FLOPs over the peak.
+Programs are compiled for a described H200 (the `[plan]` extra; no GPU is needed) and
+read, never run. `minimum` is the bytes if each input is read once and each output
+written once. Two times are computed from the counts, not measured. `moved` is the bytes
+of all kernels except matmuls over the bandwidth. `floor` adds, for each matmul, the
+larger of its bytes over the bandwidth and its FLOPs over the peak.
 
-XLA compiles matrix products here without trying alternatives on a device; with one it
-may choose others, and fuse other things into them.
+Without a device XLA cannot time alternative matmul kernels. On a GPU it may choose
+other kernels, and fuse other operations into them.
 """
 
 import argparse
@@ -41,7 +41,7 @@ from mjax.recipes.megascale import megascale_175b
 
 GPU = GPUS["h200"]
 POSITIONS = 8192
-"""Of one microbatch on one device: one row of 8192, or four of 2048."""
+"""Positions of one microbatch on one device: one sequence of 8192, or four of 2048."""
 MIB = 2**20
 BF16 = jnp.bfloat16
 WHOLE = P()
@@ -52,7 +52,7 @@ OTHERS = tuple(axis for axis in AXES if axis != TP)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """A function of one device, and what it is compiled for."""
+    """A function of one device, and the mesh and arguments that it is compiled for."""
 
     name: str
     function: Callable[..., Any]
@@ -78,12 +78,13 @@ class Count:
 
     @property
     def floor_s(self) -> float:
-        """Least time that bytes and FLOPs allow, one kernel after the other."""
+        """Minimum time that bytes and FLOPs allow if kernels run one after another."""
         return sum(_floor_s(k) for k in self.kernels if k.kind != "collective")
 
 
 def _floor_s(kernel: Kernel) -> float:
-    # Factors of float32 meet in TF32, at half the rate (NVIDIA H200 data sheet).
+    # float32 operands are multiplied in TF32, at half the rate (NVIDIA H200 data
+    # sheet).
     peak = GPU.peak_bf16_flops_per_s / (2 if kernel.product_dtype == "f32" else 1)
     memory_s = kernel.moved_bytes / GPU.memory_bytes_per_s
     return max(memory_s, kernel.runs * kernel.flops / peak)
@@ -176,7 +177,7 @@ def norm_cases_of(kind: Any, d: int) -> Iterator[Case]:
 
 
 def activation_cases() -> Iterator[Case]:
-    """Yield what is between the two projections of a feed-forward layer."""
+    """Yield the operations between the two projections of a feed-forward layer."""
     kinds: tuple[Activation, ...] = ("gelu", "gelu_tanh", "swiglu")
     for kind in kinds:
         for use_bias in (False, True):
@@ -194,7 +195,7 @@ def _activation_cases(kind: Activation, use_bias: bool) -> Iterator[Case]:
     biases = {k: params.pop(k) for k in ("b_in", "b_gate") if k in params}
 
     def activate(biases: Any, *parts: jax.Array) -> jax.Array:
-        # The weights are not looked at.
+        # The weights are not read.
         rest = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), params)
         return nnx.merge(graph, biases | rest).activate(parts)
 
@@ -223,7 +224,7 @@ def _head_cases(vocab: int, tp: int) -> Iterator[Case]:
         return Head(vocab, d, rngs=nnx.Rngs(0), **options)
 
     graph, params = abstract(make)
-    # A head with a table of its own does not look at it.
+    # A head with its own table does not read the embedding's.
     untied = Embedding(1, 1, std=1.0, rngs=nnx.Rngs(0))
 
     def mean_nll(params: Any, x: jax.Array, targets: jax.Array) -> jax.Array:
@@ -235,7 +236,7 @@ def _head_cases(vocab: int, tp: int) -> Iterator[Case]:
 
     def train(*args: Any) -> Any:
         nll, (d_params, dx) = jax.value_and_grad(mean_nll, (0, 1))(*args)
-        # As the step accumulates and reduces them.
+        # The dtype in which the step accumulates and reduces gradients.
         d_params = jax.tree.map(lambda g: g.astype(jnp.float32), d_params)
         return collectives.sum_over_mesh(nll), d_params, dx
 
@@ -271,7 +272,8 @@ def _block_case(options: Any, recompute: bool) -> Case:
     )
 
     def block(params: Any, x: jax.Array) -> jax.Array:
-        """Run the block, with q + k + v in place of attention, which is its own."""
+        """Run the block, with q + k + v in place of attention, which has its own
+        kernels."""
         block = nnx.merge(graph, params)
         weights = block.attention.in_weights() + block.mlp.in_weights()
         x, normed = block.norm.branch(x)
@@ -298,8 +300,8 @@ def _block_case(options: Any, recompute: bool) -> Case:
 def rope_cases() -> Iterator[Case]:
     """Yield blocks of recipes, forward and backward, with and without rotation.
 
-    With attention and its documents. What rotation costs is the difference of their
-    floors; which kernels carry queries and keys, `--kernels` shows.
+    Attention and its documents are included. The cost of rotation is the difference of
+    the two floors. `--kernels` shows which kernels read or write queries and keys.
     """
     for rotate in (True, False):
         yield rope_case("gpt-1b3", rotate)
@@ -371,7 +373,7 @@ PARTS: dict[str, Callable[[], Iterator[Case]]] = {
 
 
 def print_counts(cases: Iterator[Case], *, show_kernels: bool) -> None:
-    """Print a table with one row a case, and on demand a line for each kernel."""
+    """Print a table with one row per case, and on request a line for each kernel."""
     columns = (
         "op | kernels | GEMMs | MiB moved | MiB of GEMMs | minimum MiB | ratio "
         "| moved, us | floor, us | temporary MiB"

@@ -27,7 +27,8 @@ LEAST_OVERLAP = 0.8
 MODEL = ModelConfig(layers=24, d_model=2048, heads=16, vocab_size=32_768)
 SEQ_LEN, ROWS = 2048, 4
 SMALL_BYTES = 2**20
-"""Smaller collectives carry the scale of a norm or a scalar."""
+"""Bytes below which a collective is ignored: it sends the scale of a norm, or a
+scalar."""
 ITEM_BYTES = {"bf16": 2, "f32": 4}
 
 
@@ -55,7 +56,8 @@ class Case:
         return f"ZeRO-{self.level}, {mesh}, {self.microbatches} microbatches"
 
     def build(self, model: ModelConfig = MODEL) -> Program:
-        """Build the program for described H200s, `ROWS` rows a GPU and microbatch."""
+        """Build the program for described H200s, `ROWS` sequences per GPU and
+        microbatch."""
         return build_program(
             model=model,
             optimizer=OptimConfig(),
@@ -98,14 +100,14 @@ def read(case: Case) -> Analysis:
 
 
 def num_params(model: ModelConfig = MODEL) -> tuple[int, int]:
-    """Count the parameters of the layers, and of the ends (embedding, norm, head)."""
+    """Count the parameters of the layers, and of embedding, final norm and head."""
     layer = 12 * model.d_model**2 + model.d_model
     ends = 2 * model.padded_vocab * model.d_model + model.d_model
     return model.layers * layer, ends
 
 
 def find_faults(case: Case, found: Analysis) -> Iterator[str]:
-    """Return what two nodes should not send or do not overlap; empty is good."""
+    """Return the faults on two nodes: superfluous or exposed bytes; empty is good."""
     hidden = found.overlapped_bytes_fraction("dp") or 0.0
     if hidden < LEAST_OVERLAP:
         yield f"{hidden:.1%} of the bytes are overlapped, less than {LEAST_OVERLAP:.0%}"
@@ -121,7 +123,8 @@ def find_faults(case: Case, found: Analysis) -> Iterator[str]:
         if c.tier == "network" and large and c.axes != ("dp_replicate",):
             yield f"{c.name} crosses nodes over {', '.join(c.axes)}"
         crossing += c.wire_bytes * c.runs * (c.tier == "network")
-    # An all-reduce of 2 sends its operand once: 1/dp_shard of the float32 gradients.
+    # An all-reduce over 2 devices sends its operand once: 1/dp_shard of the float32
+    # gradients.
     share = 4 * sum(num_params()) / case.dp_shard
     if not share <= crossing < 1.001 * share:
         yield f"{crossing} bytes cross nodes, {share:.0f} are needed"

@@ -10,8 +10,8 @@ only add time.
 
 The devices share the cores, so an idle stage costs nothing here, and the bubble does
 not appear as waiting. With `--pipeline.idle compute`, which is meant for GPUs, idle
-slots do work that is discarded: the bubble then appears as CPU time, and the rest of
-the difference is the cost of the executor.
+half-ticks do work that is discarded. The bubble then appears as CPU time, and the rest
+of the difference is the cost of the executor.
 """
 
 import argparse
@@ -49,9 +49,9 @@ MODEL = ModelConfig(
     remat="full",
 )
 ALLOWANCE = 1.15
-"""Most time of a pipelined step over (1 + bubble) times that of the plain one."""
+"""Maximum time of a pipelined step, over (1 + bubble) times that of the plain step."""
 MAX_LOSS_DIFFERENCE = 1e-5
-"""Relative bound for sums in another order, over a few steps."""
+"""Relative bound of the loss after a few steps, for sums in another order."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ class Stepper:
 
 
 def make_batch() -> dict[str, np.ndarray]:
-    """Draw random tokens; each row is one document."""
+    """Draw random tokens; each sequence is one document."""
     rng = np.random.default_rng(0)
     shape = BATCH, SEQ_LEN
     stream = rng.integers(0, MODEL.vocab_size, (BATCH, SEQ_LEN + 1), np.int32)
@@ -168,7 +168,7 @@ def make_batch() -> dict[str, np.ndarray]:
 
 
 def measure(repetitions: int) -> dict[Variant, list[float]]:
-    """Alternate steps of the variants; return the CPU-seconds of each one's steps.
+    """Alternate steps of the variants; return the CPU-seconds of each variant's steps.
 
     Raises:
       RuntimeError: the losses of the variants differ.

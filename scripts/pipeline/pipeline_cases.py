@@ -1,7 +1,8 @@
 """The grid of pipelines that `pipeline_parity` compares with one device.
 
-Stages 2, 4, 8 x chunks 1, 2, 3 x microbatches P, 2P, 3P + 1. All other choices are
-distributed over the cases, so that each one is combined with several others.
+Stages P of 2, 4, 8 x 1, 2, 3 virtual stages (`chunks`) x P, 2P, 3P + 1 microbatches.
+All other choices are distributed over the cases, so that each one is combined with
+several others.
 """
 
 import dataclasses
@@ -12,10 +13,11 @@ from mjax.pipeline.config import PipelineConfig
 from tests.training import EVERY_OPTION, TINY, Layout
 
 FLOAT32_BOUND = 2e-5
-"""Bound for float32 sums over up to 50 rows and 48 layers, in another order."""
+"""Relative bound for float32 sums of up to 50 sequences and 48 layers that are added in
+another order."""
 BFLOAT16_BOUND = 4e-2
-"""bfloat16 keeps 8 bits: each of 8 layers rounds at 2^-9, and XLA fuses, and so rounds,
-the two programs differently.
+"""Relative bound in bfloat16, which keeps 8 bits: each of 8 layers rounds at 2^-9, and
+XLA fuses the two programs differently, so they round differently.
 """
 
 
@@ -26,12 +28,12 @@ class Case:
     model: ModelConfig
     layout: Layout
     rows: int
-    """Rows of the batch."""
+    """Number of sequences of the batch."""
     compute: str = "float32"
 
     @property
     def bound(self) -> float:
-        """Largest relative error of a leaf of the gradients."""
+        """Bound of the relative error of each leaf of the gradients."""
         return FLOAT32_BOUND if self.compute == "float32" else BFLOAT16_BOUND
 
 
@@ -201,5 +203,6 @@ def cases() -> list[Case]:
 
 
 REFUSED = [(p, v, 3 * p + 1) for p in (2, 4, 8) for v in (2, 3)]
-"""Refused numbers of the grid: with several chunks, microbatches run in groups of P.
+"""Refused numbers of the grid: with several virtual stages per stage, the number of
+microbatches must be a multiple of P.
 """

@@ -156,7 +156,7 @@ class Case:
     stash: Stash = "residuals"
     vocab_size: int = MODEL.vocab_size
     autodiff: bool = False
-    """Differentiate the forward ticks instead of using the schedule's backward slots.
+    """Differentiate the forward ticks instead of running the backward half-ticks.
     """
 
     @property
@@ -200,7 +200,7 @@ class Case:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-    """The compiler's figures."""
+    """Figures of one compiled step."""
 
     temp_bytes: int
     argument_bytes: int
@@ -256,7 +256,7 @@ MAXTEXT = {
 }
 """Temporary bytes of MaxText 0.2.5's circular pipeline, by microbatches."""
 MAXTEXT_512 = {8: 322_285_528, 32: 582_758_616, 64: 927_069_144, 128: 1_615_705_560}
-"""The same with a vocabulary of 512."""
+"""Temporary bytes of the same pipeline with a vocabulary of 512."""
 
 Results = dict[tuple[Case, int], Compiled]
 
@@ -264,7 +264,8 @@ Results = dict[tuple[Case, int], Compiled]
 def compile_all(mesh: Mesh) -> tuple[Results, dict[int, list[float]]]:
     """Compile everything; return the results, and our compile times by microbatches.
 
-    Ours is compiled twice at both ends, and the smaller time counts.
+    With the fewest and the most microbatches ours is compiled twice, and the smaller
+    time counts.
     """
     wanted = [(case, m) for case, sizes in CASES.items() for m in sizes]
     wanted += [(OURS_512, m) for m in ENDS] + [(OURS, m) for m in ENDS]
@@ -283,7 +284,7 @@ def compile_all(mesh: Mesh) -> tuple[Results, dict[int, list[float]]]:
 
 
 def row(name: str, temp_bytes: dict[int, int]) -> tuple[str, ...]:
-    """Write a row: MB by microbatches, and the growth between the ends."""
+    """Return a row: MB for each number of microbatches, and the growth over all."""
     cells = (
         f"{temp_bytes[m] / 1e6:.1f}" if m in temp_bytes else "" for m in MICROBATCHES
     )
@@ -348,7 +349,8 @@ to the last, and the logits of a microbatch; hence the higher start.""",
 
 
 def parts_table(results: Results) -> Table:
-    """Break down the bytes, and check the slots by a schedule that has many."""
+    """Break down the bytes; check the bytes of a buffer entry by a schedule with
+    many."""
     layer = 2 * SEQ_LEN * MODEL.d_model  # A block's input, bfloat16.
     norm, ends = MODEL.d_model, 2 * MODEL.padded_vocab * MODEL.d_model  # Parameters.
     held = ends + norm + (num_params(MODEL) - ends - norm) // NUM_STAGES
@@ -368,7 +370,7 @@ def parts_table(results: Results) -> Table:
     parts += [("the rest", "work space of a tick", rest), ("together", "", temp)]
     gpipe = Case(schedule="gpipe", chunks=1)
     few, many = (gpipe.build_schedule(m) for m in ENDS)
-    # A chunk of two layers: remat full keeps both inputs.
+    # A virtual stage of two layers: remat full keeps both inputs.
     expected = layer * (
         MODEL.layers // NUM_STAGES * (many.num_stash_slots - few.num_stash_slots)
         + many.num_gradient_slots

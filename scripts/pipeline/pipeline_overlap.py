@@ -148,7 +148,7 @@ def steady_body(analysis: Analysis) -> str:
     """Return the body of the loop that sends in both directions.
 
     Raises:
-      ValueError: there is none, or more than one.
+      ValueError: the module has no such loop, or more than one.
     """
     steady = []
     for name in analysis.work:  # the first and last ticks may be outside of the loop

@@ -3,10 +3,10 @@
     python -m scripts.pipeline.pipeline_parity
 
 Compares loss and gradients of small models on 8 simulated devices with one device, for
-every number of stages, chunks and microbatches of the grid; trains a deeper `debug`
-recipe with and without a pipeline; and runs planted bugs through the executor. Writes
-docs/benchmarks/pipeline_parity.md and exits with 1 if a bound is exceeded or a bug is
-missed.
+every number of stages, virtual stages (`chunks`) and microbatches of the grid; trains a
+deeper `debug` recipe with and without a pipeline; and runs the executor with planted
+bugs. Writes docs/benchmarks/pipeline_parity.md and exits with 1 if a bound is exceeded
+or a bug is missed.
 """
 
 import dataclasses
@@ -136,7 +136,8 @@ def compare_gradients() -> tuple[Table, bool]:
 
 
 def case_microbatches(case: Case) -> int:
-    """Return the number of pieces into which the single device cuts the batch."""
+    """Return the number of microbatches into which the single device splits the
+    batch."""
     # bfloat16 gradients are rounded once for each microbatch.
     return 1 if case.compute == "float32" else case.layout.microbatches
 

@@ -3,9 +3,9 @@
     python -m scripts.pipeline.pipeline_resume
 
 Runs a deeper `demo` recipe as a command on 8 simulated devices: with data parallelism
-alone; with 4 stages of 2 chunks; and again with these, killed with SIGKILL and resumed
-with 2 stages of 4 chunks. Writes docs/benchmarks/pipeline_resume.md and exits with 1 if
-a bound is exceeded.
+alone; with 4 stages of 2 virtual stages each; and with the latter again, but killed
+with SIGKILL and resumed with 2 stages of 4 virtual stages each. Writes
+docs/benchmarks/pipeline_resume.md and exits with 1 if a bound is exceeded.
 """
 
 import os
@@ -32,7 +32,8 @@ os.environ["XLA_FLAGS"] = (
 
 NUM_STEPS, NUM_FIRST, KILLED_AT, CKPT_EVERY = 150, 50, 110, 50
 FIRST_BOUND = 1e-4
-"""Relative bound of the loss in each of the first steps: float32, other sum order."""
+"""Relative bound of the loss of each of the first steps: float32 sums in another
+order."""
 FINAL_BOUND = 5e-3
 """Bound of the held-out loss at the end, when rounding errors have grown."""
 
@@ -108,10 +109,11 @@ def main() -> int:
 def compare(
     run: list[dict[str, Any]], reference: list[dict[str, Any]], first: int
 ) -> tuple[float, float, list[str]]:
-    """Compare NUM_FIRST steps from `first` on, and the end.
+    """Compare NUM_FIRST steps from step `first` on, and the end of the run.
 
     Returns:
-      largest relative difference of the losses; that of the final held-out loss; cells.
+      the largest relative difference of the losses, the relative difference of the
+      final held-out loss, and the cells of a table row.
     """
     steps = range(first, first + NUM_FIRST)
     window = [row for row in reference if row["step"] in steps]
