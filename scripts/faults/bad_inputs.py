@@ -22,16 +22,17 @@ from scripts.evidence import Table, run_training, write_page
 
 BAD_INPUT = 2
 LIMIT_S = 60
-"""Generous, because a start takes seconds and the machine may be busy."""
+"""Time limit of a command. It is generous, because a start takes seconds and the
+machine may be busy."""
 
-# Each command is a process of its own, forked from one that has done the imports: they
-# take most of the seconds and are the same for all.
+# Each command runs in a separate process, forked from one that has imported the
+# modules: imports take most of the time and are the same for all commands.
 START = multiprocessing.get_context("forkserver")
 
 SMALL = "--recipe debug --data.path synthetic"
 
-# In the order of the refusal: reading the flags, devices, data, work dir. {dir} is a
-# scratch folder; what is in it is made by `make_files`.
+# In the order in which inputs are checked: flags, devices, data, work dir. {dir} is a
+# scratch folder; `make_files` makes its contents.
 FLAGS = """
 --recipe dbug
 --optim.nam lamb
@@ -196,10 +197,10 @@ class Answer:
 
     command: str
     code: int | None
-    """None: the command was killed."""
+    """Exit code; None if the command was killed."""
     message: str
     faults: list[str]
-    """Fault of the answer; empty if it is right."""
+    """What is wrong with the result; empty if nothing is."""
 
 
 def main() -> int:
@@ -251,14 +252,14 @@ def ask(line: str, folder: str) -> Answer:
 
 
 def run_command(line: str, folder: str, limit_s: float) -> tuple[int | None, str, str]:
-    """Run one command in a process of its own.
+    """Run one command in a separate process.
 
     Args:
       line: module and flags; {dir} stands for the folder.
-      folder: for the output.
-      limit_s: after this the process is ended.
+      folder: folder for the files of stdout and stderr.
+      limit_s: seconds after which the process is killed.
     Returns:
-      exit code, None if it had to be ended; stdout; stderr.
+      the exit code (None if the process was killed), stdout, and stderr.
     """
     words = shlex.split(line.format(dir=folder))
     out, err = Path(folder) / "stdout", Path(folder) / "stderr"
@@ -278,7 +279,7 @@ def shown_command(line: str) -> str:
 
 
 def _run_module(words: list[str], out_path: str, err_path: str) -> None:
-    """Run as `python -m words`, with the output in files."""
+    """Run like `python -m WORDS`, with the output in files."""
     for path, number in ((out_path, 1), (err_path, 2)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     warnings.filterwarnings("ignore", category=RuntimeWarning, module="runpy")
@@ -306,7 +307,7 @@ def make_files(folder: Path) -> None:
 
 
 def _groups() -> dict[str, list[str]]:
-    """Return the command lines, module first, by heading."""
+    """Return heading -> command lines, each with its module first."""
 
     def train(recipe: str, lines: str) -> list[str]:
         return [f"mjax.train {recipe} {line}" for line in lines.strip().splitlines()]

@@ -3,14 +3,14 @@
     python -m scripts.faults.chaos --kills 100 --terms 5 --seed 0 --limit-s 3600
 
 Four processes with two simulated devices each train the `debug` recipe with a pipeline
-and tensor parallelism. A supervisor in this process starts them, kills one at a moment
-that it draws (while they start, restore, take steps, save, or right after a save has
-appeared), ends the others a little later, and starts all again on a new port. Some get
-SIGTERM instead. Each row that any of them wrote is compared with the row of a run that
-was left alone. Writes docs/benchmarks/chaos.md and chaos.jsonl, a line for each time
-the processes were started, and ends with 1 if anything differs.
+and tensor parallelism. A supervisor in this process starts them and kills one at a
+random moment: while they start, restore, take steps or save, or right after a save has
+appeared. It kills the others a little later, and starts all again on a new port. Some
+get SIGTERM instead of SIGKILL. Each row is compared with the same row of an undisturbed
+run. Writes docs/benchmarks/chaos.md, and chaos.jsonl with a line for each start of the
+processes; ends with 1 if anything differs.
 
-What was done before --limit-s is in the log: --more goes on from there.
+The log keeps the faults done before --limit-s; --more continues after them.
 """
 
 import argparse
@@ -63,7 +63,7 @@ Row = dict[str, Any]
 
 @dataclasses.dataclass(kw_only=True)
 class Usual:
-    """Seconds that phases took so far, within which a signal is timed."""
+    """Seconds that each phase took so far; a signal is sent within such a time."""
 
     start_s: float = 20.0
     restore_s: float = 1.0
@@ -88,7 +88,8 @@ def main() -> int:
         with contextlib.ExitStack() as stack:
             folder = args.keep_dir or tempfile.mkdtemp()
             if args.keep_dir is None:
-                # Not a TemporaryDirectory: a fork that ends would delete it.
+                # Not a TemporaryDirectory: a forked process would delete it when it
+                # exits.
                 stack.callback(shutil.rmtree, folder, ignore_errors=True)
             run_all(args, Path(folder))
     settings, generations = read_log(Path(args.log))
@@ -101,9 +102,10 @@ def main() -> int:
 def run_all(args: argparse.Namespace, folder: Path) -> None:
     """Run undisturbed, then with all faults; write the log line by line.
 
-    With --more the log stays, and the faults that it has are left out.
+    With --more the log is kept, and the faults in it are not repeated.
     """
-    # A start must be cheap to be repeated often: no passes of LLVM, all in the cache.
+    # Starts are repeated often, so they must be cheap: LLVM does not optimise, and all
+    # programs are in the compilation cache.
     os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +155,7 @@ class Supervisor:
     """Starts the four processes, watches them, and compares what they wrote."""
 
     def __init__(self, folder: Path, num_steps: int, *, first_run: int) -> None:
-        """Set the folder of all runs; it exists, and this run does not exist in it."""
+        """Set the folder of all runs, which exists and does not contain this run."""
         self._folder = folder
         self._num_steps = num_steps
         self._reference: dict[int, Row] = {}
@@ -161,7 +163,7 @@ class Supervisor:
         self._run = first_run
         self._commit = commit()
         self._written: set[int] = set()
-        """Steps of the present run that had a row."""
+        """Steps of the current run that had a row."""
 
     def run_reference(self) -> None:
         """Run once without a fault."""
@@ -185,8 +187,8 @@ class Supervisor:
         """Cause every fault, then let the last run end; a run that ended starts again.
 
         Args:
-          faults: one for each generation.
-          until_s: of `time.perf_counter`; no fault is begun after it.
+          faults: one fault for each generation.
+          until_s: value of `time.perf_counter` after which no fault begins.
         """
         left = [*faults]
         is_over = False
@@ -202,7 +204,7 @@ class Supervisor:
                 self._written.clear()
             is_over = fault is alone
             if generation.problems and not generation.phase:
-                return  # it would only fail again
+                return  # another start would fail in the same way
 
     def _generation(self, fault: Fault) -> Generation:
         """Start the processes, cause the fault, and check the results."""
@@ -243,11 +245,12 @@ class Supervisor:
         """Compare all rows on disk.
 
         Args:
-          work_dir: of the run.
-          resumed: step after which the rows are of this generation.
+          work_dir: work dir of the run.
+          resumed: restored step; rows of later steps are of this generation.
         Returns:
-          the first and the last row of this generation, 0 without one; how many of them
-          were there before; what is wrong.
+          the steps of the first and the last row of this generation (0 if it has none),
+          the number of its rows that an earlier generation had written too, and the
+          problems found.
         """
         rows = read_metrics(work_dir)
         problems = differences(rows, self._reference)
@@ -265,8 +268,8 @@ class Supervisor:
 def differences(rows: list[Row], reference: Mapping[int, Row]) -> list[str]:
     """Return which rows are missing or differ from the undisturbed run.
 
-    SIGTERM cuts an evaluation short, which is made when the run resumes: until then the
-    last row may lack it.
+    SIGTERM interrupts an evaluation, which the resumed run repeats. Until then the last
+    row may lack its results.
     """
     found = []
     for row in rows:
@@ -284,7 +287,7 @@ def differences(rows: list[Row], reference: Mapping[int, Row]) -> list[str]:
 def _strike(group: Group, fault: Fault, usual: Usual) -> str:
     """Wait for the moment and send the signal; return the phase that it hit.
 
-    Returns "" where no signal was sent: none was wanted, or a process had ended.
+    Returns "" if no signal was sent, because the fault has none or a process had ended.
     """
     if fault.aim == "none":
         return ""
@@ -326,7 +329,7 @@ def _moments(group: Group, fault: Fault) -> Iterator[Callable[[], bool]]:
 def _check(
     group: Group, fault: Fault, phase: str, codes: list[int], before: list[int]
 ) -> list[str]:
-    """Return the faults in how a generation began and ended."""
+    """Return what is wrong with the start and the end of a generation."""
     problems = []
     resumed = group.resumed()
     if resumed >= 0 and resumed != max(before, default=0):
@@ -341,7 +344,8 @@ def _check(
 
 
 def _damaged(store: Store) -> list[str]:
-    """Verify every step in another process, because this one must not have threads."""
+    """Verify every step in another process: this one forks, so it must have no
+    threads."""
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:

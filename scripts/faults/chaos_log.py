@@ -40,14 +40,14 @@ class Generation:
     codes: list[int]
     """Exit code of each process, -9 for SIGKILL."""
     resumed: int
-    """Restored step; 0 for a new state, -1 if it was not reached."""
+    """Restored step; 0 for a new state, -1 if the processes did not get so far."""
     committed: list[int]
     """Steps in the store when all processes had ended."""
     unfinished: list[str]
     first_row: int
     last_row: int
     recomputed: int
-    """Rows that an earlier generation had written."""
+    """Number of its rows that an earlier generation had written too."""
     problems: list[str]
     wall_s: float
     cpu_s: float

@@ -1,7 +1,7 @@
 """Start, watch and end the four training processes of a run.
 
 A part of scripts.faults.chaos. The processes are forks of this one, which has imported
-what they need and touched no device; from there on each is `python -m mjax.train`.
+their modules and touched no device. Each then runs `python -m mjax.train`.
 """
 
 import atexit
@@ -16,7 +16,7 @@ import time
 import traceback
 from pathlib import Path
 
-# What the processes import, so that a fork has it.
+# Modules that the processes need, imported once before the forks.
 import mjax.ckpt.manager
 import mjax.data.loader
 import mjax.recipes
@@ -27,7 +27,7 @@ from scripts.evidence import REPOSITORY
 
 NUM_PROCESSES = 4
 SILENCE_LIMIT_S = 300.0
-"""A group that writes neither text nor a row for this long has failed."""
+"""Seconds without new text or a new row after which a group has failed."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -38,8 +38,8 @@ class Group:
         """Start them.
 
         Args:
-          flags: of the command, without those of the launcher.
-          work_dir: of the run; the log of process 0 goes beside it.
+          flags: flags of the trainer, without the flags of the process group.
+          work_dir: work dir of the run; the log of process 0 is written next to it.
         """
         self._store = work_dir / "checkpoints"
         self._rows = work_dir / "metrics.jsonl"
@@ -81,8 +81,8 @@ class Group:
         """Wait for all processes, kill those that hang, and return the exit codes.
 
         Args:
-          grace_s: after which they are killed; None: a minute after the end of one,
-            or after a long silence.
+          grace_s: seconds after which they are killed. None kills them a minute after
+            the first one ends, or after a long silence.
         """
         until_s = None if grace_s is None else time.perf_counter() + grace_s
         heard_s, heard = time.perf_counter(), -1
@@ -126,7 +126,7 @@ class Group:
         return {name for name in fresh if (".unfinished-" in name) == unfinished}
 
     def phase(self) -> str:
-        """Return the activity of process 0 as seen from outside."""
+        """Return the activity of process 0, read from its log and the store."""
         text = self.text()
         if "start-up: compile" not in text:
             return "start"
@@ -143,7 +143,7 @@ class Group:
         return "removal of an old step" if writing else "steps"
 
     def restore_s(self) -> float | None:
-        """Return the seconds of restoring, or None if it was not reached."""
+        """Return the seconds that restoring took; None if nothing was restored."""
         found = re.search(r"restored in ([0-9.]+) s", self.text())
         return float(found[1]) if found else None
 
@@ -174,6 +174,6 @@ def _fork(flags: list[str], log: Path) -> int:
     except BaseException:
         traceback.print_exc()
     finally:
-        atexit._run_exitfuncs()  # as an interpreter that ends: jax says good-bye there
+        atexit._run_exitfuncs()  # as at exit: jax leaves the process group
         sys.stdout.flush()
         os._exit(code)

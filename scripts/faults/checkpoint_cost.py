@@ -5,12 +5,12 @@
 Writes docs/benchmarks/checkpoint_cost.md. Three measurements, each in one process on 8
 simulated devices:
 
-- stage 1, the copy to host memory for which training waits, in turns with a plain
-  memcpy (np.copyto) of the same pieces into buffers that are there already;
-- stage 2, the writing in the background, and what of it goes into the checksums of the
-  host copy and into reading the pieces back;
-- steps of a small model while a save is being written, against the steps between the
-  saves of the same run.
+- stage 1, the copy to host memory, for which training waits. It alternates with a plain
+  memcpy (np.copyto) of the same pieces into existing buffers;
+- stage 2, writing in the background, and how much of it is spent on checksums of the
+  host copy and on reading the pieces back;
+- steps of a small model while a save is being written, compared with the steps between
+  the saves of the same run.
 """
 
 import argparse
@@ -48,7 +48,7 @@ MODEL = ModelConfig(layers=4, d_model=256, heads=8, vocab_size=65536)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Stage1:
-    """Seconds of copies and of memcpys of the same bytes, taken in turns."""
+    """Seconds of alternating copies and memcpys of the same bytes."""
 
     num_bytes: int
     first_s: float
@@ -94,7 +94,7 @@ def make_state(mesh: Mesh, mib: int) -> dict[str, jax.Array]:
 
 
 def measure_stage1(state: dict[str, jax.Array]) -> Stage1:
-    """Time copies off the devices and memcpys of the same pieces in turns."""
+    """Time copies from the devices, alternating with memcpys of the same pieces."""
     memory = HostMemory()
     first = memory.copy(state, replicas=False)
     sources = [
@@ -142,7 +142,8 @@ def measure_stage2(state: dict[str, jax.Array], num_saves: int) -> list[Attempt]
 def measure_steps(num_saves: int) -> tuple[list[float], list[float]]:
     """Run steps and saves; return the seconds of steps during a save, and of others.
 
-    A step counts as beside a save if the save was being written at both its ends.
+    A step counts as during a save if the save was being written both when the step
+    began and when it ended.
     """
     program = make_program()
     state = program.init()

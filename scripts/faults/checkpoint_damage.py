@@ -4,8 +4,8 @@
 
 Saves two steps of a small state, and for each file of the newer one and each damage
 restores from a copy. Then it does the same with the command, in a few cases. Writes
-docs/benchmarks/checkpoint_damage.md and ends with 1 if a damage led to another state,
-or to none.
+docs/benchmarks/checkpoint_damage.md, and ends with 1 if a damage led to a wrong state
+or to no state.
 """
 
 import argparse
@@ -55,12 +55,12 @@ def truncate_to_half(path: Path) -> None:
 
 
 def truncate_to_nothing(path: Path) -> None:
-    """Keep the name only."""
+    """Remove all bytes; the file remains."""
     path.write_bytes(b"")
 
 
 def zero(path: Path) -> None:
-    """Keep the length only."""
+    """Replace all bytes by zeros."""
     path.write_bytes(bytes(path.stat().st_size))
 
 
@@ -85,7 +85,7 @@ class Case:
     """One damage of one file."""
 
     file: str
-    """Relative to the folder of the step."""
+    """Path of the file, relative to the folder of the step."""
     damage: str
     apply: Callable[[Path], None]
 
@@ -125,9 +125,9 @@ def cases(step_dir: Path, *, num_bits: int, seed: int) -> Iterator[Case]:
     """List the damages of every file of a step.
 
     Args:
-      step_dir: its folder.
-      num_bits: drawn in each file, beside the first and the last.
-      seed: of the drawing.
+      step_dir: folder of the step.
+      num_bits: number of random bits to flip in each file, besides the first and last.
+      seed: seed of the random bits.
     """
     rng = random.Random(seed)
     for path in sorted(path for path in step_dir.rglob("*") if path.is_file()):
@@ -184,7 +184,7 @@ def outcome(saved: Path, case: Case) -> tuple[str, str]:
 
 
 def verify_outcome(saved: Path, case: Case) -> tuple[str, str]:
-    """Verify a copy of a damaged step; read it with Orbax alone if that finds nothing.
+    """Verify a copy of a damaged step; if that finds nothing, read it with Orbax alone.
 
     Args:
       saved: the work dir of `save_two_steps`; it stays as it is.
@@ -205,7 +205,7 @@ def verify_outcome(saved: Path, case: Case) -> tuple[str, str]:
         try:
             with ocp.PyTreeCheckpointer() as orbax:
                 got = orbax.restore(step_dir / "state", restore_args=as_numpy)
-        except Exception as error:  # of any kind: Orbax trusts its files
+        except Exception as error:  # any exception: Orbax does not check its files
             return SILENT, f"verify found nothing, Orbax raises {error!r}"
         if not same_bits(got, wanted):
             return SILENT, "verify found nothing, Orbax restores other values"
@@ -315,7 +315,7 @@ def _totals(counts: Mapping[tuple[str, str, str], int]) -> collections.Counter[s
 
 
 def _rows(counts: Mapping[tuple[str, str, str], int]) -> list[list[str]]:
-    """Return a row for each kind of file, a cell for each damage."""
+    """Return a table row for each kind of file, with a cell for each damage."""
     return [
         [f"`{file}`", *(_cell(counts, file, damage) for damage in _DAMAGES)]
         for file in dict.fromkeys(file for file, _, _ in counts)

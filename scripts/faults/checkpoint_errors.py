@@ -2,11 +2,11 @@
 
     python -m scripts.faults.checkpoint_errors
 
-Makes a run with two checkpoints, spoils copies of it, and runs the commands on them:
-exit code and message. Checks that each ends with the code that it should, without a
-traceback. A small file system is mounted for the lack of space, which takes root.
-Writes docs/benchmarks/checkpoint_errors.md and ends with 1 if a command does not
-behave.
+Makes a run with two checkpoints, damages copies of it, runs the commands on them, and
+records exit codes and messages. Checks that each command ends with the expected code
+and without a traceback. To test a full disk, a small file system is mounted, which
+needs root. Writes docs/benchmarks/checkpoint_errors.md and ends with 1 if a command
+does not behave.
 """
 
 import contextlib
@@ -24,13 +24,14 @@ from scripts.evidence import Table, run_training, write_page
 from scripts.faults.bad_inputs import START, run_command, shown_command
 
 LIMIT_S = 300
-"""Generous, because a command may compile and train on a busy machine."""
+"""Time limit of a command. It is generous, because a command may compile and train on a
+busy machine."""
 DEBUG = "--recipe debug --data.path synthetic"
 TRAIN = f"mjax.train {DEBUG} --steps 4 --ckpt.every 2 --work-dir"
 SHOWN = ("warning:", "gave up:", "error:", "resuming after")
 """First words of the lines of a training run that a table shows."""
 
-# By heading: what is behind it, and the expected exit code before each command.
+# Heading -> explanation, and commands, each after its expected exit code.
 GROUPS = {
     "Another model": (
         "The checkpoints of a run without its config.json.",
@@ -144,10 +145,10 @@ class Answer:
 
     command: str
     code: int | None
-    """None: the command was killed."""
+    """Exit code; None if the command was killed."""
     message: str
     faults: list[str]
-    """Fault of the answer; empty if it is right."""
+    """What is wrong with the result; empty if nothing is."""
 
 
 def main() -> int:
@@ -173,7 +174,7 @@ def ask(line: str, folder: str) -> Answer:
 
     Args:
       line: expected exit code, module, flags.
-      folder: of the runs.
+      folder: folder of the runs.
     """
     line = line.replace("{train}", TRAIN).replace("{debug}", DEBUG)
     expected, _, line = line.partition(" ")
@@ -262,7 +263,7 @@ def _small(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        # Lazily: a process that is killed may still use it.
+        # Unmount lazily: a killed process may still use the file system.
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 

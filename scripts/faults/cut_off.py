@@ -1,7 +1,7 @@
-"""A launch in which each host can be cut off from the driver by its own proxy.
+"""A launch with one proxy per host, which can cut the host off from the driver.
 
-Input: flags of the trainer. Output: a launch as of `launched`, its driver and agents
-started by hand, as on machines of their own.
+Input: flags of the trainer. Output: a launch like that of `launched`, but its driver
+and agents are started separately, as on different machines.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ class Proxy:
     """Forwards TCP bytes in both directions until it is cut."""
 
     def __init__(self, target: tuple[str, int]) -> None:
-        """Listen on a port of its own.
+        """Listen on a free port.
 
         Args:
-          target: host and port behind it.
+          target: host and port to which the proxy connects.
         """
         self._target, self._is_cut = target, False
         self._selector = selectors.DefaultSelector()
@@ -90,7 +90,7 @@ class CutOff(Launched):
     def __init__(
         self, work_dir: Path, hosts: int, spares: int, flags: Sequence[str]
     ) -> None:
-        """Start it; arguments as of `Launched`."""
+        """Start the launch; arguments as for `Launched`."""
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         self._bind = f"127.0.0.1:{port}"
@@ -116,7 +116,7 @@ class CutOff(Launched):
         self.process = self.popen([*self._command[:at], *own, *self._command[at:]])
 
     def cut_off(self, host: str) -> None:
-        """Cut a host off from the driver; its ranks go on."""
+        """Cut a host off from the driver; its ranks continue."""
         self._proxies[host].cut()
 
     def heal(self) -> None:

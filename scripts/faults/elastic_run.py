@@ -2,9 +2,10 @@
 
     python -m scripts.faults.elastic_run
 
-Four simulated hosts with a rank each and no spare train the `debug` recipe, its batch
-and widths divisible by 12. The agent of one is stopped; the run shrinks. Then it is let
-go on; the run grows. All rows are compared with those of a run that was left alone.
+Four simulated hosts with a rank each and no spare train the `debug` recipe, with a
+batch and widths that 12 divides. The agent of one host is stopped, and the run shrinks.
+Then that agent continues, and the run grows. All rows are compared with those of an
+undisturbed run.
 Writes docs/benchmarks/elastic_run.md; ends with 1 if a loss differs by more than 1e-5
 or a step is missing.
 """
@@ -34,7 +35,7 @@ OWN = ("--min-hosts", "3", "--restart.shrink-s", "3")
 
 
 def play(folder: Path) -> tuple[Launched, list[int]]:
-    """Run it; return the launch and the number of hosts by generation."""
+    """Run the launch; return it, and the number of hosts of each generation."""
     launched = Launched(folder / "run", HOSTS, 0, [*RUN], OWN)
     try:
         launched.wait_for_row(10)
@@ -55,7 +56,7 @@ def play(folder: Path) -> tuple[Launched, list[int]]:
 
 
 def main() -> int:
-    """Run both and compare."""
+    """Run the launch and an undisturbed run, and compare their rows."""
     os.environ["XLA_FLAGS"] = XLA_FLAGS
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

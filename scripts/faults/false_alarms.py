@@ -2,10 +2,10 @@
 
     python -m scripts.faults.false_alarms --minutes 20
 
-A launch of two hosts trains the `debug` recipe with evaluations and saves. Halfway an
-update gives it other microbatches, so that its step is compiled again. Writes
-docs/benchmarks/false_alarms.md and ends with 1 if the launch has seen a hang, a lost
-host or a failure, the update's own restart apart.
+A launch of two hosts trains the `debug` recipe with evaluations and saves. Halfway, an
+update changes the number of microbatches, so the step is compiled again. Writes
+docs/benchmarks/false_alarms.md and ends with 1 if the launch has reported a hang,
+a lost host or a failure; the restart of the update itself does not count.
 """
 
 import argparse
@@ -32,7 +32,7 @@ ALARMS = ("hang", "failure", "evict", "gave_up")
 
 
 def update(work_dir: Path) -> None:
-    """Give the run other microbatches."""
+    """Update the number of microbatches of the run."""
     words = ["update", "--work-dir", str(work_dir), "--reason", "another step"]
     command = [sys.executable, "-m", "mjax.launch", *words, "--", *UPDATE]
     subprocess.run(command, check=True, cwd=REPOSITORY, capture_output=True)

@@ -1,7 +1,7 @@
 """The kinds of faults that `launch_faults` causes, and the required reaction to each.
 
-Input: a launch that is under way. Output: what it made of one fault, and what is wrong
-with that.
+Input: a running launch. Output: its reaction to one fault, and what is wrong with the
+reaction.
 """
 
 import dataclasses
@@ -26,7 +26,8 @@ class Kind:
 
     name: str
     causes: tuple[Cause, ...]
-    """Causes that the launcher may name; empty: the run must not notice."""
+    """Causes that the launcher may name; empty if the fault must not cause a
+    failure."""
     phase: Phase = Phase.STEP
     names_rank: bool = True
     """Whether the launcher must name the rank at fault."""
@@ -73,7 +74,7 @@ class Found:
     """Step of the last row when the fault happened."""
     cause: str = ""
     ranks: list[int] = dataclasses.field(default_factory=list)
-    """Cause that the launcher named."""
+    """Ranks at fault, as the launcher named them."""
     detect_s: float | None = None
     """Seconds until the launcher named a cause."""
     restart_s: float | None = None
@@ -89,13 +90,13 @@ def suffer(
     """Wait for the moment of a fault, cause it, and return the reaction.
 
     Args:
-      launched: under way.
-      kind: of the fault.
-      hosts: with a rank each.
-      rng: draws the moment and the rank.
-      run: its number, for the report.
+      launched: the running launch.
+      kind: kind of the fault.
+      hosts: number of hosts, with one rank each.
+      rng: generator that draws the moment and the rank.
+      run: number of the run, for the report.
     Raises:
-      StuckError: what had to follow did not.
+      StuckError: the required reaction did not follow in time.
     """
     rank = rng.randrange(hosts)
     generation = _wait_for_moment(launched, kind, rank, rng.randint(2, 5))
@@ -145,11 +146,11 @@ def _wait_for_moment(launched: Launched, kind: Kind, rank: int, count: int) -> i
     """Wait for some rows, and for the phase of the fault; return the generation."""
     generation, first = launched.generation, launched.last_step()
     launched.wait_for_row(first + count)
-    if kind.name == "damaged checkpoint":  # without another the run gives up, rightly
+    if kind.name == "damaged checkpoint":  # without another step the run rightly fails
         launched.wait_for(lambda: len(launched.saved_steps()) > 1, "a second save")
     phase = kind.phase
     if phase in (Phase.COMPILE, Phase.RESTORE):
-        # The moment lies in the next start, which a kill brings about.
+        # These phases occur at the next start, so a kill causes one.
         os.kill(launched.rank_pid(rank), signal.SIGKILL)
         launched.wait_for(lambda: launched.generation > generation, "a restart")
         launched.wait_for(
@@ -233,7 +234,7 @@ def _fill_store_for_a_while(launched: Launched) -> None:
     with launched.full_store() as fill:
 
         def has_failed() -> bool:
-            fill()  # a step that was deleted has left room for another
+            fill()  # deleting an old step has freed space for a new one
             return launched.log(0).count("was not saved") > num_warnings
 
         launched.wait_for(has_failed, "a save that fails")
@@ -244,7 +245,8 @@ def _fill_store_for_a_while(launched: Launched) -> None:
 
 
 def _suffer_wrong_flags(launched: Launched, kind: Kind, about: Found) -> Found:
-    """Give a rank of the next start another flag; the run must end with a message."""
+    """Give one rank a different flag at the next start; the run must end with a
+    message."""
     num_failures, first = len(launched.events("failure")), launched.last_step()
     launched.order_wrong_flags(about.rank)
     at_s, at_ns = time.monotonic(), time.time_ns()

@@ -2,15 +2,14 @@
 
     python -m scripts.faults.launch_faults --faults 200 --seed 0 --limit-s 3600
 
-A launch of two hosts and a spare trains the `debug` recipe. At moments that are drawn
-(in compiling, restoring, steps and saves) something happens to it: to a rank, to an
-agent, to the driver, to the newest checkpoint, to the disk, to the network. Every row
-is compared with that of a run that was left alone (and leaves out the same data), the
-cause and the guilty rank with what was done. The checkpoints are on a small tmpfs,
-whose mounting needs root. Writes
-docs/benchmarks/launch_faults.md and launch_faults.jsonl (other names with --page), a
-line for each fault, and ends with 1 if anything differs. What was done before --limit-s
-is in the log: --more goes on from there.
+A launch of two hosts and a spare trains the `debug` recipe. At random moments of
+compiling, restoring, steps and saves, it causes faults of a rank, an agent, the driver,
+the newest checkpoint, the disk or the network. Every row is compared with the same row
+of an undisturbed run that skips the same data. The cause and the rank that the launcher
+names are compared with the injected fault. The checkpoints are on a small tmpfs, which
+needs root to mount. Writes docs/benchmarks/launch_faults.md, and launch_faults.jsonl
+with a line for each fault (other names with --page); ends with 1 if anything differs.
+The log keeps the faults that were done before --limit-s; --more continues after them.
 """
 
 import argparse
@@ -57,7 +56,7 @@ class References:
     """Rows of undisturbed runs on the same mesh, by skipped data."""
 
     def __init__(self, folder: Path) -> None:
-        """Start without rows; the folder is for the runs."""
+        """Begin without rows; undisturbed runs are made in `folder` when needed."""
         self._folder = folder
         self._rows: dict[tuple[str, ...], Rows] = {}
 
@@ -65,7 +64,8 @@ class References:
         return skip in self._rows
 
     def rows(self, skip: tuple[str, ...]) -> Rows:
-        """Return the rows of a run with these values of `--data.skip`."""
+        """Return step -> row of an undisturbed run with these values of
+        `--data.skip`."""
         if skip not in self._rows:
             more = ["--data.skip", *skip] if skip else []
             folder = self._folder / f"reference-{len(self._rows)}"
@@ -83,7 +83,7 @@ class References:
 
 
 def left_out(launched: Launched) -> tuple[str, ...]:
-    """Return the values of `--data.skip` with which a launch goes on."""
+    """Return the values of `--data.skip` with which a launch now runs."""
     events = launched.events("roll_back")
     return tuple(events[-1]["data"]["skip"]) if events else ()
 
@@ -107,17 +107,17 @@ def run_all(
     """Cause every fault; a run that has ended or failed starts again.
 
     Args:
-      kinds: what happens; those that have happened are taken out.
-      folder: for the runs.
+      kinds: faults to cause, in order; each one is removed when it is done.
+      folder: folder for the runs.
       store: a small file system for their checkpoints.
-      rng: draws moments and ranks.
-      until_s: by the monotonic clock, when to begin no further fault.
-      first_run: its number.
-      spent: takes the number of each run that has ended, and its launch.
+      rng: generator that draws moments and ranks.
+      until_s: value of the monotonic clock after which no fault begins.
+      first_run: number of the first run.
+      spent: called with the number and the launch of each run that has ended.
     """
     references = References(folder)
     if kinds:
-        references.rows(())  # before anything else needs the processor
+        references.rows(())  # while nothing else uses the processor
     run = first_run
     while kinds and time.monotonic() < until_s:
         first = kinds[0]
@@ -131,7 +131,7 @@ def run_all(
                 found = suffer(launched, kinds[0], HOSTS, rng, run)
                 skip = left_out(launched)
                 if skip not in references:
-                    launched.stop()  # or it would end by itself meanwhile
+                    launched.stop()  # otherwise it would end during the reference run
                 rows = read_metrics(launched.work_dir)
                 expected = references.rows(skip)
                 problems = found.problems + differences(rows, expected)
@@ -161,7 +161,7 @@ def run_all(
 def draw(kinds: Sequence[Kind], number: int, rng: random.Random) -> list[Kind]:
     """Draw kinds equally often, in random order.
 
-    Those that need a launch of their own come last.
+    Kinds that need a separate launch come last.
     """
     drawn = [kinds[index % len(kinds)] for index in range(number)]
     rng.shuffle(drawn)

@@ -1,7 +1,7 @@
-"""A launch that is watched from outside, for `launch_faults`.
+"""A launch that is observed and disturbed from outside, for `launch_faults`.
 
-Input: flags of the trainer. Output: what the launch says in its files, and the means
-to harm its processes.
+Input: flags of the trainer. Output: the state of the launch, read from its files, and
+methods that cause faults in its processes.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from mjax.processes.progress import Word
 from scripts.evidence import REPOSITORY, read_metrics
 
 LIMIT_S = 240.0
-"""Limit of every wait."""
+"""Time limit of every wait."""
 _LEFT_BYTES = 200_000
 """Free bytes of a full store: less than a checkpoint needs."""
 INJECT = REPOSITORY / "scripts" / "faults" / "inject"
@@ -53,11 +53,11 @@ class Launched:
         """Start it.
 
         Args:
-          work_dir: of the run.
-          hosts: that train.
-          spares: that wait.
-          flags: of the trainer.
-          own: further flags of the launch.
+          work_dir: work dir of the run.
+          hosts: number of hosts that train.
+          spares: number of spare hosts.
+          flags: flags of the trainer.
+          own: more flags of the launch.
         """
         self.work_dir = work_dir
         self._events: list[Event] = []
@@ -105,11 +105,11 @@ class Launched:
 
     @property
     def generation(self) -> int:
-        """Present generation; 0 before the first."""
+        """Current generation; 0 before the first."""
         return max((e["generation"] for e in self.events("generation")), default=0)
 
     def hosts(self) -> list[str]:
-        """Return the hosts of the present generation, in the order of ranks."""
+        """Return the hosts of the current generation, in the order of ranks."""
         return self.events("generation")[-1]["data"]["hosts"]
 
     def last_step(self) -> int:
@@ -121,15 +121,15 @@ class Launched:
         return Store(self._store).steps()
 
     def word_path(self, rank: int) -> Path:
-        """Return the progress word of a rank of the present generation."""
+        """Return the progress word of a rank of the current generation."""
         return generation_folder(self.work_dir, self.generation) / f"progress-{rank}"
 
     def word(self, rank: int) -> Word | None:
-        """Return the phase of a rank of the present generation."""
+        """Return the phase of a rank of the current generation."""
         return progress.read(self.word_path(rank))
 
     def log(self, rank: int) -> str:
-        """Return what a rank of the present generation has printed."""
+        """Return the output of a rank of the current generation."""
         folder = generation_folder(self.work_dir, self.generation)
         return log_path(folder, rank).read_text(errors="replace")
 
@@ -137,7 +137,7 @@ class Launched:
         """Wait until a condition holds.
 
         Raises:
-          StuckError: it did not come, or the launch has ended.
+          StuckError: the condition did not hold in time, or the launch has ended.
         """
         until_s = time.monotonic() + LIMIT_S
         while not condition():
@@ -151,7 +151,7 @@ class Launched:
         """Wait until there is a row of this step.
 
         Raises:
-          StuckError: it did not come.
+          StuckError: the row did not appear in time.
         """
         self.wait_for(lambda: self.last_step() >= step, f"the row of step {step}")
 
@@ -182,7 +182,7 @@ class Launched:
     def full_store(self) -> Iterator[Callable[[], None]]:
         """Yield a function that fills the store's file system, which should be small.
 
-        It may be called again; in the end all is taken away.
+        The function may be called repeatedly; its file is removed at the end.
         """
         filler = self._store.parent / "filler"
         try:
@@ -210,7 +210,7 @@ class Launched:
         """Let the run save and end, if it has not ended.
 
         Raises:
-          StuckError: it does not.
+          StuckError: the run did not end in time.
         """
         if self.process.poll() is not None:
             return
@@ -221,7 +221,7 @@ class Launched:
             raise StuckError("the launch did not stop") from error
 
     def end(self) -> None:
-        """Kill everything that is left."""
+        """Kill all remaining processes of the launch."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
@@ -237,6 +237,6 @@ def _fill(descriptor: int, folder: Path) -> None:
     while (free := shutil.disk_usage(folder).free - _LEFT_BYTES) > 0:
         try:
             os.posix_fallocate(descriptor, os.fstat(descriptor).st_size, free)
-        except OSError as error:  # a save has taken some of it meanwhile
+        except OSError as error:  # a save has used some of the space meanwhile
             if error.errno != errno.ENOSPC:
                 raise

@@ -2,11 +2,11 @@
 
     python -m scripts.faults.many_agents --agents 10000
 
-The driver runs as always, in a process of its own. Another process holds a connection
-for each agent and sends what an agent of one rank sends, once a second. When all ranks
-take steps the driver's share of a core is measured over a minute. Then one agent falls
-silent for good, and later one rank ends: the time until the driver has decided, with
-the heartbeat's own limit apart. Writes docs/benchmarks/many_agents.md.
+The driver runs as usual, in a separate process. Another process holds a connection for
+each agent and sends the messages of an agent with one rank, once a second. While all
+ranks take steps, the driver's share of a core is measured over a minute. Then one agent
+falls silent, and later one rank ends. The time until the driver reacts is measured,
+without the time limit of heartbeats. Writes docs/benchmarks/many_agents.md.
 """
 
 import argparse
@@ -50,7 +50,7 @@ class Agents:
         """Longest round of heartbeats of this process."""
 
     async def run(self) -> None:
-        """Connect all and keep them."""
+        """Connect all agents and keep the connections."""
         async with asyncio.TaskGroup() as group:
             for index in range(self._number):
                 group.create_task(self._agent(f"host-{index:05d}", index))
@@ -136,10 +136,10 @@ def events(work_dir: Path, kind: str) -> list[dict[str, Any]]:
 
 
 async def until(condition: Any, limit_s: float = 600.0) -> None:
-    """Wait.
+    """Wait until a condition holds.
 
     Raises:
-      TimeoutError: in vain.
+      TimeoutError: the condition did not hold in time.
     """
     async with asyncio.timeout(limit_s):
         while not condition():

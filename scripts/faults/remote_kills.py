@@ -1,14 +1,14 @@
-"""Kill a run while it uploads checkpoints, lose its work dir, and go on from the store.
+"""Kill a run that uploads checkpoints, delete its work dir, and resume from the store.
 
     python -m scripts.faults.remote_kills
 
-Runs the `debug` recipe with --ckpt.remote at a slow S3 server of moto on this machine,
-both in `.venv-stores` (make env-stores). The run is killed with SIGKILL while an object
-arrives at the server, and started again, mostly with an empty work dir. Then steps are
-timed with and without an upload beside them. Writes
+Runs the `debug` recipe with --ckpt.remote on a slow S3 server (moto) on this machine;
+both use `.venv-stores` (make env-stores). The run is killed with SIGKILL while an
+object arrives at the server, and started again, mostly with an empty work dir. Then
+steps are timed with and without an upload at the same time. Writes
 docs/benchmarks/remote_checkpoints.md and ends with 1 if a bit differs from the
-undisturbed run, a committed step was not gone on from, or a step in the store does not
-verify.
+undisturbed run, if a start did not resume from the newest committed step, or if a step
+in the store does not verify.
 """
 
 import contextlib
@@ -42,10 +42,10 @@ RUN = (
     *("--ckpt.every", str(EVERY)),
 )
 LIMIT_S = 120.0
-"""For the server to start."""
+"""Time limit for the start of the server."""
 KILLS = ((3, True), (14, True), (9, False), (16, True), (12, True))
-"""The object of a step at whose arrival the run is killed, counted from its start, and
-whether the work dir is lost with it."""
+"""For each kill: the number of objects that begin to arrive before the run is killed,
+counted from its start, and whether its work dir is deleted."""
 
 
 class Server:
@@ -71,11 +71,11 @@ class Server:
             self._lines.put(line)
 
     def arriving(self, process: subprocess.Popen[bytes], number: int) -> str:
-        """Wait for so many objects of steps; return the name of the last one.
+        """Wait for a number of objects of steps; return the name of the last one.
 
-        Returns "" where the process has ended before.
+        Returns "" if the process ended before they arrived.
         """
-        while not self._lines.empty():  # what the start before has sent
+        while not self._lines.empty():  # lines about the previous start
             self._lines.get()
         line = ""
         while number and process.poll() is None:
@@ -85,7 +85,7 @@ class Server:
         return "" if number else line.split()[1]
 
     def close(self) -> None:
-        """End the server; its buckets are gone."""
+        """Kill the server, and with it its buckets."""
         self._process.kill()
         self._process.wait()
 
@@ -105,11 +105,11 @@ class Leg:
     """One start of the run."""
 
     killed_at: str
-    """The object that was arriving; "" where the run ended by itself."""
+    """Name of the object that was arriving; "" if the run ended by itself."""
     is_lost: bool
-    """Whether its work dir was lost afterwards."""
+    """Whether the work dir was deleted afterwards."""
     resumed_from: int
-    """The step that it went on from; 0: none."""
+    """The restored step; 0 if none was restored."""
     expected_from: int
     """The newest step that was committed, in the store or in the work dir."""
     is_copied: bool
@@ -143,7 +143,7 @@ def committed(server: Server, url: str, work_dir: Path) -> int:
 def start(
     server: Server, url: str, work_dir: Path, kill: tuple[int, bool] | None
 ) -> Leg:
-    """Start the run, and kill it when so many objects of steps have begun to arrive."""
+    """Start the run; kill it when a number of objects of steps have begun to arrive."""
     expected = committed(server, url, work_dir)
     with tempfile.TemporaryFile("w+") as output:
         process = subprocess.Popen(
@@ -185,7 +185,7 @@ def sums(folder: Path) -> dict[str, list[tuple[object, int]]]:
 
 
 def kill_runs(folder: Path) -> tuple[list[Leg], list[str]]:
-    """Kill a run again and again; return its starts and what is wrong."""
+    """Kill a run repeatedly; return its starts, and the problems found."""
     problems = []
     with serving(DELAY_S) as server:
         undisturbed = folder / "undisturbed"
@@ -214,7 +214,7 @@ def kill_runs(folder: Path) -> tuple[list[Leg], list[str]]:
             problems.append(f"start {number}: losses of steps {wrong} differ")
         if leg.resumed_from != leg.expected_from:
             problems.append(f"start {number} went on from {leg.resumed_from}")
-    # Where the store has the last step, the last start has no step to take.
+    # If the store has the last step, the last start has no steps to run.
     reached = max(legs[-1].losses, default=legs[-1].resumed_from)
     if any(not leg.killed_at for leg in legs[:-1]):
         problems.append("a start ended before it could be killed")
@@ -227,7 +227,7 @@ def kill_runs(folder: Path) -> tuple[list[Leg], list[str]]:
 
 
 def time_steps() -> list[dict[str, Any]]:
-    """Time steps beside uploads and without them."""
+    """Time steps with and without an upload at the same time."""
     with serving(0.0) as server:
         done = subprocess.run(
             [PYTHON, "-m", "scripts.faults.remote_steps"],

@@ -2,9 +2,9 @@
 
     AWS_ENDPOINT_URL=... .venv-stores/bin/python -m scripts.faults.remote_steps
 
-Prints one JSON object a pair. In each pair a state is saved and committed in the work
-dir; steps are then timed until its upload has ended, and as many after that. A step is
-a chain of matmuls on one CPU device.
+Prints one JSON object per pair of measurements. For each pair a state is saved and
+committed in the work dir. Steps are timed until the upload of the state has ended, and
+as many steps after that. A step is a chain of matmuls on one CPU device.
 """
 
 import json

@@ -3,10 +3,11 @@
     python -m scripts.faults.restart_times --kills 30
 
 A launch of two hosts trains the `debug` recipe. One rank after the other is killed,
-rank 0 too, and the time until the next generation has completed a step is taken apart
-by the events of the launch. Three launches: warm as by default; each rank by itself,
-with jax's compilation cache; and without that. Writes docs/benchmarks/restart_times.md
-and restart_times.jsonl, a line for each kill; modes that are not measured again stay.
+including rank 0. The events of the launch divide the time until the next generation has
+completed a step into phases. There are three modes: the default, which restarts warm;
+each rank started separately, with jax's compilation cache; and the same without the
+cache. Writes docs/benchmarks/restart_times.md, and restart_times.jsonl with a line for
+each kill. Modes that are not measured again keep their lines.
 """
 
 import argparse
@@ -38,7 +39,7 @@ MODES: Mapping[str, tuple[Sequence[str], Sequence[str], Mapping[str, str]]] = {
         {"JAX_ENABLE_COMPILATION_CACHE": "false"},
     ),
 }
-"""By name: flags of the launch, flags of the trainer, environment."""
+"""Mode -> flags of the launch, flags of the trainer, environment variables."""
 PHASES = ("notice", "stop and place", "import", "init", "build", "compile", "restore")
 
 
@@ -67,7 +68,7 @@ def restart(launched: Launched, rank: int) -> dict[str, float]:
 
 
 def _has_stepped(launched: Launched) -> bool:
-    """Return whether the first step of the present generation ended on all ranks."""
+    """Return whether all ranks completed the first step of the current generation."""
     words = [launched.word(rank) for rank in range(HOSTS)]
     return all(
         word is not None
@@ -78,10 +79,10 @@ def _has_stepped(launched: Launched) -> bool:
 
 
 def _has_saved(launched: Launched) -> bool:
-    """Return whether the launcher knows of a saved step of this generation."""
+    """Return whether the launcher has recorded a saved step of this generation."""
     generation = launched.generation
     saves = [e for e in launched.events("save") if e["generation"] == generation]
-    return len(saves) > int(generation > 1)  # the first is what it has restored
+    return len(saves) > int(generation > 1)  # the first record is the restored step
 
 
 def measure(mode: str, kills: int, folder: Path) -> list[dict[str, float]]:
@@ -121,7 +122,7 @@ def _row(mode: str, kills: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def main() -> int:
-    """Measure, and write log and page."""
+    """Measure the restarts, and write log and page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--modes", nargs="+", default=[*MODES], choices=[*MODES])

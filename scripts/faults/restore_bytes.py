@@ -2,11 +2,11 @@
 
 A part of `scripts.faults.restore_matrix`.
 
-`measure` starts this module four times; `damage_one` too, see there. Each process makes
-the same state, saves it with the others, restores it with a new `Checkpoints`, compares
-every bit that it holds, and reports the bytes: of pieces, as `Restored.bytes_read`
-counts them, and of everything that it read from files meanwhile (rchar of
-/proc/self/io).
+`measure` starts this module four times, and so does `damage_one`. Each process makes
+the same state, saves it together with the others, restores it with a new `Checkpoints`,
+and compares every bit of its shards. It reports two numbers of bytes: those of pieces,
+as `Restored.bytes_read` counts them, and all that it read from files during the restore
+(rchar of /proc/self/io).
 """
 
 import json
@@ -48,7 +48,8 @@ CASES = {
     "one: `--mesh.dp 4 --zero 3`": {"dp_shard": 4, "zero": 3},
 }
 DAMAGE = {"dp_shard": 4, "zero": 3, "damage": 1}
-"""Every process reads its own quarter, and one file of process 3 is damaged."""
+"""Case in which every process reads its own quarter; one file of process 3 is
+damaged."""
 MODEL = ModelConfig(layers=4, d_model=256, heads=8, vocab_size=512)
 
 
@@ -92,7 +93,11 @@ def measure() -> tuple[Table, bool]:
 
 
 def damage_one() -> tuple[Table, bool]:
-    """Damage a file that one process reads; return each restored step, and if right."""
+    """Damage a file that one process reads.
+
+    Returns:
+      the step that each process restored, and whether all are right.
+    """
     reports = _run_case(DAMAGE)
     is_right = len({json.dumps(report["put_aside"]) for report in reports}) == 1
     rows = []
@@ -219,14 +224,14 @@ def flip_a_bit(folder: Path) -> None:
 
 
 def drawn_state(program: Program) -> Any:
-    """Make a state in canonical form, every leaf of drawn values and its own seed."""
+    """Make a state in canonical form, with random values from one seed per leaf."""
     names = by_path(program.abstract_saved)
     leaves = [drawn_array(name, leaf) for name, leaf in names.items()]
     return jax.tree.unflatten(jax.tree.structure(program.abstract_saved), leaves)
 
 
 def drawn_array(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """Draw a leaf, negative zeros among it; the values depend on its name only."""
+    """Draw a leaf, including negative zeros; its values depend only on its name."""
     values = drawn_values(name, leaf)
     get: Callable[[Any], np.ndarray] = values.__getitem__
     assert leaf.sharding is not None
@@ -234,7 +239,7 @@ def drawn_array(name: str, leaf: jax.ShapeDtypeStruct) -> jax.Array:
 
 
 def drawn_values(name: str, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-    """Return what `drawn_array` places."""
+    """Return the global values that `drawn_array` places on devices."""
     rng = np.random.default_rng(zlib.crc32(name.encode()))
     values = np.asarray(100 * rng.normal(size=leaf.shape)).astype(leaf.dtype)
     if np.issubdtype(leaf.dtype, np.floating):

@@ -2,10 +2,10 @@
 
     python -m scripts.faults.restore_matrix
 
-On 8 simulated devices, in one process: a state of drawn bits is saved under each of 8
-layouts (pipeline, chunks, tensor and data parallelism, ZeRO stage) and restored under
-each; nothing but the save and the restore is computed. Then four processes restore one
-state, intact and damaged, see `scripts.faults.restore_bytes`. Writes
+On 8 simulated devices, in one process: a state of random bits is saved under each of 8
+layouts (pipeline, virtual stages, tensor and data parallelism, ZeRO level) and restored
+under each layout, without training. Then four processes restore one state, intact and
+damaged (`scripts.faults.restore_bytes`). Writes
 docs/benchmarks/restore.md and ends with 1 if a bit differs.
 """
 
@@ -48,7 +48,7 @@ class Layout:
 
     @property
     def pipeline(self) -> PipelineConfig | None:
-        """Of the run; None without one."""
+        """Settings of the pipeline; None without one."""
         if self.sizes.pp == 1:
             return None
         return PipelineConfig(chunks=self.chunks, uneven_layers=self.uneven)
@@ -110,7 +110,7 @@ def try_all(folder: Path) -> tuple[Table, bool]:
     programs = {name: make_program(layout) for name, layout in LAYOUTS.items()}
     for index, program in enumerate(programs.values()):
         checkpoints = Checkpoints(folder / str(index), CkptConfig())
-        # The state as the run has it: in the slots of its stages.
+        # The state in the layout of a run: in the slots of its stages.
         state = program.from_saved(restore_bytes.drawn_state(program))
         checkpoints.save(1, lambda p=program, s=state: p.to_saved(s), {})
         if not checkpoints.wait():

@@ -3,7 +3,7 @@
     python -m scripts.faults.resume
 
 Runs the `debug` recipe as a command: once undisturbed; several times killed with
-SIGKILL at a random step (chosen by --seed) and started again; and several times cut off
+SIGKILL at a random step (chosen by --seed) and started again; and several times stopped
 after a checkpoint and continued on another mesh. Writes docs/benchmarks/resume.md and
 ends with 1 if a row differs by more than allowed.
 """
@@ -34,7 +34,8 @@ MESH_BOUND = 1e-5
 NUM_STEPS = 60
 CKPT_EVERY = 7
 MOVE_AT, MOVED_STEPS = 35, 20
-"""The checkpoint from which a run moves to another mesh; a multiple of CKPT_EVERY."""
+"""Step of the checkpoint from which a run continues on another mesh; a multiple of
+CKPT_EVERY."""
 
 RUN = (
     *("--recipe", "debug", "--steps", str(NUM_STEPS)),

@@ -1,9 +1,9 @@
-"""An S3 server of moto that is slow on purpose, and tells what is sent to it.
+"""An S3 server (moto) that is slow on purpose, and prints the objects sent to it.
 
     .venv-stores/bin/python -m scripts.faults.s3_server --delay-s 0.2
 
-Prints its port, then `PUT <name>` when an object of a step begins to arrive; it waits
-before it takes the object. It has one bucket, `bucket`.
+Prints its port, then `PUT <name>` when an object of a step begins to arrive. It waits
+`--delay-s` before it accepts the object. It has one bucket, named `bucket`.
 """
 
 import argparse

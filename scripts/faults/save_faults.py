@@ -45,9 +45,9 @@ from scripts.evidence import REPOSITORY, Table, commit, write_page
 
 COMMAND = "python -m scripts.faults.save_faults"
 KNOWN_LIMIT_S = 2.0
-"""Seconds within which all processes must know of a failure."""
+"""Seconds within which a failure must be known on all processes."""
 HANG_LIMIT_S = 2
-"""--ckpt.timeout-s where a store hangs."""
+"""Value of --ckpt.timeout-s in the cases in which a store hangs."""
 GOOD, NEWER = 1, 2
 GOOD_AT, NEWER_AT, NUM_STEPS, STEP_S = 10, 60, 300, 0.01
 PATIENCE_S = 120.0
@@ -100,7 +100,7 @@ def take_part(
     faults: Sequence[tuple[str, str]],
     kill: str | None,
 ) -> int:
-    """Train and save beside another process; write the observations to a file."""
+    """Train and save together with the other process; write observations to a file."""
     simulate_devices(1)
     distributed.start(
         DistributedConfig(
@@ -125,7 +125,8 @@ def take_part(
 
 @dataclasses.dataclass
 class Seen:
-    """Observations of a fault by one process; times are of the host's clock."""
+    """Observations of a fault by one process; times are readings of the host's
+    clock."""
 
     failed_at_s: list[float] = dataclasses.field(default_factory=list)
     known_at_s: list[float] = dataclasses.field(default_factory=list)
@@ -318,7 +319,7 @@ def fail_each(folder: Path, numbers: Sequence[int]) -> list[list[str]]:
 
 
 def fault_row(phase: str, ranks: str, seen: list[Seen], store: Store) -> list[str]:
-    """Describe one fault; the last cell says which promise was not kept."""
+    """Return the cells of one fault; the last cell names the requirements not met."""
     failed_s = max(time_s for one in seen for time_s in one.failed_at_s[:1])
     known_s = [one.known_at_s[0] - failed_s for one in seen]
     limit_s = KNOWN_LIMIT_S + (HANG_LIMIT_S if phase == "hangs" else 0)
@@ -329,7 +330,7 @@ def fault_row(phase: str, ranks: str, seen: list[Seen], store: Store) -> list[st
         wrong.append(f"the processes differ: {[one.errors[0] for one in seen]}")
     if not all(one.is_saved for one in seen):
         wrong.append("the retry did not commit")
-    if phase == "hangs":  # the process that hangs hears it when its store answers
+    if phase == "hangs":  # known there only when its store answers
         known_s = known_s[:1]
     if max(known_s) > limit_s:
         wrong.append(f"known after {max(known_s):.2f} s only")

@@ -1,9 +1,9 @@
-"""Let the store of a run fill up, turn read-only, or crawl; the run must go on.
+"""Make the store of a run full, read-only, or slow; the run must continue.
 
     python -m scripts.faults.store_faults
 
-Runs the `debug` recipe as a command, with its checkpoints on a small tmpfs of its own
-(mounting one needs root), and does things to that tmpfs meanwhile. Writes
+Runs the `debug` recipe as a command, with its checkpoints on a small tmpfs (mounting it
+needs root), and changes that tmpfs during the run. Writes
 docs/benchmarks/store_faults.md and ends with 1 if a run stopped, a saved step was lost,
 or an unfinished folder was left.
 """
@@ -41,7 +41,7 @@ ENDLESS = ("--steps", "100000")
 EVERY = 10
 READ_ONLY_S, SLOW_S = 30.0, 5.0
 LIMIT_S = 300.0
-"""Limit of every wait."""
+"""Time limit of every wait."""
 _FILES_OF_A_PART = 3
 """An index and two data files, as TensorStore makes of a part of this size."""
 
@@ -53,7 +53,7 @@ class Result:
     name: str
     lasted_s: float
     before_s: float
-    """Median step before the fault."""
+    """Median seconds of a step before the fault."""
     during: list[float]
     """Seconds of the steps during the fault."""
     at_begin: list[int]
@@ -82,10 +82,10 @@ class Run:
         """Start it.
 
         Args:
-          folder: its work dir; the log goes beside it.
-          store: of the checkpoints.
-          flags: beside RUN.
-          slow: every file of a checkpoint takes SLOW_S.
+          folder: work dir of the run; the log is written next to it.
+          store: folder of the checkpoints.
+          flags: flags besides RUN.
+          slow: whether writing each file of a checkpoint takes SLOW_S.
         """
         self.work_dir, self.store = folder, Store(store)
         self._log = folder.with_suffix(".log")
@@ -102,19 +102,19 @@ class Run:
         )
 
     def text(self) -> str:
-        """Return what it has printed."""
+        """Return the output of the run."""
         return self._log.read_text()
 
     def num_rows(self) -> int:
-        """Count the rows that it has written."""
+        """Count the rows that the run has written."""
         path = self.work_dir / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     def until(self, happened: Callable[[], bool], what: str) -> None:
-        """Wait for something.
+        """Wait until a condition holds.
 
         Raises:
-          RuntimeError: the run has ended, or it took too long.
+          RuntimeError: the run has ended, or the condition did not hold in time.
         """
         until_s = time.perf_counter() + LIMIT_S
         while not happened():
@@ -123,7 +123,7 @@ class Run:
             time.sleep(0.02)
 
     def until_saved(self, number: int) -> None:
-        """Wait until so many steps are in the store."""
+        """Wait until the store has a number of steps."""
         self.until(lambda: len(self.store.steps()) >= number, f"{number} steps")
 
     def until_said(self, pattern: str, number: int = 1) -> None:
@@ -252,7 +252,7 @@ def _mount(*arguments: str) -> None:
 
 
 def fill(folder: Path, left_bytes: int) -> Path:
-    """Write a file that leaves so many bytes of a file system; return its path."""
+    """Write a file that leaves this many free bytes; return its path."""
     path = folder / "filler"
     found = os.statvfs(folder)
     size = found.f_bavail * found.f_frsize - left_bytes
@@ -266,7 +266,7 @@ def fill(folder: Path, left_bytes: int) -> Path:
 
 @contextlib.contextmanager
 def running(*args: Any, **kwargs: Any) -> Iterator[Run]:
-    """Start a run, and make sure that it ends."""
+    """Start a run; kill it at the end of the context if it has not ended."""
     run = Run(*args, **kwargs)
     try:
         yield run
@@ -289,7 +289,8 @@ def full_before(folder: Path, store: Path) -> Result:
 
 
 def full_in_between(folder: Path, store: Path) -> Result:
-    """Leave the space that a save asks for beforehand, which is not quite enough."""
+    """Leave just the space that a save requires beforehand, which is not quite
+    enough."""
     with running(folder / "run", store, *ENDLESS, "--ckpt.keep", "2") as run:
         run.until_saved(2)
         num_bytes = run.store.manifest(run.store.steps()[-1]).num_bytes
@@ -374,7 +375,7 @@ def full_work_dir(folder: Path, store: Path) -> Result:
         problems = []
         if run.store.steps()[-1:] != [steps]:
             problems.append(f"the last step, {steps}, was not saved")
-        # Its rows could not be written: a run that owes something has failed.
+        # Its rows could not be written, so the run must end with a failure.
         return watch.result("work dir full to the end", code, FAILED, problems=problems)
 
 
@@ -430,7 +431,7 @@ def tables(results: list[Result], at: str) -> list[Table]:
         if len(during) > 1 and one.code != FAILED:
             pace = f"{1e3 * statistics.median(during):.0f} ms"
             longest = f"{1e3 * max(during):.0f} ms"
-        if one.code == FAILED:  # whose rows could not be written
+        if one.code == FAILED:  # the run whose rows could not be written
             count = f"{one.saved[-1] - one.at_begin[-1]}, by the steps saved"
         wrong = [*one.damaged, *one.unfinished, *one.problems]
         rows.append(

@@ -2,10 +2,10 @@
 
     python -m scripts.faults.watch_cost --windows 60
 
-The demo recipe trains under a launch of one host. In turns the agent and the driver are
-stopped for some steps and go on for some, so that both kinds of steps are of one
-process and one compiled program. What remains in both, the marks of the progress word,
-is timed by itself. Writes docs/benchmarks/watch_cost.md.
+The demo recipe trains under a launch of one host. The agent and the driver are
+stopped for some steps and continue for some, in turns, so both kinds of steps are of
+one process and one compiled program. The marks of the progress word occur in both, so
+they are timed separately. Writes docs/benchmarks/watch_cost.md.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from scripts.evidence import Table, commit, read_metrics, write_page
 from scripts.faults.launched import Launched
 
 STEPS, LEFT_OUT = 20, 2
-"""Steps of a window, and steps at its beginning that do not count."""
+"""Steps of a window, and the number of its first steps that do not count."""
 MARKS = 2
-"""Of a step: before it is launched, and after."""
+"""Number of marks per step: one before its launch, and one after."""
 NUM_MARKS = 100_000
 
 
@@ -39,13 +39,13 @@ def mark_us(folder: Path) -> float:
 
 
 def cpu_s(pid: int) -> float:
-    """Return the CPU time of a process, of all its threads."""
+    """Return the CPU seconds of all threads of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def watch(folder: Path, windows: int) -> tuple[list[tuple[bool, float]], float]:
-    """Return the windows, watched or not with their step in s, and the CPU share."""
+    """Return (watched or not, seconds per step) of each window, and the CPU share."""
     num_steps = (windows + 2) * STEPS
     flags = ["--recipe", "demo", "--steps", str(num_steps), "--eval.every", "100000"]
     flags += ["--ckpt.every", "100000", "--log.sample-tokens", "0"]

@@ -28,7 +28,8 @@ from scripts.gpu.cells import fixed
 
 NAME = "gpu_changes"
 CASES = ("core", "none")
-"""Values of --model.remat; all else as in the base of `training`."""
+"""Values of --model.remat that are measured; all else is as in the base of
+`training`."""
 _PROGRAM = """
 import dataclasses, json, sys
 import jax
@@ -76,8 +77,8 @@ def run(folder: Path, remat: str, what: str) -> Any:
     """Run a case with the packages of a folder.
 
     Args:
-      folder: holds mjax and scripts.
-      remat: of the model.
+      folder: folder that holds mjax and scripts.
+      remat: value of --model.remat.
       what: "time" or "kernels".
     Raises:
       RuntimeError: the process failed.
@@ -130,7 +131,7 @@ def tables(found: Any, training: Any, model: Any) -> list[Table]:
     Args:
       found: the JSON that `measure` wrote.
       training: gpu_training.json.
-      model: returns {part: seconds} of a case, of its commit and flags.
+      model: function of a commit and flags that returns {part: modelled seconds}.
     """
     rows, modelled = {}, {}
     for row in found["rows"]:

@@ -53,11 +53,13 @@ class Case:
     """Width of the values; None is `head_dim`."""
     dtype: str = "bfloat16"
     documents: int | None = None
-    """Segments in a row, cut at random; None passes no segment ids."""
+    """Number of segments per sequence, of random lengths; None passes no segment
+    ids."""
     soft_cap: float | None = None
     causal: bool = True
     prefix: bool = False
-    """Whether rows have a prefix, of random length, whose positions see each other."""
+    """Whether sequences have a prefix, of random length, whose positions see each
+    other."""
     backward: str = "deterministic"
     """Name in `api.BACKWARD`; with "fused" the bits of dq may differ between runs."""
     results: tuple[str, ...] = RESULTS

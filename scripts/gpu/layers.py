@@ -29,8 +29,8 @@ LOSS_TOKENS = 32_768
 WIDTH, HIDDEN, VOCAB = 2048, 8192, 32_768
 DIRECTIONS = ("forward", "both")
 COPY = "copy"
-# Of a whole result. A bfloat16 rounds by 2^-9 at most; the formulas of GELU and SwiGLU
-# round after every operation.
+# Relative error of a whole result. A bfloat16 rounds by 2^-9 at most; the formulas of
+# GELU and SwiGLU round after every operation.
 LIMIT = 2e-2
 
 

@@ -94,7 +94,7 @@ class Program:
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
-    """jax.ShapeDtypeStruct each."""
+    """A jax.ShapeDtypeStruct for each argument."""
 
     def lower(self, setting: Setting) -> jax.stages.Lowered:
         """Trace for the device of the setting."""

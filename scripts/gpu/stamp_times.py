@@ -1,4 +1,4 @@
-"""Do the stamps of a step tell the right time on the device, and what do they cost?
+"""Check the clock of stamps on the device, and measure what stamps cost.
 
 The clock: a chain of GEMMs between two stamps, against the same call timed by the host,
 for two lengths of the chain. The step: gpt-1b3 with and without stamps, alternating,
@@ -31,7 +31,7 @@ class Case:
     """A chain of GEMMs, or a training step."""
 
     num_gemms: int | None
-    """None for the step."""
+    """Number of GEMMs in the chain; None for the step."""
     size: int = 0
     """m = n = k of the GEMMs."""
     step: training.Case | None = None
@@ -126,7 +126,7 @@ def _measure_step(case: training.Case, found: Mapping[str, training.Step]) -> Ro
                     log, 0, dispatched_ns=dispatched_ns, ready_ns=ready_ns
                 )
                 parts.append({s.name: (s.end_ns - s.start_ns) / 1e6 for s in spans})
-    del state  # a GPU's memory holds one state
+    del state  # the memory of a GPU holds only one state
     with_ms, without_ms = (times[name][WARM_UP_CALLS:] for name in ("stamps", "none"))
     if _losses(case, found, steps, "stamps") != _losses(case, found, steps, "none"):
         raise RuntimeError("stamps have changed the loss")

@@ -29,7 +29,7 @@ from scripts.gpu.setting import Mode, Part, Row
 from scripts.gpu.worker import MARK, PARENT_VARIABLE
 
 WORKER: tuple[str, ...] = ("scripts.gpu.worker",)
-"""Module that a process runs, and its first arguments."""
+"""Command of a process: its module and first arguments."""
 START_S = 180.0
 """Seconds until a process must be ready: imports and CUDA, from a cold disk."""
 STOP_S = 10.0
@@ -138,7 +138,7 @@ def environment(own: Mapping[str, str], mode: Mode, *, shared: bool) -> dict[str
     """Return the environment of a worker.
 
     Args:
-      own: environment of this process.
+      own: environment variables of this process.
       mode: as for `start_worker`.
       shared: as for `start_worker`.
     """
@@ -189,12 +189,13 @@ def run_cases(
     """Run all cases; `on_row` is called with a row for each, by one thread at a time.
 
     Args:
-      part: whose cases they are.
-      cases: by name, in order.
-      mode: where.
+      part: part of the report that has the cases.
+      cases: name -> case, in the order in which they run.
+      mode: where the cases run.
       deadline: time.monotonic() after which no case is started.
       on_row: gets {"case", "status", ...}; status is ok, error, skipped or not run.
-      processes: at once; None is one, and on a GPU what the part says.
+      processes: number of processes at once; None uses one, or on a GPU the number that
+        the part gives.
     """
     if processes is None:
         processes = part.processes if mode == "gpu" else 1

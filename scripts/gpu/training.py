@@ -52,7 +52,7 @@ class Case:
     tokens: int = 32_768
     """Tokens of a step, in one microbatch."""
     isolate_documents: bool = True
-    """Whether documents, two in each row, are isolated in attention."""
+    """Whether the two documents of each sequence are isolated in attention."""
 
 
 BASE = Case(
@@ -112,7 +112,8 @@ def process_of(case: Case) -> str:
 
 
 def kind_of(case: Case) -> str:
-    """Make each case its own kind: one that is out of memory says nothing of others."""
+    """Make each case its own kind: running out of memory in one predicts nothing of
+    others."""
     return repr(case)
 
 
@@ -156,7 +157,7 @@ def step_program(case: Case, setting: Setting, *, stamps: bool = False) -> StepP
 def random_batch(
     program: StepProgram, vocab_size: int, seed: int
 ) -> dict[str, jax.Array]:
-    """Draw a batch: two documents in each row, cut at a random position."""
+    """Draw a batch: each sequence has two documents, split at a random position."""
     rng = np.random.default_rng(seed)
     rows, length = program.abstract_batch["tokens"].shape
     tokens = rng.integers(0, vocab_size, (rows, length + 1), dtype=np.int32)

@@ -40,7 +40,8 @@ PART = Part(
 
 SEQ_LEN, BATCH, WIDTH = 8192, 4, 2048
 WINDOWS = (1024, None)
-"""The most common window of training, and the one with the most work."""
+"""Windows that are timed: the most common one of training, and the one with the most
+work."""
 
 
 def read_candidates(path: Path = CANDIDATES_PATH) -> list[Candidate]:

@@ -78,7 +78,7 @@ def write_spans(work_dir: Path, num_steps: int) -> int:
 
 
 def _line(rank: int, step: int) -> tuple[bytes, int]:
-    """Write a line whose spans have lengths that depend on rank and step."""
+    """Write the line of a step, with span lengths that depend on rank and step."""
     found, total = [], 0
     start = 10**12 + step * 10**9
     for i, (name, kind) in enumerate(_NAMES):
@@ -110,7 +110,8 @@ def ingest(work_dir: Path, store: str) -> tuple[float, float]:
 
 
 def median_s(action: Callable[[], object], times: int = 11) -> float:
-    """Return the median duration; the first, which warms the cache, is left out."""
+    """Return the median duration in seconds, without the first, which warms the
+    cache."""
     found = []
     for _ in range(times + 1):
         begin = time.perf_counter()
@@ -122,7 +123,7 @@ def median_s(action: Callable[[], object], times: int = 11) -> float:
 def measure(
     name: str, work_dir: Path, address: str, total: int, steps: int
 ) -> list[str]:
-    """Measure one store; return the cells of its rows."""
+    """Measure one store; return the cells of its table rows."""
     num_rows = _RANKS * steps * len(_NAMES)
     wall_s, cpu_s = ingest(work_dir, address)
     store = open_store(address)
@@ -139,7 +140,8 @@ def measure(
 
 
 def _check(store: Store, num_rows: int, total: int) -> None:
-    """Compare number and sum of all spans with those written, by both queries."""
+    """Compare the number and the sum of all spans, by both queries, with those
+    written."""
     exact = store.query("select count(*), sum(end_ns - start_ns) from spans")
     sums = store.query("select sum(spans), sum(ns) from phase_totals")
     if not exact == sums == [(num_rows, total)]:

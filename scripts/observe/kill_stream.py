@@ -6,7 +6,7 @@ The scale-out half needs root and Debian's PostgreSQL and NATS (`--setups embedd
 omits it). Writes docs/benchmarks/stream_kills.md.
 
 A writer appends spans of 4 ranks, rows and events in bursts, with a restart of the run
-in the middle, which rewrites metrics.jsonl and leaves lines that are cut off. One stage
+in the middle, which rewrites metrics.jsonl and leaves truncated lines. One stage
 is killed with SIGKILL at a random moment after it is up, and started again. After all
 kills the writer ends, the rest is shipped, and every field of every row in the database
 is compared with the files.
@@ -36,7 +36,7 @@ STAGES = {
 
 
 class Program:
-    """A command of mjax.observe that runs and is killed like a service."""
+    """A running command of mjax.observe, which can be killed and restarted."""
 
     address = ""
 

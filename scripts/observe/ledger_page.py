@@ -355,7 +355,7 @@ def _damaged(found: Ledger, work_dir: Path) -> Table:
 
 
 def _jumped(seconds: float, *, has_monotonic: bool) -> Callable[[list[bytes]], Any]:
-    """Change the wall clock in the middle."""
+    """Change the wall clock in the middle of the records."""
 
     def damage(lines: list[bytes]) -> list[bytes]:
         new = []

@@ -4,9 +4,9 @@
     python -m scripts.observe.mfu_cases --report
 
 Input: seeds. Output: tables on stdout; with `--report`, which uses `FRESH_SEEDS`, also
-docs/benchmarks/observe_mfu.md. The best class counts, clear or not; the number of
-unclear cases is listed too. The baseline (the straw man of the page) is a list of
-thresholds on the same steps, without those that marks explain.
+docs/benchmarks/observe_mfu.md. The best class counts, even if it is unclear; the
+number of unclear cases is listed too. The baseline (the straw man of the page) is a
+list of thresholds on the same steps, without steps that marks explain.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from tests.observe.synthetic_severity import TUNING_SEEDS
 
 TARGET = 0.9
 FRESH_SEEDS = range(20_000, 20_050)
-"""No choice was made on these seeds. REPORT_SEEDS are spent."""
+"""Seeds on which nothing was tuned. REPORT_SEEDS have been used up."""
 NAMES = tuple("healthy" if kind == "clean" else kind for kind in KINDS)
 """Names of the classes, in the order of KINDS."""
 type Counts = collections.Counter[tuple[str, str]]
@@ -90,12 +90,12 @@ def matrix(title: str, text: str, counts: Counts) -> Table:
 
 
 def accuracy(counts: Counts) -> float:
-    """Return the share on the diagonal."""
+    """Return the share of cases on the diagonal of the confusion matrix."""
     return sum(counts[name, name] for name in NAMES) / counts.total()
 
 
 def right(counts: Counts) -> str:
-    """Format the number on the diagonal."""
+    """Format the number of cases on the diagonal."""
     return f"{round(accuracy(counts) * counts.total())} of {counts.total()}"
 
 

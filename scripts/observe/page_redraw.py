@@ -46,7 +46,7 @@ PATTERNS = 64
 """Number of rows of times that the ranks share: 4,096 rows would take minutes to make.
 """
 TIMELINE_RANKS = 512
-"""Most ranks that the page accepts."""
+"""Maximum number of ranks that the page accepts."""
 WHOLE_STEPS = 12
 """Steps that the reports of the server may read; all steps would take minutes and one
 of the two cores.
@@ -94,7 +94,8 @@ class ManyRanks:
         self._processes: list[Process] = []
 
     def poll(self) -> Share:
-        """Yield 64 ranks at a time; after all of them, one step of each."""
+        """Yield the spans of 64 ranks at a time; after all ranks, one step of each
+        rank."""
         if self._waiting:
             new, self._waiting = self._waiting[:64], self._waiting[64:]
             self._processes += new
@@ -154,11 +155,11 @@ class ManyRanks:
         )
 
     def config(self) -> Any:
-        """Return no events."""
+        """Return no events: the run has none."""
         return None
 
     def close(self) -> None:
-        """Release nothing."""
+        """Release nothing: the feed holds no files."""
 
 
 def _key(process: Process) -> Key:

@@ -1,4 +1,4 @@
-"""Is the timeline of a real pipeline run right, and is its error bound true?
+"""Check the timeline of a real pipeline run, and the stated error of its clocks.
 
     python -m scripts.observe.real_timeline
 
@@ -58,7 +58,7 @@ WITNESS = (
     *("--simulate-devices", "4", "--model.d-model", "64", "--data.seq-len", "64"),
     *("--observe.stamps", "False", "--steps", "2"),
 )
-"""Without replicas, and smaller: the schedule is the same."""
+"""Flags of a smaller run without replicas, which has the same schedule."""
 LIMIT_S = 500.0
 
 

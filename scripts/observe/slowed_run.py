@@ -165,7 +165,7 @@ class _Delays:
 
 
 class _Program:
-    """A program in which steps begin late."""
+    """A program whose steps begin late."""
 
     def __init__(self, program: Any, delays: _Delays) -> None:
         self._program, self._delays, self._step = program, delays, 0

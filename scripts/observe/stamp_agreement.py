@@ -1,4 +1,4 @@
-"""Do stamps and the profiler see the same parts of a step?
+"""Check that stamps and the profiler measure the same parts of a step.
 
     python -m scripts.observe.stamp_agreement
 
@@ -34,12 +34,12 @@ STAMPS = {
     "forward": ("forward",),
     "loss, backward, norm": ("backward", "norm"),
 }
-"""Parts, and their spans."""
+"""Part of a step -> its spans from stamps."""
 PHASES = {
     "forward": ("forward",),
     "loss, backward, norm": ("loss", "backward", "grad_norm"),
 }
-"""Parts, and their phases in a window."""
+"""Part of a step -> its phases in a window of the profiler."""
 
 
 def main() -> int:
@@ -97,7 +97,10 @@ def _stamped(work_dir: Path) -> dict[int, dict[str, float]]:
 
 
 def _recorded(work_dir: Path) -> dict[int, dict[str, float]]:
-    """Return the same from the windows; idle time counts towards the next part."""
+    """Return the seconds of each part by step, from the windows of the profiler.
+
+    Idle time counts towards the next part.
+    """
     found: dict[int, dict[str, float]] = {}
     for folder in folders.find(work_dir)[0]:
         reading = read(folder)

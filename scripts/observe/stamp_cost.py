@@ -4,7 +4,7 @@
 
 Compiles whole training steps for described H200s, without GPUs, and reads XLA's
 schedules. Writes docs/benchmarks/stamp_cost.md, and ends with 1 if stamps change a
-collective, hide fewer bytes, or add more than a kernel each and one in all.
+collective, overlap fewer bytes, or add more than one kernel per stamp plus one.
 """
 
 import dataclasses
@@ -111,7 +111,7 @@ class Found:
 
     @property
     def collectives(self) -> Counter[tuple[str, str, str, int]]:
-        """Properties of each collective, and how often it runs."""
+        """Properties of a collective -> how often it runs in a step."""
         return Counter(
             (c.kind, c.role, c.dtype, c.wire_bytes)
             for c in self.analysis.collectives

@@ -38,7 +38,7 @@ _LAUNCH = (
 
 
 class LateError(RuntimeError):
-    """A wait ended without its condition."""
+    """A wait ended before its condition held."""
 
 
 class Run:
@@ -48,9 +48,9 @@ class Run:
         """Start them.
 
         Args:
-          folder: for everything of this run.
-          mode: of MODES.
-          cache: of compiled programs.
+          folder: folder for all files of this run.
+          mode: name in MODES.
+          cache: folder of the compilation cache.
         """
         folder.mkdir(parents=True)
         self.work_dir, self._stops, self._mode = folder / "run", folder / "stops", mode
@@ -146,11 +146,11 @@ class Run:
         """Stop ranks, and let them continue at the end.
 
         Args:
-          kind: as in `inject`.
-          ranks: to be stopped.
+          kind: kind of the stop, as in `inject`.
+          ranks: ranks to stop.
           where: place of the stop, as in `inject`.
-          delay_s: seconds before the stop.
-          slow_s: seconds of a slow rank.
+          delay_s: seconds to wait before the stop.
+          slow_s: seconds that a slow rank sleeps.
         Raises:
           LateError: they did not reach the place in time.
         """

@@ -6,8 +6,8 @@
 
 Input: seeds of `tests.observe.synthetic_stragglers`, or with --report the reported
 ones. Output: precision and recall; with --report docs/benchmarks/observe_stragglers.md.
-The same figures are given for a simple rule: the hosts with the longest median forward
-and backward time, as many as there are slow hosts. The rule is told their number.
+The same figures are given for a simple rule. It gets the number of slow hosts, and
+names as many hosts: those with the longest median forward and backward time.
 """
 
 import argparse

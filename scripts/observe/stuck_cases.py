@@ -22,19 +22,19 @@ from tests.observe.synthetic_stuck import KINDS, StuckCase, make
 
 TARGET = 0.95
 CHECKED_SEEDS = TUNING_SEEDS[5000:5050]
-"""Seeds on which no threshold was fixed either, and that are not reported."""
+"""Seeds that are not reported and on which no threshold was fixed either."""
 WAYS = ("detector", "oldest record", "no record, or waits in nothing")
 
 
 def oldest(case: StuckCase) -> tuple[int, ...]:
-    """Baseline: name the rank with the oldest last record; knows whether all move."""
+    """Baseline: name the rank with the oldest last record, unless all ranks move."""
     times_s = np.stack([case.progress.entered_s, case.progress.left_s])
     last_s = np.where(np.isnan(times_s), -np.inf, times_s).max(axis=(0, 2))
     return (int(np.argmin(last_s)),) if case.truth.stuck else ()
 
 
 def not_waiting(case: StuckCase) -> tuple[int, ...]:
-    """Baseline: name ranks without a record or a wait; knows whether all move."""
+    """Baseline: name ranks without a record or a wait, unless all ranks move."""
     waits = (case.progress.entered > case.progress.left).any(axis=1)
     return tuple(np.flatnonzero(~waits).tolist()) if case.truth.stuck else ()
 

@@ -3,11 +3,11 @@
     python -m scripts.observe.stuck_runs --seed 1000 --runs 3 --limit-s 200
     python -m scripts.observe.stuck_runs --seed 1000 --runs 3 --limit-s 200 --more
 
-Input: a seed. It draws 60 cases: 20 each of a rank that sleeps, that holds the
-interpreter lock, and that enters another collective than the others; half of them in a
-run of `python -m mjax.launch`, half in processes that were started by hand; rank, phase
-and place within the phase are drawn too. Healthy moments are tested too. Output:
-docs/benchmarks/observe_stuck_runs.md, and a line for each question in
+Input: a seed, which determines 60 cases. A rank sleeps (20 cases), holds the
+interpreter lock (20), or enters another collective than the others (20). Half of the
+cases run under `python -m mjax.launch`, half in processes that were started by hand.
+Rank, phase and place within the phase are random too. Healthy moments are tested too.
+Output: docs/benchmarks/observe_stuck_runs.md, and a line for each question in
 observe_stuck_runs.jsonl; --more continues with the missing ones. Exits with 1 if fewer
 than 95% are right, if a rank is named in a healthy moment, or if cases are left.
 
@@ -49,7 +49,7 @@ PAGE = "observe_stuck_runs"
 KINDS = ("sleep", "lock", "skip")
 NUM_OF_KIND, TARGET = 10, 0.95
 LIMITS_S = {"step": 5.0, "eval": 7.0, "save": 10.0}
-"""Limit of each phase that the user states."""
+"""Time limit of each phase, as a user would set it."""
 PLACES = {
     "step": ("data", "dispatch", "device", "metrics", "agree"),
     "eval": ("batch 0", "batch 1", "batch 2", "batch 3"),
@@ -217,13 +217,13 @@ def _clean(run: Run, case: Case) -> dict[str, Any]:
 
 
 class Queue:
-    """Remaining cases and results; shared by several threads."""
+    """Remaining cases, and results; shared by several threads."""
 
     def __init__(self, cases: Sequence[Case], until_s: float) -> None:
         """Take the cases.
 
         Args:
-          cases: in the order of running.
+          cases: cases in the order in which they run.
           until_s: monotonic time after which no case is started.
         """
         self._cases, self._until_s = [*cases], until_s
@@ -258,10 +258,10 @@ def work(cases: Queue, folder: Path, cache: Path, modes: Sequence[str]) -> None:
     """Run cases until none is left; a run that fails is replaced.
 
     Args:
-      cases: of all threads.
-      folder: for the runs of this thread.
-      cache: of compiled programs.
-      modes: in the order of running.
+      cases: queue of cases of all threads.
+      folder: folder for the runs of this thread.
+      cache: folder of the compilation cache.
+      modes: modes in the order in which they run.
     """
     run = mode = None
     try:

@@ -2,7 +2,7 @@
 
 Input: the folder of the runs. Output: docs/benchmarks/observe_timeline.md and
 docs/figures/timeline_pipeline.png; 1 if a check fails. The references are computed here
-independently: places of devices, the tables of the schedule, true clocks.
+independently: mesh positions of devices, tables of the schedule, true clocks.
 """
 
 import dataclasses
@@ -273,12 +273,12 @@ class Placed:
     worst_ns: float
     """Largest error against the true time by the clock of rank 0."""
     wall_ns: float
-    """The same with placement by wall clocks."""
+    """Largest error of a placement by wall clocks."""
     spans: int
 
 
 def placed(work_dir: Path, anchor_ns: int, first: int, last: int) -> list[Placed]:
-    """Compare merged times with true ones: those of rank 0's clock."""
+    """Compare merged times with true times, which are those of rank 0's clock."""
     files, _ = spans.read_run(work_dir)
     found = merge(files, (), first=first, last=last)
     own = {rank.header.rank: rank for rank in found.ranks}

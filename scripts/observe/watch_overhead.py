@@ -1,4 +1,4 @@
-"""Cost of observing a run, as it is by default.
+"""Measure the cost of the observation that is on by default in a run.
 
     python -m scripts.observe.watch_overhead
 
@@ -12,10 +12,11 @@ the order on, off, off, on:
 - the loop around a step that computes nothing, so that the noise of a step does not
   mask the cost.
 
-Of each pair of neighbouring blocks the ratio of the CPU-seconds of a step is taken. The
-first step of a block is left out: the loop reads the metrics of the step before. Writes
-docs/benchmarks/watch_overhead.md; ends with 1 if a median is more than 1.01, or if the
-cost beside a step of nothing is more than 1% of a step.
+For each pair of neighbouring blocks, the ratio of the CPU-seconds of a step is
+computed. The first step of a block is left out, because the loop reads the metrics of
+the step before. Writes docs/benchmarks/watch_overhead.md; ends with 1 if a median is
+more than 1.01, or if the cost in the loop with the empty step is more than 1% of a
+step.
 """
 
 import argparse
@@ -111,7 +112,7 @@ class Turns:
         return batch
 
     def _switch_beats(self, *, is_on: bool) -> None:
-        """Let the thread of the beats work, or wake without work."""
+        """Switch the beats on or off; if off, their thread wakes but does nothing."""
         assert self._beats is not None
         if is_on:
             del vars(self._beats)["_beat"]

@@ -24,7 +24,7 @@ from tests.observe.synthetic_severity import TUNING_SEEDS, WHATIF_REPORT_SEEDS
 
 TARGET = 0.10
 CHECKED_SEEDS = TUNING_SEEDS[5000:5020]
-"""Seeds on which no threshold was fixed either, and that are not reported."""
+"""Seeds that are not reported and on which no threshold was fixed either."""
 NAME_OF = {
     "clean": "none",
     "slow_worker": "slow host",

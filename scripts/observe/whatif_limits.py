@@ -5,10 +5,11 @@
 Generated pipelines, as in `scripts.observe.whatif_cases`, on other seeds. A healthy run
 also has a longer last stage, uneven lengths and pauses, which remain when the cause is
 removed. Their size cannot be read from a run in which the cause masks them. So each run
-is judged three times: as it is; by an analysis that is told the length of the last
-stage and the unevenness of the lengths without the cause; and the same run generated
-without all three, by an analysis that is told so. The last two are oracles. Exits with
-1 if the analysis without an oracle has a median error above 10% of the slowdown.
+is judged three times: by the normal analysis; by an analysis that gets the length of
+the last stage and the unevenness of the lengths without the cause; and, generated
+without all three effects, by an analysis that gets this information. The last two are
+oracles. Exits with 1 if the analysis without an oracle has a median error above 10% of
+the slowdown.
 """
 
 import argparse
@@ -31,7 +32,7 @@ TARGET = 0.10
 CHECKED_SEEDS = TUNING_SEEDS[5100:5110]
 NOTHING = Usual(last=1.0, lengths=1e-9)
 KINDS: tuple[Cause, ...] = ("slow_last_stage", "sequence_lengths", "garbage")
-"""Effects that a healthy run has too."""
+"""Effects that healthy runs also have."""
 
 
 class _Listener:

@@ -3,11 +3,12 @@
     python -m scripts.observe.whatif_runs --work-dir DIR --run      # trains first
     python -m scripts.observe.whatif_runs --work-dir DIR --report   # writes the page
 
-Input: runs of `scripts.observe.slowed_run` of four processes, which are slowed in known
-blocks of steps. Output: docs/benchmarks/observe_whatif_runs.md. `whatif` sees one block
-at a time. The truth is the mean step in such blocks against that in the neighbouring
-blocks without a slow rank, from the rows of metrics.jsonl. Exits with 1 if the error of
-a kind, over all of its blocks, is above 10% of the slowdown.
+Input: runs of `scripts.observe.slowed_run` of four processes, one of which is slowed
+in known blocks of steps. Output: docs/benchmarks/observe_whatif_runs.md. `whatif` sees
+one block at a time. The truth is the mean step in such blocks compared with the mean
+step in the neighbouring blocks without a slow rank, from the rows of metrics.jsonl.
+Exits with 1 if the error of a kind, over all of its blocks, is above 10% of the
+slowdown.
 """
 
 import argparse
@@ -36,7 +37,8 @@ CAUSE_OF: dict[Kind, str] = {
     "loader": "slow loader",
 }
 _AT_FIRST, _AT_LAST = 2, 1
-"""Steps of a block in which the one beside it shows: two are in flight. Chosen."""
+"""Steps of a block that its neighbour affects, because two steps are in flight.
+Chosen."""
 _DRAWS = 2000
 """Draws of blocks with replacement, for intervals."""
 
@@ -53,9 +55,9 @@ class Case:
     """Delay per step, measured by the slowed process."""
     on_s: float
     off_s: float
-    """Mean step in the neighbouring blocks."""
+    """Mean seconds of a step in the neighbouring blocks."""
     off_error_s: float
-    """Distance of these two from their mean."""
+    """Distance of the two neighbouring blocks from their mean, in seconds."""
     estimate_s: float
     """Estimated step without the most expensive cause."""
     replayed_s: float
@@ -71,7 +73,7 @@ class Case:
 
     @property
     def is_alone(self) -> bool:
-        """Return whether no other rank is named with it."""
+        """Return whether no other rank is named with the right one."""
         return self.is_named and len(self.ranks) == 1
 
 
@@ -86,7 +88,7 @@ def error(found: Sequence[Case]) -> float:
 
 
 def error_by_injected(found: Sequence[Case]) -> float:
-    """Return the same with the injected seconds as the slowdown."""
+    """Return `error` with the injected seconds as the true slowdown."""
     injected_s = sum(case.injected_s for case in found)
     saved_s = sum(case.on_s - case.estimate_s for case in found)
     return 1 - saved_s / injected_s
@@ -161,8 +163,8 @@ def tables(found: Sequence[Case], tuned: Sequence[Case]) -> list[Table]:
     """Return the tables of the results.
 
     Args:
-      found: of the reported seeds.
-      tuned: of runs that the analysis was fixed on.
+      found: blocks of the reported seeds.
+      tuned: blocks of the runs on which the analysis was tuned.
     """
     slowed = [case for case in found if case.kind != "none"]
     first, last = _bounds(make_plan(0)[0])

@@ -1,7 +1,7 @@
-"""Let a rank fail from within: its folder goes on PYTHONPATH, see `launch_faults`.
+"""Cause faults inside a rank; `launch_faults` puts this folder on PYTHONPATH.
 
-Python imports this module when it starts. In a process that writes a progress word a
-thread then waits for `<progress file>.fault`, whose text names what is to happen.
+Python imports this module when it starts. In a process that writes a progress word, a
+thread then waits for `<progress file>.fault`, whose text names the fault.
 """
 
 import ctypes
@@ -57,9 +57,9 @@ def _poison() -> None:
 
 
 class _Skipping:
-    """A program whose next step this process leaves out: it waits for something else.
+    """A program whose next step waits at a barrier instead of running.
 
-    The others wait in the collectives of that step, and nobody comes.
+    The other processes wait for this one in the collectives of that step.
     """
 
     def __init__(self, program: Any) -> None:
@@ -75,7 +75,7 @@ class _Skipping:
 
 
 class _PoisonedBatches:
-    """Batches whose next one comes with a state that is NaN."""
+    """Batches that make the parameters NaN when the next batch is taken."""
 
     data_wait_s = 0.0
 
@@ -117,21 +117,24 @@ def _SLEEP(_: object) -> int:
 
 
 def _begin() -> None:
-    """Wait in a thread that leaves all signals to the main one."""
+    """Start the waiting thread, with all signals left to the main thread."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     threading.Thread(target=_wait, daemon=True).start()
     signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _setsid() -> None:
-    """Begin in a rank that was forked: it calls this before it gets its variables."""
+    """Start the waiting thread in a forked rank.
+
+    A rank calls setsid after the fork, before it sets its environment variables.
+    """
     _of_the_system()
     _begin()
 
 
 def _run_module(*args: Any, **more: Any) -> Any:
-    """Run the program of a rank, once with a flag that the others do not have."""
-    if _VARIABLE in os.environ:  # and not the coordinator
+    """Run the program of a rank, if ordered with a flag that the others do not have."""
+    if _VARIABLE in os.environ:  # a rank, not the coordinator
         word = Path(os.environ[_VARIABLE])
         order = word.parents[1] / f"wrong-flags-{word.name.rpartition('-')[2]}"
         if order.exists():

@@ -1,15 +1,15 @@
-"""Let a rank stop for a while from within: its folder goes on PYTHONPATH.
+"""Stop a rank for a while from inside; this folder is put on PYTHONPATH.
 
 Python imports this module when it starts. In a process of the trainer a thread then
-waits for orders of `scripts.observe.stuck_runs`, files RANK-K.order in the folder
-MJAX_STOPS, and obeys one after the other. Every stop ends when the order says so, and
-the run goes on.
+waits for the orders of `scripts.observe.stuck_runs` (files RANK-K.order in the folder
+MJAX_STOPS) and executes them one after the other. Every stop ends when the order says
+so, and the run continues.
 
     sleep  the main thread sleeps; the interpreter lock is free
-    lock   a thread sits in a system call with the interpreter lock held
-    skip   the main thread takes part in an agreement to which nobody else comes,
-           instead of what the other ranks do
-    slow   the main thread sleeps for some seconds, as a slow disk would let it
+    lock   a thread waits in a system call while it holds the interpreter lock
+    skip   the main thread enters an agreement that no other rank enters, instead of
+           the operation of the other ranks
+    slow   the main thread sleeps for some seconds, as a slow disk would make it
 
 `where` is the span or the batch of an evaluation at which the main thread stops,
 "anywhere" the next bytecode that it runs, "thread" any moment in another thread.
@@ -29,7 +29,7 @@ _armed: list[dict[str, Any]] = []
 
 
 def _rank() -> int | None:
-    """Return the rank of this process; None if it is none of the trainer."""
+    """Return the rank of this process; None if it is not a process of the trainer."""
     if _RANK in os.environ:
         return int(os.environ[_RANK])
     name = os.environ.get(_WORD, "").rpartition("progress-")[2]
@@ -38,7 +38,7 @@ def _rank() -> int | None:
 
 def _serve(folder: Path, rank: int) -> None:
     number, is_hooked = 0, False
-    while (folder / f"{rank}-{number}.order").exists():  # of a process before this one
+    while (folder / f"{rank}-{number}.order").exists():  # for an earlier process
         number += 1
     while True:
         path = folder / f"{rank}-{number}.order"
@@ -104,7 +104,7 @@ def _PENDING(_: object) -> int:
 
 
 def _stop(order: dict[str, Any]) -> None:
-    """Do what holds up the others, until it is to end."""
+    """Block the other ranks in the ordered way until the stop must end."""
     stem = Path(order["folder"]) / f"{order['id']}-{order['rank']}"
     began, ends = stem.with_suffix(".began"), stem.with_suffix(".ends")
     match order["kind"]:
@@ -113,7 +113,8 @@ def _stop(order: dict[str, Any]) -> None:
             while not ends.exists():
                 time.sleep(0.05)
         case "lock":
-            # Both ends are open, so that reading waits; PyDLL keeps the lock.
+            # Both ends of the pipe are open, so reading waits; PyDLL keeps the
+            # interpreter lock.
             pipe = os.open(stem.with_suffix(".pipe"), os.O_RDWR)
             read, buffer = ctypes.PyDLL(None).read, ctypes.create_string_buffer(1)
             began.touch()
@@ -129,7 +130,7 @@ def _stop(order: dict[str, Any]) -> None:
 
 
 def _meet(order: dict[str, Any]) -> None:
-    """Take part in an agreement of all ranks that is no part of the run."""
+    """Enter an agreement of all ranks that is not part of the run."""
     from mjax.processes.agreement import Agreement
 
     Agreement(f"stop {order['id']}").merge("", lambda _: "")

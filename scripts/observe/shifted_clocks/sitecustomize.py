@@ -1,8 +1,9 @@
-"""Let a process read clocks that are wrong: its folder goes on PYTHONPATH.
+"""Give a process wrong clocks; this folder is put on PYTHONPATH.
 
-Python imports this module when it starts. `CLOCK_SHIFT` has three numbers: by how many
-nanoseconds the clocks of this process are ahead, how fast they are in parts in a
-million, and at which time of the true monotonic clock the shift is just that offset.
+Python imports this module when it starts. `CLOCK_SHIFT` has three numbers: the
+nanoseconds by which the clocks of this process are ahead, their drift in parts per
+million, and the time of the true monotonic clock at which the shift equals the first
+number.
 Without the variable nothing changes. See `scripts/observe/real_timeline.py`.
 """
 

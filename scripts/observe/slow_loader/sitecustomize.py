@@ -1,7 +1,7 @@
-"""Let the loader of a run sleep before each batch: this folder goes on PYTHONPATH.
+"""Make the loader of a run sleep before each batch; this folder is put on PYTHONPATH.
 
-Python imports this module when it starts. If SLOW_LOADER_S is set, reading the rows of
-a batch then takes so many seconds more. See `fake_cases`.
+Python imports this module when it starts. If SLOW_LOADER_S is set, reading the
+sequences of a batch then takes that many seconds longer. See `fake_cases`.
 """
 
 import importlib.abc
@@ -19,12 +19,13 @@ _SLEEP_S = float(os.environ.get("SLOW_LOADER_S", "0"))
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Changes the module with the stream when it is imported."""
+    """Import hook that changes the module of the token stream."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: Any = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Find the module as the others would, then put the sleep in."""
+        """Find the module with the other import hooks, then add the sleep to its
+        reader."""
         if fullname != _MODULE:
             return None
         sys.meta_path.remove(self)
