@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 # Tests compile hundreds of small programs and run each a few times: LLVM without its
-# optimisation passes halves the time of the suite. And XLA ends the process when eight
-# devices on two loaded cores do not all reach a collective within 40 s.
-# Set before jax reads the variable.
+# optimisation passes halves the time of the suite. XLA also ends the process if eight
+# devices on two loaded cores do not all reach a collective within 40 s. The flags must
+# be set before jax reads the variable.
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_backend_optimization_level=0"
@@ -27,8 +27,8 @@ jax.config.update("jax_platforms", "cpu")
 jax.config.update("jax_num_cpu_devices", 8)
 
 # The shapes and types that the code declares are checked in tests, not in production.
-# Where no shape is declared beartype alone does it: with the context of shapes around
-# each call the whole suite takes half as long again.
+# Functions without declared shapes are checked by beartype alone: with jaxtyping's
+# context around each call, the whole suite would take 1.5 times as long.
 REPOSITORY = Path(__file__).parents[1]
 WITH_SHAPES = tuple(
     ".".join(path.relative_to(REPOSITORY).with_suffix("").parts)
@@ -45,7 +45,7 @@ beartype_package(
 )
 install_import_hook(WITH_SHAPES, "beartype.beartype")
 
-# A loaded machine is no failure; the same examples in every session.
+# A slow machine must not fail a test; every session tests the same examples.
 hypothesis.settings.register_profile(
     "mjax", deadline=None, max_examples=30, derandomize=True
 )
@@ -64,7 +64,7 @@ def promotion(
     dtype: Literal["strict", "standard"] = "strict",
     rank: Literal["raise", "allow"] = "raise",
 ) -> Iterator[None]:
-    """Set what the marker's arguments say."""
+    """Set the promotion rules that the marker requests."""
     with jax.numpy_dtype_promotion(dtype), jax.numpy_rank_promotion(rank):
         yield
 

@@ -1,7 +1,7 @@
 """Layers of a tree between their order and the slots of a pipeline: in NumPy.
 
-What `mjax.step.state` does on the devices, done leaf by leaf from the tables of the
-partition, so that the two can be compared.
+Converts leaf by leaf, with the tables of the partition, so that tests can compare the
+result with that of `mjax.step.state` on the devices.
 """
 
 from collections.abc import Callable

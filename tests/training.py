@@ -63,7 +63,7 @@ class Layout:
     pipeline: PipelineConfig | None = None
     tp_chunks: int = 1
     nodes: int = 1
-    """Of the shards, where they communicate in two steps."""
+    """Nodes over which the shards are spread; above 1 they communicate in two steps."""
 
     @property
     def sizes(self) -> AxisSizes:
@@ -118,7 +118,8 @@ def make_program(
 
 
 def make_batch(program: Program, step: int) -> dict[str, jax.Array]:
-    """Two documents a row; the last token of the first has no target."""
+    """Two documents per sequence; the last token of the first document has no
+    target."""
     rng = np.random.default_rng(step)
     num_rows = program.abstract_batch["tokens"].shape[0]
     stream = rng.integers(0, VOCAB, (num_rows, LENGTH + 1), dtype=np.int32)
@@ -138,7 +139,7 @@ def make_batch(program: Program, step: int) -> dict[str, jax.Array]:
 
 
 def losses(program: Program, steps: int = 4) -> np.ndarray:
-    """Train some steps; losses and gradient norms, then one held-out loss."""
+    """Train some steps; return losses and gradient norms, then one held-out loss."""
     state, seen = program.init(), []
     for step in range(steps):
         state, metrics = program.train_step(state, make_batch(program, step))
@@ -150,7 +151,7 @@ def losses(program: Program, steps: int = 4) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """Of one batch; numpy, the layers in the order of the model."""
+    """Gradients of one batch as NumPy arrays, with layers in the order of the model."""
 
     loss: float
     leaves: dict[str, np.ndarray]
@@ -177,7 +178,7 @@ def compile_gradients(program: Program) -> Any:
 
 
 def gradients(program: Program, compiled: Any, partition: Partition) -> Gradients:
-    """Loss and gradients of the first batch at the first step."""
+    """Return loss and gradients of the first batch at the first step."""
     state = program.init()
     loss, _, grads = compiled(
         state.params, state.rng, state.step, make_batch(program, 0)

@@ -43,13 +43,14 @@ EVERY_S = 2.0
 page.
 """
 PATTERNS = 64
-"""Number of rows of times that the ranks share: 4,096 rows would take minutes to make.
+"""Number of different series of times, which the ranks share. Making 4,096 takes
+minutes.
 """
 TIMELINE_RANKS = 512
 """Maximum number of ranks that the page accepts."""
 WHOLE_STEPS = 12
-"""Steps that the reports of the server may read; all steps would take minutes and one
-of the two cores.
+"""Maximum steps that reports of the server read; all steps would take minutes of one of
+the two cores.
 """
 TOKEN = "a-token-of-the-redraw-benchmark"
 CHROMIUM = "/usr/bin/chromium"

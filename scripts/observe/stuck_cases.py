@@ -27,14 +27,15 @@ WAYS = ("detector", "oldest record", "no record, or waits in nothing")
 
 
 def oldest(case: StuckCase) -> tuple[int, ...]:
-    """Baseline: name the rank with the oldest last record, unless all ranks move."""
+    """Baseline: name the rank with the oldest last record. It is told if none is
+    stuck."""
     times_s = np.stack([case.progress.entered_s, case.progress.left_s])
     last_s = np.where(np.isnan(times_s), -np.inf, times_s).max(axis=(0, 2))
     return (int(np.argmin(last_s)),) if case.truth.stuck else ()
 
 
 def not_waiting(case: StuckCase) -> tuple[int, ...]:
-    """Baseline: name ranks without a record or a wait, unless all ranks move."""
+    """Baseline: name ranks without a record or a wait. It is told if none is stuck."""
     waits = (case.progress.entered > case.progress.left).any(axis=1)
     return tuple(np.flatnonzero(~waits).tolist()) if case.truth.stuck else ()
 

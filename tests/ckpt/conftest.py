@@ -1,4 +1,4 @@
-"""Open checkpoints, and writes that can be held up."""
+"""Fixtures: open checkpoints, and writes that a test can block."""
 
 import threading
 
@@ -31,7 +31,7 @@ def short_pauses(monkeypatch):
 
 @pytest.fixture
 def blocked(monkeypatch):
-    """Hold writes up until the event is set."""
+    """Block writes until the event is set."""
     go = threading.Event()
     write_part = arrays.write_part
 

@@ -1,4 +1,4 @@
-"""Small training states, and ways to spoil what is saved of them."""
+"""Small training states, and ways to damage saved ones."""
 
 import dataclasses
 import os
@@ -75,7 +75,7 @@ def saved(manager: Checkpoints, state: Any, step: int, **facts: Any) -> None:
 
 
 def attempts(manager: Checkpoints, enough: Callable[[list], bool]) -> list[Attempt]:
-    """Collect how tries went until they are enough."""
+    """Collect the results of attempts until there are enough."""
     found: list[Attempt] = []
     end_s = time.monotonic() + PATIENCE_S
     while not enough(found):
@@ -95,7 +95,7 @@ def flip_a_bit(step_dir: os.PathLike) -> None:
 
 
 def copy_as_step(source: os.PathLike, target: os.PathLike) -> None:
-    """Copy a step as another one that is in order, with the right manifest."""
+    """Copy a step to another step number, with a valid manifest."""
     shutil.copytree(source, target)
     path = Path(target, manifest.MAIN_FILE)
     body = manifest.unseal(path.read_text(), "")
@@ -103,7 +103,7 @@ def copy_as_step(source: os.PathLike, target: os.PathLike) -> None:
 
 
 def make_newer(step_dir: os.PathLike) -> None:
-    """Let a manifest be of the next format, intact."""
+    """Rewrite a manifest as an intact one of the next format version."""
     path = Path(step_dir, manifest.MAIN_FILE)
     body = manifest.unseal(path.read_text(), "")
     with pytest.MonkeyPatch.context() as patched:

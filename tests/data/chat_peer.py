@@ -1,7 +1,8 @@
-"""What transformers makes of chat templates; run by the interpreter of `.venv-hf`.
+"""Chat templates rendered by transformers; run by the interpreter of `.venv-hf`.
 
-Nothing of mjax is imported here. Given: a JSON file with jobs of a template, messages,
-whether to add a prompt, and variables. Printed: texts and the places of answers.
+Nothing of mjax is imported here. Input: a JSON file of jobs: template, messages,
+whether to add a prompt, and variables. Output on stdout: texts, and the positions of
+answers.
 """
 
 import json

@@ -45,7 +45,7 @@ def hub(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files of several blocks, and no waits between tries."""
+    """Files of several blocks, and no waits between attempts."""
     original = remote.mirror_config
     monkeypatch.setattr(
         remote,

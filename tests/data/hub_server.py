@@ -1,4 +1,4 @@
-"""A small hub on this machine: it speaks the few endpoints that the library asks."""
+"""A small hub on this machine, with the few endpoints that the library uses."""
 
 import contextlib
 import hashlib
@@ -37,7 +37,7 @@ class Hub(http.server.ThreadingHTTPServer):
         self.cut: set[str] = set()
         """Files of which the first bytes are sent."""
         self.gated: set[str] = set()
-        """Files that need a token."""
+        """Paths of files that need a token."""
         self.status = 200
         """Of every answer, if it is another one."""
         self.delay_s = 0.0
@@ -50,7 +50,7 @@ class Hub(http.server.ThreadingHTTPServer):
         """Parts of files: name, start, and the byte after the last."""
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a client that has given up."""
+        """Ignore errors of a client that has disconnected."""
 
     def files_of(self, kind: str) -> dict[str, bytes]:
         return self.files if kind == "datasets" else self.model_files
@@ -104,7 +104,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         for name, content in files.items():
             blob = hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
             sibling = {"rfilename": name, "size": len(content), "blobId": blob}
-            if not siblings:  # one that is too large for git
+            if not siblings:  # files that are too large for git
                 sha256 = hashlib.sha256(content).hexdigest()
                 lfs = {"sha256": sha256, "size": len(content), "pointerSize": 130}
                 sibling["lfs"] = lfs

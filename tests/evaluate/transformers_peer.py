@@ -45,7 +45,8 @@ def main(path: str) -> None:
 
 
 def score(model: Any, ids: list[int], num_scored: int) -> tuple[float, bool]:
-    """Return the log-likelihood of the last tokens, and whether all are likeliest."""
+    """Return the log-likelihood of the last tokens, and whether greedy decoding gives
+    them."""
     with torch.no_grad():
         logits = model.eval()(input_ids=torch.tensor([ids])).logits[0].double()
     before = logits[len(ids) - num_scored - 1 : -1]

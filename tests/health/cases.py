@@ -33,19 +33,20 @@ class Case:
     group: str
     file: str
     replace: Sequence[Sequence[str]] = ()
-    """(old, new), in this order; each old must occur."""
+    """Replacements (old, new), applied in this order; each old must occur."""
     after: str = ""
-    """Replace only after this text, which must occur; for one of several devices."""
+    """Replace only after this text, which must occur; selects one of several
+    devices."""
     before: str = ""
     """Replace only before this text, which is searched after `after`."""
     expect: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     status: int = 0
     error: str = ""
-    """What the command writes to stderr."""
+    """Text that the command writes to stderr."""
     value: str = ""
-    """Expected value of the finding; empty: not compared."""
+    """Expected value of the finding; "" compares none."""
     limit: str = ""
-    """Expected limit of the finding; empty: not compared."""
+    """Expected limit of the finding; "" compares none."""
     reason: str = ""
     """Text that the reason must contain."""
 
@@ -85,7 +86,7 @@ class Case:
         return kept + text + rest
 
     def play(self, check: Check | None = None) -> Finding:
-        """Judge it with the check of the table, or another one if given."""
+        """Judge the case with the check of the table, or with the given check."""
         return judge(check or BY_NAME[self.check], self.reading, self.settings)
 
     @property

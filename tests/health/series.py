@@ -17,12 +17,12 @@ of the batch size, other hosts that delay the step, drift, dips, pulses of conte
 symbol errors within the specification, late or missing samples, counters that wrap,
 saturate or are reset. A kind other than clean has one fault in addition.
 
-- flap: the link goes down, retrains, or a farther link fails. At least link_downed + 1,
-  or 1 s of delayed traffic with 8 retransmissions.
+- flap: the link goes down or retrains, or a farther link fails. link_downed increases
+  by at least 1, or at least 1 s of delayed traffic with 8 retransmissions.
 - decay: the rate of bursts falls slowly or to fewer lanes, or symbol errors double
-  repeatedly. At least 10% of the rate lost in the last tenth, or errors at 10 times the
-  specified rate.
-- neighbour: jobs that share a link. Steps at least 10% longer, for 150 s.
+  repeatedly. At least 10% of the rate is lost in the last tenth, or errors reach 10
+  times the specified rate.
+- neighbour: other jobs share a link. Steps take at least 10% longer, for 150 s.
 
 `STRONGEST_CLEAN` bounds the events of clean series; nothing is between it and
 `WEAKEST`. The formulas are in the module of each part: `series_run` (the run),
@@ -92,7 +92,7 @@ class Truth:
     """End of the last fault; the end of the series if it does not heal."""
     severity: Severity
     events: tuple[Event, ...]
-    """Faults: one for each flap, else one from onset to offset."""
+    """The faults: one for each flap, otherwise one from onset to offset."""
     disturbances: tuple[Event, ...]
     """All other events, except evaluations and random stalls of single steps."""
 
@@ -165,7 +165,7 @@ def _truth(
     placed: tuple[Placed, ...],
     clock: Clock,
 ) -> Truth:
-    """Collect what was drawn, and measure what it did."""
+    """Collect the drawn events, and measure their effects."""
 
     def event(name: str, start_s: float, end_s: float) -> Event:
         edges = clock.real(np.array([start_s, end_s]))

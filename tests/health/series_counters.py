@@ -110,7 +110,7 @@ class Readings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Placed:
-    """An incident on the sampler's clock."""
+    """An incident in the time of the sampler's clock."""
 
     incident: Incident
     start_s: float
@@ -130,11 +130,12 @@ class Clock:
     """[K + 1], all delay before the first, between, and after the last outage."""
 
     def real(self, work_s: Array) -> Array:
-        """Time at which some work is done; work at the stop is done before it."""
+        """Return when an amount of work is done; work at a stop is done before the
+        stop."""
         return work_s + self.delay_s[np.searchsorted(self.work_s, work_s)]
 
     def work(self, real_s: Array) -> Array:
-        """Work that is done at some time."""
+        """Return the work that is done at a time."""
         stop, go = self.work_s + self.delay_s[:-1], self.work_s + self.delay_s[1:]
         edges = np.stack([stop, go], axis=1).ravel()
         return _interpolate(

@@ -53,7 +53,7 @@ STALL_S = (1.0, 8.0)  # where the port stays up
 RESUME_S = (0.0, 1.0)  # until the sender's timer ends and it sends again
 RETRANSMISSIONS = (8, 400)  # logarithmic; all queue pairs of the port time out together
 TRANSPORT_TIMEOUT_S = 7.0
-"""Down for longer, a run with NCCL's defaults loses its connections.
+"""If a port is down for longer, a run with NCCL's defaults loses its connections.
 
 Source: sysdesign-wiki.pages.dev/concepts/nccl-ib-timeout, after Databricks, 2026.
 """
@@ -123,7 +123,7 @@ def _add_flap(rng: np.random.Generator, run: Run, weak: Conditions) -> Condition
         down = DOWN_IN_BURST_S
     make = {"down": _flap_down, "recovery": _flap_recovery, "remote": _flap_remote}
     flaps = tuple(make[variant](rng, run, start, down) for start in starts)
-    # A dip beside a flap would be a part of it.
+    # A dip next to a flap would count as part of the flap.
     others = tuple(
         each
         for each in weak.incidents
@@ -193,7 +193,7 @@ def _flap_remote(
 def _away_from_restart(
     rng: np.random.Generator, run: Run, length_s: float, low_s: float, high_s: float
 ) -> float:
-    """Draw the start of a span that avoids a restart, if one of 30 draws does."""
+    """Draw the start of a span without a restart; give up after 30 draws."""
     steps = [pause.after_step for pause in run.pauses if pause.name != "save"]
     start_s = float(rng.uniform(low_s, high_s))
     if not steps:

@@ -142,7 +142,7 @@ class Run:
     trained: Array
     """[N], bool: False for a step of an evaluation."""
     lead_s: float
-    """The first step began this long before the first sample."""
+    """Seconds from the start of the first step to the first sample."""
     pauses: tuple[Pause, ...]
     pause_in_step: bool
     """The trainer counts a save as a part of the step before it."""
@@ -151,7 +151,7 @@ class Run:
     trickle_bytes_per_s: float
     reverse: float
     efficiency: float
-    """Of the wire: the mean rate of a burst."""
+    """Mean rate of a burst, as a fraction of the wire's rate."""
     changes: tuple[tuple[str, float, float], ...]
     """Name, start and end of other changes of a healthy host's step time."""
 
@@ -161,11 +161,11 @@ class Timeline:
     """A run laid out in time. Times are in seconds of work, without outages."""
 
     start_s: Array
-    """[N, C]: of the buckets, and so of their bursts."""
+    """[N, C]: start of each bucket, which is the start of its burst."""
     burst_s: Array
     """[N, C]."""
     end_s: Array
-    """[N, C]: of the buckets; the next begins there."""
+    """[N, C]: end of each bucket, where the next one begins."""
 
 
 def log_uniform(rng: np.random.Generator, bounds: tuple[float, float]) -> float:
@@ -177,8 +177,8 @@ def draw_run(rng: np.random.Generator, restart_probability: float) -> Run:
     """Draw a run that fills 10 to 30 minutes with steps of 0.5 to 20 s.
 
     Args:
-      rng: every draw of the run comes from here.
-      restart_probability: of one restart or reboot within the series.
+      rng: generator of all draws of the run.
+      restart_probability: probability of one restart or reboot within the series.
     """
     port = PORTS[rng.choice(len(PORTS), p=PORT_PROBABILITY)]
     duration_s = float(rng.uniform(*DURATION_S))
@@ -238,13 +238,14 @@ def lay(run: Run, share: Array | None = None) -> Timeline:
 
 
 def at(grid: Array, time_s: Array) -> Array:
-    """Take the number of a grid at each time; the ends hold outside."""
+    """Return the grid's value at each time; outside the grid, its first or last
+    value."""
     index = (time_s * (1 / GRID_S)).astype(np.int32)
     return grid[np.clip(index, 0, len(grid) - 1)]
 
 
 def grid_times(duration_s: float) -> Array:
-    """Middle of each cell of a grid that covers a series."""
+    """Return the middle of each cell of a grid that covers a series."""
     return (np.arange(int(duration_s / GRID_S) + 1) + 0.5) * GRID_S
 
 

@@ -1,8 +1,8 @@
 """Strength of events: measures, the weakest fault, the strongest disturbance.
 
-Input: a `Run`, and the `Timeline` that something made of it. Output: parts by which it
-is slower. `WEAKEST` is the weakest fault that is made, `STRONGEST_CLEAN` the strongest
-disturbance of a healthy series; nothing is made between the two.
+Input: a `Run`, and a `Timeline` made from it. Output: the fractions by which the
+timeline is slower. `WEAKEST` is the weakest fault that is generated, `STRONGEST_CLEAN`
+the strongest disturbance of a healthy series; nothing is generated between the two.
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ class Severity:
     """Strength of the events of a series, measured on the generated data."""
 
     links_downed: int
-    """Times that the port went down."""
+    """Number of times that the port went down."""
     longest_stall_s: float
     """Traffic that an incident delays; a quiet port has nothing to delay."""
     most_retransmissions: int
@@ -47,10 +47,11 @@ STRONGEST_CLEAN = Severity(
     errors=1.0,
     step_cost=0.05,
 )
-"""Of a series without a fault, all together. A series with one keeps to it in what the
-fault does not touch. All chosen but errors, the bit error rate of the specification.
-Saves, restarts and reboots stop the traffic for longer: the run sends nothing.
-So a restart may count timeouts (`LOST_PEERS`), and its pause is longer than STALL_S."""
+"""Bound of a series without a fault, over all its events. A series with a fault stays
+within it in everything that the fault does not affect. All chosen but errors, the bit
+error rate of the specification. Saves, restarts and reboots stop the traffic for
+longer: the run sends nothing. So a restart may count timeouts (`LOST_PEERS`), and its
+pause is longer than STALL_S."""
 
 
 def step_cost(

@@ -1,8 +1,8 @@
 """Results of transformers for exported folders; run by the interpreter of `.venv-hf`.
 
-Nothing of mjax is imported here. Given: a JSON file of folders, tokens and texts. For
-each folder the logits of the tokens go to FOLDER.npy, and what its tokenizer and its
-`generate` do to FOLDER.json.
+Nothing of mjax is imported here. Input: a JSON file of folders, tokens and texts.
+Output for each folder: FOLDER.npy with the logits of the tokens, and FOLDER.json with
+the results of its tokenizer and of `generate`.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Results of transformers for a folder; run by the interpreter of `.venv-hf`.
 
-Nothing of mjax is imported here. Given: a JSON file of jobs. Each has a folder; with a
-config, a model with random parameters is made and saved there first. What is loaded
-from the folder is asked for its logits of the tokens, which go to FOLDER.npy.
+Nothing of mjax is imported here. Input: a JSON file of jobs, each with a folder and
+tokens. If a job has a config, a model with random parameters is first saved to its
+folder. Output: the model of the folder computes the logits of the tokens, FOLDER.npy.
 """
 
 import json
@@ -19,7 +19,7 @@ from transformers import (  # pyright: ignore[reportMissingImports]
 def make(folder: str, config: dict, file_size: str) -> None:
     """Save a model with all parameters random, including biases and norms.
 
-    Norms of Gemma multiply by 1 + the stored scale: those are drawn around 0.
+    Norms of Gemma multiply by 1 + the stored scale, so these scales are drawn around 0.
     """
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config))
     generator = torch.Generator().manual_seed(1)

@@ -1,7 +1,7 @@
 """config.json and numbers of parameters of published models.
 
-Names of keys and values are facts of the models; token ids, versions and other keys
-without effect are left out but for a few of each kind. The numbers of parameters are
+Keys and values are those of the models. Most token ids, versions and other keys without
+effect are left out. The numbers of parameters are
 those of the published weights, tied tables counted once.
 """
 

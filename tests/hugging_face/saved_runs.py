@@ -50,10 +50,11 @@ def make_run(
     """Write a work dir.
 
     Args:
-      path: of the work dir.
-      config: of the run.
-      tokenizer: its files; None: the run is from before they were kept.
-      facts: more of them, of the saved step.
+      path: path of the work dir.
+      config: config of the run.
+      tokenizer: files of the tokenizer; None for a run of a version that did not keep
+        them.
+      facts: more metadata of the saved step.
     """
     work_dir.make(path)
     work_dir.write_config(path, json.loads(to_json(config)))

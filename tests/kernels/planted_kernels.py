@@ -1,4 +1,4 @@
-"""Small kernels, for tests of what kernels compile to and of what is around them."""
+"""Small kernels for tests of compiled code and of the calls of kernels."""
 
 from typing import Any
 

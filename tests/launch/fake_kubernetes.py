@@ -30,7 +30,7 @@ class FakeApi:
         """Versions before this are forgotten: a watch from one gets 410."""
         self.requests: list[str] = []
         self.deleted: list[tuple[str, str, str]] = []
-        """(namespace, name, uid) of each pod that a request has marked."""
+        """(namespace, name, uid) of each pod that a request has marked for deletion."""
         self.patched: list[str] = []
         self.faults: deque[str] = deque()
         """Faults of the next requests, see `Handler.fails`."""
@@ -57,7 +57,7 @@ class FakeApi:
         self._thread.join()
 
     def add(self, name, namespace="team", node="node-0", run="mine"):
-        """Let a pod run; returns its uid."""
+        """Let a pod run; return its uid."""
         with self.lock:
             uid = f"uid-{next(self._uid)}"
             pod = {
@@ -137,7 +137,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def handle(self):
-        with contextlib.suppress(OSError):  # the client has left
+        with contextlib.suppress(OSError):  # the client has disconnected
             super().handle()
 
     @property

@@ -1,9 +1,9 @@
-"""A trainer without jax: it counts, saves, resumes, and fails on command.
+"""A trainer without jax that counts steps, saves, resumes, and fails on command.
 
     python tests/launch/fake_trainer.py --work-dir DIR [--distributed.process-id N] ...
 
-`faults.json` in the work dir names what happens: {"generation:rank": [step, what]}, and
-how long a step takes: `pace_s`. A line `rank generation step` is appended to rows.txt
+`faults.json` in the work dir has the faults, {"generation:rank": [step, fault]}, and
+`pace_s`, the seconds of a step. A line `rank generation step` is appended to rows.txt
 for each step. All ranks wait for each other before each step, as in a collective, by
 files in the work dir.
 """

@@ -1,8 +1,8 @@
 """Call the gradients of a step again and again; run by test_simulated_devices.
 
 python -m tests.mesh.repeat_gradients CLIENT USED CALLS [FLAGS]: on the first USED of
-CLIENT simulated devices, with a pipeline unless FLAGS ask for another mesh. Prints how
-many different results there were. A collective that meets the wrong partner aborts the
+CLIENT simulated devices, with a pipeline unless FLAGS ask for another mesh. Prints the
+number of different results. A collective that meets the wrong partner aborts the
 process, blocks it, or changes a result.
 """
 

@@ -7,10 +7,10 @@ from mjax.plan.hlo.parse import Computation, Instruction, Module, parse
 
 
 def unordered(hlo_text: str) -> list[tuple[str, str]]:
-    """List pairs of collectives, or loops that have some, that no data path joins.
+    """List pairs of collectives, or of loops with collectives, that no data path joins.
 
-    Paths are followed through each part of a tuple by itself: what a loop passes on
-    unchanged does not depend on the loop.
+    Paths are followed through each element of a tuple separately: an element that a
+    loop passes on unchanged does not depend on the loop.
     """
     module = parse(hlo_text)
     return [
@@ -60,7 +60,7 @@ def _communicates(x: Instruction, module: Module) -> bool:
 
 
 def _passed_on(body: Computation) -> set[int]:
-    """Return the places of a loop's tuple that its body returns as they came."""
+    """Return the indices of a loop's tuple that its body returns unchanged."""
     parts = [body.by_name[name] for name in body.root.operands]
     return {
         index

@@ -8,8 +8,8 @@ are in `synthetic_severity`.
     from tests.observe.synthetic_clocks import make
     barriers = make("drift", TUNING_SEEDS[0])
 
-What is generated was fixed before an estimate existed, by somebody who does not write
-it.
+The generator was fixed before any estimator existed, and not by the author of the
+estimator.
 
 Barrier k is over when all ranks have entered, so in true time every rank leaves after
 the last one entered, by the time of a message and the time until the process runs:

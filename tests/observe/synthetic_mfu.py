@@ -7,8 +7,8 @@ Ranges and seeds are in `synthetic_severity`; 50 of each kind are for the report
     from tests.observe.synthetic_mfu import make
     series = make("thermal", TUNING_SEEDS[0])
 
-What is generated was fixed before a classifier existed, by somebody who does not write
-it.
+The generator was fixed before any classifier existed, and not by the author of the
+classifier.
 
 Kinds, after the field guide (Imbue, imbue.com/research/70b-infrastructure/):
 

@@ -8,8 +8,8 @@ same cause and seed give the same run. Ranges and seeds are in `synthetic_severi
     from tests.observe.synthetic_pipelines import make
     run = make("slow_worker", TUNING_SEEDS[0])
 
-What is generated was fixed before an analysis existed, by somebody who does not write
-it.
+The generator was fixed before any analysis existed, and not by the author of the
+analysis.
 
 Causes, after arXiv 2505.05713 (section 5), and what "without it" means:
 

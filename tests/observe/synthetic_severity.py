@@ -37,7 +37,7 @@ STRAGGLER_REPORT_SEEDS = REPORT_SEEDS[:20]
 WHATIF_REPORT_SEEDS = REPORT_SEEDS[:20]
 """Chosen: 20 of each cause. Spent: docs/benchmarks/observe_whatif.md."""
 WHATIF_SECOND_REPORT_SEEDS = range(10_050, 10_100)
-"""Of an analysis that is changed after the first report; 50 of each cause."""
+"""For an analysis that is changed after the first report; 50 of each cause."""
 STUCK_REPORT_SEEDS = REPORT_SEEDS[:12]
 """12 of each of the 5 kinds: the 60 injections of issue I."""
 CLOCK_REPORT_SEEDS = REPORT_SEEDS[:20]
@@ -55,11 +55,13 @@ differ by -1.2% to +1.3% (4 to 32 ranks each)."""
 MOST_RANK_SPREAD = 0.018
 """Chosen: three deviations; a healthy chip is never slower than this."""
 BACKWARD = (1.6, 2.14)
-"""Times the forward pass. Traces: SE 1.60, AR 1.76, ST 2.14."""
+"""Time of a backward pass over that of a forward pass. Traces: SE 1.60, AR 1.76, ST
+2.14."""
 LAST_FORWARD = (1.03, 1.8)
 LAST_BACKWARD = (1.03, 1.42)
-"""Last stage (head and loss) against the others. Traces: forward 1.065 (AR), 1.79 (SE)
-and 2.07 (ST), backward 1.03, 1.48 and 1.42. 2.07 is kept for a cause of a slow run."""
+"""Time of the last stage (head and loss) over that of the others. Traces: forward 1.065
+(AR), 1.79 (SE) and 2.07 (ST), backward 1.03, 1.48 and 1.42. 2.07 is kept for a cause of
+a slow run."""
 FIRST_STAGE = (1.0, 1.05)
 """Chosen: the embedding costs little."""
 LENGTHS = (0.02, 0.126)
@@ -70,7 +72,7 @@ UNEVEN_PROBABILITY = 0.5
 GARBAGE_PROBABILITY = (0.0005, 0.004)
 """Chosen: collections per rank and step; with 1,024 ranks about one in each step."""
 GARBAGE_S = (0.1, 0.6)
-"""Chosen: what Python needs to look through some millions of objects."""
+"""Seconds of a collection. Chosen: Python traverses some millions of objects."""
 
 # Healthy differences that no single host is to blame for. All chosen, so that for each
 # kind of slow host there is a group of healthy ones that looks like it.
@@ -78,7 +80,7 @@ GARBAGE_S = (0.1, 0.6)
 GROUP_PROBABILITY = 0.5
 """Of each of the following, for each run."""
 LONG_REPLICAS = (0.02, 0.06)
-"""Some replicas read a longer mix of documents, for ever: part of the compute."""
+"""Some replicas always read longer documents: added fraction of the compute."""
 UNEVEN_STAGE = (0.03, 0.12)
 """One stage in the middle has more layers."""
 RACK_HOSTS = (6, 17)
@@ -160,7 +162,7 @@ NO_GPUDIRECT_LEVEL = (0.25, 0.35)
 BAD_LINK_LEVEL = (0.60, 0.80)
 """Parts of the expected MFU. Field guide: below 10%, about 30%, 60-80%."""
 DIP_FACTOR = (7.0, 14.0)
-"""Times the step. Field guide: tenfold dips."""
+"""Factor on the step time in a dip. Field guide: tenfold dips."""
 REGULAR_S = (60.0, 400.0)
 """Chosen: between regular dips, like evaluations."""
 RARE_S = 900.0

@@ -7,8 +7,8 @@ same run. Ranges and seeds are in `synthetic_severity`.
     from tests.observe.synthetic_stragglers import make
     run = make("slow", TUNING_SEEDS[0])
 
-What is generated was fixed before a detector existed, by somebody who does not write
-it.
+The generator was fixed before any detector existed, and not by the author of the
+detector.
 
 Waiting is causal. Tensor parallelism couples the 8 ranks of a host, so they all show
 the compute of the slowest. The stages of a replica wait for each other in the pipeline,

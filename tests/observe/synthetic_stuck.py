@@ -7,8 +7,8 @@ same kind and seed give the same case. Seeds are in `synthetic_severity`.
     from tests.observe.synthetic_stuck import make
     case = make("sleep", TUNING_SEEDS[0])
 
-What is generated was fixed before an analysis existed, by somebody who does not write
-it.
+The generator was fixed before any analysis existed, and not by the author of the
+analysis.
 
 The ranks of a mesh tp x pp x dp run a program of blocking operations: the passes of
 some microbatches with an all-gather and a reduce-scatter each in tp, sends and receives
@@ -51,9 +51,9 @@ COMPUTE_S = (2e-3, 5e-2)  # between operations
 COMPUTE_NOISE = 0.1
 OPERATION_S = (2e-4, 5e-3)
 CLOCK_ERROR_S = (0.01, 0.5)  # deviation between hosts: badly kept wall clocks
-STUCK_FOR_S = (30.0, 900.0)  # from the last progress to the look
+STUCK_FOR_S = (30.0, 900.0)  # from the last progress until the records are read
 LOG_ENDS_S = (0.5, 5.0)  # lock: after the rank stopped
-STUCK_FOR_STEPS = 25.0  # at least: usual steps from the last progress to the look
+STUCK_FOR_STEPS = 25.0  # minimum STUCK_FOR_S, in usual steps
 SLOWER = (10.0, 200.0)  # times between operations: at most some 12 usual steps
 SAVING_PROBABILITY, SAVING_S = 0.3, (5.0, 120.0)
 MISSING_PROBABILITY, MOST_MISSING = 0.4, 3

@@ -34,7 +34,7 @@ class Bug:
     schedule: Callable[[], Schedule] = interleaved
     change: Callable[[Schedule], Schedule] = lambda schedule: schedule
     patched: tuple[object, str, Callable] | None = None
-    """An object, the name of its attribute, and what takes its place."""
+    """An object, the name of an attribute of it, and the value that replaces it."""
     by_schedule: str | None = None
     """Test in test_schedule.py that refuses such a table."""
 
@@ -74,7 +74,7 @@ def _changed(schedule: Schedule, tables: dict[str, np.ndarray]) -> Schedule:
 
 
 def _swapped(kind: str, ticks: tuple[int, int]) -> Callable[[Schedule], Schedule]:
-    """Exchange what stage 1 does in two ticks."""
+    """Exchange the work of stage 1 in two ticks."""
 
     def change(schedule: Schedule) -> Schedule:
         tables = {}
@@ -111,7 +111,7 @@ def _one_slot_less(buffer: str) -> Callable[[Schedule], Schedule]:
 
 
 def _left_out(schedule: Schedule) -> Schedule:
-    """Leave the last backward slot of stage 2 idle."""
+    """Leave the last backward half-tick of stage 2 idle."""
     chunks = schedule.backward_chunk.copy()
     chunks[np.flatnonzero(chunks[:, 2] != IDLE)[-1], 2] = IDLE
     return _changed(schedule, {"backward_chunk": chunks})
@@ -125,7 +125,7 @@ def _idle_writes_to_slot_0(schedule: Schedule) -> Schedule:
 
 
 def _exchanged_late(chunks: np.ndarray) -> np.ndarray:
-    """Hold a chunk one tick longer."""
+    """Hold a virtual stage one tick longer."""
     held = held_in_backward(chunks)
     return np.concatenate([held[:1], held[:-1]])
 

@@ -1,7 +1,8 @@
 """The sequential oracle: what a pipeline must compute, without one.
 
-The same model, as functions, on one device or per device inside shard_map: every chunk
-of every microbatch in turn, differentiated by `jax.value_and_grad`.
+The same model, as functions, on one device or per device inside shard_map: every
+virtual stage (`chunk`) of every microbatch in turn, differentiated by
+`jax.value_and_grad`.
 """
 
 import jax
@@ -19,7 +20,8 @@ def gradients(
 
     Args:
       model: as for `run.gradients`.
-      weights: chunks [K, n, ...], all of them, in the order of the model.
+      weights: weights of all virtual stages, `chunks` [K, n, ...] in the order of the
+        model.
       microbatches: [M, b, T].
     Returns:
       the sum of the losses, and its gradients like `weights`.

@@ -16,9 +16,9 @@ def validate(schedule: Schedule) -> None:
     """Check every rule of a schedule: that following it computes the gradients.
 
     Raises:
-      ValueError: a slot is missing or doubled, something is used in another tick than
-        the one after it was made, two things go into a buffer in one tick, or a
-        buffer's slot is overwritten while in use.
+      ValueError: a half-tick is missing or doubled, a value is not used in the tick
+        after the one that made it, two values go into a buffer in one tick, or a buffer
+        entry is overwritten while in use.
     """
     forward = ticks_of(schedule, "forward")
     backward = ticks_of(schedule, "backward")
@@ -52,7 +52,8 @@ def validate(schedule: Schedule) -> None:
 def ticks_of(
     schedule: Schedule, kind: Literal["forward", "backward"]
 ) -> dict[tuple[int, int], int]:
-    """Return the tick of each (global chunk, microbatch), each of them exactly once."""
+    """Return the tick of each (virtual stage, microbatch); check that each occurs
+    once."""
     found: dict[tuple[int, int], int] = {}
     for stage in range(schedule.num_stages):
         chunks = getattr(schedule, f"{kind}_chunk")[:, stage]
@@ -84,7 +85,7 @@ def ticks_of(
 def ticks_of_stage(
     schedule: Schedule, kind: Literal["forward", "backward"], stage: int
 ) -> dict[tuple[int, int], int]:
-    """Return the tick of each (local chunk, microbatch) of one stage."""
+    """Return the tick of each (local virtual stage, microbatch) of one stage."""
     chunks = getattr(schedule, f"{kind}_chunk")[:, stage]
     microbatches = getattr(schedule, f"{kind}_microbatch")[:, stage]
     ticks = np.flatnonzero(chunks != IDLE)
@@ -103,7 +104,7 @@ def check_buffer(
     read = getattr(schedule, f"{name}_read")[:, stage]
     forward = ticks_of_stage(schedule, "forward", stage)
     last = (schedule.num_chunks - 1, schedule.num_stages - 1)
-    # IDLE is no place: as an index it would be the last slot.
+    # IDLE is not a buffer entry: as an index it would select the last one.
     nowhere = written_ticks[write[written_ticks] == IDLE]
     if nowhere.size:
         raise ValueError(

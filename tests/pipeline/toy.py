@@ -58,7 +58,7 @@ summed.defvjp(
 
 
 def with_held(model: run.Model) -> run.Model:
-    """Give a model's chunk the weights as the executor holds them."""
+    """Give a virtual stage its weights as the executor holds them."""
 
     def chunk(x: jax.Array, held: run.Held, context: Any, number: Any) -> Any:
         layers = zip(held.joined, held.totals, strict=True)
@@ -162,7 +162,7 @@ def pipelined(
     mesh = make_mesh((num_stages, 1, dp, 1))
     stored = jax.tree.map(lambda x: _stage_major(x, num_stages), weights.chunks)
     chunks = run.Chunks(joined={"w": stored["w"]}, others={"b": stored["b"]})
-    # Rows of a device's microbatches are neighbours in its part of the batch.
+    # Sequences of a device's microbatches are neighbours in its part of the batch.
     flat = {
         name: x.reshape(x.shape[0], dp, -1, LENGTH).swapaxes(0, 1).reshape(-1, LENGTH)
         for name, x in microbatches.items()

@@ -14,7 +14,7 @@ def described_program(sizes: AxisSizes, **changes: Any) -> Program:
     """Build a program for described GPUs.
 
     Args:
-      sizes: of the mesh.
+      sizes: sizes of the mesh axes.
       changes: arguments of `build_program`; model, batch and seq_len must be there.
     """
     defaults: dict[str, Any] = {
@@ -35,8 +35,8 @@ def compiled_text(
 
     Args:
       program: for described GPUs.
-      what: to compile.
-      options: of XLA, beside those of the planner.
+      what: the gradients or the whole step.
+      options: options of XLA, in addition to those of the planner.
     """
     if what == "step":
         lowered = program.trace().lower()

@@ -40,7 +40,7 @@ def with_choice(op_name: str, after: str = "") -> tuple[Module, Analysis]:
     """Return the recorded pipeline with a name for the choice that holds the loss.
 
     Args:
-      op_name: of the conditional.
+      op_name: name of the conditional's operation.
       after: instructions after the loop over ticks, of which the last is the root.
     """
     text = text_of("pipeline").replace(
@@ -59,8 +59,7 @@ def written(entry: str, body: str = "", turns: int = 2) -> tuple[Module, Analysi
     A collective is over tp (inside a node), over dp (between the nodes), or over all
     four devices: `start a`, `start a dp`, `start a all`. `store a` starts a copy
     to the host, `stored a` awaits it. The lines see %x and %y, which are bf16[10,10],
-    and two computations: `body`, with its own %x, and `other`, which holds two
-    products.
+    and two computations: `body`, with its own %x, and `other`, which has two matmuls.
     """
     text = f"""HloModule written, is_scheduled=true, num_partitions=4
 

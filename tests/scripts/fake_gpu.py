@@ -1,4 +1,4 @@
-"""The GPU report as on a machine with a GPU, whose device is the CPU by another name.
+"""Run the GPU report as on a machine with a GPU, but on a CPU with a GPU's name.
 
     python -m tests.scripts.fake_gpu KIND report --part correctness --out DIR
     python -m tests.scripts.fake_gpu KIND tune --out DIR
@@ -36,7 +36,8 @@ def work(argv: list[str]) -> int:
         setattr(setting.Setting, name, value)
 
     def measure(case: Any, setting: setting.Setting) -> dict[str, Any]:
-        """Stand for kernels that no CPU runs: those of many stages are faster."""
+        """Stand in for kernels that no CPU runs: kernels with more stages are
+        faster."""
         with setting.exclusive():
             timing = Timing(median_ms=1 / case.config.stages, spread=0.0, calls=1)
         ms = {str(window or "full"): timing.median_ms for window in (1024, None)}

@@ -9,7 +9,7 @@ from tests.kernels.planted_kernels import product, staged, twice
 
 
 def cases() -> dict[str, KernelCase]:
-    """Return small kernels with one fault each, by the fault, and one without."""
+    """Return fault -> small kernel with that fault, and one kernel without a fault."""
     square = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
     wide = jax.ShapeDtypeStruct((64, 512), jnp.bfloat16)
     wider = jax.ShapeDtypeStruct((64, 640), jnp.bfloat16)

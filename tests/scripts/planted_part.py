@@ -45,7 +45,8 @@ def measure(case: str, setting: Any) -> dict[str, Any]:
         os.write(1, b'\n@@{"row": {"case"\n\xff\xfe no text\n')
         os._exit(9)
     if case == "leaves a child":
-        # It holds the pipe, in a session of its own: no signal of a group reaches it.
+        # It holds the pipe in a separate session, so no signal to a process group
+        # reaches it.
         command = [sys.executable, "-c", "import time; time.sleep(60)"]
         child = subprocess.Popen(command, start_new_session=True)
         print(child.pid, file=sys.stderr, flush=True)

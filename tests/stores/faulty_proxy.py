@@ -11,7 +11,7 @@ import pytest
 from tests.stores.servers import S3Server
 
 Fault = Callable[[str, str, int], str]
-"""Maps method, path and the number of the request to a fault, or "" for none."""
+"""(method, path, number of the request) -> name of a fault, "" for none."""
 
 _HOP_HEADERS = ("transfer-encoding", "connection", "content-length")
 
@@ -20,8 +20,8 @@ class FaultyProxy(http.server.ThreadingHTTPServer):
     """Passes requests on, except those for which `fault` names a fault.
 
     Faults: `hang` accepts the request and never answers; `half` sends the headers and
-    half of the body, then nothing; `503` refuses for the moment; `short` leaves out the
-    last byte and says so in Content-Length.
+    half of the body, then nothing; `503` refuses the request; `short` omits the last
+    byte, with a Content-Length that fits.
     """
 
     daemon_threads = True
@@ -108,7 +108,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def handle(self) -> None:
-        with contextlib.suppress(ConnectionError):  # the client gave up
+        with contextlib.suppress(ConnectionError):  # the client has disconnected
             super().handle()
 
 
@@ -116,7 +116,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 def proxy(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FaultyProxy]:
-    """A proxy to which the environment leads."""
+    """A proxy to which environment variables direct S3 clients."""
     made = FaultyProxy(s3_server.port)
     threading.Thread(target=made.serve_forever, daemon=True).start()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{made.server_port}")

@@ -1,8 +1,8 @@
-"""A small GCS on this machine: it speaks the part of its XML API that obstore asks.
+"""A small GCS on this machine: it has the part of the XML API that obstore uses.
 
 Buckets, objects, ranges, listings, preconditions by generation and uploads in parts, in
-memory. What it does not show: tokens and permissions, checksums that GCS takes, limits
-of parts, and whether GCS answers as its documentation says.
+memory. It does not test tokens and permissions, the checksums that GCS accepts, limits
+of parts, or whether GCS behaves as documented.
 
 Source: https://cloud.google.com/storage/docs/xml-api/reference-methods
 """
@@ -37,7 +37,7 @@ class Kept:
 
 
 class GcsServer(http.server.ThreadingHTTPServer):
-    """Buckets that are made in code; says how many requests came."""
+    """A server whose buckets are created in code; it counts requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -47,11 +47,11 @@ class GcsServer(http.server.ThreadingHTTPServer):
         self.count = itertools.count(1)
         self.lock = threading.Lock()
         self.denied: set[str] = set()
-        """Buckets that nobody may touch."""
+        """Names of buckets to which all access is refused."""
 
     @property
     def key(self) -> str:
-        """The service account that leads here, for GOOGLE_SERVICE_ACCOUNT_KEY."""
+        """Value of GOOGLE_SERVICE_ACCOUNT_KEY that directs clients to this server."""
         return json.dumps(
             {
                 "gcs_base_url": f"http://127.0.0.1:{self.server_port}",
@@ -63,14 +63,14 @@ class GcsServer(http.server.ThreadingHTTPServer):
         )
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a client that has given up."""
+        """Ignore errors of a client that has disconnected."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of requests."""
+        """Do not log requests."""
 
     def do_GET(self) -> None:
         self._serve()

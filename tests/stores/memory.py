@@ -34,9 +34,10 @@ class MemoryStore(ObjectStore):
         self.url = url
         self.kept: dict[str, _Kept] = {} if kept is None else kept
         self.calls: list[tuple[str, str]] = []
-        """What was asked for: method and name."""
+        """Requests so far: method and object name."""
         self.before: Callable[[str, str], None] = lambda method, name: None
-        """Called with each of them; what it raises, the method raises."""
+        """Function called with each request; the method raises the exception that it
+        raises."""
         self._lock = threading.Lock()
 
     def other(self) -> "MemoryStore":

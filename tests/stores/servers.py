@@ -41,7 +41,7 @@ class S3Server:
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment in which a program reaches it."""
+        """Environment variables with which a program reaches the server."""
         return {
             "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_ACCESS_KEY_ID": "nobody",
@@ -64,7 +64,8 @@ class S3Server:
 
 @pytest.fixture
 def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """An S3 server that the environment leads to, with one empty bucket."""
+    """An S3 server with one empty bucket; environment variables direct clients to
+    it."""
     server = S3Server()
     for name, value in server.variables.items():
         monkeypatch.setenv(name, value)
@@ -76,7 +77,7 @@ def s3_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
 
 @pytest.fixture
 def gcs_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[GcsServer]:
-    """A small GCS that the environment leads to, with one empty bucket."""
+    """A small GCS with one empty bucket; environment variables direct clients to it."""
     server = GcsServer()
     server.buckets[BUCKET] = {}
     monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", server.key)

@@ -1,7 +1,7 @@
-"""What PEFT and transformers make of folders; run by the interpreter of `.venv-hf`.
+"""Logits of PEFT and transformers for folders; run by the interpreter of `.venv-hf`.
 
-Nothing of mjax is imported here. Given: the folder of a base, of adapters, a file of
-tokens, and a file for the logits.
+Nothing of mjax is imported here. Arguments: the folder of a base model, the folder of
+adapters, a file of tokens, and a file for the logits.
 """
 
 import sys

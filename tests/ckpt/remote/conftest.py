@@ -16,7 +16,7 @@ Open = Callable[..., Checkpoints]
 
 @pytest.fixture
 def objects(monkeypatch: pytest.MonkeyPatch) -> MemoryStore:
-    """What is at the URL, as the run that is opened next sees it."""
+    """The object store at the URL, as the next run that is opened sees it."""
     store = MemoryStore(URL)
     monkeypatch.setattr(link, "opened", lambda url: store)
     monkeypatch.setattr(uploader, "_FIRST_PAUSE_S", 0.01)

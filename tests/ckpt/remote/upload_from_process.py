@@ -2,7 +2,7 @@
 
     python upload_from_process.py RANK NUM PORT FOLDER URL
 
-Prints one JSON object: the files that this process has sent, what was told, and whether
+Prints one JSON object: the files that this process has sent, the messages, and whether
 the restored arrays have the same bits.
 """
 
@@ -26,7 +26,7 @@ STEP = 5
 
 
 def upload(config: CkptConfig, folder: Path, state: dict, abstract: dict) -> dict:
-    """Save a step and upload it; return what was told."""
+    """Save a step and upload it; return the messages."""
     manager = Checkpoints(folder, config)
     manager.newest()
     assert manager.restore(abstract) is None

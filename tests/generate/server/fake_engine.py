@@ -39,7 +39,7 @@ class FakeEngine:
         self.may_step = threading.Event()
         self.may_step.set()
         self.fails_in: int | None = None
-        """Steps until it raises; None for never."""
+        """Steps after which the engine raises; None means never."""
         self.cancelled: list[int] = []
         self.submitted: list[Request] = []
         self.most_running = 0

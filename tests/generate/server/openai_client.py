@@ -1,6 +1,6 @@
-"""A server through the official client; run by the interpreter of `.venv-hf`.
+"""Request a server with OpenAI's client; run by the interpreter of `.venv-hf`.
 
-Nothing of mjax is imported here. Given: the base address, a token, a model. Output: one
+Nothing of mjax is imported here. Input: the base address, a token, a model. Output: one
 JSON object on stdout, which the test compares with the engine's answers.
 """
 
@@ -13,7 +13,7 @@ USER = [{"role": "user", "content": "hello"}]
 
 
 def failure(call) -> list:
-    """Return class, status and code of the error that a call ends with."""
+    """Return the class, status and code of the error that a call raises."""
     try:
         call()
     except openai.APIStatusError as error:

@@ -79,7 +79,7 @@ class Server:
     """A process that is started when needed, reachable from other machines."""
 
     def __init__(self, run: str, folder: Path) -> None:
-        """Write the token file; nothing runs yet."""
+        """Write the token file; do not start the process."""
         self._run = run
         self._tokens = folder / "tokens"
         self._tokens.write_text(f"{TOKEN}\n")
@@ -88,7 +88,7 @@ class Server:
         self.port = 0
 
     def start(self) -> None:
-        """Start the process unless it runs."""
+        """Start the process unless it is running."""
         if self.process is not None and self.process.poll() is None:
             return
         self.process = subprocess.Popen(
@@ -153,13 +153,13 @@ class Server:
         return sent
 
     def counters(self) -> dict[str, float]:
-        """Return gauges and counters."""
+        """Return name -> value of the gauges and counters."""
         lines = self.ask("/metrics").body.decode().splitlines()
         pairs = (line.rpartition(" ") for line in lines if line[0] != "#")
         return {name.removeprefix("mjax_"): float(value) for name, _, value in pairs}
 
     def until(self, holds: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-        """Wait until something holds for the counters."""
+        """Wait until a condition on the counters holds."""
         until_s = time.monotonic() + 60
         while not holds(found := self.counters()):
             assert time.monotonic() < until_s, f"it never came to be: {found}"

@@ -22,7 +22,7 @@ CHAT = [{"role": "user", "content": "hi"}]
 
 
 def encode_chat(messages: Any) -> list[int]:
-    """Stand in for a template: refuses what a template may refuse."""
+    """Stand in for a chat template: refuse messages that a template may refuse."""
     if messages[0]["content"] == "refuse me":
         raise ValueError("conversation roles must alternate, line 3")
     text = "".join(f"{m['role']}: {m['content']}\n" for m in messages)
@@ -59,7 +59,7 @@ class Answer:
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error; it has every field."""
+        """The error object of the answer, which must have every field."""
         (error,) = self.json.values()
         assert set(error) == {"message", "type", "param", "code"}
         assert "\n" not in error["message"]
@@ -151,7 +151,7 @@ class Running:
         return sent
 
     def until(self, holds: Callable[[], bool]) -> None:
-        """Wait until something holds."""
+        """Wait until a condition holds."""
         until = time.monotonic() + 20
         while not holds():
             assert time.monotonic() < until, "it never came to be"
@@ -166,7 +166,7 @@ def running(
     tokens: frozenset[str] = frozenset(),
     **changes: Any,
 ) -> Iterator[Running]:
-    """Run a server for the time of a test."""
+    """Run a server during a test."""
     engine = engine or FakeEngine()
     made = listening.bind(
         "127.0.0.1", 0, named="--serve 0", instead=str, default="--serve 0"

@@ -31,7 +31,8 @@ def find(
     links: bool = False,
     rates: ErrorRates | None = None,
 ) -> tuple[Progress, list[Outcome], int]:
-    """Search until the end; tests err as often as the problem says, or as `rates`."""
+    """Run a search to its end, with the problem's error rates of tests or with
+    `rates`."""
     random = np.random.default_rng(seed)
     rates = rates or problem.config.rates
     outcomes: list[Outcome] = []

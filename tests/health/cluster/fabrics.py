@@ -89,7 +89,7 @@ def exchange(links: Links, *ports: str) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Fabric:
-    """Links in the format of a tool."""
+    """A dump of links in the format of a tool."""
 
     cluster: Cluster
     links: Mapping[Port, Port]

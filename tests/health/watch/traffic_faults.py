@@ -5,8 +5,8 @@ other sent bytes from an onset on; steps, other counters and the bytes of each
 second's increment stay. The detector and these faults have one author, so they are as
 simple as can be:
 
-- shuffle: what the port sent in each second in which a step ran changes places at
-  random. The same bytes in another order; in windows of milliseconds the gaps do.
+- shuffle: the bytes sent in each second in which a step ran are put in random order. In
+  windows of milliseconds, the bytes of each gap are.
 - other job: the port sends what the port of another clean run does, at its own rate.
 """
 
@@ -29,9 +29,9 @@ def spoil(
     """Return a series whose traffic has lost its steps, and the onset.
 
     Args:
-      series: a clean one.
-      fault: see the module.
-      seed: of the onset and the order.
+      series: a clean series.
+      fault: kind, see the module.
+      seed: seed of the onset and the order.
       other: a clean series of another run; used by `other job`.
     """
     rng = np.random.default_rng([seed, 28])

@@ -1,4 +1,4 @@
-"""Bugs planted into the Mosaic GPU attention kernels, and how each is caught."""
+"""Bugs planted in the Mosaic GPU attention kernels, and the case that catches each."""
 
 import concurrent.futures
 import dataclasses
@@ -10,19 +10,20 @@ from tests.kernels.attention.mosaic_cases import name
 from tests.kernels.interpreter.runner import CaseError, Pool
 
 TIMEOUT_S = 90.0
-"""For a kernel that hangs in a way that the interpreter does not notice."""
+"""Time limit of a case, for kernels that hang without being detected as a deadlock."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Bug:
-    """A change of the source that no test may let through."""
+    """A change of the kernels' source that the tests must detect."""
 
     module: str
-    """Of the package of the kernels."""
+    """Name of the changed module in the package of the kernels."""
     edits: tuple[tuple[str, str], ...]
-    """Text, which must occur once (white space aside), and its replacement."""
+    """Pairs of a text, which must occur once (ignoring white space), and its
+    replacement."""
     case: Case
-    """Small, and such that the bug matters."""
+    """A small case in which the bug has an effect."""
 
 
 def submit(pool: Pool, bug: Bug) -> concurrent.futures.Future[Any]:
@@ -36,10 +37,10 @@ def submit(pool: Pool, bug: Bug) -> concurrent.futures.Future[Any]:
 
 
 def how_caught(future: concurrent.futures.Future[Any]) -> str | None:
-    """Say what gave a bug away, or None where nothing did.
+    """Return the check that caught a bug; None if none did.
 
     Raises:
-      CaseError: the changed source is no working program; that shows nothing.
+      CaseError: the changed source is not a working program, which shows nothing.
     """
     try:
         errors = future.result()["errors"]
@@ -52,7 +53,7 @@ def how_caught(future: concurrent.futures.Future[Any]) -> str | None:
         for start, name in _BY_MESSAGE.items():
             if message.startswith(start):
                 return name
-        # Without the place, which is a path of this machine, and the ids of objects.
+        # Omit the location, which is a path of this machine, and the ids of objects.
         line = message.splitlines()[0].partition(", called at")[0]
         return f"refused: {re.sub(r' [0-9]{9,}', '', line)[:100]}"
     wrong = {name: error for name, error in errors.items() if not error <= 1}
@@ -77,7 +78,7 @@ def controls() -> dict[str, Bug]:
 
 
 _FORWARD = Case(T=256, kernel="forward", tuning={"forward": {"block": 64}})
-"""Four steps through two slots."""
+"""Four steps through two buffer entries."""
 _SMALL = Case(T=64, kernel="forward")
 _DRIFT = Case(T=192, kernel="forward", logits="drift", tuning=_FORWARD.tuning)
 """Rows whose later blocks exceed the first one's maximum, or are far below zero."""
@@ -86,7 +87,7 @@ _FORWARD_IDLE = Case(T=192, kernel="forward", window=1)
 _FORWARD_MANY_IDLE = Case(
     T=384, kernel="forward", segments="last", tuning=_FORWARD.tuning
 )
-"""The last warpgroup passes by five blocks, through two slots, after its own."""
+"""The last warpgroup skips five blocks after its own, through two buffer entries."""
 _WIDE = Case(T=300, kernel="forward", window=210, tuning={"forward": {"block": 256}})
 """More columns than a mask has bits."""
 _GROUPS = Case(T=130, N=3, kernel="forward", H=128)
@@ -100,10 +101,10 @@ _SORTED = Case(T=192, segments="sorted", tuning={"forward": {"block": 64}})
 _RAGGED = Case(T=200)
 _DQ = Case(T=200, kernel="dq")
 _DQ_RING = Case(T=256, kernel="dq", tuning={"dq": {"stages": 3}})
-"""Four blocks through three slots."""
+"""Four blocks through three buffer entries."""
 _DQ_WINDOW = Case(T=128, kernel="dq", window=20)
 _DQ_IDLE = Case(T=384, kernel="dq", segments="last", tuning={"dq": {"stages": 3}})
-"""The last warpgroup passes by five blocks, through three slots, before its own."""
+"""The last warpgroup skips five blocks before its own, through three buffer entries."""
 _DQ_SATURATED = Case(T=72, kernel="dq", soft_cap=30.0, logits="saturated")
 _DQ_SOFT_CAP = Case(T=64, kernel="dq", soft_cap=2.0)
 _DKV = Case(T=192, kernel="dkv", N=2, parts=1)
@@ -113,11 +114,11 @@ _DKV_GROUPS = Case(T=64, kernel="dkv", N=4, K=2, parts=1)
 _DKV_SPLIT = Case(T=64, kernel="dkv", N=8, K=2, parts=2)
 """Two parts of two query heads, for each of two key heads."""
 _DKV_RING = Case(T=256, kernel="dkv", N=2, parts=1, tuning={"dkv": {"stages": 2}})
-"""Twice four blocks through two slots."""
+"""Twice four blocks through two buffer entries."""
 _DKV_WINDOW = Case(T=192, kernel="dkv", window=50)
 _DKV_SOFT_CAP = Case(T=64, kernel="dkv", soft_cap=2.0)
 _FUSED = Case(T=256, H=128, kernel="fused", tuning={"fused": {"stages": 2}})
-"""Two tiles that add to the same queries; four blocks through two slots."""
+"""Two tiles that add to the same queries; four blocks through two buffer entries."""
 _FUSED_WINDOW = Case(T=192, H=128, kernel="fused", window=20)
 _FUSED_GROUPS = Case(T=64, H=128, kernel="fused", N=4, K=2)
 _FUSED_SOFT_CAP = Case(T=64, H=128, kernel="fused", soft_cap=2.0)
@@ -127,7 +128,7 @@ def _bug(module: str, case: Case, *edits: tuple[str, str]) -> Bug:
     return Bug(module=module, edits=edits, case=case)
 
 
-# A statement is taken out by "None", an expression that does nothing.
+# A statement is removed by replacing it with "None", which does nothing.
 _FORWARD_BUGS = {
     "forward: first slot of K released before the scores are made": _bug(
         "forward",
@@ -679,7 +680,7 @@ _FUSED_BUGS = {
 }
 
 _DKV_WIDE = Case(T=192, kernel="dkv", H=256, N=2)
-"""Three blocks and two heads through two slots and two buffers."""
+"""Three blocks and two heads through two buffer entries and two score buffers."""
 
 _DKV_WIDE_BUGS = {
     "dkv_wide: operands given without a fence": _bug(
@@ -791,4 +792,5 @@ BUGS = (
     | _FUSED_BUGS
     | _NEAR_EDGE_BUGS
 )
-"""Name -> bug. Once a slot is released, the loading warpgroup may overwrite it."""
+"""Name -> bug. Once a buffer entry is released, the loading warpgroup may overwrite
+it."""

@@ -41,24 +41,26 @@ class Case:
     N: int = 1
     K: int = 1
     H: int = 64
-    """Of values, it is that of the tuning."""
+    """Width of queries and keys; the width of values is that of the tuning."""
     causal: bool = True
     prefixes: tuple[int, ...] | None = None
-    """Length of the prefix of each row of the batch."""
+    """Length of the prefix of each sequence of the batch."""
     window: int | None = None
     segments: Segments | None = None
     soft_cap: float | None = None
     dtype: str = "bfloat16"
     scale: float | None = None
     logits: Logits | None = None
-    """What `make_logits` adds to the random ones; None is nothing."""
+    """Name of the logits that `make_logits` adds to the random ones; None adds
+    nothing."""
     kernel: Literal["forward", "dq", "dkv", "fused"] | None = None
-    """The only one that runs, on true results of the others; None is forward, dq and
-    dkv."""
+    """The only kernel that runs; it gets exact results of the others. None runs
+    forward, dq and dkv."""
     cached_bytes: int | None = None
-    """Bytes that a section of heads may walk; None: as shipped, all are one section."""
+    """Bytes that a section of heads may walk; None uses the shipped limit, which puts
+    all heads in one section."""
     parts: int | None = None
-    """Of a group, for dkv; None: as many as are shipped."""
+    """Parts of a group of query heads, for dkv; None uses the shipped number."""
     tuning: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
     """Kernel -> fields of `MosaicKernel` that differ from the shipped ones."""
 
@@ -152,7 +154,7 @@ def run(
 
 
 def _run(case: Case) -> dict[str, Any]:
-    # Here, so that it is the changed source where there is a change.
+    # Imported here, so that it is the changed source if there is a change.
     op = importlib.import_module(f"{PACKAGE}.op")
     q, k, v, d_out, segment_ids, options = make_inputs(case)
 
@@ -197,7 +199,7 @@ _RESULTS = {
 
 
 def _stand_ins(case: Case, want: Truth) -> dict[str, Callable]:
-    """Return what replaces the functions of `op` whose kernels are not to run."""
+    """Return replacements for the functions of `op` whose kernels must not run."""
 
     def forward(q, k, v, *edges, problem, tuning):
         rest = problem.padded_len - case.T
@@ -231,7 +233,7 @@ def _tuning(case: Case) -> MosaicTuning:
 
 
 class _Record:
-    """Keeps what a function returned last: lse is no result of the operator."""
+    """Keeps the last result of a function: the operator does not return lse."""
 
     def __init__(self, function: Callable):
         self.function = function

@@ -13,9 +13,10 @@ import pytest
 from tests.kernels.attention.mosaic_case import Case, Segments
 
 BLOCK = 64
-"""The smallest tile; the others are twice that."""
+"""The smallest tile; the other tiles are twice as long."""
 FEW_SLOTS = {"forward": {"block": BLOCK}, "dq": {"stages": 3}, "dkv": {"stages": 2}}
-"""As few as a kernel can do with: beyond 192 positions, each ring uses one again."""
+"""The fewest buffer entries that a kernel needs: beyond 192 positions each ring buffer
+reuses one."""
 
 
 def _cases() -> list[Case]:
@@ -89,10 +90,10 @@ def _cases() -> list[Case]:
         Case(T=256, logits="drift"),
         Case(T=200, logits="drift", dtype="float16", tuning=FEW_SLOTS),
         Case(T=256, logits="drift", window=150, H=128, tuning=FEW_SLOTS),
-        # Slots that are used again.
+        # Buffer entries that are reused.
         Case(T=256, N=2, tuning=FEW_SLOTS),
         Case(T=260, segments="sorted", H=128, tuning=FEW_SLOTS),
-        # A warpgroup that passes by five blocks, which the others of its tile see.
+        # A warpgroup skips five blocks that the others of its tile see.
         Case(T=384, segments="last", tuning=FEW_SLOTS),
         # A block of more columns than a mask has bits.
         Case(T=300, window=210, segments="sorted", tuning={"forward": {"block": 256}}),
@@ -112,7 +113,7 @@ def _cases() -> list[Case]:
 
 
 def name(case: Case) -> str:
-    """Return what a case has that the default does not."""
+    """Return the fields in which a case differs from the default."""
     plain = Case(T=case.T)
     parts = [f"T{case.T}"]
     for field, value in vars(case).items():
@@ -139,11 +140,11 @@ SHORT = (
     *("T193-H256-causalFalse-sorted", "T130-causalFalse"),
     "T140-B2-prefixes(100, 500)-sorted-float16",
 )
-"""Of these, one or more for each option."""
+"""Names of cases that together cover each option at least once."""
 
 
 def short(names: Iterable[str], chosen: Collection[str]) -> list[Any]:
-    """Return names as parameters of a test; those that are not chosen are slow."""
+    """Return names as parameters of a test, marked slow unless they are chosen."""
     return [
         name if name in chosen else pytest.param(name, marks=pytest.mark.slow)
         for name in names

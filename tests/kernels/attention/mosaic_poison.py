@@ -1,7 +1,7 @@
-"""Attention with NaN where nobody may look: what is computed must stay finite.
+"""Attention with NaN in hidden positions: the results must stay finite.
 
-`run` is called in the worker of `tests.kernels.interpreter`. A block that is visited in
-vain gives itself away, because a hidden NaN times a probability of 0 is NaN.
+`run` is called in the worker of `tests.kernels.interpreter`. A kernel that visits
+a hidden block is detected, because a hidden NaN times a probability of 0 is NaN.
 """
 
 import jax
@@ -16,10 +16,10 @@ FUNCTION = f"{__name__}:run"
 
 
 def run(segments: bool) -> dict[str, bool]:
-    """Say of each result, at the positions that see no NaN, whether it is finite.
+    """Return for each result whether it is finite at the positions that see no NaN.
 
     Args:
-      segments: let documents hide the NaN, instead of the window.
+      segments: whether documents hide the NaN, instead of the window.
     """
     window = None if segments else WINDOW
     ids = jnp.asarray([[0] * 128 + [1] * 128 + [2] * 64], jnp.int32)

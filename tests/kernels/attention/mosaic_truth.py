@@ -1,4 +1,4 @@
-"""What attention and its gradients are, and how far rounding may take a kernel off.
+"""Exact attention with gradients, and bounds of a kernel's rounding errors.
 
 A kernel multiplies in 16 bits and sums in float32. It rounds, each time by at most u of
 the value (u = 2^-8 for bfloat16, 2^-11 for float16): the probabilities P before P V and
@@ -94,7 +94,7 @@ def truth(
         return np.einsum("btnh,bsnh->bnts", x, y, optimize=True)
 
     scores = products(q64, k64) * scale
-    # A rounding for each product, and a few for the exponent that is made of the sum.
+    # One rounding for each product, and a few for the exponent computed from the sum.
     scores_error = _FLOAT32_UNIT * (H + 4) * products(np.abs(q64), np.abs(k64)) * scale
     slope, slope_error = np.ones_like(scores), np.zeros_like(scores)
     if soft_cap is not None:

@@ -1,13 +1,13 @@
-"""Copies that add to global memory: number by number, in an order that is not fixed.
+"""Copies that add to global memory, number by number, in no fixed order.
 
 jax's interpreter refuses `plgpu.copy_smem_to_gmem(..., reduction_op="add")`. Here, as
 on the hardware,
 
 - it reads its source like any copy, and numbers that lie beyond the destination's end
   are dropped;
-- each number is added atomically. So additions do not race with each other, whatever
-  warpgroup or block they come from; with any other read or write of these numbers, an
-  addition races like a write.
+- each number is added atomically. So additions of any warpgroups and blocks do not race
+  with each other. With any other read or write of these numbers, an addition races like
+  a write.
 
 Source: PTX ISA, cp.reduce.async.bulk.tensor.
 """
@@ -25,13 +25,13 @@ Key = memory.HostAllocationKey
 
 
 class _Clock(vector_clock.NpVectorClock):
-    """When an addition happens: beside other additions, in whatever order."""
+    """The time of an addition, which is in no order with other additions."""
 
     def __init__(self, clock: vector_clock.NpVectorClock) -> None:
         self.clock = clock.clock.copy()
 
     def ordered(self, other: Any) -> bool:
-        """Say whether there is no race."""
+        """Return whether there is no race."""
         return isinstance(other, _Clock) or super().ordered(other)
 
 

@@ -1,16 +1,16 @@
 """Groups of bulk copies to global memory: a wait sees only what was committed.
 
 jax's interpreter waits for copies, one by one, and ignores which group a copy belongs
-to. A kernel that forgets to commit its last copy then passes, although it may end, or
-write to the shared memory again, while the copy engine still reads. Here, as on the
+to. A kernel that does not commit its last copy then passes, although it may end, or
+write to the shared memory again, while the copy engine still reads it. Here, as on the
 hardware,
 
 - a copy belongs to no group until its warpgroup commits, by `commit_group=True` of this
   copy or a later one, or by `plgpu.commit_smem_to_gmem_group`. A commit makes one group
   of all copies since the one before, an empty group where there are none;
 - `plgpu.wait_smem_to_gmem(n)` leaves at most the last n groups of its own warpgroup
-  unfinished, and says nothing of copies without a group: a write to what they read is
-  a race;
+  unfinished, and does not wait for copies without a group: a write to memory that they
+  read is a race;
 - a warpgroup that ends with a copy in no group is an error.
 
 Source: PTX ISA, cp.async.bulk.commit_group and cp.async.bulk.wait_group.
@@ -37,7 +37,7 @@ class _Copy:
 
 def _uncommitted(shared: memory.GPUSharedMemory, thread: memory.Thread) -> list[_Copy]:
     """Return the copies of one warpgroup; only that warpgroup changes the list."""
-    # Kept with the memory of the kernel that runs, and so forgotten with it.
+    # Stored with the memory of the running kernel, and freed with it.
     copies = vars(shared).setdefault("uncommitted_copies", {})
     return copies.setdefault(thread, [])
 
@@ -54,7 +54,7 @@ def copy(*, token, thread, source_info, commit_group, **rest):
     )
     shared = gpu_callbacks._get_shared_memory()
     if shared.detect_races:
-        # jax has queued the copy to be waited for; it is put back with its group.
+        # jax has queued the copy for a wait; it is queued again with its group.
         op = _Copy(
             read=shared.pending_smem_to_gmem_read_clocks[thread].pop(),
             write=shared.pending_smem_to_gmem_write_clocks[thread].pop(),
@@ -78,7 +78,7 @@ def _commit(shared: memory.GPUSharedMemory, thread: memory.Thread) -> None:
     clock = shared.get_clock(thread)
     if clock is None:  # Race detection is off.
         return
-    # The warpgroup's own clock, which an empty group leaves as it is.
+    # The warpgroup's own clock, which an empty group does not change.
     read, write = clock.copy(), clock.copy()
     copies = _uncommitted(shared, thread)
     for op in copies:

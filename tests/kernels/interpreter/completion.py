@@ -5,11 +5,11 @@
         out = kernel(...)
 
 Test-only. It replaces functions of private modules of jax in this process; what is
-compiled for a GPU does not change. What each replacement adds is said in `wgmma`,
-`bulk_groups`, `bulk_add`, `equations`, `deadlock`, and here: a race is an error
-everywhere (jax 0.11 prints it and goes on; jax 0.12 raises), a kernel is compiled once
-rather than once per warpgroup and block, and the first failure of a kernel is kept,
-which XLA may replace by a later one.
+compiled for a GPU does not change. The docstrings of `wgmma`, `bulk_groups`,
+`bulk_add`, `equations` and `deadlock` describe their replacements. Those of this
+module: a race is always an error (jax 0.11 prints it and continues; jax 0.12 raises); a
+kernel is compiled once, not once per warpgroup and block; and the first failure of a
+kernel is kept, which XLA may replace by a later one.
 """
 
 import logging
@@ -22,17 +22,17 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from tests.kernels.interpreter import contract
 
 failures: list[Exception] = []
-"""What made kernels fail, in order, since the list was last cleared."""
+"""Exceptions of failed kernels, in order, since the list was last cleared."""
 
 
 def install() -> None:
     """Replace the functions; call it once, before any kernel is interpreted.
 
     Raises:
-      RuntimeError: the installed jax differs from those that this was written for.
+      RuntimeError: the installed jax differs from the versions that are supported.
     """
     contract.check()
-    # Only now: importing these takes what `check` has found to be there.
+    # Imported after `check`, because these modules need the functions that it checks.
     from jax._src.pallas.mosaic.interpret import race_detection_state, thread_map
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks, jaxpr_interpret
     from jax._src.pallas.mosaic_gpu.interpret import (
@@ -68,7 +68,7 @@ def install() -> None:
 def interpreter():
     """Return a context in which Mosaic GPU kernels are interpreted, races included.
 
-    Memory that nothing has written holds NaN.
+    Memory that the kernel has not written holds NaN.
     """
     return plgpu.force_gpu_interpret_mode(
         plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
@@ -76,7 +76,7 @@ def interpreter():
 
 
 def reset() -> None:
-    """Forget a failed kernel and what was compiled; call it between kernels."""
+    """Discard a failed kernel and compiled programs; call this between kernels."""
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
     gpu_callbacks.reset_gpu_interpret_mode_state()

@@ -1,9 +1,9 @@
-"""What of jax's private interpreter the tests build on, held against the installed jax.
+"""Check that the installed jax has the private functions on which the tests depend.
 
 Pallas' Mosaic GPU interpreter is not public: any release of jax may change it. Each
 entry names a function that this folder replaces or calls, and its parameters in jax
-0.11.2 and 0.12.0.1. `check` compares before anything is replaced, so that an upgrade
-ends in one sentence that names the difference instead of in wrong results.
+0.11.2 and 0.12.0.1. `check` compares them before anything is replaced, so that an
+upgrade ends with an error that names the difference, not with wrong results.
 """
 
 import importlib
@@ -98,14 +98,14 @@ VALUES = (
     f"{_PALLAS}.mosaic_gpu.primitives:wgmma_wait_p",
     "jax._src.state.discharge:run_state_p",
 )
-"""Primitives that the interpreter is taught."""
+"""Primitives that this folder adds to the interpreter."""
 
 
 def check() -> None:
     """Compare every entry with the installed jax.
 
     Raises:
-      RuntimeError: something is missing or has other parameters; says what.
+      RuntimeError: a function is missing or has other parameters; the message names it.
     """
     differences = []
     for name, expected in FUNCTIONS.items():

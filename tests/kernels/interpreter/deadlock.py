@@ -1,8 +1,8 @@
-"""Deadlocks as errors: jax's interpreter waits for ever.
+"""Make deadlocks errors; jax's interpreter would wait forever.
 
 Copies by TMA are finished within the call that starts them, so only warpgroups make
-progress. When each of them is done or waits for a barrier phase that is not complete,
-none will ever go on.
+progress. If each of them has ended or waits for a barrier phase that is not complete,
+none can continue.
 """
 
 import threading
@@ -13,7 +13,7 @@ from jax._src.pallas.mosaic_gpu.interpret import shared_memory as memory
 
 
 class Cluster:
-    """What the warpgroups of the running cluster do."""
+    """State of the warpgroups of the running cluster."""
 
     def __init__(self, shared: memory.GPUSharedMemory):
         self.num_warpgroups = (
@@ -57,7 +57,7 @@ class Cluster:
 
 
 def _cluster(shared: memory.GPUSharedMemory) -> Cluster:
-    # Kept with the memory of the kernel that runs, and so forgotten with it.
+    # Stored with the memory of the running kernel, and freed with it.
     return vars(shared).setdefault("cluster", Cluster(shared))
 
 

@@ -1,4 +1,4 @@
-"""Equations of a kernel that jax's interpreter does not know, or passes over.
+"""Equations of a kernel that jax's interpreter does not support, or ignores.
 
 - `pl.run_state` (over `plgpu.ACC.init(x)`): would be executed as plain JAX, where its
   body has no meaning.
@@ -29,8 +29,8 @@ _stock_interpret = Interpreter.interpret
 def interpret(self, jaxpr, token, *args):
     """Interpret a jaxpr. Replaces `JaxprInterpreter.interpret`.
 
-    The equations named above are treated here; the runs of equations between them go
-    to jax's own interpreter, which comes back to this function for inner jaxprs.
+    The equations listed above are interpreted here. Runs of other equations go to jax's
+    own interpreter, which calls this function for inner jaxprs.
     """
     env = dict(zip((*jaxpr.constvars, *jaxpr.invars), args, strict=True))
 
@@ -55,7 +55,7 @@ def interpret(self, jaxpr, token, *args):
 
 
 def _interpret_stock(self, eqns, token, env):
-    """Hand equations to jax's interpreter, as a jaxpr of their own."""
+    """Interpret equations with jax's interpreter, as a separate jaxpr."""
     defined = [
         v for e in eqns for v in e.outvars if not isinstance(v, jax_core.DropVar)
     ]

@@ -1,4 +1,4 @@
-"""One small kernel for each thing that the kernels' tests rely on.
+"""One small kernel for each property of the interpreter that the tests rely on.
 
 Each probe multiplies a [64, 128] by b [128, 64] in its own way and returns the product.
 Those whose name begins with `bad_` are wrong programs that the interpreter must refuse.
@@ -53,15 +53,15 @@ def _multiply(
     store: Callable = _copy_out,
     beside: Callable = lambda: None,
 ):
-    """Return what a kernel around body computes, and the product.
+    """Return the result of a kernel that runs `body`, and the expected product.
 
     Args:
       body: (a and b in SMEM, a and indices in GMEM, barriers) -> a @ b.
-      threads: warpgroups; the first computes.
-      indices: [1, 4] int32, for body.
-      blocks: how many blocks compute the product.
-      store: writes it, (the tile in SMEM, its place in GMEM).
-      beside: what each of the other warpgroups does.
+      threads: number of warpgroups; the first computes.
+      indices: [1, 4] int32, for `body`.
+      blocks: number of blocks that compute the product.
+      store: (tile in SMEM, its destination in GMEM) writes the product.
+      beside: function that each of the other warpgroups runs.
     """
     keys = jax.random.split(jax.random.key(0))
     a = jax.random.normal(keys[0], (M, K), jnp.bfloat16)
@@ -389,9 +389,9 @@ def _add(body: Callable, *, blocks: int = 2, rows: int = M, start: int = 0):
 
     Args:
       body: (tile in SMEM, its place among the sums, barriers), for each warpgroup.
-      blocks: how many blocks add.
-      rows: of the matrix; tiles may reach beyond.
-      start: the row at which every tile is added.
+      blocks: number of blocks that add.
+      rows: rows of the matrix; tiles may extend beyond them.
+      start: row at which every tile is added.
     """
     values = jax.random.normal(jax.random.key(0), (blocks, 2, M, N))
 

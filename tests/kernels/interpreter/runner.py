@@ -1,4 +1,4 @@
-"""Run cases in a process that can be killed: a kernel that hangs fails, and no more.
+"""Run cases in a process that can be killed, so a hung kernel fails only its case.
 
     with Runner() as runner:
         result = runner.run("package.module:function", argument=1)
@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 150.0
-"""Many times what a case needs: it is there for those that never end."""
+"""Time limit of a case: many times what a case needs, for cases that never end."""
 _NUM_BYTES_SHOWN = 4000
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -96,7 +96,7 @@ class Runner:
                 "hung" if hung else "died",
                 f"the worker {what}\n{self._printed_since(start)}",
             ) from error
-        except BaseException:  # An interrupt: the answer would be taken for the next.
+        except BaseException:  # The next case must not read this answer.
             self._kill()
             raise
         answer = json.loads(line)
@@ -124,7 +124,7 @@ class Runner:
         return self._process
 
     def _printed_since(self, start: int) -> str:
-        """Return the end of what the worker has printed."""
+        """Return the end of the worker's output."""
         start = max(start, os.fstat(self._stderr).st_size - _NUM_BYTES_SHOWN)
         return os.pread(self._stderr, _NUM_BYTES_SHOWN, start).decode(errors="replace")
 

@@ -12,12 +12,12 @@ from pathlib import Path
 
 @contextlib.contextmanager
 def changed(module: str, edits: Sequence[tuple[str, str]]) -> Iterator[None]:
-    """Within this context the package of a module is imported anew, with edits.
+    """Import the package of a module again, with edits, within this context.
 
     Args:
       module: dotted name.
-      edits: (text, its replacement), in order. A text must occur exactly once, where
-        any white space matches any other, so that it may span lines.
+      edits: (text, its replacement), in order. A text must occur exactly once. Any
+        white space matches any other, so a text may span lines.
 
     Raises:
       ValueError: a text does not occur once.
@@ -59,7 +59,7 @@ def _forget(package: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.InspectLoader):
-    """Finds one module, and loads the given text as it."""
+    """Import hook that loads the given text as the source of one module."""
 
     def __init__(self, module: str, text: str):
         self.module = module

@@ -1,8 +1,9 @@
 """Asynchronous wgmma for the interpreter: operands are read when it is waited for.
 
 jax's interpreter multiplies at the call, ignores `wgmma_wait`, and does not look for
-races on the operands. A kernel that frees a slot of shared memory too early, or that
-reads a sum before it is there, then passes. Here a wgmma is queued per warpgroup, and
+races on the operands. A kernel that releases shared memory too early, or that
+reads a sum before it is complete, then passes. Here a wgmma is queued per warpgroup,
+and
 
 - its operands in shared memory are read at the wait that finishes it, the latest that
   hardware may do so. Both the call and the wait are reads for the race detector, on
@@ -52,7 +53,7 @@ class _Wgmma:
 
 def _queue(thread: memory.Thread) -> list[_Wgmma]:
     """Return the wgmmas in flight of one warpgroup; only that warpgroup changes it."""
-    # Kept with the memory of the kernel that runs, and so forgotten with it.
+    # Stored with the memory of the running kernel, and freed with it.
     shared = vars(gpu_callbacks._get_shared_memory())
     return shared.setdefault("wgmmas_in_flight", {}).setdefault(thread, [])
 
@@ -60,7 +61,7 @@ def _queue(thread: memory.Thread) -> list[_Wgmma]:
 def _tensor_core_clock(thread: memory.Thread, ahead: int) -> Any:
     """Return the clock of the wgmma that is `ahead` places behind the last finished.
 
-    The tensor core is a thread of its own to the race detector. Its place in the
+    To the race detector, the tensor core is a separate thread. Its place in the
     clocks is that of the warpgroup's first warp, which no kernel without a warp mesh
     uses.
     """
@@ -214,8 +215,8 @@ def store_accumulator(
 ):
     """Write to an accumulator.
 
-    Not by jax's store to memory, which looks for races: registers have none, and their
-    keys are used again by the next block, at clocks that begin anew.
+    jax's store to memory is not used, because it looks for races. Registers have none,
+    and the next block reuses their keys at clocks that start again.
     """
     shared = gpu_callbacks._get_shared_memory()
     key = Key.from_array(acc_allocation_key_as_array)

@@ -3,9 +3,9 @@
     python -m tests.kernels.interpreter.worker
 
 A line on standard input is a case: {"function": "package.module:name", "arguments":
-{...}}. The line that answers it on standard output is {"result": ...}, what the
-function returned; {"kernel": "..."}, what was wrong in a kernel that ran; or {"raised":
-"..."}, any other exception. `runner` is the other end.
+{...}}. The answer on standard output is one line: {"result": ...} has the result of
+the function, {"kernel": "..."} the error of a kernel that ran, and {"raised": "..."}
+any other exception. `runner` is the other process.
 """
 
 import importlib
@@ -25,7 +25,7 @@ from tests.kernels.interpreter import completion
 def main() -> None:
     """Answer cases until standard input ends."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # What cases print is no answer.
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # keep prints out of answers
     install_import_hook("mjax", "beartype.beartype")
     completion.install()
 
@@ -34,7 +34,7 @@ def main() -> None:
     def read() -> None:
         for line in sys.stdin:
             cases.put(line)
-        os._exit(0)  # The tests are gone, also if a case is running or stuck.
+        os._exit(0)  # The tests have ended: exit even if a case is running or stuck.
 
     threading.Thread(target=read, daemon=True).start()
     while True:
@@ -48,9 +48,9 @@ def _answer(function: str, arguments: dict[str, Any]) -> dict[str, Any]:
     completion.reset()
     try:
         return {"result": getattr(importlib.import_module(module), name)(**arguments)}
-    except Exception as error:  # Whatever it is, it is the answer.
+    except Exception as error:  # Any exception is the answer.
         traceback.print_exc()
-        if completion.failures:  # jax may show a later one than the first, the cause.
+        if completion.failures:  # jax may raise a later one
             return {"kernel": _text(completion.failures[0])}
         return {"raised": _text(error)}
 

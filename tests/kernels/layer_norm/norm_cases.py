@@ -1,7 +1,7 @@
 """Cases of the Mosaic GPU backward pass of norms, and bugs planted in it.
 
 A case is interpreted in a worker of `tests.kernels.interpreter`, which looks for races
-and fills memory that nothing has written with NaN.
+and fills memory that has not been written with NaN.
 """
 
 import importlib
@@ -69,8 +69,8 @@ def errors(name: str, bug: str | None = None) -> list[float]:
     """Return the errors of dx and d_scale, each over its largest entry.
 
     Args:
-      name: in `CASES`.
-      bug: in `BUGS`; None is the kernel as it is.
+      name: name in `CASES`.
+      bug: name in `BUGS`; None runs the unchanged kernel.
     """
     with changed(MODULE, [] if bug is None else [BUGS[bug]]):
         kernel = importlib.import_module(MODULE)

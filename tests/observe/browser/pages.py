@@ -31,7 +31,7 @@ READY = {
     "ledger": ".ledger table, .ledger .empty",
     "stuck": ".verdict",
 }
-"""By view, what shows that the run's data are there."""
+"""View -> selector of an element that appears with the run's data."""
 VIEWS = tuple(READY)
 AXE = "axe-core@4.14.1"
 _AXE_SHA256 = "29348999450cdf2849a8e70b7912fc2da85a849da39c0d0d5394f51d4a9ed95c"
@@ -43,18 +43,18 @@ REPOSITORY = Path(__file__).parents[3]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
-    """A page and what it did."""
+    """An open page, with its messages and requests."""
 
     page: Page
     errors: list[str]
     """Messages of its console that are errors or warnings, and exceptions."""
     requests: list[str]
-    """Addresses that it asked for."""
+    """Addresses that the page requested."""
     dialogs: list[str]
     """What scripts of others would have said."""
 
     def show(self, view: str) -> None:
-        """Click a view's tab, and wait until it has something to show."""
+        """Click the tab of a view, and wait until the view shows data."""
         self.page.locator(f'#tabs a[href="#{view}"]').click()
         self.page.locator(f'#tabs a[href="#{view}"][aria-current="page"]').wait_for()
         self.page.locator(READY[view]).first.wait_for()
@@ -70,7 +70,7 @@ class Opened:
 def chromium() -> Iterator[Browser]:
     """Start the browser."""
     with sync_playwright() as tools:
-        # The sandbox needs a user of its own; tests run as root.
+        # Chromium's sandbox does not work as root, as which tests run.
         browser = tools.chromium.launch(
             executable_path=CHROMIUM, args=["--no-sandbox"], timeout=1e3 * LIMIT_S
         )
@@ -84,7 +84,7 @@ def chromium() -> Iterator[Browser]:
 def opened(
     browser: Browser, address: str, scheme: Any = "light", **options: Any
 ) -> Iterator[Opened]:
-    """Open an address in a context of its own, without cookies of others."""
+    """Open an address in a new browser context, without cookies."""
     size = {"width": 1440, "height": 900}
     context = browser.new_context(
         color_scheme=scheme, viewport=options.pop("viewport", size), **options
@@ -173,7 +173,7 @@ def axe_source(folder: Path) -> str:
 
 
 def violations(page: Page, axe: str) -> list[str]:
-    """Return what axe-core finds wrong in what is shown, each with its first place."""
+    """Return the violations that axe-core finds, each with its first element."""
     if not page.evaluate("typeof window.axe !== 'undefined'"):
         page.evaluate(axe)
     found = page.evaluate("window.axe.run()")

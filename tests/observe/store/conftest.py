@@ -34,7 +34,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(params=["duckdb", pytest.param("postgres", marks=pytest.mark.services)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[OpenStore]:
-    """Give a function that opens the test's database; what it opened is closed."""
+    """Yield a function that opens the test's database; close all that it opened."""
     stores: list[Store] = []
     if request.param == "duckdb":
         address, cls = str(tmp_path / "store.duckdb"), DuckStore

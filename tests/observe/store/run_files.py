@@ -30,7 +30,7 @@ def header(rank: int = 0, generation: int = 1, run: str = "a" * 16) -> spans.Hea
 
 
 def line(n: int, rank: int = 0) -> spans.Line:
-    """Return the line of a step; its times tell n and rank apart from all others."""
+    """Return the line of a step, with times that are unique to its number and rank."""
     begin = 1_000 * STEP_NS + n * STEP_NS
     found = []
     for i, (name, kind) in enumerate(NAMES):

@@ -88,7 +88,8 @@ class Postgres:
         until = time.monotonic() + _UP_S
         while time.monotonic() < until:
             if self._process is None or self._process.poll() is not None:
-                # It refuses to start while processes of the killed one still end.
+                # It refuses to start until all processes of the killed server have
+                # ended.
                 with (self._folder / "log").open("ab") as log:
                     self._process = subprocess.Popen(
                         [self._server, "-D", str(self._data), *options],
@@ -171,7 +172,7 @@ class Nats:
         _kill(self._process)
 
     def forget(self) -> None:
-        """Remove what the killed server had stored."""
+        """Remove the files of the killed server."""
         shutil.rmtree(self._folder / "store", ignore_errors=True)
 
     def end(self) -> None:
