@@ -177,7 +177,7 @@ class SavedForm:
     """Convert a state of a run to canonical form; jitted. Leaves outside the blocks do
     not change. If the partition is canonical, nothing changes."""
     to_run: Callable[[Any], Any]
-    """The inverse."""
+    """Convert a state from canonical form to the form of a run; jitted."""
 
 
 def saved_form(

@@ -62,7 +62,11 @@ class Worker:
             self.process.stdin.flush()
 
     def next_message(self, timeout_s: float) -> Row | None:
-        """Return its next message; None at its end. Raises queue.Empty on timeout."""
+        """Return the next message of the process; None at its end.
+
+        Raises:
+          queue.Empty: there is no message within the timeout.
+        """
         return self.messages.get(timeout=max(0.0, timeout_s))
 
     def kill(self) -> None:
@@ -399,7 +403,7 @@ class _Run:
                 return "no result", "error"
             if "row" in message:
                 return message
-            # It has the device: from here on it runs without waiting.
+            # The case has the device: from here on it runs without waiting.
             since, limit_s = time.monotonic(), self.part.run_s
 
     def _works(self, worker: Worker) -> bool:

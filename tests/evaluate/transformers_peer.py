@@ -2,7 +2,7 @@
 
 Nothing of mjax is imported here. Input: a JSON file with folders, pairs of context and
 continuation, whole texts, and prompts. Output: FOLDER.json with log-likelihoods and
-greedy continuations, computed as lm-eval's documentation of a model says.
+greedy continuations, as lm-eval's documentation defines them.
 """
 
 import json

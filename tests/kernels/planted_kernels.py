@@ -1,4 +1,4 @@
-"""Small kernels for tests of compiled code and of the calls of kernels."""
+"""Small kernels for tests of compiled code and of the programs that call them."""
 
 from typing import Any
 
@@ -59,7 +59,8 @@ def product(x: jax.Array, y: jax.Array) -> jax.Array:
 def twice(x: jax.Array) -> jax.Array:
     """Double each element, read and written by the threads themselves.
 
-    Any shape that the threads of a block divide; also inside shard_map.
+    The threads of a block must divide the number of elements. Also works inside
+    shard_map.
     """
 
     def kernel(x_ref, out_ref):

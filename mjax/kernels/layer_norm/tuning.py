@@ -35,7 +35,7 @@ def mosaic(width: int) -> MosaicTuning:
     multiprocessor, until their waits take half of the memory's time. At 768 their
     instructions take longer than the memory; at 8192 shared memory holds only one
     block. Each block writes and reads 4 D bytes of partial sums. At 8192 positions, one
-    block per multiprocessor adds 1.6% to the traffic in this way, two add 3.2%.
+    block per multiprocessor adds 1.6% to the traffic, two add 3.2%.
     """
     if width <= 1024:
         return MosaicTuning(blocks=4 * 132, stages=4)

@@ -62,7 +62,7 @@ def forward(
     )
     scores_type = tiles.accumulator(block)
     out_type = tiles.accumulator(p.out_dim)
-    # The first part of the queries shares memory with the output, which is as wide.
+    # The first `out_dim` columns of the queries share memory with the output.
     parts = [(0, p.out_dim), (p.out_dim, p.head_dim)][: 1 + (p.out_dim < p.head_dim)]
 
     def kernel(*refs):
