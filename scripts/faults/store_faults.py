@@ -76,7 +76,7 @@ class Result:
 
 
 class Run:
-    """A training command that runs beside this process."""
+    """A training command that runs in a child process."""
 
     def __init__(self, folder: Path, store: Path, *flags: str, slow: bool = False):
         """Start it.
@@ -127,7 +127,7 @@ class Run:
         self.until(lambda: len(self.store.steps()) >= number, f"{number} steps")
 
     def until_said(self, pattern: str, number: int = 1) -> None:
-        """Wait until a line with the pattern was printed so many times."""
+        """Wait until the run has printed a number of lines that match the pattern."""
         self.until(
             lambda: len(re.findall(pattern, self.text())) >= number,
             f"{number} times {pattern!r}",
@@ -195,7 +195,7 @@ class Watch:
         )
 
     def over(self) -> None:
-        """Note that the fault is over."""
+        """Record that the fault is over."""
         self._last = self.run.num_rows()
         self._lasted_s = time.perf_counter() - self._started_s
 
@@ -289,12 +289,11 @@ def full_before(folder: Path, store: Path) -> Result:
 
 
 def full_in_between(folder: Path, store: Path) -> Result:
-    """Leave just the space that a save requires beforehand, which is not quite
-    enough."""
+    """Leave just the space that a save checks for, which is not quite enough."""
     with running(folder / "run", store, *ENDLESS, "--ckpt.keep", "2") as run:
         run.until_saved(2)
         num_bytes = run.store.manifest(run.store.steps()[-1]).num_bytes
-        run.until_said("; removed ", 2)  # as much as there will be
+        run.until_said("; removed ", 2)  # the store no longer grows
         filler = fill(store, int(1.02 * num_bytes) + 8192)
         watch = Watch(run)
         run.until_said(r"warning: checkpoint .*No space left on device", 3)
@@ -423,7 +422,7 @@ def damaged_and_read_only(folder: Path, store: Path) -> Result:
 
 
 def tables(results: list[Result], at: str) -> list[Table]:
-    """Say what was found, and what was printed, on a commit."""
+    """Return the tables of results and of printed lines; `at` is the commit."""
     rows = []
     for one in results:
         during = one.during

@@ -49,9 +49,9 @@ class Case:
     rates: ErrorRates = SURE
     """True error rates of the tests."""
     stated: ErrorRates | None = None
-    """Error rates that the search assumes; None for the real ones."""
+    """Error rates that the search assumes; None uses the true ones."""
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """Options of the search, besides the rates."""
+    """Options of the search other than the error rates."""
 
     @property
     def problem(self) -> Problem:

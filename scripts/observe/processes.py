@@ -39,7 +39,7 @@ def run(processes: Iterable[Process], limit_s: float) -> None:
     """Start processes on CPU devices, and wait until all have ended.
 
     Args:
-      processes: in the order of waiting.
+      processes: the processes, in the order in which they are waited for.
       limit_s: time limit until all have ended.
     Raises:
       RuntimeError: a process failed; the message has its errors.
