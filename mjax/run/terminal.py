@@ -19,7 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TextIO, cast, runtime_checkable
 
 _SMOOTHING = 0.95
-"""Decay of the smoothed loss. Chosen: a mean over about twenty steps."""
+"""Decay of the smoothed loss. The value was picked by judgement: the result is a mean
+over about twenty steps."""
 _REDRAWN_PER_S = 4
 _COLORS = {"warning:": "yellow", "gave up:": "red", "error:": "red"}
 """Colours of lines by prefix."""
@@ -123,7 +124,11 @@ class Progress:
         return parts
 
     def _left_s(self, now_s: float) -> float | None:
-        """Return the seconds left, including evaluations and saves at past rates."""
+        """Return the seconds left; None before the second row.
+
+        Each remaining step counts as the mean of the past steps, which includes
+        evaluations and saves.
+        """
         if self._first is None or self._step == self._first[0]:
             return None
         first_step, first_s = self._first
@@ -160,9 +165,9 @@ def duration(seconds: int | float) -> str:
 
 
 def quantity(number: int | float) -> str:
-    """Write a number in at most four digits: 830, 12.3k, 4.56M."""
+    """Write a number below 999.5e9 in at most three digits: 830, 12.3k, 4.56M."""
     for factor, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if number >= factor:
+        if number >= 0.9995 * factor:  # otherwise 999,600 would round to 1000k
             return f"{number / factor:.3g}{letter}"
     return f"{number:.0f}"
 

@@ -92,6 +92,9 @@ def test_times_and_quantities_are_short() -> None:
     assert [quantity(n) for n in (830.4, 12_345, 4_560_000, 2e9)] == [
         *("830", "12.3k", "4.56M", "2G")
     ]
+    assert [quantity(n) for n in (999.4, 999.6, 999_400, 999_600, 999.6e6)] == [
+        *("999", "1k", "999k", "1M", "1G")
+    ]
 
 
 class Terminal(io.StringIO):
