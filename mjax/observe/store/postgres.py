@@ -29,7 +29,8 @@ _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
 _SWEPT = ("spans", "metrics", "phase_totals")
 """Tables from which old rows are deleted."""
 _CONNECT_S = 5
-"""Timeout of a connection. Chosen: the ingester retries anyway."""
+"""Seconds after which a connection attempt fails. The value was picked by judgement:
+the ingester retries anyway."""
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 """Escapes in COPY's text format (postgresql.org/docs/15/sql-copy.html)."""
 _UNNEST = (
@@ -41,7 +42,10 @@ _UNNEST = (
 
 
 class _NumberLoader(Loader):
-    """Sums of bigint are numeric in PostgreSQL; read them as integers, as in DuckDB."""
+    """Reads PostgreSQL's `numeric`, the type of a sum of `bigint`.
+
+    A whole number becomes an int, as in DuckDB.
+    """
 
     def load(self, data: Buffer) -> int | float:
         """Read a number."""
@@ -212,7 +216,14 @@ def _write(base: psycopg.Connection, changes: Changes) -> None:
             [mark.file_id],
         ).fetchone()
         if held != (mark.revision, mark.at_byte):
-            raise ConflictError(f"{mark.source} is at {held}, not at {mark.at_byte}")
+            found = "nothing"
+            if held is not None:
+                found = f"byte {held[1]} of revision {held[0]}"
+            raise ConflictError(
+                f"{mark.source} must be stored up to byte {mark.at_byte} of revision "
+                f"{mark.revision}, got {found}: another ingester has written to "
+                "this database; collectors will send the batch again"
+            )
     if changes.spans.num_rows:
         with base.cursor().copy("copy spans from stdin") as copy:
             copy.write(_copy_text(changes.spans))

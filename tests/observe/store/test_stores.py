@@ -7,7 +7,12 @@ import sys
 import pytest
 
 from mjax.observe import spans
-from mjax.observe.store.base import StoreGoneError, migrate, open_store
+from mjax.observe.store.base import (
+    ConflictError,
+    StoreGoneError,
+    migrate,
+    open_store,
+)
 from mjax.observe.store.batches import Batch, Outcome, digest
 from mjax.observe.store.ingester import Ingester
 from tests.observe.store.run_files import (
@@ -110,6 +115,25 @@ def test_a_batch_after_a_gap_is_not_taken_and_the_place_is_told(opened):
     assert gap.verdict == "gap"
     assert (gap.at_byte, gap.lines, gap.tail) == (first.at_byte, 5, first.tail)
     assert store.query(ALL_SPANS) == rows_of(0, 4)
+
+
+@pytest.mark.services
+def test_a_conflict_names_the_expected_and_the_stored_position(postgres):
+    store = open_store(postgres.new_database("conflict"))
+    whole = spans_of(0, 20)
+    late = Ingester(store)
+    try:
+        (first,) = late.submit([cut(whole, 0, 5)]).result(timeout=60)
+        (second,) = send(store, cut(whole, 5, 9))
+        expected = (
+            f"up to byte {first.at_byte} of revision {first.revision}, "
+            f"got byte {second.at_byte} of revision {second.revision}: another ingester"
+        )
+        with pytest.raises(ConflictError, match=expected):
+            late.submit([cut(whole, 5, 7)]).result(timeout=60)
+    finally:
+        late.close()
+        store.close()
 
 
 def test_a_corrupt_line_is_named_and_left_out(opened):
