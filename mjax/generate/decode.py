@@ -37,8 +37,9 @@ from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
 
 MOST_STEPS = 32
-"""Maximum number of tokens per slot that one dispatch draws. Chosen: the host's cost of
-a dispatch is small compared with this many steps of the smallest model."""
+"""Maximum number of tokens per slot that one dispatch draws. The value was picked by
+judgement: the host's cost of a dispatch is small compared with this many steps of the
+smallest model."""
 
 _SLOTS = PartitionSpec(DP)
 _RING = PartitionSpec(DP, (PP, TP))  # pp is 1, which the type cannot express

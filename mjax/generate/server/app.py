@@ -32,7 +32,8 @@ from mjax.generate.server.protocol import Options
 from mjax.generate.server.scheduler import Scheduler, Ticket
 
 _GOODBYE_S = 1.0
-"""Seconds that a client has to receive the error at the end of a stream. Chosen."""
+"""Seconds that a client has to receive the error at the end of a stream. The value was
+picked by judgement: a client that does not read must not hold the server up."""
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -43,7 +44,8 @@ _GONE = 499
 """Status counted for a client that disconnected before its answer; nginx's code."""
 _IS_GONE = "mjax.is_gone"
 _KNOWN_TOKENS = 1 << 16
-"""Maximum number of token texts in the cache. Chosen: a few MB."""
+"""Maximum number of token texts in the cache. The value was picked by judgement: the
+texts take a few MB."""
 
 
 def make_app(

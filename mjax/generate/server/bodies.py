@@ -14,8 +14,9 @@ from mjax.generate.server.limits import Limits
 
 _DRAIN_S = 2.0
 _DRAIN_BYTES = 32 << 20
-"""Limits for reading and discarding the rest of a body that is too large, because a
-client that is disconnected while it sends does not see the answer. Both chosen."""
+"""Limits for reading and discarding the rest of a body that is too large. The rest is
+read because a client that is disconnected while it sends does not see the answer. Both
+values were picked by judgement; a client that sends more may not see the answer."""
 
 
 class ClientGoneError(Exception):
@@ -37,7 +38,8 @@ async def read(receive: Receive, headers: Mapping[str, str], limits: Limits) -> 
     except TimeoutError:
         raise ApiError(
             408,
-            f"the body did not arrive within {limits.body_s:g} s; send it at once",
+            f"the body did not arrive within {limits.body_s:g} s; send the whole body "
+            "without pauses, or raise --body-s of this server",
             code="body_timeout",
         ) from None
     if body is None:
