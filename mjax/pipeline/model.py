@@ -20,12 +20,15 @@ STASH = "pipeline_stash"
 
 
 class Chunks(NamedTuple):
-    """Weights of a stage's virtual stages in training, or their gradients: leaves
-    [v, n, ...]."""
+    """Weights of a stage's virtual stages in training, or their gradients.
+
+    Leaves are [v, n, ...]: v virtual stages per stage, n layers per virtual stage.
+    """
 
     joined: PyTree
-    """Joined matrices. The backward pass accumulates their gradients in place; see
-    `pipeline.held.Held`."""
+    """The weights of each projection of a layer, joined into one matrix per projection
+    (`layers.linear.Joined`). The backward pass accumulates their gradients in place;
+    see `pipeline.held.Held`."""
     others: PyTree
     """All other weights."""
 
@@ -34,8 +37,8 @@ class Weights(NamedTuple):
     """Weights, or their gradients, on one device."""
 
     chunks: PyTree
-    """Leaves [v, n, ...]: the n layers of each of this stage's v virtual stages; in
-    training `Chunks`."""
+    """Weights of the layers, leaves [v, n, ...] as in `Chunks`; in training a
+    `Chunks`."""
     embedding: PyTree
     """Weights of the embedding, which makes the input of the first virtual stage; the
     same on every stage. A tied head reads them too."""

@@ -2,10 +2,10 @@
 
 Input: q, k, v and the visibility rules. Output: the attended values, computed by the
 named backend or, for "auto", by the fastest one that supports the arguments. `choose`
-chooses it without arrays, so a program can print the choice first.
+selects the backend without arrays, so a program can print the choice first.
 
 A new backend is one file with an `attention` function, one entry in `CAPABILITIES`, a
-position in `_FASTEST_FIRST`, and one case in `_run`.
+position in `_fastest_first`, and one case in `_run`.
 """
 
 import dataclasses
@@ -99,8 +99,8 @@ CAPABILITIES = MappingProxyType(
 # blocked beats reference at every size measured (docstring of tuning.BLOCKED_CPU).
 # On an H200, mosaic_gpu takes 0.91 of cudnn's time forward and 0.86 with backward
 # (geometric means over 35 shapes timed with both, docs/benchmarks/gpu_attention.md).
-# Elsewhere only cudnn's speed is known (Shah et al. 2024, arXiv:2407.08608, figures 5,
-# 6).
+# For other head widths, and without causality, only cudnn's speed is known (Shah et al.
+# 2024, arXiv:2407.08608, figures 5 and 6).
 _TIMED_HEAD_DIMS = (64, 128)
 
 
@@ -246,20 +246,21 @@ def attention(
     - window: |i - j| < window;
     - segment_ids: i and j are in one document.
 
-    Scores and softmax are float32. Inside shard_map the shapes are per device, and
-    arrays that vary over fewer axes than the others are cast to vary over all of them.
+    Scores and softmax are float32. Inside shard_map the shapes are per device, and all
+    arrays are cast to vary over every mesh axis over which any of them varies.
 
     Args:
       q: [B, T, N, H], queries, float32, bfloat16 or float16.
       k: [B, S, K, H], keys, dtype of q; N is a multiple of K, and query head n reads
         key head n * K // N. Query i is at the position of key i (S = T in training).
       v: [B, S, K, Hv], values, dtype of q; their width may differ from H.
-      causal: whether the keys after a query are hidden; if not, S must be T.
+      causal: whether the keys after a query are hidden; if False, S must be T.
       prefix_len: [B], number of positions in the prefix of each sequence. Causality
         hides none of these keys. Values above T count as T. S must be T. None means no
         prefix.
-      window: number of keys that a query sees up to its own position, its own key
-        included; if not causal, as many from its own position on. None means all.
+      window: number of keys that a query sees up to and including its own position. If
+        not causal, the query also sees the window - 1 keys after its position. None
+        means all keys.
       segment_ids: [B, T], any numbers. Positions see each other only within a run of
         consecutive equal numbers; the same number after a different one starts another
         document.
