@@ -28,12 +28,14 @@ from mjax.health.sources import Reading
 _ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
 _BAD_INPUT = 2
 _ADAPTERS_S = 5.0
-"""Seconds to read the adapters for the inventory, chosen: a few files of /sys."""
+"""Seconds to read the adapters for the inventory. The value was picked by judgement:
+the adapters are a few files of /sys."""
 _MAX_NAMES = 3
-"""Maximum number of checks named for one reason, chosen: one line of a terminal."""
+"""Maximum number of checks named for one reason. The value was picked by judgement:
+these names fit into one line of a terminal."""
 _MAX_REASONS = 2
-"""Maximum number of reasons of an area that are listed, chosen: a host without GPUs has
-60 of them, which would hide a check that failed."""
+"""Maximum number of reasons of an area that are listed. The value was picked by
+judgement: a host without GPUs has 60 of them, which would hide a check that failed."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,9 +9,11 @@ import enum
 from collections.abc import Iterable
 
 KEPT_TEXTS = 4
-"""Number of parsed outputs that a parser caches, chosen: several checks read each."""
+"""Number of parsed outputs that a parser caches. The value was picked by judgement:
+several checks read each."""
 MOST_NAMED = 8
-"""Maximum number of devices in a reason, chosen: a host has eight GPUs."""
+"""Maximum number of devices in a reason. The value was picked by judgement: a host has
+eight GPUs."""
 _QUOTED_CHARS = 60
 
 

@@ -19,8 +19,9 @@ import math
 import numpy as np
 
 LEAST_ERROR = 1e-6
-"""Minimum error rate of a test, chosen. Without a minimum, one wrong outcome of a test
-that is declared certain would make all answers impossible."""
+"""Minimum error rate of a test. The value was picked by judgement. Without a minimum,
+one wrong outcome of a test that is declared certain would make all answers
+impossible."""
 
 _SHARES = np.linspace(0.0, 1.0, 2001)
 

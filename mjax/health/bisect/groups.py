@@ -18,15 +18,17 @@ from mjax.health.bisect.bits import ErrorRates, best_share, entropy, information
 from mjax.health.bisect.posterior import Posterior
 
 _MOST_AT_ONCE = 6
-"""Number of tests that are chosen jointly. Chosen: 2^6 joint outcomes; the information
-of more tests overlaps."""
+"""Number of tests that are chosen jointly. The value was picked by judgement: the tests
+have 2^6 joint outcomes, and the information of more tests overlaps."""
 _WORTH = 0.5
-"""Minimum information of a further test of a round, relative to the first. Chosen."""
+"""Minimum information of a further test of a round, relative to the first. The value
+was picked by judgement, not measured."""
 _GOOD = 4
-"""Number of probably good hosts that are considered as one group. Chosen."""
+"""Number of probably good hosts that are considered as one group. The value was picked
+by judgement, not measured."""
 _SINGLES = 8
-"""Number of the most doubtful hosts that are considered as single-host groups.
-Chosen."""
+"""Number of the most doubtful hosts that are considered as single-host groups. The
+value was picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

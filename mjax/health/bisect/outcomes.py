@@ -29,8 +29,9 @@ from mjax import checked_json
 from mjax.health.bisect.problem import Outcome
 
 LEAST_COMPARED = 4
-"""Minimum number of groups of a round that are compared. Chosen: with a bad host in
-each of two groups, the median is still that of good groups."""
+"""Minimum number of groups of a round that are compared. The value was picked by
+judgement: with a bad host in each of two groups, the median is still that of good
+groups."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

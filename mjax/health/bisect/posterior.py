@@ -28,21 +28,26 @@ import numpy as np
 from mjax.health.bisect.bits import ErrorRates
 
 MOST_BAD = 10
-"""Maximum size of an enumerated set. Chosen: with more bad hosts, most groups of a
-useful size fail, and testing each host alone needs fewer tests."""
+"""Maximum size of an enumerated set. The value was picked by judgement: with more bad
+hosts, most groups of a useful size fail, and testing each host alone needs fewer
+tests."""
 ALL_SETS_HOSTS = 12
-"""Maximum number of hosts for which sets of every size are enumerated. Chosen."""
+"""Maximum number of hosts for which sets of every size are enumerated. The value was
+picked by judgement, not measured."""
 MANY_PRIOR = 1e-3
 """Prior probability that about half of the hosts are bad, or that all tests fail for a
-common reason. Chosen."""
+common reason. The value was picked by judgement, not measured."""
 
 _BUDGET = 12_000
-"""Number of sets examined for one size. Chosen: 1 ms on one core."""
+"""Number of sets examined for one size. The value was picked by judgement: the
+enumeration takes 1 ms on one core."""
 _MOST_KEPT = 3_000
 _MOST_SETS = 1_500
-"""Number of sets returned; the probabilities of all others are only summed. Chosen."""
+"""Number of sets returned; the probabilities of all others are only summed. The value
+was picked by judgement, not measured."""
 _NEGLIGIBLE = 1e-4
-"""A size with less total probability than this ends the enumeration. Chosen."""
+"""A size with less total probability than this ends the enumeration. The value was
+picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,8 @@ from mjax.health.bisect.runner import command_for
 from mjax.health.bisect.search import Progress, Round
 
 _SURPRISING = 1e-3
-"""Test errors that are less probable than this are reported. Chosen."""
+"""Test errors that are less probable than this are reported. The value was picked by
+judgement, not measured."""
 
 
 def assumptions(problem: Problem) -> str:

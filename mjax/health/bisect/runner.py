@@ -21,7 +21,8 @@ from mjax.health.bisect.outcomes import Record
 _TAIL_BYTES = 4096
 _SHOWN_CHARS = 200
 _GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL, chosen."""
+"""Seconds between SIGTERM and SIGKILL. The value was picked by judgement, not
+measured."""
 
 
 class _StoppedError(Exception):

@@ -33,7 +33,8 @@ from mjax.health.burn.measurements import (
 )
 
 _BLOCK_BYTES = 8 * 2**20
-"""Bytes of one write or read; chosen: a multiple of every file system's page size."""
+"""Bytes of one write or read. The value was picked by judgement: it is a multiple of
+every file system's page size."""
 _MIB = 2**20
 _GB = 1e9
 
@@ -107,7 +108,7 @@ def disk(task: Task) -> list[Measured]:
         return [Measured(name="disk", outcome="absent", note="--disk-dir is not given")]
     folder, size = Path(task.disk_dir), task.disk_mib * _MIB
     state = os.statvfs(folder)
-    # Chosen: leave as much space free as is written.
+    # By judgement, as much space stays free as is written.
     if state.f_bavail * state.f_frsize < 2 * size:
         note = f"{folder} has less than {2 * task.disk_mib} MiB free"
         return [Measured(name="disk", outcome="absent", note=note)]
@@ -195,8 +196,9 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _memory_bytes(task: Task) -> int:
-    """Return the number of bytes to test: 1/4 of the free memory, at most 256 MiB.
-    Chosen: more than most caches, and tested in a second."""
+    """Return the number of bytes to test: 1/4 of the free memory, at most 256 MiB. The
+    value was picked by judgement: it is more than most caches, and tested in a
+    second."""
     if task.memory_mib is not None:
         return task.memory_mib * _MIB
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 SEED = 20
-"""Seed of every random input; chosen: the same bytes on all hosts, in all rounds."""
+"""Seed of every random input. Any number would do; it is the same on all hosts and in
+all rounds, so that their inputs have the same bytes."""
 
 WORDS = (0, 0xFFFFFFFFFFFFFFFF, 0xAAAAAAAAAAAAAAAA, 0x5555555555555555)
 """Patterns of memory tests: every bit in both states, and differing neighbours. One

@@ -33,7 +33,8 @@ from mjax.health.cluster.ranges import expand
 
 _BAD_INPUT = 2
 _SHOWN = 40
-"""Number of printed findings; --json has all. Chosen: two screens."""
+"""Number of printed findings; --json has all. The value was picked by judgement: that
+many findings fill two screens."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -16,7 +16,8 @@ from mjax import checked_json
 from mjax.health.cluster.links import End, Observation, Sighting
 
 MAX_BYTES = 16 * 2**20
-"""Maximum size of a host's output. Chosen: 64 interfaces with details take 200 kB."""
+"""Maximum size of a host's output. The value was picked by judgement: 64 interfaces
+with details take 200 kB."""
 
 
 def read(text: bytes, node: str, source: str) -> Observation:

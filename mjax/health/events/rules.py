@@ -23,7 +23,8 @@ LogKind = Literal["any", "kernel", "syslog", "ufm"]
 GIVEN = ("rule", "host", "count", "within_s")
 """Names that every template may use, in addition to the groups of its pattern."""
 _MAX_COUNT = 10_000
-"""Maximum `count`. Chosen: the times that are kept for a device then take 0.5 MB."""
+"""Maximum `count`. The value was picked by judgement: the times that are kept for a
+device then take 0.5 MB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -102,9 +103,10 @@ class Rule:
 class Limits:
     """Number of devices that these rules may disable at the same time.
 
-    Chosen: 2, the two ends of one link. If more devices fail at once, the fault is in a
-    switch, a power supply, the log or a rule, and disabling more devices does not fix
-    it. In a small fabric 5 percent may be less than 2; the smaller number applies.
+    The number was picked by judgement: 2 covers the two ends of one link. If more
+    devices fail at once, the fault is in a switch, a power supply, the log or a rule,
+    and disabling more devices does not fix it. In a small fabric 5 percent may be less
+    than 2; the smaller number applies.
     """
 
     max_disabled: int = 2

@@ -9,8 +9,8 @@ import enum
 import hashlib
 
 MAX_TEXT_CHARS = 2000
-"""Maximum length of a stored text. Chosen: a failure may contain the last lines of a
-log."""
+"""Maximum length of a stored text. The value was picked by judgement: a failure may
+contain the last lines of a log."""
 
 
 class Kind(enum.StrEnum):
@@ -116,10 +116,10 @@ CAUSES: dict[str, Meaning] = {
         weight=0.25, must_burn=False, reason="usually the storage, for all hosts"
     ),
 }
-"""Maps the cause of a fault, as named by the launcher, to its meaning. The weights are
-chosen, here and in KINDS: 8 if the hardware is named, half of that if only the host is
-named, 2 if host and program are equally likely, and small values for the rest, which
-only decide between hosts that are otherwise equal."""
+"""Maps the cause of a fault, as named by the launcher, to its meaning. The weights here
+and in KINDS were picked by judgement: 8 if the hardware is named, half of that if only
+the host is named, 2 if host and program are equally likely, and small values for the
+rest, which only decide between hosts that are otherwise equal."""
 
 NOT_OF_HOSTS = frozenset({"done", "preempted", "gave up", "diverged", "bad input"})
 """Causes that are unrelated to the host."""

@@ -6,9 +6,10 @@ hosts, and the number of unreadable lines. An unterminated last line is still be
 written, and is left for the next import. A copy of the file gives the same events, so
 importing it again adds nothing.
 
-Kinds that become events of hosts: `failure` (its hosts share the blame), `evict`,
-`check` of one host, `host` that is back, and `log` lines that name hardware. `rank_end`
-is left out, because most ranks end after another rank ended, which `failure` names.
+Lines of these kinds become events of hosts: `failure` (its hosts share the blame),
+`evict`, `check` of one host, `host` if the host is back as a spare, and `log` if the
+line names hardware. `rank_end` is left out: most ranks end because another rank ended
+first, and the `failure` line names that rank.
 """
 
 import dataclasses
@@ -21,8 +22,8 @@ from mjax import checked_json
 from mjax.health.history.events import NOT_OF_HOSTS, HostEvent, Kind
 
 MAX_LINE_BYTES = 64 * 2**20
-"""Maximum length of a line. Chosen: the stacks of all ranks of a large run are in one
-line."""
+"""Maximum length of a line in bytes. The value was picked by judgement: one line has
+the stacks of all ranks of a large run."""
 HARDWARE_RULES = frozenset(
     {
         *("Xid", "SXid", "GPU driver", "GPU memory", "GPU is gone"),
@@ -55,9 +56,9 @@ class Counts:
     num_unreadable: int = 0
     """Number of lines that cannot be read as a `Line`."""
     first_unreadable: str = ""
-    """Place of the first unreadable line, and the reason."""
+    """File and number of the first unreadable line, and the reason."""
     is_cut: bool = False
-    """Whether the last line is unterminated."""
+    """Whether the last line has no line end."""
 
 
 def read(path: Path, counts: Counts) -> Iterator[HostEvent]:
@@ -78,7 +79,13 @@ def read(path: Path, counts: Counts) -> Iterator[HostEvent]:
 
 
 def parse(lines: Iterable[bytes], source: str, counts: Counts) -> Iterator[HostEvent]:
-    """Yield the events of hosts in lines with their line ends; see `read`."""
+    """Yield the events of hosts, as `read` does.
+
+    Args:
+      lines: lines of the file, each with its line end; a line without one was cut off.
+      source: name of the file in `Counts.first_unreadable`.
+      counts: updated while the events are consumed.
+    """
     run, failure, is_rest = "", "", False
     for text in lines:
         is_whole = text.endswith(b"\n")
@@ -163,8 +170,8 @@ def _kind_of(line: Line, failure: str) -> tuple[Kind, str, str] | None:
     if line.kind == "evict":
         state, why = line.data.get("state"), line.data.get("why")
         if state == _EVICTED_BY_CHECK:
-            # Suspect hosts are excluded before their check, with the reason of the
-            # failure.
+            # The launcher excludes suspect hosts before it checks them. Such an `evict`
+            # line repeats the reason of the failure, and is no result of a check.
             is_suspect = isinstance(why, str) and bool(why) and failure.endswith(why)
             return None if is_suspect else (Kind.CHECK_FAILED, "", "")
         return (Kind.EVICTED, "", "") if state == _EVICTED_FOR_GOOD else None

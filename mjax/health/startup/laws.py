@@ -27,21 +27,23 @@ LAWS = (CONSTANT, LOGARITHMIC, LINEAR, QUADRATIC)
 LEAST_SIZES = 5
 """Minimum number of sizes for which the criterion is defined, see `_aicc`."""
 LEAD = 4.0
-"""Margin by which the criterion of a law must be below all others to name that law.
-Chosen: the data are then exp(LEAD / 2), more than 7, times likelier under it (the
-evidence ratio of Burnham, Anderson and Huyvaert 2011,
-doi:10.1007/s00265-010-1029-6)."""
+"""Margin by which the criterion of a law must be below all others to name that law. The
+value was picked by judgement: at this margin the data are exp(LEAD / 2), more than 7,
+times likelier under that law (the evidence ratio of Burnham, Anderson and Huyvaert
+2011, doi:10.1007/s00265-010-1029-6)."""
 FLAT = 1.25
 """Largest growth factor from the smallest to the largest size that counts as no growth.
-Chosen: such a growth does not matter for starting 10,000 processes."""
+The value was picked by judgement: such a growth does not matter for starting 10,000
+processes."""
 CONFIDENCE = 0.95
-"""Confidence of the joint region of value and share. Chosen: the usual value."""
+"""Confidence of the joint region of value and share. The value was picked by judgement:
+it is the usual confidence."""
 LEAST_NOISE = 0.02
-"""Standard deviation of log y below which two fits are equally good. Chosen: medians of
-a few starts on one host are not more reproducible."""
+"""Standard deviation of log y below which two fits are equally good. The value was
+picked by judgement: medians of a few starts on one host are not more reproducible."""
 LEAST_S = 1e-6
-"""Shorter durations count as this one. Chosen: the clocks tick in nanoseconds, and
-reading them takes a microsecond."""
+"""Shorter durations count as this one. The value was picked by judgement: the clocks
+tick in nanoseconds, and reading them takes a microsecond."""
 _LOGITS = np.linspace(-25.0, 15.0, 4001)
 _SHARES = np.concatenate([[0.0], 1.0 / (1.0 + np.exp(-_LOGITS)), [1.0]])
 """Grid of shares in steps of 1 percent of the odds. It starts so close to 0 that it

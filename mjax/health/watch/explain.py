@@ -19,18 +19,21 @@ from mjax.health.watch.thresholds import ExplanationThresholds
 
 type Array = np.ndarray
 OFFSETS = np.linspace(-0.04, 0.06, 6)
-"""Offsets of the level before the fault. Chosen: the noise of the best windows."""
+"""Offsets of the level before the fault. The values were picked by judgement: they span
+the noise of the best windows."""
 POWERS = (0.0, 0.7, 1.0, 1.5, 2.0)
-"""Powers of time with which the level drops; 0: at once. Chosen."""
+"""Powers of time with which the level drops; 0: at once. The values were picked by
+judgement, not measured."""
 LOSSES = 1 - np.exp(-np.arange(0.08, 1.55, 0.05))
 """Lost fractions of the rate to try, from the smallest fault to three lanes of four, in
 steps of the level that are smaller than its noise. Tuned: coarser steps miss the level
 of lost lanes."""
 MOST_ONSETS = 20
-"""Maximum number of onsets tried. Chosen for run time."""
+"""Maximum number of onsets tried. The value was picked by judgement to bound the run
+time."""
 SLOWEST = 1.6
-"""Maximum drop of the level in a slow window; exp(-1.6) is a fifth of the rate.
-Chosen."""
+"""Maximum drop of the level in a slow window; exp(-1.6) is a fifth of the rate. The
+value was picked by judgement, not measured."""
 
 
 LEAST_AFTER = 3

@@ -8,8 +8,8 @@ flaps in quick succession. Two rules:
   within `longest_stall_s`. If it does not return, the peers have ended: a restart.
 
 Source of the second rule: MegaScale, arXiv:2402.15627, on network interface flapping:
-packets sent while the link is down are lost. Using retransmissions is chosen: a
-reliable connection resends lost packets.
+packets sent while the link is down are lost. To use retransmissions is our own choice:
+a reliable connection resends lost packets.
 """
 
 import dataclasses
