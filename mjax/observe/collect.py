@@ -19,7 +19,8 @@ from mjax.observe.stream.sinks import SinkGoneError, open_sink
 
 _QUOTA_EVERY_S = 10.0
 _LONGEST_WAIT_S = 10.0
-"""Longest pause between two attempts while the sink is unreachable. Chosen."""
+"""Longest pause between two attempts while the sink is unreachable. The value was
+picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

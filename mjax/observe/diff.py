@@ -27,10 +27,11 @@ from mjax.observe.records import Record
 from mjax.observe.run_differences import Group, Losses
 
 _FEWEST_STEPS = 20
-"""Minimum number of steps for a correlation. Chosen: with fewer, noise alone reaches
-0.5."""
+"""Minimum number of steps for a correlation. The value was picked by judgement: with
+fewer, noise alone reaches 0.5."""
 _CLOCKS = 0.01
-"""Largest relative difference between two measurements of a step. Chosen."""
+"""Largest relative difference between two measurements of a step. The value was picked
+by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

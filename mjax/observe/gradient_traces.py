@@ -28,7 +28,8 @@ _STACKED = "blocks."
 _TINY = float(np.finfo(np.float32).tiny)
 """Floats below this are subnormal: some devices flush them to zero, others do not."""
 SMALL_GRADIENT = 1e-6
-"""Entry of a gradient for which the decay time is reported. Chosen: a typical one."""
+"""Entry of a gradient for which the decay time is reported. The value was picked by
+judgement: it is a typical entry."""
 
 type Box = tuple[tuple[int, int], ...]
 """(start, stop) in every dim."""

@@ -38,19 +38,21 @@ ALONE = "no driver"
 """Name of a part: no process ran, or ranks had ended without a driver to notice it."""
 UNEXPLAINED = "unexplained"
 MOST_UNEXPLAINED = 0.005
-"""Unexplained share of the wall time that is reported as a problem. Chosen: the
-benchmark's bound."""
+"""Unexplained share of the wall time that is reported as a problem. The value was
+picked by judgement: it is the benchmark's bound."""
 _CLOSED = "closed"
 _SILENT = "host silent"
 _KEPT, _LOST = "productive steps", "lost steps"
 _START = ("import", "init", "build", "compile", "restore")
 _HUNG_S = 1.0
-"""Seconds of silence after which a rank counts as hung. Chosen: a rank reports several
-times a second, except during a long step; its last step is rarely long."""
+"""Seconds of silence after which a rank counts as hung. The value was picked by
+judgement: a rank reports several times a second, except during a long step; its last
+step is rarely long."""
 _STARTING = "driver: starting"
 _MESSAGE_S = 1.0
-"""Longest delay of a start order or of the report of an end. Chosen: twice the pause
-between two calls of an agent to its driver; a longer delay has another cause."""
+"""Longest delay of a start order or of the report of an end. The value was picked by
+judgement: it is twice the pause between two calls of an agent to its driver; a longer
+delay has another cause."""
 
 
 type Seen = Callable[[float], Mapping[str, float]]

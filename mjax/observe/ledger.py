@@ -58,7 +58,8 @@ _BUCKET = {
 count as `restart`."""
 _MOST_DIFFERENCE = 0.01
 """Largest accepted difference between events and spans, as a fraction of the wall time.
-Chosen: the events include the time of a killed step, but no span does."""
+The value was picked by judgement: the events include the time of a killed step, but no
+span does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

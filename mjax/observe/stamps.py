@@ -38,7 +38,8 @@ _BESIDE_TICKS = {(_BEGIN, _TICK): 1, (_TICK, _BACKWARD): _TICK}
 later row. A tick writes its row when it begins: the interval before the first such row
 is not a tick, and the interval after the last one is."""
 _MOST_BOUNDS = 64
-"""Number of steps that bound the offset. Chosen: drift makes older ones useless."""
+"""Number of steps that bound the offset. The value was picked by judgement: drift makes
+older ones useless."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -43,7 +43,8 @@ PASSES = ("forward", "backward", "tick")
 _INTERRUPTS = frozenset({"eval", "ckpt"})
 """Kinds of spans that make their step and the next one unusual."""
 _CLOCK_ERROR_NS = 1_000_000
-"""Tolerance for the ends of a sync. Chosen: they differ by less between devices."""
+"""Tolerance for the ends of a sync. The value was picked by judgement: they differ by
+less between devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

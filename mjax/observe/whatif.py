@@ -34,7 +34,7 @@ _NAME_OF = {"data": "wait for data", "host": "between steps", "sync": "norm"}
 _MOST_SHOWN = 8
 _SKIPPED_STEPS = 2
 """Number of first steps of a start to leave out: they fill caches and connect devices.
-Chosen."""
+The value was picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

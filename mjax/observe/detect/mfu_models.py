@@ -9,7 +9,7 @@ wander of healthy size (Ornstein-Uhlenbeck process), and a few outliers. Each cl
 a mean curve, except `ragged`, which has a deeper wander instead. Ranges come from the
 field guide (Imbue, "From bare metal to a 70B model",
 imbue.com/research/70b-infrastructure/) and from Llama 3 (arXiv:2407.21783, section
-3.3.4: 1-2% a day); all others are marked "chosen".
+3.3.4: 1-2% a day); all others were picked by judgement.
 """
 
 import dataclasses
@@ -28,37 +28,40 @@ about 30%, 60 to 80%."""
 THERMAL_LEVEL = (0.65, 0.75)
 """Range of the level relative to the expected MFU. Field guide: about 70%."""
 LOST = (0.10, 0.35)
-"""Range of the fraction of the MFU that a decay loses before the restart. Chosen."""
+"""Range of the fraction of the MFU that a decay loses before the restart. The values
+were picked by judgement, not measured."""
 RARE_S = (600.0, 900.0, 1350.0)
 """Mean seconds between rare dips to try. Field guide: about 15 minutes."""
 LONE_S = 21_600.0
-"""Mean seconds between tenfold slow steps of a healthy run. Chosen: six hours."""
+"""Mean seconds between tenfold slow steps of a healthy run. The value was picked by
+judgement: it is six hours."""
 _SLOPE_PER_S = 4e-7
 """Standard deviation of the daily drift's slope, in log MFU per second. Llama 3: 1-2% a
 day; a sine of that size with a period of 24 hours has at most 7e-7."""
 _LEVEL_TAIL = 0.05
 """Standard deviation with which the prior of a log level falls beyond the edge of its
-range. Chosen."""
+range. The value was picked by judgement, not measured."""
 _OUTLIERS = 0.01
-"""Fraction of blocks that are outliers; these are uniform within a factor of e. Chosen.
-"""
+"""Fraction of blocks that are outliers; these are uniform within a factor of e. The
+value was picked by judgement, not measured."""
 _WANDER_S = (6.0, 12.0, 25.0, 50.0, 100.0)
-"""Correlation times of a wander to try. Chosen: seconds to minutes."""
+"""Correlation times of a wander to try. The values were picked by judgement: they span
+seconds to minutes."""
 _HEALTHY_WANDER = (0.0, 0.004, 0.008, 0.012)
 _RAGGED_WANDER = (0.018, 0.025, 0.033, 0.045, 0.06)
 """Deviations of the log MFU in a ragged wander, to try. Field guide: it wanders between
 90% and 100%, which is 0.03 if all depths are equally likely. Healthy runs stay below
-half of that (chosen)."""
+half of that, a bound that was picked by judgement."""
 _WHITE = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6, 2.2)
 """White noise of a block to try, as multiples of the deviation between neighbouring
-blocks. Chosen."""
+blocks. The values were picked by judgement, not measured."""
 _DELAYS_S = (10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0, 25.0, 30.0)
 """Seconds of load before throttling, to try. Field guide: about 15 s."""
 _FEWEST_REGULAR = 4
-"""Minimum number of dips to fit a period. Chosen: three dips have two intervals, which
-may agree by chance."""
+"""Minimum number of dips to fit a period. The value was picked by judgement: three dips
+have two intervals, which may agree by chance."""
 _SHAPES = (0.6, 0.8, 1.0, 1.4)
-"""Exponents of a decay to try. Chosen."""
+"""Exponents of a decay to try. The values were picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -34,19 +34,21 @@ transfers between two stages, so stages cannot be compared by their number of
 operations."""
 
 LEAST_IDLE_STEPS = 17.0
-"""A run is stuck after this many usual step times without a record. Chosen."""
+"""A run is stuck after this many usual step times without a record. The value was
+picked by judgement, not measured."""
 LEAST_IDLE_S = 10.0
-"""Least time without a record, in seconds. Chosen: several times the error of a badly
-kept wall clock."""
+"""Least time without a record, in seconds. The value was picked by judgement: it is
+several times the error of a badly kept wall clock."""
 LEAST_IDLE_SAVES = 2.0
-"""A save is stuck after this many usual save times without a record. Chosen."""
+"""A save is stuck after this many usual save times without a record. The value was
+picked by judgement, not measured."""
 LOG_STOPPED_S = 15.0
 """A log has stopped if its last line is this many seconds older than the 75th
-percentile of the hosts. Chosen: three times the longest usual silence of a log, plus
-the error of clocks.
-"""
+percentile of the hosts. The value was picked by judgement: it is three times the
+longest usual silence of a log, plus the error of clocks."""
 MOST_CANDIDATES = 64
-"""Maximum number of candidates to compare. Chosen: bounds the time with many ranks."""
+"""Maximum number of candidates to compare. The value was picked by judgement: it bounds
+the time with many ranks."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,7 +32,8 @@ from mjax.observe.stream.tail import (
 )
 
 _SHARE_BYTES = 3_000_000
-"""Approximate bytes of one read. Chosen: viewers wait 0.2 s for it."""
+"""Approximate bytes of one read. The value was picked by judgement: viewers wait 0.2 s
+for it."""
 _MOST_PLACES = 4096
 """Maximum number of index entries for a file; beyond it, every second one is
 dropped."""

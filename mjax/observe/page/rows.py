@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 MOST_COLUMNS = 40
-"""Maximum number of columns. Chosen: a row of the trainer has 15 fields."""
+"""Maximum number of columns. The value was picked by judgement: a row of the trainer
+has 15 fields."""
 MOST_NOTED = 1000
 _MOST_STEP = 2**53
 

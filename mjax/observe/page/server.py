@@ -16,7 +16,8 @@ from mjax.observe.page.app import make_app
 from mjax.observe.page.guard import names_of
 
 _GRACE_S = 2
-"""Seconds for pending answers when the server stops. Chosen."""
+"""Seconds for pending answers when the server stops. The value was picked by judgement,
+not measured."""
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 
 

@@ -21,10 +21,11 @@ from mjax.observe.store.batches import Batch, Mark, Outcome
 VERSION = 1
 _LENGTH = struct.Struct(">I")
 _LEVEL = 1
-"""Level of gzip. Chosen: it compresses to a seventh; level 6 takes 5 times as long for
+"""Level of gzip. This level compresses to a seventh; level 6 takes 5 times as long for
 10% less."""
 _MAX_BODY = 256 * 2**20
-"""Maximum decompressed size of a body in bytes. Chosen: far above any valid body."""
+"""Maximum decompressed size of a body in bytes. The value was picked by judgement: it
+is far above any valid body."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,8 @@ const BUCKETS = {
   unexplained: ["#f0a860", "no record explains it"],
 };
 const WORST = 8;
-const LEAST = 0.005; // smallest cost shown, a fraction of a step; chosen: less is noise
+// Smallest cost shown, a fraction of a step; picked by judgement: less is noise.
+const LEAST = 0.005;
 
 /** Make the view. */
 export function make({ store }) {

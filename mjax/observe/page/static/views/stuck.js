@@ -10,7 +10,8 @@ import { redrawer } from "../js/draws.js";
 import { count, plural, ranks, seconds } from "../js/format.js";
 import { problemList } from "./ledger.js";
 
-const SHOWN = 60; // ranks in the table; ranks to blame come first, then the most silent; chosen
+// Ranks in the table; ranks to blame come first, then the most silent; picked by judgement.
+const SHOWN = 60;
 const STATES = {
   R: "runs",
   S: "sleeps",
