@@ -1,8 +1,9 @@
 """Shell completion of programs, commands and flags: `mjax completion bash`.
 
 Input: the name of a shell. Output: on stdout a script for its start-up file. When Tab
-is pressed, the script calls `mjax completion --words ...`. This reads the help of the
-program in the words, and completes exactly what `-h` lists.
+is pressed, the script passes the words of the command line to `mjax completion --words
+...`. That command runs the named program with `-h`, and completes exactly the names
+that its help lists.
 """
 
 import contextlib
@@ -108,7 +109,8 @@ def help_of(*names: str) -> str:
             contextlib.suppress(SystemExit),
             warnings.catch_warnings(),
         ):
-            # The module may have been imported already, as for the help of a command.
+            # runpy warns about a module that was imported before, for example by an
+            # earlier call of this function.
             warnings.simplefilter("ignore", RuntimeWarning)
             runpy.run_module(f"mjax.{program}", run_name="__main__", alter_sys=True)
     finally:
@@ -135,9 +137,10 @@ def flags_in(text: str) -> dict[str, list[str]]:
 
 
 def commands_in(text: str) -> list[str]:
-    """Return the commands that a help lists: single words before a gap.
+    """Return the commands that a help lists.
 
-    A program with only one command names it in the usage line.
+    Each command begins a line, and at least two spaces separate it from its
+    description. A program with only one command names it in the usage line.
     """
     only = re.findall(r"^usage: \S+ -m \S+ ([a-z-]+)", text)
     return only or re.findall(r"^ {0,2}([a-z][a-z-]+) {2,}\S", text, re.M)

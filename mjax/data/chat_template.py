@@ -22,9 +22,9 @@ from typing import Any
 
 from mjax import checked_json
 
-TIME_LIMIT_S = (
-    10.0  # chosen: rendering takes under 1 ms, starting a process on a busy host longer
-)
+TIME_LIMIT_S = 10.0
+"""Time limit of a request to the worker in seconds. The value was picked by judgement:
+rendering takes under 1 ms, but the start of a process on a busy host takes longer."""
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 _WORKER = pathlib.Path(__file__).with_name("template_worker.py")

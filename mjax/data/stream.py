@@ -2,9 +2,9 @@
 
 Sequence r of step n is number p * batch_size + r of an endless stream of samples; p is
 n, or more if batches are left out (`skips`). `mixture` determines the corpus of a
-number, and `sampler` the sample of the corpus. All are pure functions. So no result
-depends on earlier reads, on the number of processes, or on how sequences are divided
-among them. This module does not use JAX.
+number, and `sampler` the sample of the corpus. All these choices are pure functions of
+their arguments. So no batch depends on earlier reads, on the number of processes, or on
+how sequences are divided among them. This module does not use JAX.
 """
 
 import dataclasses
@@ -22,8 +22,8 @@ from mjax.data.skips import Skip, place
 class Stream:
     """The endless stream of training samples.
 
-    Pickling copies the tokens of samples that are mapped from files, so another process
-    should open the dataset itself.
+    Do not pickle a Stream for another process: pickling copies the tokens of samples
+    that are mapped from files. The other process should open the dataset on its own.
     """
 
     corpora: tuple[Samples, ...]

@@ -28,8 +28,12 @@ import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
 
-_MEMORY_BYTES = 2**30  # chosen: a chat of megabytes takes a few times its size
-_MAX_CHARS = 1 << 24  # chosen: far larger than any chat that fits into a sequence
+_MEMORY_BYTES = 2**30
+"""Maximum memory of this process. The value was picked by judgement: a chat of
+megabytes takes a few times its size."""
+_MAX_CHARS = 1 << 24
+"""Maximum length of a rendered chat. The value was picked by judgement: it is far
+larger than any chat that fits into a sequence."""
 _NONCE = secrets.token_hex(8)  # random, so no message can contain a mark
 _START, _END = f"\x02{_NONCE}[", f"\x03{_NONCE}]"
 

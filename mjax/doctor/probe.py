@@ -24,10 +24,11 @@ from typing import Any
 
 _NVIDIA = Path("/proc/driver/nvidia")
 _NUM_BYTES = 2**20
-"""Bytes written to test a folder. Chosen: more than a page, and fast."""
+"""Bytes written to test a folder. The value was picked by judgement: it is more than a
+page, and the write is fast."""
 _CONNECT_S = 5.0
-"""Timeout of a connection to an address. Chosen: far more than a round trip between two
-hosts."""
+"""Timeout of a connection to an address. The value was picked by judgement: it is far
+more than a round trip between two hosts."""
 
 
 def packages() -> dict[str, Any]:

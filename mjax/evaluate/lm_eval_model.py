@@ -30,7 +30,8 @@ from mjax.mesh.axes import MeshConfig
 from mjax.model.counts import num_params
 
 _SLOTS = 8
-"""Concurrent answers if no batch size is given. Chosen."""
+"""Concurrent answers if no batch size is given. The value was picked by judgement, not
+measured."""
 
 Tokens = list[int]
 Scored = tuple[float, bool]

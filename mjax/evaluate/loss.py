@@ -18,7 +18,8 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params
 
 _TOKENS_PER_DEVICE = 8192
-"""Tokens per device and batch if no batch size is given. Chosen, not measured."""
+"""Tokens per device and batch if no batch size is given. The value was picked by
+judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from mjax.hugging_face.families import Family
 from mjax.model.config import ModelConfig
 
 _ROUNDS = 3
-"""Maximum number of rounds of changes. Chosen: one change can require others; for
-example, positions require their base."""
+"""Maximum number of rounds of changes. The value was picked by judgement: one change
+can require others; for example, positions require their base."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -111,10 +111,10 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
     """Return the ranks that block the others, ascending; empty if none differ.
 
     Within one program, a device that waits in a collective has done more operations
-    than one that never arrived. If at least half of more than two ranks are behind, the
-    result is empty, because the others may already have passed the collective. It is
-    also empty if devices are in different programs (a step, or the gather before it),
-    because their numbers of operations cannot be compared.
+    than one that never arrived. With more than two ranks, the result is empty if at
+    least half of them are behind, because the others may already have passed the
+    collective. It is also empty if devices are in different programs (a step, or the
+    gather before it), because their numbers of operations cannot be compared.
 
     Args:
       devices: rank -> its devices, for ranks with a report of XLA; at least one.

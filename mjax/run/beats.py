@@ -21,8 +21,8 @@ from mjax.run.spans import Spans
 _DEPTH = 12
 """Number of stack frames written; `mjax.launch.stacks` compares as many."""
 _JOIN_S = 5.0
-"""Maximum seconds to wait for the thread at exit. Chosen: a hung disk must not delay
-the exit."""
+"""Maximum seconds to wait for the thread at exit. The value was picked by judgement: a
+hung disk must not delay the exit."""
 
 
 class Beats:

@@ -37,7 +37,7 @@ _TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "profiled")
 """
 _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
 """Seconds that trackers have to send queued rows at the end of a run, and of a stopped
-run. Chosen: a stopped run must exit soon."""
+run. The values were picked by judgement: a stopped run must exit soon."""
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of characters that a terminal interprets or cannot display."""
 

@@ -19,12 +19,14 @@ _MOST_POINTS = 4000
 """Maximum number of points of a raw curve: more than a panel has pixels."""
 _SPEED = "tokens_per_s"
 _SHOWN_TIME = 0.98
-"""Share of a run's time whose throughput the panel shows. Chosen."""
+"""Share of a run's time whose throughput the panel shows. The value was picked by
+judgement, not measured."""
 _DECADES = 30
-"""Ratio of high to low gradient norms above which their scale is logarithmic.
-Chosen."""
+"""Ratio of high to low gradient norms above which their scale is logarithmic. The value
+was picked by judgement, not measured."""
 _SMOOTHED_OVER = 50
-"""Length of a run divided by that of its smoothing window. Chosen."""
+"""Length of a run divided by that of its smoothing window. The value was picked by
+judgement, not measured."""
 
 
 def draw(

@@ -1,7 +1,8 @@
 """A record of each start of a run: code, machine and settings.
 
 Input: the settings of the start. Output: `starts/0001.json` in the work dir, one file
-for each start, never changed afterwards. Under a launch it also has the generation.
+for each start, never changed afterwards. If a launch started the processes, the record
+also has the generation.
 """
 
 import dataclasses
@@ -52,14 +53,14 @@ def write(
     Args:
       work_dir: work dir of the run.
       mesh: mesh of all processes.
-      agreement: agreement of all processes.
+      agreement: the `Agreement` in which all processes take part.
       facts: values that describe code and environment, see `processes.comparison`.
       argv: the flags of process 0.
       more: further JSON fields of this start: `launch`, `generation`, `start_step`.
     Returns:
       the start, the same in all processes.
     Raises:
-      RuntimeError: the work dir cannot be written, on all processes.
+      RuntimeError: process 0 cannot write to the work dir; raised in all processes.
     """
     own = {"host": socket.gethostname(), "pid": os.getpid()}
 

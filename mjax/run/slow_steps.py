@@ -19,19 +19,23 @@ from typing import TextIO
 from mjax.observe.spans import Event
 
 _NUM_USUAL = 200
-"""Recent steps of which the percentile is taken. Chosen: the 99th percentile of fewer
-than 100 steps is their maximum."""
+"""Recent steps of which the percentile is taken. The value was picked by judgement: the
+99th percentile of fewer than 100 steps is their maximum."""
 _NUM_BEFORE = 20
-"""Steps before the first check. Chosen: the first steps compile and fill caches."""
+"""Steps before the first check. The value was picked by judgement: the first steps
+compile and fill caches."""
 _LEAST_S = 1.0
-"""Seconds below which no step is slow. Chosen: above the noise of the operating
-system."""
+"""Seconds below which no step is slow. The value was picked by judgement: it is above
+the noise of the operating system."""
 _MOST_S = 86_400.0
-"""Maximum limit in seconds. Chosen: far above any step; longer waits overflow."""
+"""Maximum limit in seconds. The value was picked by judgement: it is far above any
+step, and longer waits overflow."""
 _MOST_DUMPS = 20
-"""Maximum number of stacks written by one process. Chosen: bounds the file."""
+"""Maximum number of stacks written by one process. The value was picked by judgement:
+it bounds the size of the file."""
 _REARM_PART = 0.25
-"""Fraction of the limit after which the watchdog is restarted. Chosen."""
+"""Fraction of the limit after which the watchdog is restarted. The value was picked by
+judgement, not measured."""
 
 
 class SlowSteps:

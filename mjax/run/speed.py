@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 LEAST_STEPS = 10
-"""Minimum number of steps in an average. Chosen: one wrong step changes it little."""
+"""Minimum number of steps in an average. The value was picked by judgement: one wrong
+step changes it little."""
 
 
 class Speed:

@@ -33,11 +33,12 @@ from mjax.run.spans import Spans
 _NUM_BARRIERS = 3
 """Number of barriers at the start that compare the processes' clocks.
 
-Chosen by a simulation with the ranges of tests/observe/synthetic_clocks.py. Processes
-reach the first barrier seconds apart and the others together, so a second barrier makes
-the bound on clock offsets 2.6 to 130 times smaller. A third makes it another 3 to 4
-times smaller for 16 processes. For 4,096 processes, even eight barriers make the median
-bound only 2% smaller than two. Each barrier costs process 0 one read per process."""
+The number was picked by a simulation with the ranges of
+tests/observe/synthetic_clocks.py. Processes reach the first barrier seconds apart and
+the others together, so a second barrier makes the bound on clock offsets 2.6 to 130
+times smaller. A third makes it another 3 to 4 times smaller for 16 processes. For 4,096
+processes, even eight barriers make the median bound only 2% smaller than two. Each
+barrier costs process 0 one read per process."""
 
 
 @dataclasses.dataclass(kw_only=True)
