@@ -1,9 +1,9 @@
 """Shell completion of programs, commands and flags: `mjax completion bash`.
 
 Input: the name of a shell. Output: on stdout a script for its start-up file. When Tab
-is pressed, the script passes the words of the command line to `mjax completion --words
-...`. That command runs the named program with `-h`, and completes exactly the names
-that its help lists.
+is pressed, the script calls `mjax completion --words` with the words of the command
+line. That command runs the program that the first word names with `-h`, and completes
+exactly the names that this help lists.
 """
 
 import contextlib

@@ -117,7 +117,8 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
     gather before it), because their numbers of operations cannot be compared.
 
     Args:
-      devices: rank -> its devices, for ranks with a report of XLA; at least one.
+      devices: rank -> progress of its devices, for all ranks with a report of XLA; at
+        least one rank.
     """
     if len(programs(devices)) > 1:
         return ()

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 Microbatch = dict[str, Int[Array, "b T"]]
 Microbatches = dict[str, Int[Array, "M b T"]]
 Row = dict[str, Int[Array, ""]]
-"""This stage's entries of the schedule's tables in one tick."""
+"""This stage's entry in each table of the schedule for one tick, by table name."""
 
 
 STASH = "pipeline_stash"

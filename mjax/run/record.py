@@ -48,7 +48,7 @@ def write(
     argv: Sequence[str],
     **more: Any,
 ) -> Start:
-    """Write the record of this start; every process calls it, process 0 writes.
+    """Write the record of this start. Every process calls this; process 0 writes.
 
     Args:
       work_dir: work dir of the run.

@@ -14,9 +14,9 @@ from mjax.generate.server.limits import Limits
 
 _DRAIN_S = 2.0
 _DRAIN_BYTES = 32 << 20
-"""Limits for reading and discarding the rest of a body that is too large. The rest is
-read because a client that is disconnected while it sends does not see the answer. Both
-values were picked by judgement; a client that sends more may not see the answer."""
+"""Limits, in seconds and bytes, for reading and discarding the rest of a body that is
+too large. The rest is read because a client that is disconnected while it sends does
+not see the answer. Both values were picked by judgement, not measured."""
 
 
 class ClientGoneError(Exception):

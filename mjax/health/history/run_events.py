@@ -82,7 +82,8 @@ def parse(lines: Iterable[bytes], source: str, counts: Counts) -> Iterator[HostE
     """Yield the events of hosts, as `read` does.
 
     Args:
-      lines: lines of the file, each with its line end; a line without one was cut off.
+      lines: lines of the file with their line ends, as `readline` with the limit
+        MAX_LINE_BYTES returns them; a longer line comes in several parts.
       source: name of the file in `Counts.first_unreadable`.
       counts: updated while the events are consumed.
     """

@@ -28,7 +28,10 @@ and `cudnn` do not repeat the forward pass; the backward pass of `reference` doe
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Capability:
-    """Capabilities of a backend. All support causal attention and grouped heads."""
+    """Capabilities of a backend.
+
+    Every backend supports causal attention and grouped heads.
+    """
 
     dtypes: tuple[str, ...]
     """Dtypes of q, k and v."""
@@ -328,8 +331,8 @@ def _run(
     if name == "reference":
         return reference.attention(*arrays, **options)
     if name == "mosaic_gpu":
-        # Imported here, not at the top: runs without a GPU save the 0.3 s that it
-        # takes.
+        # Imported here, not at the top, so that runs without a GPU save the 0.3 s of
+        # this import.
         from mjax.kernels.attention.mosaic_gpu import fused, op
 
         q, k, _, segment_ids = arrays

@@ -88,7 +88,7 @@ class DuckStore:
             self._write(base, changes)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query; any thread may."""
+        """Run a query. Any thread may call this, also while others do."""
         with self._lock:
             cursor = self._base.cursor()
         try:

@@ -100,7 +100,7 @@ class PostgresStore:
             raise ValueError(f"{self._name} refuses a row: {error}") from error
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query; any thread may, one at a time."""
+        """Run a query. Any thread may call this; queries run one after another."""
         statement = _statement(sql)
         with self._lock:
             for attempt in (0, 1):
