@@ -1,7 +1,7 @@
 """Find how a duration grows with the number of processes, if the data show it.
 
 Input: sizes and one duration for each. Output: a law or none, and a range for any
-other size. Pure.
+other size. All functions are pure.
 
 A law is a curve with two parameters, the value at the largest size and the share of it
 that grows: y(N) = value * (1 - share + share * g(N) / g(largest)), with share from 0 to

@@ -22,8 +22,8 @@ OFFSETS = np.linspace(-0.04, 0.06, 6)
 """Offsets of the level before the fault. The values were picked by judgement: they span
 the noise of the best windows."""
 POWERS = (0.0, 0.7, 1.0, 1.5, 2.0)
-"""Powers of time with which the level drops; 0: at once. The values were picked by
-judgement, not measured."""
+"""Powers of time with which the level drops; 0 means that it drops at once. The values
+were picked by judgement, not measured."""
 LOSSES = 1 - np.exp(-np.arange(0.08, 1.55, 0.05))
 """Lost fractions of the rate to try, from the smallest fault to three lanes of four, in
 steps of the level that are smaller than its noise. Tuned: coarser steps miss the level

@@ -33,8 +33,8 @@ were picked by judgement, not measured."""
 RARE_S = (600.0, 900.0, 1350.0)
 """Mean seconds between rare dips to try. Field guide: about 15 minutes."""
 LONE_S = 21_600.0
-"""Mean seconds between tenfold slow steps of a healthy run. The value was picked by
-judgement: it is six hours."""
+"""Mean seconds between tenfold slow steps of a healthy run, six hours. The value was
+picked by judgement, not measured."""
 _SLOPE_PER_S = 4e-7
 """Standard deviation of the daily drift's slope, in log MFU per second. Llama 3: 1-2% a
 day; a sine of that size with a period of 24 hours has at most 7e-7."""
