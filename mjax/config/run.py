@@ -41,7 +41,7 @@ class LogConfig:
     """Steps between progress lines. A line shows mean timings over this many steps, or
     over ten if that is more."""
     sample_tokens: int = 200
-    """Tokens that the model generates at the end, into sample.txt; 0 for none."""
+    """Maximum number of tokens in sample.txt, generated at the end; 0 for none."""
     tensorboard: bool = False
     """The same as --track tensorboard."""
 

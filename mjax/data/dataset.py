@@ -6,11 +6,11 @@ import hashlib
 import logging
 import math
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Int
+from jaxtyping import Int, Int32
 
 from mjax.data import (
     cache_files,
@@ -21,6 +21,7 @@ from mjax.data import (
     hub_tokenizers,
     megatron,
     mixture,
+    prompts,
     skips,
     synthetic,
 )
@@ -139,6 +140,18 @@ class Dataset:
                 f"token ids of the corpus, got {vocab_size}; use --data.vocab "
                 f"tokenizer, or --model.vocab-size {self.tokenizer.vocab_size}"
             )
+
+    def held_out_prompt(self) -> tuple[Int32[np.ndarray, "n"], Set[int]]:
+        """Return the beginning of a held-out sample, for a model to continue.
+
+        Returns:
+          prompt: the beginning of a text, or a chat up to its first answer.
+          end_ids: the tokens that end an answer of a chat; for text there are none.
+        """
+        sample = self.held_out[0]
+        if self.chat_template is None:
+            return prompts.text_prompt(sample), frozenset()
+        return prompts.chat_prompt(sample, self.tokenizer)
 
     def count_target_bytes(self, targets: Int[np.ndarray, "B T"]) -> int:
         """Return the bytes of text that the targets encode; NO_TARGET counts 0."""

@@ -37,7 +37,6 @@ from mjax.run.json_files import write_json
 from mjax.step.optim import learning_rate
 from mjax.step.program import Program
 
-_PROMPT_TOKENS = 64
 ENDINGS_SHORT = {
     ending.DONE: "done",
     ending.PREEMPTED: "stopped",
@@ -353,6 +352,9 @@ def sample(
 ) -> bool:
     """Let the model continue a held-out text; return whether it finished.
 
+    If the data are chats, the prompt is a chat up to its first answer, and the sample
+    ends with the first token that ends an answer.
+
     All processes compute. The file has the exact text; in the terminal, control
     characters are escaped.
 
@@ -363,23 +365,23 @@ def sample(
       recorder: prints the text, on the process that writes.
       path: path of the file.
       num_rows: sequences per batch, a multiple of the data-parallel size.
-      num_tokens: tokens to draw; with 0 nothing is written.
+      num_tokens: maximum number of tokens to draw; with 0 nothing is written.
       seed: seed of the sampling.
       is_stopped: called before each token; True ends the sampling.
     """
     if not num_tokens:
         return True
-    tokens = dataset.held_out[0]["tokens"]
-    prompt = tokens[: max(1, min(_PROMPT_TOKENS, len(tokens) // 2))]
+    prompt, end_ids = dataset.held_out_prompt()
     drawn = sampling.generate(
         program,
         params,
         prompt,
         num_rows=num_rows,
-        seq_len=len(tokens),
+        seq_len=dataset.held_out.seq_len,
         num_tokens=num_tokens,
         vocab_size=dataset.tokenizer.vocab_size,
         seed=seed,
+        end_ids=end_ids,
         is_stopped=is_stopped,
     )
     if drawn is not None and jax.process_index() == 0:

@@ -4,7 +4,7 @@ Input: a program, parameters and a prompt. Output: the drawn tokens. The whole p
 recomputed for each token.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +27,7 @@ def generate(
     num_tokens: int,
     vocab_size: int,
     seed: int,
+    end_ids: Set[int] = frozenset(),
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> Int[np.ndarray, "m"] | None:
     """Continue a prompt by sampling at a fixed temperature.
@@ -42,9 +43,10 @@ def generate(
         the same prompt; the first is returned.
       seq_len: columns of the token array; a longer text is continued from its last
         seq_len tokens.
-      num_tokens: tokens to draw.
+      num_tokens: maximum number of tokens to draw.
       vocab_size: number of ids that the tokenizer can decode.
       seed: seed of the sampling.
+      end_ids: tokens that end the continuation, which includes them.
       is_stopped: called before each token; True ends the sampling.
     Returns:
       The continuation, without the prompt; None if stopped.
@@ -75,4 +77,6 @@ def generate(
         # occupied every thread, and XLA aborted after 40 s (seen with 8 devices on 2
         # cores, jax 0.11.2).
         seen.append(int(draw(logits, count)))
+        if seen[-1] in end_ids:
+            break
     return np.asarray(seen[len(prompt) :])

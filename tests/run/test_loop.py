@@ -679,6 +679,22 @@ def test_generation_ends_before_the_next_token_when_it_is_stopped():
     assert len(asked) == 3
 
 
+def test_generation_ends_with_the_first_token_that_ends_an_answer():
+    ids = sampling.generate(
+        TinyProgram(),
+        {},
+        np.array([3]),
+        num_rows=8,
+        seq_len=12,
+        num_tokens=100,
+        vocab_size=VOCAB,
+        seed=0,
+        end_ids={6},
+    )
+    assert ids is not None
+    assert ids.tolist() == [4, 5, 6]
+
+
 def test_generation_draws_only_ids_that_the_tokenizer_knows():
     program = TinyProgram()
     program.next_token_logits = lambda params, tokens, length: jnp.zeros((8, 100))
