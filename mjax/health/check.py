@@ -80,6 +80,8 @@ class Report:
     readings: Mapping[Source, Reading]
     """Readings of the sources of all checks."""
     seconds: float
+    is_plain: bool = False
+    """Whether the host has no GPU and no RDMA device, and none is expected."""
 
     @property
     def is_ok(self) -> bool:
@@ -144,7 +146,10 @@ def run(
     settings = dataclasses.replace(settings, is_plain=plain)
     findings = [judge(check, readings[check.source], settings) for check in checks]
     return Report(
-        findings=findings, readings=readings, seconds=time.monotonic() - began_s
+        findings=findings,
+        readings=readings,
+        seconds=time.monotonic() - began_s,
+        is_plain=plain,
     )
 
 

@@ -6,6 +6,7 @@ Exit codes: 0 the host may be used, 1 a check failed or is incomplete, 2 bad inp
 """
 
 import argparse
+import collections
 import fnmatch
 import json
 import os
@@ -26,6 +27,7 @@ from mjax.health.settings import Settings, read_expected, read_limits
 from mjax.health.sources import Reading
 
 _ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
+_MADE = (State.FAILED, State.INCOMPLETE, State.OK)
 _BAD_INPUT = 2
 _ADAPTERS_S = 5.0
 """Seconds to read the adapters for the inventory. The value was picked by judgement:
@@ -36,6 +38,8 @@ these names fit into one line of a terminal."""
 _MAX_REASONS = 2
 """Maximum number of reasons of an area that are listed. The value was picked by
 judgement: a host without GPUs has 60 of them, which would hide a check that failed."""
+_TRAINING_AREAS = ("GPU", "RDMA", "NCCL")
+"""Areas that matter only on a host with a GPU or an RDMA device."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -148,7 +152,7 @@ def shown(
         if state is State.OK and not is_all:
             mine = [finding for finding in mine if finding.reason]
         if state is State.UNKNOWN and not is_all:
-            lines += _grouped(mine)
+            lines += _grouped(mine, is_plain=report.is_plain)
             mine = []
         for finding in mine:
             value = f" {finding.value}" if finding.value else ""
@@ -159,19 +163,33 @@ def shown(
             lines.append(f"{word:10} {finding.name}{value}{limit}{reason}")
             if state is State.FAILED or is_warning:
                 lines.append(f"{'':10} -> {checks[finding.name].action}")
-    count = dict.fromkeys(_ORDER, 0)
-    for finding in report.findings:
-        count[finding.state] += 1
-    counts = ", ".join(f"{number} {state}" for state, number in count.items())
-    answer = "healthy" if report.is_ok else "NOT healthy"
-    lines.append(
-        f"{socket.gethostname()} is {answer}: {counts}, in {report.seconds:.1f} s"
-    )
+    lines.append(f"{socket.gethostname()} {_summary(report)}")
     return "\n".join(lines)
 
 
-def _grouped(findings: Sequence[Finding]) -> list[str]:
-    """Return at most two lines for each area, and a last line about --all."""
+def _summary(report: Report) -> str:
+    """Return how many checks were made, with which result, and how many were not."""
+    count = collections.Counter(finding.state for finding in report.findings)
+    num_unknown = count[State.UNKNOWN]
+    num_made = len(report.findings) - num_unknown
+    skipped = f"; {num_unknown} could not be made (unknown)" if num_unknown else ""
+    if not report.is_ok:
+        made = ", ".join(f"{count[state]} {state}" for state in _MADE)
+        text = f"is NOT healthy: {made}{skipped}"
+    elif num_unknown:
+        text = f"has no fault in the {num_made} checks that were made{skipped}"
+    else:
+        text = f"is healthy: all {num_made} checks are ok"
+    return f"{text}, in {report.seconds:.1f} s"
+
+
+def _grouped(findings: Sequence[Finding], *, is_plain: bool) -> list[str]:
+    """Return at most two lines for each area, and a last line about --all.
+
+    Args:
+      findings: unknown checks.
+      is_plain: whether one line is enough for the checks of GPUs, RDMA and NCCL.
+    """
     if not findings:
         return []
     areas: dict[str, dict[str, list[str]]] = {}
@@ -180,6 +198,14 @@ def _grouped(findings: Sequence[Finding]) -> list[str]:
         area = AREA_OF.get(one.name, one.name.partition(".")[0])
         areas.setdefault(area, {}).setdefault(one.reason, []).append(one.name)
     lines = []
+    if is_plain:
+        found = {name: areas.pop(name) for name in _TRAINING_AREAS if name in areas}
+        number = sum(len(mine) for area in found.values() for mine in area.values())
+        if number:
+            lines.append(
+                f"{State.UNKNOWN:10} {', '.join(found)}: no GPU and no RDMA device on "
+                f"this host, which leaves out {number} checks"
+            )
     for area, names in areas.items():
         if len(names) <= _MAX_REASONS:
             lines += [_named(mine, reason) for reason, mine in names.items()]

@@ -47,9 +47,55 @@ def finding(name, reason):
     return Finding(name=name, state=State.UNKNOWN, reason=reason)
 
 
-def unknown_lines(findings, *, is_all=False):
-    report = Report(findings=findings, readings={}, seconds=1.0)
+def unknown_lines(findings, *, is_all=False, is_plain=False):
+    report = Report(findings=findings, readings={}, seconds=1.0, is_plain=is_plain)
     return check_command.shown(report, is_all=is_all).splitlines()
+
+
+def test_a_host_without_gpus_has_one_line_for_the_checks_of_gpus():
+    findings = [
+        finding("gpu.count", "there is no command nvidia-smi"),
+        finding("gpu.ecc_mode", "there is no command nvidia-smi"),
+        finding("infiniband.state", "there is no port"),
+        finding("clock.offset", "there is no command chronyc"),
+    ]
+    lines = unknown_lines(findings, is_plain=True)
+    assert lines[:2] == [
+        "unknown    GPU, RDMA: no GPU and no RDMA device on this host, which leaves "
+        "out 3 checks",
+        "unknown    clock.offset: there is no command chronyc",
+    ]
+    each = unknown_lines(findings, is_all=True, is_plain=True)
+    assert each[0] == "unknown    gpu.count: there is no command nvidia-smi"
+    # A host that should have GPUs tells the reason of each check.
+    assert "there is no command nvidia-smi" in unknown_lines(findings)[0]
+
+
+@pytest.mark.parametrize(
+    ("states", "summary"),
+    [
+        (
+            [State.OK, State.OK, State.UNKNOWN],
+            " has no fault in the 2 checks that were made; 1 could not be made "
+            "(unknown), in 1.0 s",
+        ),
+        ([State.OK, State.OK], " is healthy: all 2 checks are ok, in 1.0 s"),
+        (
+            [State.OK, State.FAILED, State.UNKNOWN],
+            " is NOT healthy: 1 failed, 0 incomplete, 1 ok; 1 could not be made "
+            "(unknown), in 1.0 s",
+        ),
+        (
+            [State.OK, State.INCOMPLETE],
+            " is NOT healthy: 0 failed, 1 incomplete, 1 ok, in 1.0 s",
+        ),
+    ],
+)
+def test_the_summary_says_what_was_checked_and_what_was_not(states, summary):
+    names = ("clock.offset", "memory.total", "gpu.count")
+    findings = [Finding(name=n, state=s) for n, s in zip(names, states, strict=False)]
+    report = Report(findings=findings, readings={}, seconds=1.0)
+    assert check_command.shown(report, is_all=False).endswith(summary)
 
 
 def test_unknown_checks_of_an_area_with_many_reasons_are_one_line_with_their_number():
@@ -67,7 +113,7 @@ def test_unknown_checks_of_an_area_with_many_reasons_are_one_line_with_their_num
         "chronyc",
         "           -> --all lists each of these checks with its reason",
     ]
-    assert "0 failed, 0 incomplete, 5 unknown, 0 ok" in lines[3]
+    assert "no fault in the 0 checks that were made; 5 could not be made" in lines[3]
     each = unknown_lines(findings, is_all=True)
     assert len(each) == 6
     assert each[1] == f"unknown    memory.total: {findings[1].reason}"
