@@ -250,9 +250,12 @@ def info_lines(dataset: Dataset) -> Iterator[str]:
         if len(dataset.corpora) > 1:
             yield f"  weight               {dataset.train.weights[index]}"
         yield f"  documents            {corpus.num_documents}"
-        yield f"    held out           {held_out.num_documents}"
+        is_cut = corpus.split == "position"
+        whole = "the end of the text" if is_cut else held_out.num_documents
+        yield f"    held out           {whole}"
         yield f"  bytes                {corpus.num_bytes}"
-        yield f"    held out           {held_out.num_bytes}"
+        share = held_out.num_bytes / corpus.num_bytes
+        yield f"    held out           {held_out.num_bytes} ({share:.1%})"
         yield f"  split by             {corpus.split}"
         yield f"  training samples     {len(dataset.train.corpora[index])}"
         yield f"  held-out samples     {len(dataset.held_out.corpora[index])}"

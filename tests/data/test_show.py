@@ -114,6 +114,18 @@ def test_info_describes_the_corpus(corpus, tmp_path, capsys):
     assert code == 0
     assert "  documents            60\n" in out
     assert "unigram bits per byte" in out
+    held_out = re.findall(r"^    held out           (\S+)", out, re.MULTILINE)
+    assert 0 < int(held_out[0]) < 60
+
+
+def test_info_of_one_file_says_that_only_its_end_is_held_out(tmp_path, capsys):
+    (tmp_path / "one.txt").write_text("one text\n" * 1000)
+    code, out, _ = run(capsys, "info", *flags(tmp_path / "one.txt", tmp_path))
+    assert code == 0
+    assert (
+        "  documents            1\n    held out           the end of the text\n" in out
+    )
+    assert "  bytes                9000\n    held out           450 (5.0%)\n" in out
 
 
 @pytest.mark.parametrize(
