@@ -49,7 +49,7 @@ class RollBacks:
         self.skip = found.ways[str(self.to)]
         self._tell(
             "roll_back",
-            f"roll-back {self._num} of at most {self._most}, from step {found.step} to "
+            f"rollback {self._num} of at most {self._most}, from step {found.step} to "
             f"{self.to}, skipping the data since: --data.skip {' '.join(self.skip)}",
             "error",
             data={"number": self._num, "to": self.to, "skip": self.skip},

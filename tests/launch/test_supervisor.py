@@ -250,6 +250,7 @@ def test_a_run_that_diverges_goes_back_a_save_and_leaves_out_the_data_since():
     assert cluster.kinds("failure")[0].data["cause"] == Cause.DIVERGED
     (event,) = cluster.kinds("roll_back")
     assert event.data == {"number": 1, "to": 6, "skip": ["6:2"]}
+    assert event.text.startswith("rollback 1 of at most 3, from step 8 to 6")
     assert "from step 8 to 6, skipping the data since: --data.skip 6:2" in event.text
     assert cluster.supervisor.rollbacks.skip == ["6:2"]
     resumed = cluster.driver()
