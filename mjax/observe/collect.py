@@ -129,6 +129,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _loop(given: CollectFlags, collector: Collector, stop: Stop) -> int:
     wait, said, limited_at = given.every_s, "", -_QUOTA_EVERY_S
+    longest = max(_LONGEST_WAIT_S, given.every_s)
     until = time.monotonic() + given.once_within_s
     while not stop.is_set():
         try:
@@ -138,9 +139,12 @@ def _loop(given: CollectFlags, collector: Collector, stop: Stop) -> int:
             wait, said = given.every_s, ""
         except SinkGoneError as error:
             if not said:
-                _say(f"{error}; the files wait")
+                _say(
+                    f"{error}; trying to send the files again, with pauses of up to "
+                    f"{longest:g} s"
+                )
             said = str(error)
-            wait = min(2 * wait, max(_LONGEST_WAIT_S, given.every_s))
+            wait = min(2 * wait, longest)
         if time.monotonic() - limited_at >= _QUOTA_EVERY_S:
             _limit(given, collector)
             limited_at = time.monotonic()

@@ -57,13 +57,17 @@ class IngestFlags:
         ):
             if days is not None and not 0 < days < math.inf:
                 raise ValueError(f"{flag} must be above 0, got {days:g}")
-        if self.keep_sums_days is not None and (
-            self.keep_days is None or self.keep_sums_days < self.keep_days
-        ):
-            raise ValueError(
-                f"--keep-sums-days {self.keep_sums_days:g} needs a --keep-days of at "
-                f"most that, got {self.keep_days}"
-            )
+        if self.keep_sums_days is not None:
+            if self.keep_days is None:
+                raise ValueError(
+                    f"--keep-sums-days {self.keep_sums_days:g} needs --keep-days; add "
+                    f"--keep-days {self.keep_sums_days:g} or less"
+                )
+            if self.keep_sums_days < self.keep_days:
+                raise ValueError(
+                    f"--keep-sums-days must be at least --keep-days "
+                    f"{self.keep_days:g}, got {self.keep_sums_days:g}"
+                )
         if self.threads < 1:
             raise ValueError(f"--threads must be at least 1, got {self.threads}")
 

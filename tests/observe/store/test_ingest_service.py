@@ -180,11 +180,11 @@ BAD_FLAGS = [
     (["ingest", "--work-dir", "{dir}", "--keep-days", "nan"], "--keep-days must be"),
     (
         ["ingest", "--work-dir", "{dir}", "--keep-sums-days", "3"],
-        "--keep-sums-days 3 needs a --keep-days of at most that, got None",
+        "--keep-sums-days 3 needs --keep-days; add --keep-days 3 or less",
     ),
     (
         [*("ingest", "--work-dir", "{dir}"), "--keep-sums-days=3", "--keep-days=4"],
-        "--keep-sums-days 3 needs a --keep-days of at most that, got 4",
+        "--keep-sums-days must be at least --keep-days 4, got 3",
     ),
     (["collect", "--work-dir", "{dir}/none"], "is not a folder; give the work dir"),
     (["collect", "--work-dir", "{dir}", "--to", "ftp://x"], "--to must be unix:PATH"),
@@ -268,7 +268,9 @@ def test_the_commands_bring_a_run_into_a_database(tmp_path, capsys):
     (tmp_path / "spans" / "node9-9-1.jsonl").write_bytes(b"no header\n")
     gone = ["--to", f"unix:{tmp_path}/t", "--once", "--once-within-s", "0.01"]
     assert command.main(["collect", "--work-dir", str(tmp_path), *gone]) == 1
-    assert "does not answer" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "does not answer" in said
+    assert "; trying to send the files again, with pauses of up to 10 s" in said
 
 
 def test_once_says_what_cannot_be_sent(tmp_path, capsys):
