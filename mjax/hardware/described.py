@@ -109,7 +109,8 @@ def described_devices(
         )
     except NotImplementedError as error:
         raise NoPluginError(
-            "jax has no CUDA plugin, which compiles for GPUs with or without one: "
+            "jax has no CUDA plugin, which compiles for GPUs and is needed even on a "
+            "host without one: "
             f"pip install 'mjax[plan]' jax-cuda13-plugin=={jax.__version__} "
             f"jax-cuda13-pjrt=={jax.__version__}, or make env-plan in a clone"
         ) from error
