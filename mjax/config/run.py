@@ -135,7 +135,7 @@ class ObserveConfig:
     """Record when each device reaches the parts of a step. None: only on GPUs."""
     slow_step_factor: float | None = 3.0
     """Record the call stacks of a step that takes longer than this factor times the
-    usual p99 of step times (in stacks/)."""
+    usual p99 of step times (in stacks/). None: never."""
     beat_s: float | None = 1.0
     """Seconds between heartbeats of each process (in beats/); None writes none."""
 

@@ -84,13 +84,21 @@ class Traffic:
     """Totals of the collectives of one kind over the same axes, per device and step."""
 
     kind: str
+    """Name of the collective, as in HLO: all-gather, reduce-scatter, ..."""
     axes: tuple[str, ...]
+    """Mesh axes over which the devices of a group differ."""
     role: str
+    """Part of the parallelism that it serves: tp, dp, pp; mixed for several."""
     tier: str
+    """Slowest link that it crosses: node or network."""
     dtype: str
+    """Dtype of the elements, as in HLO: bf16, f32, ..."""
     group_size: int
+    """Number of devices in a group."""
     count: int
+    """Number of collectives."""
     num_async: int
+    """Number of these that are asynchronous, so that compute can overlap them."""
     num_bytes: int
     """Bytes sent on the wire."""
     overlapped_bytes: int
