@@ -39,7 +39,7 @@ class Cause(enum.StrEnum):
 class Action(enum.StrEnum):
     """Response to a failure."""
 
-    END = "end the run with the code of its processes"
+    END = "end the run with the exit code of its processes"
     RESTART = "restart on the same hosts"
     CHECK = "check the host, then restart"
     EVICT = "replace the host, then restart"
@@ -65,9 +65,11 @@ TABLE: dict[Cause, Rule] = {
     Cause.CORRUPTED: Rule(
         Action.EVICT, "hardware that computes wrong once does so again"
     ),
-    Cause.SUSPECTED: Rule(Action.CHECK, "it is not yet known which one is wrong"),
+    Cause.SUSPECTED: Rule(Action.CHECK, "it is not yet known which replica is wrong"),
     Cause.BAD_INPUT: Rule(Action.END, "only a person can change the flags"),
-    Cause.OUT_OF_MEMORY: Rule(Action.RESTART, "other programs may have filled it"),
+    Cause.OUT_OF_MEMORY: Rule(
+        Action.RESTART, "other programs may have filled the memory"
+    ),
     Cause.KILLED: Rule(Action.RESTART, "the process did nothing wrong"),
     Cause.CRASHED: Rule(Action.CHECK, "it is not yet known whether the host is broken"),
     Cause.FAILED: Rule(
@@ -78,8 +80,8 @@ TABLE: dict[Cause, Rule] = {
     Cause.HOST_FAULT: Rule(Action.EVICT, "hardware that has failed does so again"),
     Cause.NETWORK: Rule(Action.CHECK, "it is not yet known whose port is broken"),
     Cause.STORE: Rule(Action.RESTART, "file systems recover"),
-    Cause.HOST_LOST: Rule(Action.EVICT, "it does not answer"),
-    Cause.EVICTED: Rule(Action.EVICT, "a person knows more"),
+    Cause.HOST_LOST: Rule(Action.EVICT, "the host does not answer"),
+    Cause.EVICTED: Rule(Action.EVICT, "a person may know more than the launch"),
 }
 
 EXIT_CODES = {
