@@ -5,15 +5,16 @@ that returns the same bits, in which each collective depends on the one before i
 
 XLA's CPU client (jaxlib 0.11.2 and 0.12.0.1) uses one channel for all collectives of
 jax. If two devices of a group are in different collectives, it treats both as the same
-collective: the program aborts, blocks, or computes wrong numbers. This can happen,
-although each device runs its collectives in the order of the schedule. If two
-collectives share no data, the second may begin as soon as the first has *started*, and
-a loop with collectives has started even while a part of it waits in another thread. So
-a device can reach the collective after the loop while others are still in the loop.
+collective: the program aborts, hangs, or computes wrong numbers. XLA's schedule orders
+the collectives of each device, but this does not prevent the error. If two collectives
+share no data, the second may begin as soon as the first has *started*, not ended. A
+loop with collectives counts as started while its iterations still wait in another
+thread. So one device can reach the collective after a loop while others are still in
+the loop.
 
-XLA always respects a data dependence. So if no path connects two collectives (or loops
-with collectives), the later one in the trace gets an operand that depends on the
-earlier one.
+XLA always respects a data dependence. So if no data dependence connects two collectives
+(or loops with collectives), the later one in the trace gets an operand that depends on
+the earlier one.
 """
 
 import contextlib
@@ -130,7 +131,7 @@ class _Order:
             # XLA's CPU compiler drops the operation: each result is its operand.
             return _bind(eqn, eqn.params, ins), masks
         if _is_alone(eqn):
-            # XLA's CPU compiler would make a copy and an all-reduce of the operation.
+            # XLA's CPU compiler would turn the reduction into a copy and an all-reduce.
             alone = zip(ins, eqn.outvars, strict=True)
             return [_reduced_alone.bind(x, aval=v.aval) for x, v in alone], masks
         # XLA removes operations without results.
@@ -147,7 +148,7 @@ class _Order:
         self, eqn: core.JaxprEqn, ins: Sequence[Any], masks: Sequence[int]
     ) -> tuple[list[Any], list[int]]:
         inner = eqn.params[_INLINED[eqn.primitive.name]]
-        if eqn.params.get("prevent_cse"):  # of jax.checkpoint
+        if eqn.params.get("prevent_cse"):  # set by jax.checkpoint
             ins = lax.optimization_barrier(list(ins))
         return self.run(inner, ins, masks)
 
@@ -207,7 +208,11 @@ def _communicates(eqn: core.JaxprEqn) -> bool:
 
 
 def _with_ordered_bodies(eqn: core.JaxprEqn) -> dict[str, Any]:
-    """Return the parameters of a loop or conditional, with its bodies in order."""
+    """Put the collectives in the bodies of a loop or conditional in order.
+
+    Returns:
+      Name -> value, the parameters of the equation with the changed bodies.
+    """
 
     def ordered(value: Any) -> Any:
         if isinstance(value, tuple):
@@ -241,7 +246,7 @@ def _result_of(eqn: core.JaxprEqn) -> int:
 
 
 def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
-    """Map the index of each result that a loop returns unchanged to its operand."""
+    """Return result index -> operand index, for what a loop returns unchanged."""
     body = _body(eqn)
     if body is None:
         return {}
@@ -280,10 +285,11 @@ def _body(eqn: core.JaxprEqn) -> core.Jaxpr | None:
 
 
 def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
-    """Return which of `places` has the smallest float array, or array of any dtype.
+    """Return the index among `places` of the array that is best for a dependence.
 
-    Arrays of other dtypes count only if no array has floats: XLA never computes
-    floats at compile time.
+    This is the smallest float array, or the smallest of other dtypes if there is no
+    float array. XLA may compute other dtypes at compile time, which would remove the
+    dependence; it never does so with floats. PRNG keys and empty arrays come last.
     """
 
     def weight(place: int) -> tuple[bool, bool, int]:
@@ -296,7 +302,7 @@ def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
 
 
 def _lower_tie(x: jax.Array, *after: jax.Array) -> jax.Array:
-    """Return x, through a comparison that makes it depend on another array.
+    """Return x, through a comparison that makes it depend on other arrays.
 
     XLA cannot simplify the comparison, so it keeps the dependence: the result is x
     unless the last bit of an entry is more than 1, which is never true.

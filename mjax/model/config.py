@@ -46,7 +46,8 @@ class ModelConfig:
     d_ff: int | None = None
     """F, feed-forward width; None uses 4 x d_model."""
     vocab_size: int = 257
-    """V, vocabulary size; the tokenizer's replaces it unless --data.vocab model."""
+    """V, vocabulary size. Unless --data.vocab is model, the size of the tokenizer's
+    vocabulary replaces it."""
     vocab_multiple: int = 128
     """Pad the vocabulary to a multiple of this; padded logits are masked."""
     block: Literal["parallel", "serial"] = "parallel"
@@ -72,24 +73,26 @@ class ModelConfig:
     rope_base: float = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: float = 1.0
-    """Factor that divides positions, as --model.rope-type says."""
+    """Number by which positions are divided; --model.rope-type selects the pairs."""
     rope_type: RopeType = "linear"
-    """Scaling of positions. linear: all pairs; llama3, yarn: only pairs that rotate
-    slowly."""
+    """Pairs of entries whose positions are scaled. linear: all; llama3 and yarn: those
+    that rotate slowly."""
     rope_original_len: int | None = None
     """Sequence length before the scaling of positions (llama3, yarn)."""
     rope_slow_turns: float | None = None
-    """Scale pairs that make fewer turns in --model.rope-original-len than this (llama3,
-    yarn); None uses 1."""
+    """Scale pairs that make fewer turns than this over --model.rope-original-len
+    positions (llama3, yarn); None uses 1."""
     rope_fast_turns: float | None = None
-    """Do not scale pairs that make more turns in --model.rope-original-len than this;
-    None uses 4 (llama3) or 32 (yarn)."""
+    """Do not scale pairs that make more turns than this over --model.rope-original-len
+    positions; None uses 4 (llama3) or 32 (yarn)."""
     rope_truncate: bool = True
-    """Round the limits between scaled and unscaled pairs to whole pairs (yarn)."""
+    """Round the limits between scaled and unscaled pairs to integer indices (yarn)."""
     rope_magnitude: float | None = None
-    """Factor on cosine and sine (yarn); None uses 0.1 ln(rope_scaling) + 1."""
+    """Factor on cosine and sine (yarn); None uses
+    0.1 * ln(--model.rope-scaling) + 1."""
     rope_windowed_base: float | None = None
-    """Base in layers with a window, unscaled (Gemma 3); None uses --model.rope-base."""
+    """Rotary base in layers with a window, whose positions are then not scaled (Gemma
+    3); None rotates them like all other layers."""
     rope_fraction: float = 1.0
     """Fraction of each head that is rotated (partial rotary)."""
     rope_interleaved: bool = False
@@ -99,7 +102,7 @@ class ModelConfig:
     embed_scale: float = 1.0
     """Factor on token embeddings (Gemma: sqrt(d_model))."""
     tie_embeddings: bool = False
-    """Use the embedding as output projection."""
+    """Use the embedding as the output projection."""
     attn_bias: bool = False
     """Biases on the attention projections."""
     qkv_bias: bool = False
@@ -128,10 +131,10 @@ class ModelConfig:
     attention: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"] = "auto"
     """Attention backend; auto uses the fastest that supports the run."""
     attention_backward: Literal["deterministic", "fused"] = "deterministic"
-    """Backward pass of attention. fused: faster by forecast, but not deterministic:
-    query gradients are summed in no fixed order, so neither repeated nor resumed runs
-    agree bit by bit. Hopper, mosaic_gpu, head width 128; not measured on a GPU. See
-    docs/kernels.md."""
+    """Backward pass of attention. fused: predicted to be faster (not measured on a
+    GPU), but not deterministic: query gradients are summed in no fixed order, so
+    neither repeated nor resumed runs agree bit by bit. It needs a Hopper GPU, the
+    mosaic_gpu backend and head width 128. See docs/kernels.md."""
     remat: Remat = "full"
     """What the backward pass recomputes; see docs/parallelism.md."""
     offload_horizon: int | None = None
@@ -303,7 +306,7 @@ class ModelConfig:
 
     @property
     def is_gated(self) -> bool:
-        """Whether the feed-forward layer has a gate: three matrices, not two."""
+        """Whether the feed-forward layer has a gate: three matrices instead of two."""
         return self.activation in GATED
 
     @property
@@ -364,7 +367,7 @@ class ModelConfig:
 
     @property
     def windowed_rope_config(self) -> RopeConfig | None:
-        """Rotation in layers with a window; None if equal to the other layers'."""
+        """Rotation in layers with a window; None if it is that of all other layers."""
         if self.rope_windowed_base is None:
             return None
         return RopeConfig(
@@ -430,7 +433,11 @@ class ModelConfig:
 
 
 def yarn_magnitude(scaling: float, factor: float = 1.0) -> float:
-    """Return 0.1 factor ln(scaling) + 1, or 1 if positions are not scaled.
+    """Return 0.1 * factor * ln(scaling) + 1, or 1 if scaling is at most 1.
+
+    Args:
+      scaling: number by which positions are divided.
+      factor: weight of the logarithm.
 
     Source: Peng et al. 2023, arXiv:2309.00071, eq. 22; factor: DeepSeek-AI 2024,
     arXiv:2405.04434, section 3.1.4.

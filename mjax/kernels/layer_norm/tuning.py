@@ -3,7 +3,8 @@
 import dataclasses
 
 LANE = 256
-"""Entries per row of a position in mosaic_gpu: the most that a copy moves per dim."""
+"""Entries per row into which mosaic_gpu splits a position. A copy moves at most as many
+per dim."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -11,8 +12,8 @@ class MosaicTuning:
     """Sizes for the mosaic_gpu backend."""
 
     blocks: int
-    """Number of thread blocks, of one warpgroup each. Block i takes every blocks-th
-    position from position i on."""
+    """Number of thread blocks, of one warpgroup each. Block i processes positions i,
+    i + blocks, i + 2 blocks and so on."""
     stages: int
     """Number of positions in shared memory: one is processed, the others are being
     loaded."""
@@ -32,10 +33,12 @@ def mosaic(width: int) -> MosaicTuning:
     single block takes 1000 clocks per position at width 768 and 2500 at 8192, mostly
     waiting. The memory of an H200 delivers one position to each of its 132
     multiprocessors in 310 clocks at 768 and 3300 at 8192. So several blocks share a
-    multiprocessor, until their waits take half of the memory's time. At 768 their
-    instructions take longer than the memory; at 8192 shared memory holds only one
-    block. Each block writes and reads 4 D bytes of partial sums. At 8192 positions, one
-    block per multiprocessor adds 1.6% to the traffic, two add 3.2%.
+    multiprocessor: enough that together they need only about half of the memory's
+    clocks per position. There are two exceptions. At 768 the instructions alone take
+    335 clocks, more than the memory, and more blocks would not change this. At 8192
+    shared memory holds only one block, which needs 76% of the memory's clocks. Each
+    block writes and reads 4 D bytes of partial sums. At 8192 positions, one block per
+    multiprocessor adds 1.6% to the traffic, two add 3.2%.
     """
     if width <= 1024:
         return MosaicTuning(blocks=4 * 132, stages=4)

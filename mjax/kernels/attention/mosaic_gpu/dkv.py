@@ -5,8 +5,9 @@ this key head, it walks the blocks of queries that see the keys. Scores are comp
 transposed, keys by queries, so they are the register operand of both following matmuls.
 dk and dv stay in registers; the sum over query heads needs no second pass.
 
-If there are too few such thread blocks for the GPU, each takes only a part of the query
-heads and writes its sums in float32. XLA adds the parts in a fixed order.
+If these are too few thread blocks for the GPU, the query heads of each key head are
+split into parts. Each part has its own thread block, which writes its sums in float32.
+XLA adds the sums of the parts in a fixed order.
 
 Source: Dao 2023, algorithm 2, arXiv:2307.08691. Differs: the scores are transposed.
 """
@@ -80,8 +81,8 @@ def key_value_gradients(
     by_walk = None if last is None else heaviest_first(p, last, first, tile)
     scores_type = tiles.accumulator(block)
     dk_type, dv_type = (tiles.accumulator(n) for n in (p.head_dim, p.out_dim))
-    # An operand in registers need not be read from shared memory for each block. Above
-    # width 64 there are not enough registers.
+    # K and V stay in registers, so they are not read from shared memory for each block.
+    # Above head width 64 there are not enough registers.
     held = wgs == 2 and p.head_dim <= 64
 
     def kernel(*refs):
@@ -89,9 +90,9 @@ def key_value_gradients(
         dk_g, dv_g, k_s, v_s, q_s, do_s, lse_s, delta_s, *barriers = rest
         rows_full, q_full, do_full, free = barriers
         wg = lax.axis_index("wg")
-        b, share, t = (
-            order.here()
-        )  # the first keys are seen by the most queries, except with documents
+        # Tile 0, which starts first, has the keys that the most queries see. With
+        # documents this is not so, and by_walk gives the order of the tiles.
+        b, share, t = order.here()
         last_g, first_g, tiles_g = masks.at_row(edges_g, (last, first, by_walk), b)
         if tiles_g is not None:
             t = tiles_g[t]
@@ -109,7 +110,7 @@ def key_value_gradients(
             plgpu.barrier_wait(full)
             dk, dv = pl.run_scoped(walk, dk_type, dv_type)
             if parts > 1:
-                # Four threads together write the 32 bytes of a memory transaction.
+                # Direct stores are efficient: four threads fill a 32-byte transaction.
                 dk_g[part, b, rows, kv], dv_g[part, b, rows, kv] = dk, dv
                 return
             k_s[wg] = (dk * p.scale).astype(q.dtype)
@@ -176,7 +177,7 @@ def key_value_gradients(
             )
 
         def next_block(dk_acc, dv_acc, rows, step, hide):
-            """Start to add the contribution of one block."""
+            """Start the matmuls that add the contribution of one block."""
             s = tiles.slot(step, stages)
             k_rows, v_rows = rows()
 
@@ -205,8 +206,9 @@ def key_value_gradients(
             plgpu.set_max_registers(tiles.LOADER_REGISTERS, action="decrease")
 
             def start(g, step, s):
-                # lse and delta have been read from this entry. The loading warpgroup
-                # orders the copies after these reads, because it has time to spare.
+                # The compute warpgroups have read lse and delta from this entry. This
+                # fence orders the copies after their reads. It is here because the
+                # loading warpgroup has time to spare.
                 plgpu.commit_smem()
                 n, rows = share * heads + g, pl.ds((low + step) * block, block)
                 full = q_full.at[s]
@@ -279,13 +281,13 @@ def heaviest_first(
 
 
 def shipped_parts(p: Problem, *, batch: int, tile: int, has_documents: bool) -> int:
-    """Return the number of parts of the query heads of a key head.
+    """Return into how many parts the query heads of a key head are split.
 
     Args:
       p: sizes.
       batch: B.
       tile: keys of a thread block.
-      has_documents: whether there are segments.
+      has_documents: whether sequences consist of several documents.
     """
     starts = range(0, p.seq_len, tile)
     ends = [min(p.seq_len, j0 + tile - 1 + p.reach) for j0 in starts]
