@@ -34,7 +34,8 @@ from mjax.run import ending, work_dir
 from mjax.run.tracking import names as tracker_names
 
 IMPORTED_LATER = ("mjax.trainer",)
-"""Modules that a run imports after its flags; a fork server imports them in advance."""
+"""Modules that a run imports after it has read its flags. A fork server imports them in
+advance."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -89,7 +90,7 @@ def _found_config(argv: Sequence[str]) -> TrainConfig | None:
             f"cannot resume from {path}/config.json: {error}; give --recipe and the "
             "flags of that run, or another --work-dir"
         ) from error
-    # Settings of how processes find each other belong to a start, not to a run.
+    # The addresses of the processes differ between starts, so they are not resumed.
     return dataclasses.replace(config, distributed=DistributedConfig())
 
 

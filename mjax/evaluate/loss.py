@@ -1,7 +1,7 @@
-"""The loss of a model on a text, summed over the scores of windows.
+"""The mean loss of a model over the scored tokens of a text.
 
-Input: a model on a mesh, and windows. Output: a `Result`. The host sums in float64,
-window by window, so the order does not depend on the mesh.
+Input: a model on a mesh, and windows of the text. Output: a `Result`. The host adds the
+scores in float64, window by window, so the order does not depend on the mesh.
 """
 
 import dataclasses
@@ -27,12 +27,13 @@ class Result:
     """Result of scoring a text."""
 
     nll: float
-    """Nats of all scored tokens."""
+    """Sum over all scored tokens, in nats."""
     tokens: int
     """Number of scored tokens."""
     windows: int
+    """Number of windows."""
     computed_tokens: int
-    """Number of tokens computed, including tokens that are repeated as context."""
+    """Number of tokens in all windows, including those repeated as context."""
 
     @property
     def loss(self) -> float:
@@ -63,10 +64,10 @@ def make_scorer(
       params: parameters, as for `Scorer`.
       mesh: mesh, as for `Scorer`.
       length: tokens of the longest window.
-      batch_size: sequences per batch; None: about `_TOKENS_PER_DEVICE` tokens on each
-        device.
+      batch_size: sequences per batch; None gives each device about
+        `_TOKENS_PER_DEVICE` tokens.
     Raises:
-      ValueError: as `Scorer`.
+      ValueError: `Scorer` refuses an argument.
     """
     tp = mesh.shape[TP]
     row_len = -(-length // tp) * tp
@@ -77,7 +78,7 @@ def make_scorer(
 
 
 def total(scorer: Scorer, windows: Iterable[Window]) -> Result:
-    """Sum the scores of windows.
+    """Score windows and sum their scores.
 
     Raises:
       ValueError: no token is scored.

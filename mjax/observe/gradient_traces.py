@@ -1,15 +1,16 @@
 """Find parameters that never had a gradient, from the optimizer's moments.
 
-Input: the moments of a saved step, in pieces. Output: the parameters, single layers of
-stacked parameters, and slices of parameters whose gradient was zero in every step.
+Input: the moments of a saved step, in pieces. Output: everything whose gradient was
+zero in every step: parameters, single layers of stacked parameters, and slices of
+parameters.
 
-The optimizer keeps a decaying mean of each squared gradient, nu, which starts at zero.
-It stays zero if and only if the gradient is always zero, with two exceptions. First,
-the square of a gradient below about 1e-18 is zero in float32; the mean of the gradients
-themselves, mu, is then not zero, and distinguishes the two cases. Second, nu decays:
-beta2 gives the time after which a gradient leaves no trace. Checkpoints hold layers in
-their order and whole tensors for any mesh, so nothing here depends on dp, tp, pp or
-ZeRO.
+The optimizer keeps nu, a decaying mean of the squares of each gradient, which starts at
+zero. If the gradient is always zero, nu stays zero. There are two other causes of a
+zero nu. First, gradients below about 1e-18 have a square of zero in float32. Then mu,
+the decaying mean of the gradients themselves, is not zero. Second, nu decays: after
+some steps, which depend on beta2, a gradient leaves no trace. Checkpoints store whole
+tensors, with the layers in model order, on any mesh. So nothing here depends on dp, tp,
+pp or ZeRO.
 
 Source of nu: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; LAMB and AdamW share it.
 """
@@ -24,15 +25,15 @@ from jaxtyping import Bool, Shaped
 
 NU, MU = "opt_state.adam.nu.", "opt_state.adam.mu."
 _STACKED = "blocks."
-"""In leaves with this prefix the first dim is the layer."""
+"""Prefix of leaves whose first dim is the layer."""
 _TINY = float(np.finfo(np.float32).tiny)
 """Floats below this are subnormal: some devices flush them to zero, others do not."""
 SMALL_GRADIENT = 1e-6
-"""Entry of a gradient for which the decay time is reported. The value was picked by
-judgement: it is a typical entry."""
+"""Size of a gradient entry for which the decay time is reported. The value was picked
+by judgement, as a typical size."""
 
 type Box = tuple[tuple[int, int], ...]
-"""(start, stop) in every dim."""
+"""(start, stop) of each dim."""
 type Piece = tuple[Box, Shaped[np.ndarray, "..."]]
 type Reason = Literal["no gradient", "tiny gradient"]
 
@@ -60,9 +61,9 @@ class Unused:
 
     name: str
     layer: int | None
-    """Number of the layer, from 0; None: the parameter belongs to no layer."""
+    """Index of the layer; None if the parameter is not stacked."""
     shape: tuple[int, ...]
-    """Shape of the layer or, without layers, of the parameter."""
+    """Shape of the parameter, without the layer dim."""
     reason: Reason
 
 
@@ -72,9 +73,11 @@ class Part:
 
     name: str
     layer: int | None
+    """Index of the layer; None if the parameter is not stacked."""
     dim: int
-    """Index of that dim in the parameter, or in one of its layers."""
+    """Index of that dim; the layer dim does not count."""
     size: int
+    """Number of slices along that dim."""
     indexes: tuple[int, ...]
     """Indexes of the slices without a gradient."""
 
@@ -131,7 +134,7 @@ class _Traces:
     layers: Bool[np.ndarray, "L"]
     """Whether any entry of the layer is nonzero; one element if there are no layers."""
     slices: tuple[Bool[np.ndarray, "L _"], ...]
-    """By dim, without the layer dim: whether any entry of the slice is nonzero."""
+    """For each dim except the layer dim: whether a slice has a nonzero entry."""
 
 
 def _traces(moments: Moments, name: str, *, is_stacked: bool) -> _Traces:
@@ -155,7 +158,13 @@ def _traces(moments: Moments, name: str, *, is_stacked: bool) -> _Traces:
 def _parts(
     name: str, layer: int | None, slices: Sequence[Bool[np.ndarray, "_"]]
 ) -> list[Part]:
-    """Return the slices of a used parameter that had no gradient, by dim."""
+    """Return a `Part` for each dim with slices that had no gradient.
+
+    Args:
+      name: a parameter that had a gradient, in this layer.
+      layer: index of the layer; None if the parameter is not stacked.
+      slices: for each dim, whether a slice had a gradient.
+    """
     return [
         Part(
             name=name,
@@ -174,7 +183,7 @@ def forgotten_after(beta2: float, gradient: float = SMALL_GRADIENT) -> int:
 
     Args:
       beta2: decay of nu, at least 0 and below 1.
-      gradient: an entry of the last nonzero gradient.
+      gradient: size of an entry of the last nonzero gradient.
     """
     if beta2 == 0:
         return 1

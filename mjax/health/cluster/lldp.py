@@ -1,13 +1,14 @@
 """Links of Ethernet ports from LLDP, as reported by lldpd on each host.
 
 Input: the output of `lldpcli show neighbors -f json` (or json0) of one host, or of one
-switch that runs lldpd. Output: an `Observation` with one side of each link. A truncated
-text is invalid JSON, which the observation reports as a problem.
+switch that runs lldpd. Output: an `Observation` with one side of each link. If the text
+is truncated, it is invalid JSON, and the observation reports this as a problem.
 
 Source of the formats: lldpd/lldpd, src/client/json_writer.c, and examples of both in
-test_lldpcli.py. `json` writes a list of one item as the item, and an object with the
-key `name` as {name: object}. `json0` writes all lists as lists, and text as
-{"value": text}.
+test_lldpcli.py. `json0` writes all lists as lists, and text as {"value": text}. `json`
+writes a list of one item as the item, and {"value": text} as the text. It also moves
+the name out of an object: {"name": "eth0", "via": "LLDP"} becomes
+{"eth0": {"via": "LLDP"}}.
 """
 
 from typing import Any
@@ -16,8 +17,8 @@ from mjax import checked_json
 from mjax.health.cluster.links import End, Observation, Sighting
 
 MAX_BYTES = 16 * 2**20
-"""Maximum size of a host's output. The value was picked by judgement: 64 interfaces
-with details take 200 kB."""
+"""Maximum size of a host's output. The value was picked by judgement, far above the
+200 kB of 64 interfaces with details."""
 
 
 def read(text: bytes, node: str, source: str) -> Observation:
@@ -63,7 +64,7 @@ def _interfaces(value: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
         for entry in _items(part.get("interface", [])):
             if isinstance(entry.get("name"), str):
                 found.append((entry["name"], entry))
-            else:  # {name: fields}, one or several
+            else:  # {name: fields} of one or more interfaces
                 found += [(name, _object(fields)) for name, fields in entry.items()]
     return found
 
@@ -103,7 +104,7 @@ def _object(value: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    """Return a text that may be wrapped in an object or a list of one; "" if none."""
+    """Unwrap a text from a list of one or an object; return "" if there is no text."""
     if isinstance(value, list) and len(value) == 1:
         value = value[0]
     if isinstance(value, dict):
