@@ -1,4 +1,4 @@
-"""A small hub on this machine, with the few endpoints that the library uses."""
+"""A small local Hugging Face Hub, with the few endpoints that its client uses."""
 
 import contextlib
 import hashlib
@@ -18,7 +18,7 @@ REPOSITORIES = {"datasets": "org/texts", "models": "org/model"}
 
 
 class Hub(http.server.ThreadingHTTPServer):
-    """A data set and a model of a few files each; says what was asked for."""
+    """Serves a data set and a model of a few files each; records the requests."""
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
@@ -30,24 +30,27 @@ class Hub(http.server.ThreadingHTTPServer):
             "README.md": b"# not text of the corpus",
             ".hidden.txt": b"hidden",
         }
-        """Of the data set."""
+        """Path -> content, for the files of the data set."""
         self.model_files: dict[str, bytes] = {}
+        """Path -> content, for the files of the model."""
         self.damage: dict[str, bytes] = {}
-        """What is sent in place of files."""
+        """Path -> content that is sent instead of the file's."""
         self.cut: set[str] = set()
-        """Files of which the first bytes are sent."""
+        """Paths of files of which only the first 10 bytes are sent."""
         self.gated: set[str] = set()
         """Paths of files that need a token."""
         self.status = 200
-        """Of every answer, if it is another one."""
+        """HTTP status of every answer; 200 answers normally."""
         self.delay_s = 0.0
-        """Before every answer."""
+        """Seconds before every answer."""
         self.commit = COMMIT
-        """What main is."""
+        """Commit of the branch main."""
         self.odd_answer: bytes | None = None
+        """Content of every answer; None answers normally."""
         self.asked: list[str] = []
+        """Method and path of every request."""
         self.sent_ranges: list[tuple[str, int, int]] = []
-        """Parts of files: name, start, and the byte after the last."""
+        """Path, first byte and end (exclusive) of every answer to a range request."""
 
     def handle_error(self, request: object, client_address: object) -> None:
         """Ignore errors of a client that has disconnected."""

@@ -27,14 +27,14 @@ from tests.health.series_run import (
 )
 from tests.health.series_severity import STRONGEST_CLEAN, step_cost
 
-DIP_S = (0.05, 0.3)  # a pause of the switch, a burst that is lost
-DRIFT = (0.005, 0.03)  # of the rate, over the series: temperature, routes, imbalance
-PULSE_S = (0.2, 3.0)  # of contention in a healthy series
+DIP_S = (0.05, 0.3)  # duration of a switch pause or of a lost burst
+DRIFT = (0.005, 0.03)  # lost part of the rate: temperature, routes, imbalance
+PULSE_S = (0.2, 3.0)  # length of a contention pulse in a healthy series
 PULSE_DEPTH = (0.1, 0.4)
-PULSE_COST = 0.06  # of the step time, if nothing overlapped the bursts; much less does
-FITTING_LOAD = (2.0, 10.0)  # times the marks, of a job whose load fits beside this one
-LOST_PEERS = (1, 100)  # logarithmic; timeouts at a restart, which takes RESTART_S
-BIT_ERROR_RATE = (1e-17, 0.9e-12)  # logarithmic; 0 with a probability of 0.3
+PULSE_COST = 0.06  # part of a step; a bound, as if no burst were overlapped
+FITTING_LOAD = (2.0, 10.0)  # factor on the marks while a small other job runs
+LOST_PEERS = (1, 100)  # log-uniform; timeouts at a restart of RESTART_S
+BIT_ERROR_RATE = (1e-17, 0.9e-12)  # log-uniform; 0 with a probability of 0.3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

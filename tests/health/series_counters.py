@@ -38,7 +38,7 @@ type DataCounters = Callable[[Array], tuple[Array, Array]]
 STATE_DOWN, STATE_INIT, STATE_ACTIVE = 1, 2, 4
 """The number in the file `state`. Source: Linux, include/rdma/ib_verbs.h."""
 
-INIT_PART = 0.3  # of the time down, in INIT: until the subnet manager has swept
+INIT_PART = 0.3  # part of the down time in INIT, until the subnet manager has swept
 
 LAST_VALUE = {
     "symbol_error": 2**16 - 1,
@@ -49,28 +49,28 @@ LAST_VALUE = {
 }
 CLEARED = ("port_xmit_data", "port_rcv_data", *LAST_VALUE)
 
-JITTER_S = 0.004  # of a sample of each second; at most 4 times this
-LATE_PROBABILITY = 0.01  # the sampler did not run in time
+JITTER_S = 0.004  # deviation of a sample's time; cut at 4 times this
+LATE_PROBABILITY = 0.01  # probability that a sample is late
 LATE_S = (0.05, 0.9)
-LAG_S = (0.0002, 0.002)  # from the time stamp to the read, one per sample
+LAG_S = (0.0002, 0.002)  # from the time stamp to the read; one draw per sample
 MISSING_PROBABILITY = (0.0, 0.01)
 GAP_PROBABILITY = 0.15  # probability that the sampler stops once
 GAP_S = (3.0, 20.0)
 FULL_PROBABILITY = 0.02  # probability that symbol_error saturated long ago
-WINDOW_LAG_S = 0.0002  # from the time stamp to the read: mean of an exponential
+WINDOW_LAG_S = 0.0002  # mean delay from time stamp to read, exponential
 READ_S = 0.0001  # minimum duration of a read
 WINDOW_S = 2.0
 WINDOW_EVERY_S = (20.0, 90.0)
 WINDOW_RATES_HZ = (100, 200)
 
-CNP_PER_GB = (0.01, 30.0)  # logarithmic: a healthy fabric marks a little
+CNP_PER_GB = (0.01, 30.0)  # log-uniform: a healthy fabric marks a little
 CNP_FLOOR_PER_S = 20.0  # while the port sends and others load the link
-CONTENTION = (5.0, 33.0)  # logarithmic, times the healthy rate; 33: CASSINI, abstract
-MARKS_PER_CNP = (1.0, 50.0)  # logarithmic: CNPs are limited per flow and time
-STORAGE_INCAST = (0.0, 20.0)  # times the healthy rate, while a save is written
-DECAY_MARKS = (0.0, 3.0)  # times the healthy rate: the switch queues for a slow port
-WAIT_PART = (1e-3, 0.05)  # of a burst, logarithmic: ticks without credits
-CONTENDED_WAIT = (0.4, 0.9)  # of the time that others take
+CONTENTION = (5.0, 33.0)  # log-uniform factor on healthy rate; 33: CASSINI, abstract
+MARKS_PER_CNP = (1.0, 50.0)  # log-uniform: CNPs are limited per flow and time
+STORAGE_INCAST = (0.0, 20.0)  # factor on the healthy rate while a save is written
+DECAY_MARKS = (0.0, 3.0)  # factor on the healthy rate: queues before a slow port
+WAIT_PART = (1e-3, 0.05)  # part of a burst without credits, log-uniform
+CONTENDED_WAIT = (0.4, 0.9)  # part of the time taken by others that counts as waiting
 CLUMPING = 3.0  # shape of the gamma noise: congestion comes in clumps
 LOST_PER_SYMBOL_ERROR = (
     0.5  # Ethernet drops the frame, and the receiver requests it again

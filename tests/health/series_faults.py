@@ -47,35 +47,35 @@ type Kind = Literal["clean", "flap", "decay", "neighbour"]
 FLAP_VARIANTS = {"down": 0.6, "recovery": 0.15, "remote": 0.25}
 """Down: the port goes down. Recovery: it retrains and stays up. Remote: a farther link
 flaps, and this port counts only the retransmissions."""
-DOWN_S = (0.05, 20.0)  # logarithmic
-DOWN_IN_BURST_S = (0.05, 3.0)  # logarithmic, of a host that flaps many times
-STALL_S = (1.0, 8.0)  # where the port stays up
-RESUME_S = (0.0, 1.0)  # until the sender's timer ends and it sends again
-RETRANSMISSIONS = (8, 400)  # logarithmic; all queue pairs of the port time out together
+DOWN_S = (0.05, 20.0)  # log-uniform
+DOWN_IN_BURST_S = (0.05, 3.0)  # log-uniform, for a host that flaps many times
+STALL_S = (1.0, 8.0)  # if the port stays up
+RESUME_S = (0.0, 1.0)  # from port up until the sender's timer lets it send
+RETRANSMISSIONS = (8, 400)  # log-uniform; all queue pairs time out together
 TRANSPORT_TIMEOUT_S = 7.0
 """If a port is down for longer, a run with NCCL's defaults loses its connections.
 
 Source: sysdesign-wiki.pages.dev/concepts/nccl-ib-timeout, after Databricks, 2026.
 """
-RUN_LOST_S = (30.0, 150.0)  # until such a run is back
+RUN_LOST_S = (30.0, 150.0)  # time until such a run trains again
 
 DECAY_VARIANTS = {"ramp": 0.45, "lanes": 0.25, "errors": 0.30}
-RATE_LOSS = (0.125, 0.60)  # at the end of a ramp
+RATE_LOSS = (0.125, 0.60)  # part of the rate lost at the end of a ramp
 RAMP_POWER = (0.7, 2.0)
-WIDTHS = (0.5, 0.25)  # of the wire: two lanes or one of four, or the speed before
-WIRE_EFFICIENCY = 0.95  # of a link that is the bottleneck
-ERRORS = (10.0, 300.0)  # times the specified rate, logarithmic
-DOUBLINGS = (4.0, 10.0)  # of the error rate, from onset to end
-ERRORS_RATE_LOSS = 0.02  # of the rate at the end: retransmissions of the link
+WIDTHS = (0.5, 0.25)  # part of the rate: two lanes or one of four, or a lower speed
+WIRE_EFFICIENCY = 0.95  # part of the wire's rate, for a link that limits the run
+ERRORS = (10.0, 300.0)  # factor on the specified rate, log-uniform
+DOUBLINGS = (4.0, 10.0)  # number of doublings of the error rate, onset to end
+ERRORS_RATE_LOSS = 0.02  # part of the rate lost at the end, by retransmissions
 
-NEIGHBOUR_S = 150.0  # the shortest load
-NEIGHBOUR_PART = (0.25, 0.8)  # of the series
-NEIGHBOUR_PERIOD_S = (0.7, 40.0)  # logarithmic; the other job's step
-NEIGHBOUR_DUTY = (0.3, 0.9)  # of its step in which it sends
-NEIGHBOUR_STEPS = 4  # of this run, at least, that begin under the load
+NEIGHBOUR_S = 150.0  # minimum duration of the load
+NEIGHBOUR_PART = (0.25, 0.8)  # duration of the load as a part of the series
+NEIGHBOUR_PERIOD_S = (0.7, 40.0)  # log-uniform; step time of the other job
+NEIGHBOUR_DUTY = (0.3, 0.9)  # part of its step in which the other job sends
+NEIGHBOUR_STEPS = 4  # minimum number of this run's steps under the load
 NEIGHBOUR_JITTER = (0.1, 0.4)  # relative deviation of its period
-NEIGHBOUR_DEPTH = (0.3, 0.8)  # of this port's rate, while both send
-DEEPEST = 0.88  # of any job: congestion control leaves each flow something
+NEIGHBOUR_DEPTH = (0.3, 0.8)  # part of this port's rate that it loses while both send
+DEEPEST = 0.88  # maximum load: congestion control leaves each flow some rate
 
 
 def draw_conditions(kind: Kind, rng: np.random.Generator, run: Run) -> Conditions:

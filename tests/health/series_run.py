@@ -82,37 +82,37 @@ PORTS = (
 PORT_PROBABILITY = (0.1, 0.15, 0.15, 0.15, 0.15, 0.15, 0.15)
 
 DURATION_S = (600.0, 1800.0)
-STEP_S = (0.5, 20.0)  # logarithmic
-GRADIENT_PART = (0.08, 0.35)  # of a step: communication that is not overlapped
-TAIL_PART = (0.03, 0.15)  # of a step: optimizer, data, logging; nothing is sent
-BUSY_PART = (0.35, 0.95)  # of an overlapped bucket in which the port sends
+STEP_S = (0.5, 20.0)  # log-uniform
+GRADIENT_PART = (0.08, 0.35)  # part of a step: communication without overlap
+TAIL_PART = (0.03, 0.15)  # part of a step: optimizer, data, logging; nothing is sent
+BUSY_PART = (0.35, 0.95)  # part of an overlapped bucket in which the port sends
 BUCKET_S = (0.06, 0.30)  # a burst has to span a few samples of 5 to 10 ms
-MOST_BUCKETS = 40  # of the forward pass: bounds the time to make a series
-EFFICIENCY = (0.60, 0.88)  # of the wire, in a burst: protocol, imbalance, own incast
-PHASE_EFFICIENCY = (0.85, 1.0)  # of that, one each for forward, backward, gradients
+MOST_BUCKETS = 40  # per forward pass; bounds the time to make a series
+EFFICIENCY = (0.60, 0.88)  # burst over wire rate: protocol, imbalance, own incast
+PHASE_EFFICIENCY = (0.85, 1.0)  # factor for each of forward, backward, gradients
 BURST_NOISE = (0.01, 0.04)  # relative deviation of the rate, one draw per burst
 STEP_NOISE = (0.003, 0.03)  # relative deviation of the compute, one draw per step
 STALL_PROBABILITY = (0.0, 0.02)  # per step: garbage collection, late data
-STALL_PART = (0.1, 1.0)  # of the step by which such a step is longer, one per stall
+STALL_PART = (0.1, 1.0)  # part by which a stall lengthens its step; one draw each
 
 EVALUATION_EVERY_S = (60.0, 400.0)
 EVALUATION_S = (3.0, 60.0)  # one per evaluation
 SAVE_EVERY_S = (120.0, 900.0)
 SAVE_S = (2.0, 40.0)  # one per checkpoint
-SAVE_RATE = (0.05, 0.5)  # of the wire
-UPLOAD_RATE = (0.01, 0.08)  # of the wire, after an asynchronous save
+SAVE_RATE = (0.05, 0.5)  # part of the wire's rate
+UPLOAD_RATE = (0.01, 0.08)  # part of the wire's rate, after an asynchronous save
 UPLOAD_S = (10.0, 60.0)
-TRICKLE_RATE = (1e-5, 3e-3)  # of the wire, logarithmic: data, monitoring
+TRICKLE_RATE = (1e-5, 3e-3)  # part of the wire's rate, log-uniform: data, monitoring
 RESTART_S = (20.0, 180.0)
 REBOOT_S = (90.0, 260.0)
-FIRST_STEP = (1.5, 4.0)  # times the step, after a restart: compilation, caches
-BATCH = (0.8, 1.3)  # times the batch before, at an update
-BATCH_BYTES = (0.0, 0.5)  # part of the bytes that grows with the batch (activations)
-SLOW_HOST = (1.05, 1.30)  # times the compute while another host delays the step
-REVERSE = (0.8, 1.25)  # bytes received for a byte sent
-MOST_EFFICIENCY = 0.88  # of the wire, in the direction that carries more
+FIRST_STEP = (1.5, 4.0)  # factor on the step after a restart: compilation, caches
+BATCH = (0.8, 1.3)  # factor on the batch size at an update
+BATCH_BYTES = (0.0, 0.5)  # part of the bytes that grows with the batch: activations
+SLOW_HOST = (1.05, 1.30)  # factor on the compute while another host delays the step
+REVERSE = (0.8, 1.25)  # bytes received per byte sent
+MOST_EFFICIENCY = 0.88  # maximum part of the wire's rate, in either direction
 ITERATIONS = 3
-GRID_S = 0.05  # of shares; a burst is at least BUCKET_S[0] * BUSY_PART[0] = 0.02 s
+GRID_S = 0.05  # time step of the grid of shares; bursts last at least 0.02 s
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,13 @@ class Severity:
     links_downed: int
     """Number of times that the port went down."""
     longest_stall_s: float
-    """Traffic that an incident delays; a quiet port has nothing to delay."""
+    """Longest delay of traffic by an incident; 0 for a port with nothing to send."""
     most_retransmissions: int
-    """Of one incident: local_ack_timeout_err and packet_seq_err."""
+    """Most local_ack_timeout_err and packet_seq_err that one incident counts."""
     rate_loss: float
     """Part of the rate of a burst that is gone in the last tenth of the series."""
     errors: float
-    """Rate of symbol errors at the end, times that of the specification."""
+    """Rate of symbol errors at the end, as a multiple of the specified rate."""
     step_cost: float
     """Part by which contention and decay lengthen the steps, from onset to offset."""
 

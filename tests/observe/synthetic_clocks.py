@@ -42,11 +42,11 @@ UNKNOWN = -1
 
 # All chosen.
 RANKS, NUM_BARRIERS = (4, 65), (8, 61)
-EVERY_S = (5.0, 120.0)  # between barriers
-LATE_S = (1e-3, 2.0)  # mean time by which ranks come late, exponential; one per run
-TAIL_PROBABILITY, TAIL_S = 0.02, (1e-3, 5e-2)  # the process is scheduled late
+EVERY_S = (5.0, 120.0)  # time between barriers
+LATE_S = (1e-3, 2.0)  # mean lateness of ranks, exponential; one draw per run
+TAIL_PROBABILITY, TAIL_S = 0.02, (1e-3, 5e-2)  # late scheduling of the process
 JUMP_S = (0.5, 30.0)
-SLEWED_PART = 0.3  # of the clocks
+SLEWED_PART = 0.3  # part of the clocks that are steered
 MISSING = 0.01
 
 

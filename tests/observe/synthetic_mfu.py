@@ -55,23 +55,26 @@ LEVELS: dict[Kind, tuple[float, float]] = {
     "bad_link": severity.BAD_LINK_LEVEL,
 }
 # Chosen where no source is named: see `synthetic_severity` for the names.
-LEVEL_NOISE = {"dead_link": (0.03, 0.2), "no_gpudirect": (0.01, 0.06)}  # log; chosen
+LEVEL_NOISE = {
+    "dead_link": (0.03, 0.2),
+    "no_gpudirect": (0.01, 0.06),
+}  # log deviation; chosen
 
-DURATION_S = (3600.0, 10_800.0)  # chosen: four rare dips or more
-STEP_S = (0.5, 4.0)  # chosen: 12 s of load are three steps or more
+DURATION_S = (3600.0, 10_800.0)  # chosen: at least four rare dips
+STEP_S = (0.5, 4.0)  # chosen: 12 s of load have at least three steps
 STALL_PROBABILITY = (0.0, 0.004)  # per step: collections, late data; chosen
 STALL_FACTOR = (1.2, 2.5)
 LONE_DIP_PROBABILITY = 0.15  # a single tenfold step in a series of any kind
 BATCH = (0.8, 1.3)
 EVALUATION_EVERY_S, EVALUATION_S = (120.0, 900.0), (3.0, 60.0)
 SAVE_EVERY_S, SAVE_S = (300.0, 1800.0), (2.0, 60.0)
-MARK_PROBABILITY = 0.8  # that a run other than clean saves; the same for evaluations
+MARK_PROBABILITY = 0.8  # chance that a faulty run saves; the same for evaluations
 RESTART_PROBABILITY, RESTART_S = 0.5, (60.0, 300.0)
-FIRST_STEPS, FIRST_FACTOR = (1, 4), (1.5, 6.0)  # after a start: compilation, caches
-MARK_ERROR_S = 0.3  # a mark is written by another thread than the step; chosen
-COOLED_S = 20.0  # a pause that cools a GPU; chosen
-ONSET = (0.1, 0.5)  # of the run, for half of the lasting faults; chosen
-FEWEST_STEPS = 40  # after the onset of a lasting fault; chosen
+FIRST_STEPS, FIRST_FACTOR = (1, 4), (1.5, 6.0)  # slow at a start: compilation, caches
+MARK_ERROR_S = 0.3  # maximum delay of a mark, by its thread; chosen
+COOLED_S = 20.0  # shortest pause that cools a GPU; chosen
+ONSET = (0.1, 0.5)  # part of the run; half of the lasting faults begin at 0; chosen
+FEWEST_STEPS = 40  # minimum after the onset of a lasting fault; chosen
 RAGGED_S = (8.0, 90.0)  # correlation time; chosen: routes and flows of neighbours
 
 

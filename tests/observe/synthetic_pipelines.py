@@ -63,14 +63,14 @@ REPLICAS = (2, 4, 8)
 CHUNKS = (1, 2)
 NUM_STEPS = (4, 7)
 MOST_OPERATIONS = 6_000  # bounds the time to make a run
-FORWARD_S = (0.03, 0.20)  # of a virtual stage; Traces: 0.07 to 0.25
-GRADIENTS = (0.5, 3.0)  # of a forward pass: the sync, without waits; Traces: 0.8 to 2
-OPTIMIZER_PART = (0.1, 0.6)  # of a forward pass; Traces: 0.002 to 0.6
+FORWARD_S = (0.03, 0.20)  # forward time of a virtual stage; Traces: 0.07 to 0.25
+GRADIENTS = (0.5, 3.0)  # sync over a forward pass, without waits; Traces: 0.8 to 2
+OPTIMIZER_PART = (0.1, 0.6)  # optimizer over a forward pass; Traces: 0.002 to 0.6
 WAIT_S = 2e-3  # mean wait for data; chosen
-MILD_LAST = (1.0, 1.10)  # last virtual stage of every run; Traces: AR 1.03 to 1.07
+MILD_LAST = (1.0, 1.10)  # factor on the last virtual stage; Traces: AR 1.03 to 1.07
 MILD_LENGTHS = (0.0, 0.05)  # log deviation by microbatch, in every run; chosen
 MILD_GARBAGE = 0.005  # collections per worker and step in every run; chosen
-CLOCK_ERROR_S = 1e-4  # what merging of clocks leaves, constant per worker; chosen
+CLOCK_ERROR_S = 1e-4  # error left after clock merging, per worker; chosen
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -60,13 +60,13 @@ NUM_SLOW = round(severity.SLOW_PART * NUM_HOSTS)
 
 # Chosen where no source is named: see `synthetic_severity` for the names.
 STEPS = (120, 221)  # chosen: ten minutes of steps
-MICROBATCHES = (2, 5)  # times the stages; chosen: a bubble of 20 to 50%
-STEP_S = (2.0, 8.0)  # chosen; compute of a step
-LEAK = (0.0, 0.08)  # chosen
+MICROBATCHES = (2, 5)  # multiple of the stages; chosen: a bubble of 20 to 50%
+STEP_S = (2.0, 8.0)  # compute of a step; chosen
+LEAK = (0.0, 0.08)  # part of the waits measured as compute; chosen
 SAVE_EVERY, SAVE_S = (25, 80), (5.0, 30.0)
 EVALUATION_EVERY, EVALUATION_S = (30, 90), (5.0, 30.0)
-MISSING = 0.001  # of the rows; chosen
-ONSET = (0.1, 0.5)  # of the run, for half of the slow hosts; the others start slow
+MISSING = 0.001  # part of the rows; chosen
+ONSET = (0.1, 0.5)  # part of the run; half of the slow hosts begin at 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,7 +117,7 @@ class Stragglers:
     phase_s: Array
     """[T, R, phases], float32, in the order of `PHASES`; NaN where a row is missing."""
     end_s: Array
-    """[T, R], float64: end of the step, on the clock of the rank's host; NaN too."""
+    """[T, R], float64: end of the step on the host's clock; NaN for a missing row."""
     marks: tuple[Mark, ...]
     truth: Truth
 

@@ -47,14 +47,14 @@ P2P = ("send", "recv")
 TP, PP, DP = (2, 4, 8), (1, 2, 4), (2, 4, 8)
 RANKS_PER_HOST = (4, 8)
 MICROBATCHES, NUM_STEPS = (2, 4), 3
-COMPUTE_S = (2e-3, 5e-2)  # between operations
+COMPUTE_S = (2e-3, 5e-2)  # compute time between operations
 COMPUTE_NOISE = 0.1
 OPERATION_S = (2e-4, 5e-3)
-CLOCK_ERROR_S = (0.01, 0.5)  # deviation between hosts: badly kept wall clocks
+CLOCK_ERROR_S = (0.01, 0.5)  # deviation between badly kept wall clocks
 STUCK_FOR_S = (30.0, 900.0)  # from the last progress until the records are read
-LOG_ENDS_S = (0.5, 5.0)  # lock: after the rank stopped
+LOG_ENDS_S = (0.5, 5.0)  # time from the rank's stop to its last log line (lock)
 STUCK_FOR_STEPS = 25.0  # minimum STUCK_FOR_S, in usual steps
-SLOWER = (10.0, 200.0)  # times between operations: at most some 12 usual steps
+SLOWER = (10.0, 200.0)  # factor on the time between operations; at most ~12 steps
 SAVING_PROBABILITY, SAVING_S = 0.3, (5.0, 120.0)
 MISSING_PROBABILITY, MOST_MISSING = 0.4, 3
 STALE_PROBABILITY, MOST_STALE, STALE_RECORDS = 0.4, 6, (1, 4)
@@ -96,7 +96,7 @@ class Truth:
     kind: Kind
     stuck: bool
     guilty: tuple[int, ...]
-    """Ranks; one, but all of the host for dead_host, and none for slow."""
+    """Guilty ranks: all of a host for dead_host, none for slow, otherwise one."""
     slow_rank: int | None
     step: int
     """Number of the step in which it happened, from 0."""
@@ -115,7 +115,7 @@ class StuckCase:
     host_log_s: Array
     """[hosts], last line of the log of each host, on its clock; NaN if none arrived."""
     activity: tuple[str, ...]
-    """Of each rank: "step", "save", or "" where no record can be read."""
+    """For each rank: "step", "save", or "" if none of its records can be read."""
     now_s: float
     """Time of reading, on an accurate clock."""
     usual_step_s: float

@@ -22,7 +22,7 @@ from typing import Any, Literal, Self
 
 ROOT = Path(__file__).resolve().parents[3]
 TIMEOUT_S = 150.0
-"""Time limit of a case: many times what a case needs, for cases that never end."""
+"""Time limit of a case, for cases that never end: many times what a case needs."""
 _NUM_BYTES_SHOWN = 4000
 _ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
@@ -30,17 +30,18 @@ _ENVIRONMENT = {
     "XLA_FLAGS": "--xla_backend_optimization_level=0",
     # Several workers share the cores.
     "OPENBLAS_NUM_THREADS": "1",
-    # Warpgroups wait for each other in callbacks, each on a thread of XLA, which has as
-    # many as there are cores: four warpgroups on two cores would wait for ever.
+    # Each warpgroup waits for the others in a callback that occupies a thread of XLA.
+    # XLA has one thread per core, so four warpgroups on two cores would hang.
     "NPROC": "8",
 }
 
 
 class CaseError(Exception):
-    """A case that gave no result, and why.
+    """A case that gave no result.
 
-    how: "kernel" is an error in a kernel while it ran, "raised" any other exception,
-    "hung" a worker that was killed, "died" one that ended by itself.
+    Attributes:
+      how: "kernel": a running kernel failed; "raised": any other exception; "hung": the
+        worker took too long and was killed; "died": the worker ended by itself.
     """
 
     def __init__(self, how: Literal["kernel", "raised", "hung", "died"], message: str):
@@ -67,14 +68,14 @@ class Runner:
 
         Args:
           function: "package.module:name".
-          timeout_s: after which the worker is killed.
-          arguments: of the function, in types of JSON.
+          timeout_s: seconds after which the worker is killed.
+          arguments: keyword arguments of the function, in types of JSON.
 
         Returns:
-          What the function returned, in types of JSON.
+          The function's result, in types of JSON.
 
         Raises:
-          CaseError: it raised, did not end in time, or took the process with it.
+          CaseError: the function raised, did not end in time, or ended the process.
         """
         process = self._started()
         start = os.fstat(self._stderr).st_size
@@ -134,7 +135,7 @@ class Runner:
             self._process.wait()
             for pipe in (self._process.stdin, self._process.stdout):
                 assert pipe
-                # What was written last may have found no reader.
+                # The last bytes may have found no reader.
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
             self._process = None
@@ -164,13 +165,13 @@ class Pool:
         self.close()
 
     def submit(self, function: str, **arguments: Any) -> concurrent.futures.Future[Any]:
-        """Queue a case; the future gives what `Runner.run` returns or raises."""
+        """Queue a case; the future has the result or exception of `Runner.run`."""
         future = self._threads.submit(self._run, function, arguments)
         self._submitted.append(future)
         return future
 
     def close(self) -> None:
-        """Drop the cases that have not begun, kill those that run, end the workers."""
+        """Drop the cases that have not begun, kill the others, end the workers."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         while not all(future.done() for future in self._submitted):
             for runner in self._runners:
