@@ -75,24 +75,27 @@ def test_a_line_with_an_old_number_is_left_out(tmp_path, following):
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "why"),
     [
-        {"mesh": {"pp": 10**9, "tp": 10**9}},
-        {"mesh": {"pp": 0}},
-        {"devices": (7,)},
-        {"devices": (-1,)},
-        {"rank": 9},
-        {"wall_ns": 2**63},
+        ({"mesh": {"pp": 10**9, "tp": 10**9}}, "the sizes of the mesh"),
+        ({"mesh": {"pp": 0}}, "the sizes of the mesh"),
+        ({"devices": (7,)}, "rank 1 with devices [7]"),
+        ({"devices": (-1,)}, "rank 1 with devices [-1]"),
+        ({"rank": 9}, "rank 9 with devices"),
+        (
+            {"wall_ns": 2**63},
+            f"the clocks of rank 1 show impossible times: wall {2**63}",
+        ),
     ],
 )
-def test_a_header_that_cannot_be_true_is_left_out(tmp_path, following, wrong):
+def test_a_header_that_cannot_be_true_is_left_out(tmp_path, following, wrong, why):
     Rank(tmp_path, 0, mesh={"dp_shard": 2}).steps(1, 2)
     fields = {"mesh": {"dp_shard": 2}, "devices": (1,), "host": "wrong"} | wrong
     Rank(tmp_path, fields.pop("rank", 1), **fields).steps(1, 2)
     model, _ = read_all(following)
     assert [*model.processes] == [(1, 0)]
     assert "wrong-" in model.problems[0]
-    assert "left out" in model.problems[0]
+    assert f"left out: {why}" in model.problems[0]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 """The source from which the page reads a run.
 
-Input: none. Output: shares of new data, and on request the lines of earlier steps.
-`FileFeed` reads files. A feed changes nothing in its source.
+Input: none. Output: shares of new data and, on request, the lines of earlier steps.
+`FileFeed` reads files. A feed never changes its source.
 """
 
 import math
@@ -34,7 +34,10 @@ def check_header(header: Header) -> None:
             f"the mesh {header.mesh}"
         )
     if max(abs(header.wall_ns), abs(header.monotonic_ns)) >= _MOST_NS:
-        raise ValueError("its clocks show impossible times")
+        raise ValueError(
+            f"the clocks of rank {header.rank} show impossible times: wall "
+            f"{header.wall_ns} ns, monotonic {header.monotonic_ns} ns"
+        )
 
 
 def check_line(line: Line) -> None:
@@ -65,7 +68,7 @@ class Feed(Protocol):
     def lines(self, process: Process, first: int, last: int) -> Sequence[Line]:
         """Return the lines of a process for some steps, in order.
 
-        Lines of other steps may be among them.
+        They may include lines of other steps.
 
         Args:
           process: as returned by `poll`.
@@ -79,7 +82,7 @@ class Feed(Protocol):
         ...
 
     def config(self) -> Any:
-        """Return the config of the run as written; None if there is none."""
+        """Return the config of the run, unchanged; None if the run wrote none."""
         ...
 
     def close(self) -> None:
