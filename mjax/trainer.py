@@ -53,8 +53,8 @@ from mjax.run import (
     schedule_record,
 )
 from mjax.run.ending import is_ours
-from mjax.run.init_from import initial_params
-from mjax.run.prepare import Run, check_facts, claim_work_dir, init_from, prepare
+from mjax.run.first_state import Start, first_state
+from mjax.run.prepare import Run, claim_work_dir, prepare
 from mjax.run.tracking import names as tracker_names
 from mjax.run.tracking.delivery import Delivery
 from mjax.run.tracking.tracker import RunFacts
@@ -65,18 +65,6 @@ _SAME_COMMAND = (
     "Start all processes with the same flags, environment, code and versions; only "
     "--distributed.process-id, and folders of one host, may differ"
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Start:
-    """Initial state of the loop over steps."""
-
-    step: int
-    """Optimizer steps already taken."""
-    state: Any
-    """State of the program, on its mesh."""
-    is_evaluated: bool
-    """Whether the held-out loss of the state has been evaluated."""
 
 
 def run_training(
@@ -139,7 +127,7 @@ def run_training(
     watch.start(Phase.RESTORE)
     try:
         with out_of_memory.explained(needs, "the start"):
-            start = _first_state(run)
+            start = first_state(run)
         assert run.checkpoints is not None
         launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
         run.checkpoints.claim(launch, watch.marks.generation)
@@ -396,49 +384,6 @@ def _tell_operations(
         report.say(
             f"warning: operations cannot be mapped to places in the step ({error})"
         )
-
-
-def _first_state(run: Run) -> Start:
-    """Restore the newest intact state onto this mesh, or initialise a sharded one."""
-    program = run.program
-    assert run.checkpoints is not None
-    started_s = time.perf_counter()
-    restored = run.checkpoints.restore(program.abstract_saved)
-    if restored is None:
-        return Start(step=0, state=_new_state(run), is_evaluated=True)
-    for lost in restored.put_aside:
-        report.say(f"warning: a checkpoint was put aside: {lost}")
-    report.say(
-        f"resuming after step {restored.step}, from {restored.source}; restored in "
-        f"{time.perf_counter() - started_s:.2f} s, process 0 read "
-        f"{restored.bytes_read / 1e6:.1f} MB"
-    )
-    where = f"the state of step {restored.step} from {restored.source}"
-    run.agreement.together(
-        lambda: check_facts(run.config, run.dataset, restored.step, restored.run, where)
-    )
-    state = program.from_saved(restored.state)
-    for line in report.describe_new_steps(
-        restored.run["config"], run.config, restored.step, state.opt_state
-    ):
-        report.say(line)
-    is_evaluated = restored.run.get("eval_loss") is not None
-    return Start(step=restored.step, state=state, is_evaluated=is_evaluated)
-
-
-def _new_state(run: Run) -> Any:
-    """Make the state of step 0, with new parameters or those of --init-from."""
-    program, agreement = run.program, run.agreement
-    weights = run.weights or init_from(run.config, program, agreement)
-    state = program.init()
-    if weights is None:
-        return state
-    report.say(weights.described)
-    saved = program.to_saved(state)
-    abstract = program.abstract_saved.params
-    params = initial_params(weights, abstract, saved.params, agreement)
-    saved = dataclasses.replace(saved, params=params)
-    return program.from_saved(saved)
 
 
 def _make_loop(

@@ -1,0 +1,78 @@
+"""The state that the loop over steps begins with: the newest saved one, or a new one.
+
+Input: a run that is built, checked and claimed. Output: the state on the run's mesh,
+and the number of steps in it.
+"""
+
+import dataclasses
+import time
+from typing import Any
+
+from mjax.run import report
+from mjax.run.init_from import initial_params
+from mjax.run.prepare import Run, check_facts, init_from
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Start:
+    """Initial state of the loop over steps."""
+
+    step: int
+    """Optimizer steps already taken."""
+    state: Any
+    """State of the program, on its mesh."""
+    is_evaluated: bool
+    """Whether the held-out loss of the state has been evaluated."""
+
+
+def first_state(run: Run) -> Start:
+    """Restore the newest intact state onto the run's mesh, or initialise a new one.
+
+    All processes call this. Process 0 prints the source of a restored state.
+
+    Args:
+      run: the run, with its compiled program.
+    Raises:
+      ValueError: the saved state, or the source of --init-from, is of another run.
+      LostError: steps were saved but none is intact.
+      RuntimeError: the store does not answer.
+    """
+    program = run.program
+    assert run.checkpoints is not None
+    started_s = time.perf_counter()
+    restored = run.checkpoints.restore(program.abstract_saved)
+    if restored is None:
+        return Start(step=0, state=_new_state(run), is_evaluated=True)
+    for lost in restored.put_aside:
+        report.say(f"warning: a checkpoint was put aside: {lost}")
+    report.say(
+        f"resuming after step {restored.step}, from {restored.source}; restored in "
+        f"{time.perf_counter() - started_s:.2f} s, process 0 read "
+        f"{restored.bytes_read / 1e6:.1f} MB"
+    )
+    where = f"the state of step {restored.step} from {restored.source}"
+    run.agreement.together(
+        lambda: check_facts(run.config, run.dataset, restored.step, restored.run, where)
+    )
+    state = program.from_saved(restored.state)
+    for line in report.describe_new_steps(
+        restored.run["config"], run.config, restored.step, state.opt_state
+    ):
+        report.say(line)
+    is_evaluated = restored.run.get("eval_loss") is not None
+    return Start(step=restored.step, state=state, is_evaluated=is_evaluated)
+
+
+def _new_state(run: Run) -> Any:
+    """Make the state of step 0, with new parameters or those of --init-from."""
+    program, agreement = run.program, run.agreement
+    weights = run.weights or init_from(run.config, program, agreement)
+    state = program.init()
+    if weights is None:
+        return state
+    report.say(weights.described)
+    saved = program.to_saved(state)
+    abstract = program.abstract_saved.params
+    params = initial_params(weights, abstract, saved.params, agreement)
+    saved = dataclasses.replace(saved, params=params)
+    return program.from_saved(saved)
