@@ -14,6 +14,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import jax
@@ -59,6 +60,7 @@ from mjax.run.tracking import names as tracker_names
 from mjax.run.tracking.delivery import Delivery
 from mjax.run.tracking.tracker import RunFacts
 from mjax.run.watch import Watch
+from mjax.run.work_dir_lock import WorkDirLock
 from mjax.step.program import Program
 
 _SAME_COMMAND = (
@@ -88,8 +90,32 @@ def run_training(
     """
     watch = Watch(marks=marks)
     watch.start(Phase.INIT)
+    launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
+    with WorkDirLock(launch, marks.generation) as lock:
+        return _run(
+            *(config, command, argv, watch, lock),
+            is_resumed=is_resumed,
+            imported_s=imported_s,
+        )
+
+
+def _run(
+    config: TrainConfig,
+    command: Command,
+    argv: Sequence[str],
+    watch: Watch,
+    lock: WorkDirLock,
+    *,
+    is_resumed: bool,
+    imported_s: float,
+) -> int:
+    """Run the training, as `run_training`, with the lock of the work dir."""
     try:
         agreement, facts = _start_processes(config, command)
+        changes_nothing = command.dry_run or command.print_mesh
+        if config.work_dir is not None and not changes_nothing:
+            given = Path(config.work_dir)
+            agreement.decide(lambda: lock.check(given) or "")
         if is_resumed:
             report.say(
                 f"resuming the run in {config.work_dir}: its config.json gives the "
@@ -109,7 +135,9 @@ def run_training(
             report.say(f"start-up: import {imported_s - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
         watch.start(Phase.BUILD)
-        run = prepare(config, command, devices, mesh, agreement, facts, argv)
+        run = prepare(
+            *(config, command, devices, mesh, agreement, facts, argv), lock=lock
+        )
         if shows_details:
             report.say(f"start-up: build {time.perf_counter() - started_s:.1f} s")
     except Exception as error:

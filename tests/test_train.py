@@ -17,6 +17,7 @@ import pytest
 from mjax import train
 from mjax.ckpt import __main__ as ckpt_command
 from mjax.data import __main__ as data_command
+from mjax.processes import lock
 from mjax.run import ending, executables, loop
 from mjax.run.metrics import read_computed, read_rows
 
@@ -57,6 +58,9 @@ def start_and_signal(work_dir, number, at_row, log):
     ):
         while process.poll() is None:
             if len(read_rows(work_dir / "metrics.jsonl")) >= at_row:
+                holder = lock.holder_of(work_dir / lock.TRAINING)
+                assert holder is not None
+                assert holder.pid == process.pid
                 os.kill(process.pid, number)
                 break
             time.sleep(0.02)

@@ -39,6 +39,7 @@ from mjax.processes.config import DistributedConfig
 from mjax.run import report, report_pipeline, work_dir
 from mjax.run.executables import Executables
 from mjax.run.init_from import Weights, open_weights
+from mjax.run.work_dir_lock import WorkDirLock
 from mjax.step.program import Program
 from mjax.step.traced import program_of, trace_step
 
@@ -85,6 +86,8 @@ class Run:
     """Agreement of all processes."""
     weights: Weights | None
     """Source of --init-from; None if absent or opened later."""
+    lock: WorkDirLock
+    """Lock of the work dir."""
 
 
 def prepare(
@@ -95,6 +98,8 @@ def prepare(
     agreement: Agreement,
     facts: Mapping[str, Any],
     argv: Sequence[str],
+    *,
+    lock: WorkDirLock,
 ) -> Run:
     """Build the run, check it, and claim its work dir.
 
@@ -108,6 +113,7 @@ def prepare(
       agreement: agreement of all processes.
       facts: values that describe code and environment; equal in all processes.
       argv: the flags, repeated in the resume command.
+      lock: holds the work dir.
     Raises:
       ValueError: bad input, with the value and the fix; see the functions called.
     """
@@ -118,7 +124,7 @@ def prepare(
     built = agreement.together(
         lambda: _build(config, sizes, dataset, mesh, executables), timeout_s=DAY_S
     )
-    run = _check(built, command, mesh, agreement)
+    run = _check(built, command, mesh, agreement, lock)
     shows_details = report.shows_details(command)
     lines = _describe(built)
     if not shows_details:
@@ -270,7 +276,9 @@ def _describe(built: Built) -> Iterator[str]:
 # ------------------------------------------------------------------------------- check
 
 
-def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> Run:
+def _check(
+    built: Built, command: Command, mesh: Mesh, agreement: Agreement, lock: WorkDirLock
+) -> Run:
     """Check that the run fits the devices, its work dir and its checkpoints.
 
     Nothing is created or changed.
@@ -311,6 +319,7 @@ def _check(built: Built, command: Command, mesh: Mesh, agreement: Agreement) -> 
         checkpoints=checkpoints,
         agreement=agreement,
         weights=weights,
+        lock=lock,
     )
 
 
@@ -462,11 +471,9 @@ def _check_moves(config: TrainConfig, path: Path) -> None:
 
 
 def _claim(run: Run, command: Command) -> str:
-    """Claim the work dir for this run, after every check has passed; return its path.
-
-    Called on process 0.
-    """
+    """Claim the work dir, after every check; return its path. Called on process 0."""
     if command.restart_from_scratch:
+        run.lock.take(run.work_dir)
         for folder in _folders(run.config, run.work_dir):
             aside = work_dir.move_aside(folder)
             if aside is not None:
@@ -478,6 +485,7 @@ def _claim(run: Run, command: Command) -> str:
 def claim_work_dir(run: Run) -> None:
     """Create the work dir, or recreate it after its deletion. Called on process 0."""
     work_dir.make(run.work_dir)
+    run.lock.take(run.work_dir)
     # How processes find each other may differ between starts of a run.
     config = dataclasses.replace(run.config, distributed=DistributedConfig())
     work_dir.write_config(run.work_dir, json.loads(to_json(config)))

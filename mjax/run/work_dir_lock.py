@@ -1,0 +1,100 @@
+"""Refuse a work dir in which another process of this host trains.
+
+Input: the work dir. Output: its lock, held by process 0 until the run ends, or an error
+that names the process that holds it, with its step, and the way to stop it. docs/
+resilience.md says which starts are refused.
+"""
+
+from pathlib import Path
+from typing import Self
+
+from mjax.observe import beats
+from mjax.processes import lock
+from mjax.processes.lock import Holder, Lock
+
+
+class WorkDirLock:
+    """The lock of a run's work dir. Only process 0 calls its methods.
+
+    Use it in a with statement, which releases the lock at its end.
+    """
+
+    def __init__(self, launch: str, generation: int) -> None:
+        """Begin without a lock.
+
+        Args:
+          launch: name of the launch that started this process; "" if there is none.
+          generation: generation of the launch; 0 without one.
+        """
+        self._ours = lock.this_process(launch, generation)
+        self._lock: Lock | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def check(self, work_dir: Path) -> None:
+        """Refuse a work dir that another process holds; create and hold nothing.
+
+        Raises:
+          ValueError: another process of this host trains there, or drives a launch.
+        """
+        self._check_driver(work_dir)
+        self._refuse(work_dir, lock.holder_of(work_dir / lock.TRAINING))
+
+    def take(self, work_dir: Path) -> None:
+        """Hold a work dir that exists, or a new folder in place of a moved one.
+
+        Raises:
+          ValueError: as in `check`.
+        """
+        self._check_driver(work_dir)
+        self._lock = self._lock or Lock(work_dir / lock.TRAINING)
+        self._refuse(work_dir, self._lock.take(self._ours))
+
+    def _check_driver(self, work_dir: Path) -> None:
+        if not self._ours.launch:
+            lock.refuse_driver(work_dir)
+
+    def _refuse(self, work_dir: Path, found: Holder | None) -> None:
+        if found is None or self._ours.replaces(found):
+            return
+        # An old generation that begins late is refused by `mjax.ckpt.fence`.
+        if not self._ours.launch or found.launch != self._ours.launch:
+            raise ValueError(_problem(work_dir, found))
+
+
+def _problem(work_dir: Path, found: Holder) -> str:
+    step = _step_of(work_dir, found)
+    place = f"{work_dir}{'' if step is None else f' (step {step})'}"
+    if found == lock.UNKNOWN:
+        return f"another process is training in {place}; use another --work-dir"
+    who = f"process {found.pid} on {found.host}"
+    if found.launch:
+        return (
+            f"{who}, which a launch has started, is training in {place}; stop the "
+            f"launch (python -m mjax.launch stop --work-dir {work_dir}) or use another "
+            "--work-dir"
+        )
+    return (
+        f"{who} is training in {place}; stop it (kill -INT {found.pid}) or use another "
+        "--work-dir"
+    )
+
+
+def _step_of(work_dir: Path, found: Holder) -> int | None:
+    """Return the last step in the heartbeats of a process; None if it has none."""
+    newest: beats.Beat | None = None
+    for path in (work_dir / beats.FOLDER).glob("*.json"):
+        try:
+            beat = beats.read(path)
+        except ValueError:  # it cannot be read, and the step is only a help
+            continue
+        if beat is None or (beat.whose.pid, beat.whose.boot) != (found.pid, found.boot):
+            continue
+        if newest is None or beat.wall_ns > newest.wall_ns:
+            newest = beat
+    return None if newest is None else newest.step
