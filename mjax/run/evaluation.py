@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from mjax.run.loop import Program
+from mjax.run.loop_protocols import Program
 from mjax.run.metrics import Row, bits_per_byte
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int, PyTree
 
-from mjax.run.loop import Program
+from mjax.run.loop_protocols import Program
 
 _TEMPERATURE = 0.8
 
