@@ -17,12 +17,13 @@ import time
 from etils import epath
 
 from mjax import checked_json
+from mjax.ckpt.phases import FinalError
 
 _FILE = "owner.json"
 
 
-class TakenOverError(RuntimeError):
-    """Another start of the run now owns the folder."""
+class TakenOverError(FinalError):
+    """Another start of the run now owns the folder, and no retry changes that."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

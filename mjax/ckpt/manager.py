@@ -104,12 +104,14 @@ class Checkpoints:
 
         Args:
           step: number of optimizer steps in the state.
-          is_last: whether the run ends after this save; the answer is then never BUSY
-            or HOPELESS.
+          is_last: whether the run ends after this save. The answer is then never BUSY,
+            and HOPELESS only if another start has taken over the store.
         """
         return Answer(self._agreement.decide(lambda: self._answer(step, is_last).value))
 
     def _answer(self, step: int, is_last: bool) -> Answer:
+        if self.is_taken_over:
+            return Answer.HOPELESS
         if is_last:
             return Answer.ACCEPTED
         unsaved = step - self._last_good_step
@@ -252,6 +254,11 @@ class Checkpoints:
         return "" if self._link is None else self._link.finish(stopped_s)
 
     @property
+    def is_taken_over(self) -> bool:
+        """Whether another start is known to own the store; on process 0."""
+        return self.store.fence.problem is not None
+
+    @property
     def _fence_problem(self) -> str | None:
         remote = None if self._link is None else self._link.fence.problem
         return self.store.fence.problem or remote
@@ -266,7 +273,7 @@ class Checkpoints:
         and why.
         """
         if self._fence_problem is not None:
-            return self._fence_problem
+            return f"{self._fence_problem}; this start ends and leaves the run to it"
         stalled = (
             f"a write has not ended after {self._config.timeout_s} s; check that "
             f"{self.store.directory} responds, then repeat the command"

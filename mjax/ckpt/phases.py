@@ -65,7 +65,9 @@ class Phases:
             try:
                 return act()
             except BaseException as error:  # all processes must know
-                raise FailedError(in_words(error)) from error
+                failure = FailedError(in_words(error))
+                failure.is_final = isinstance(error, FinalError)
+                raise failure from error
 
         return self._agreement.decide(guarded)
 

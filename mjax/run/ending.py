@@ -150,7 +150,7 @@ class StopRequest:
         self._interrupts = 0
         self._previous: dict[int, Any] = {}
         self._num_safe_points = 0
-        self._is_reached = False
+        self._is_reached = self._is_asked = False
         self._agreed: Callable[[int], bool] | None = None
 
     def __enter__(self) -> "StopRequest":
@@ -186,6 +186,16 @@ class StopRequest:
             else:
                 self._is_reached = self._received is not None
         return self._is_reached
+
+    def ask(self) -> None:
+        """Request the stop from inside this process; the others learn of it too."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        if self._agreed is not None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self._received = self._received or signal.SIGTERM
 
     def stopped_s(self) -> float | None:
         """Return the seconds since the stop; None: the run goes on.

@@ -189,12 +189,14 @@ class Loop:
             return GAVE_UP
         if stop.reached():
             return PREEMPTED
-        return DONE if not is_last or self._save_now(step) else FAILED
+        return self._save_now(step) if is_last else DONE
 
     def _after(self, step: int, stop: StopRequest) -> int:
         """Do the work due after a step; return the exit code, DONE to continue."""
         is_last = step == self.cadence.num_steps
         self.report_saves()
+        if self.checkpoints.is_taken_over:
+            stop.ask()  # process 0 alone knows; a stop is seen by all
         is_stopped = stop.reached()
         evaluates = self._evaluation_is_due(step) and not is_stopped
         if evaluates:
@@ -222,16 +224,16 @@ class Loop:
             self._copy(step)
         if evaluates or save_due or copy_due:  # excluded from the next step
             self._finished_ns = time.monotonic_ns()
-        if ends and not self._wait_for_save(step):
-            return FAILED
+        if ends and (code := self._wait_for_save(step)) != DONE:
+            return code
         return PREEMPTED if is_stopped else DONE
 
     def _evaluation_is_due(self, step: int) -> bool:
         is_last = step == self.cadence.num_steps
         return step > 0 and (is_last or step % self.cadence.eval_every == 0)
 
-    def _save_now(self, step: int) -> bool:
-        """Save the current state and wait; return whether it is in the store."""
+    def _save_now(self, step: int) -> int:
+        """Save the current state and wait; return DONE, or the exit code."""
         self.checkpoints.ask(step, is_last=True)
         self._save(step, is_last=True)
         return self._wait_for_save(step)
@@ -422,10 +424,12 @@ class Loop:
         self.watch.marks.mark(Phase.SAVE, step)
         self.watch.spans.enter(name, "ckpt", step)
 
-    def _wait_for_save(self, step: int) -> bool:
+    def _wait_for_save(self, step: int) -> int:
+        """Return DONE if the state is in the store, otherwise the exit code."""
         self._begin_save("wait for save", step)
         is_saved = self.checkpoints.wait()
         self.report_saves()
-        if not is_saved:
-            self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
-        return is_saved
+        if is_saved:
+            return DONE
+        self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
+        return GAVE_UP if self.checkpoints.is_taken_over else FAILED

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import jax.numpy as jnp
 import pytest
@@ -15,8 +14,11 @@ from mjax.ckpt.store import Store
 from mjax.processes import progress
 
 
-def save(checkpoints, step):
-    checkpoints.save(step, lambda: {"w": jnp.full(4, step, jnp.float32)}, {})
+def save(checkpoints, step, *, is_last=False):
+    def state():
+        return {"w": jnp.full(4, step, jnp.float32)}
+
+    checkpoints.save(step, state, {}, is_last=is_last)
     checkpoints.wait()
     return checkpoints.attempts()
 
@@ -28,12 +30,13 @@ def test_the_older_start_can_neither_save_nor_delete(tmp_path):
     newer = Checkpoints(tmp_path, CkptConfig(keep=1))
     newer.claim("", 0)
     unfinished = newer.store.begin(3, 100)  # which the older one would have deleted
-    older.save(2, lambda: {"w": jnp.zeros(4)}, {}, is_last=True)
-    time.sleep(0.5)
+    (attempt,) = save(older, 2, is_last=True)  # a further try would wait for a second
+    assert attempt.describe().endswith("; it is given up")
     older.close()
     assert newer.store.steps() == [1]
     assert unfinished.exists()
-    assert older.ask(3) is Answer.HOPELESS
+    assert older.is_taken_over
+    assert older.ask(3) is older.ask(3, is_last=True) is Answer.HOPELESS
     assert "another start of this run has taken over" in older.why_unsaved(3)
     assert [attempt.error for attempt in save(newer, 4)] == [None]
     newer.close()

@@ -20,6 +20,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from mjax.ckpt import manager
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
+from mjax.ckpt.store import Store
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 from mjax.observe import spans
@@ -399,6 +400,33 @@ def test_a_signal_during_an_evaluation_ends_it_after_the_batch(
     assert "eval_loss" not in read_computed(work_dir)[-1]
     assert run(work_dir).exit_code == loop_module.DONE
     assert read_computed(work_dir) == undisturbed[0]
+
+
+def taken_over_at(step, work_dir, more=lambda: None):
+    """Return batches of a run that another start takes over, as on another host."""
+    batches = TinyBatches()
+
+    def take_over():
+        Store(work_dir / "checkpoints").fence.claim("", 0)
+        more()
+
+    batches.at_step = {1: lambda: batches.checkpoints.claim("", 0), step: take_over}
+    return batches
+
+
+@pytest.mark.parametrize(("taken_at", "seen_at"), [(5, 6), (10, 10)])
+def test_a_run_that_is_taken_over_gives_up_at_its_next_save_without_a_retry(
+    work_dir, capsys, taken_at, seen_at
+):
+    batches = taken_over_at(taken_at, work_dir)
+    outcome = run(work_dir, batches)
+    assert outcome.exit_code == loop_module.GAVE_UP
+    assert seen_at <= outcome.step <= seen_at + 1  # the save is in the background
+    said = capsys.readouterr().out
+    assert said.count("(try 1): another start of this run has taken over") == 1
+    assert "(try 2)" not in said
+    assert "this start ends and leaves the run to it" in said
+    assert not (work_dir / "checkpoints" / str(seen_at)).exists()
 
 
 def test_a_signal_before_the_first_step_saves_nothing(work_dir):
