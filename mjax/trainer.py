@@ -214,6 +214,7 @@ def train(
         num_steps=config.steps,
         active=is_rank_0,
         remake=lambda: claim_work_dir(run),
+        is_ours=run.checkpoints.owns_store,
         open_trackers=open_trackers,
         memory=report.device_memory,
     )

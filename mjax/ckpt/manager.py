@@ -25,6 +25,7 @@ from typing import Any
 from jaxtyping import PyTree
 
 from mjax.ckpt.config import CkptConfig
+from mjax.ckpt.fence import TakenOverError
 from mjax.ckpt.host_copy import HostCopy, HostMemory
 from mjax.ckpt.job import Job
 from mjax.ckpt.journal import SAVED, Journal, new_save_id, origin_of, start_of
@@ -257,6 +258,15 @@ class Checkpoints:
     def is_taken_over(self) -> bool:
         """Whether another start is known to own the store; on process 0."""
         return self.store.fence.problem is not None
+
+    def owns_store(self) -> bool:
+        """Return whether no other start owns the store, as far as the store answers.
+
+        It reads the store, on process 0.
+        """
+        with contextlib.suppress(TakenOverError, OSError):
+            self.store.fence.check()
+        return not self.is_taken_over
 
     @property
     def _fence_problem(self) -> str | None:

@@ -3,8 +3,9 @@
 Input: one row of plain numbers per optimizer step. Output: `metrics.jsonl`,
 `summary.json`, rows for trackers, and lines for people. Only rank 0 writes. A full disk
 never stops a run: it is reported once, and the missing rows are written when there is
-space. If the folder is deleted or moved, it is recreated with all rows. A run with
-missing rows or without its summary is not done.
+space. If the folder is deleted or moved, it is recreated with all rows. If another
+start of the run has taken the folder over, nothing more is written. A run with missing
+rows or without its summary is not done.
 
 A row is one line of strict JSON, which has neither NaN nor infinity. Such a value is
 null in its field, and the additional field `nonfinite` holds the original value:
@@ -158,6 +159,7 @@ class Recorder:
         num_steps: int,
         active: bool,
         remake: Callable[[], object] | None = None,
+        is_ours: Callable[[], bool] = lambda: True,
         open_trackers: Callable[[Callable[[str], None]], Sequence[Delivery]] = (
             lambda say: ()
         ),
@@ -173,12 +175,15 @@ class Recorder:
           active: whether this process writes (rank 0).
           remake: recreates the folder with its initial files if it is gone; None
             creates an empty folder.
+          is_ours: returns whether no other start has taken over the folder. It is
+            called if the folder has changed, and before rows are replaced.
           open_trackers: starts the trackers, given a function that prints.
           memory: memory of a device, for the live line; None if unknown.
         Raises:
           OSError: metrics.jsonl cannot be opened.
         """
         self._active = active
+        self._is_ours, self._is_lost = is_ours, False
         self._config = config
         self._num_steps = num_steps
         self._failed: set[str] = set()
@@ -204,8 +209,7 @@ class Recorder:
         if not self._active:
             return
         self.guarded("metrics.jsonl", lambda: self._append(row))
-        for tracker in self._trackers:
-            tracker.send(row)
+        self._send(row)
         self._speed.add(row)
         shown = row | self._speed.mean()
         if self._live is not None:
@@ -219,14 +223,13 @@ class Recorder:
 
     def amend(self, step: int, more: Row) -> None:
         """Add fields to the last row if it is of this step."""
-        if not self._active or not more:
+        if not self._active or not more or self.is_taken_over():
             return
         rows = read_rows(self._path)
         if rows and rows[-1]["step"] == step:
             rows[-1] |= more
             self.guarded("metrics.jsonl", lambda: self._replace(rows))
-            for tracker in self._trackers:
-                tracker.send({"step": step} | more)
+            self._send({"step": step} | more)
         found = ", ".join(f"{name} {value:.4f}" for name, value in more.items())
         self.say(f"step {step}: {found}")
 
@@ -251,6 +254,8 @@ class Recorder:
         """
         if not self._active:
             return
+        if self._is_lost:
+            ending = "stopped"  # the other start goes on with the run of the tracker
         patience_s = _STOP_PATIENCE_S if ending == "stopped" else _PATIENCE_S
         for tracker in self._trackers:
             tracker.end(ending)
@@ -262,6 +267,15 @@ class Recorder:
             self._live = None
         self._file.close()
 
+    def is_taken_over(self) -> bool:
+        """Return whether another start has taken over the folder; False on other ranks.
+
+        Once true, nothing more is written to the folder or sent to trackers.
+        """
+        if self._active and not self._is_lost:
+            self._is_lost = not self._is_ours()
+        return self._is_lost
+
     @property
     def owed(self) -> list[str]:
         """Names of the files that are missing or incomplete at the end of a run."""
@@ -271,6 +285,11 @@ class Recorder:
         owed = [] if rows_are_there else ["metrics.jsonl"]
         return owed + sorted({"summary.json"} & self._failed)
 
+    def _send(self, row: Row) -> None:
+        if not self._is_lost:
+            for tracker in self._trackers:
+                tracker.send(row)
+
     def _append(self, row: Row) -> None:
         self._unwritten += _line(row).encode()
         self._write()
@@ -278,6 +297,8 @@ class Recorder:
     def _write(self) -> None:
         """Write the remaining rows; recreate the file if it was deleted or moved."""
         if not self._is_in_place():
+            if self.is_taken_over():
+                return
             self._remake()
             self._replace(_rows_of(self._read_all()))
             self.say(
@@ -310,8 +331,10 @@ class Recorder:
 
         Args:
           what: name of the file in messages.
-          action: writes the file.
+          action: writes the file. It is not called after a takeover.
         """
+        if self._is_lost:
+            return
         try:
             action()
         except Exception as error:  # a full disk, or an error of the plotting library

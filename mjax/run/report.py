@@ -406,9 +406,10 @@ def write_summary(
 ) -> int:
     """Write summary.json and the figure from all rows of the run; return the exit code.
 
-    A stopped run must exit soon, so its figure, which takes seconds, is drawn after it
-    resumes. A run that is otherwise done fails if rows, summary or last checkpoint are
-    missing.
+    If another start has taken over the work dir, nothing is written and the run gives
+    up. A stopped run must exit soon, so its figure, which takes seconds, is drawn after
+    it resumes. A run that is otherwise done fails if rows, summary or last checkpoint
+    are missing.
 
     Args:
       work_dir: work dir with metrics.jsonl.
@@ -419,6 +420,11 @@ def write_summary(
       is_saved: returns whether the last checkpoint is in the store.
       wall_s: seconds of this process in the loop, including its start and end.
     """
+    if recorder.is_taken_over():
+        recorder.say(
+            f"{work_dir}: taken over by another start; its files are left as they are"
+        )
+        return ending.GAVE_UP
     recorder.sync()
     owed = recorder.owed
     if exit_code == ending.DONE and not is_saved():

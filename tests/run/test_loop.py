@@ -26,6 +26,7 @@ from mjax.hardware.utilization import Utilization
 from mjax.observe import spans
 from mjax.run import evaluation, sampling
 from mjax.run import loop as loop_module
+from mjax.run.json_files import write_atomically
 from mjax.run.loop import Cadence, Loop, StopRequest
 from mjax.run.metrics import Recorder, make_row, read_computed, read_rows
 from mjax.run.spans import Spans
@@ -172,6 +173,7 @@ def run(
         start_step=start_step,
         num_steps=num_steps,
         active=True,
+        is_ours=checkpoints.owns_store,
     )
     loop = Loop(
         program=program,
@@ -427,6 +429,17 @@ def test_a_run_that_is_taken_over_gives_up_at_its_next_save_without_a_retry(
     assert "(try 2)" not in said
     assert "this start ends and leaves the run to it" in said
     assert not (work_dir / "checkpoints" / str(seen_at)).exists()
+
+
+def test_a_run_that_is_taken_over_leaves_the_rows_of_the_other_start(work_dir, capsys):
+    path, theirs = work_dir / "metrics.jsonl", '{"step": 1}\n'
+    batches = taken_over_at(8, work_dir, lambda: write_atomically(path, theirs))
+    outcome = run(work_dir, batches)
+    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 8)
+    assert path.read_text() == theirs
+    said = capsys.readouterr().out
+    assert said.count("another start of this run has taken over") == 1
+    assert "warning" not in said
 
 
 def test_a_signal_before_the_first_step_saves_nothing(work_dir):

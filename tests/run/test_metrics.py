@@ -7,12 +7,15 @@ import resource
 import shutil
 import struct
 import time
+from unittest.mock import Mock
 
 import pytest
 
 from mjax.config.run import LogConfig
+from mjax.config.train import TrainConfig
+from mjax.data.dataset import Dataset
 from mjax.hardware.utilization import Utilization
-from mjax.run import metrics
+from mjax.run import ending, metrics, report
 from mjax.run.json_files import write_json
 from mjax.run.metrics import Recorder, make_row, read_rows
 from mjax.run.tracking.delivery import Delivery
@@ -223,6 +226,37 @@ def test_an_inactive_recorder_writes_nothing(tmp_path, capsys):
     recorder.close()
     assert list(tmp_path.iterdir()) == []
     assert capsys.readouterr().out == ""
+
+
+def test_after_a_takeover_no_file_and_no_tracker_gets_anything(tmp_path, capsys):
+    kept, tracker = tmp_path / "summary.json", Mock()
+    kept.write_text("of the other start")
+    recorder = Recorder(
+        tmp_path,
+        LOG,
+        start_step=0,
+        num_steps=9,
+        active=True,
+        is_ours=lambda: False,
+        open_trackers=lambda say: [tracker],
+    )
+    recorder.record(a_row(1))
+    recorder.amend(1, {"eval_loss": 1.5})
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    recorder.record(a_row(2))
+    code = report.write_summary(
+        *(tmp_path, Mock(spec=TrainConfig), Mock(spec=Dataset), recorder),
+        exit_code=ending.PREEMPTED,
+        is_saved=lambda: True,
+        wall_s=1.0,
+    )
+    recorder.guarded("sample.txt", lambda: kept.write_text("ours"))
+    recorder.close("gave up")
+    assert code == ending.GAVE_UP
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    tracker.send.assert_called_once_with(a_row(1))
+    tracker.end.assert_called_once_with("stopped")
+    assert "taken over by another start" in capsys.readouterr().out
 
 
 def test_progress_is_a_plain_line_every_n_steps_and_at_the_end(tmp_path, capsys):
