@@ -29,6 +29,7 @@ from mjax.launch.first_error import describe, first_error
 from mjax.launch.journal import read_ending, read_events
 from mjax.launch.messages import Answer
 from mjax.processes.config import split_address
+from mjax.processes.lock import driving
 
 _PROG = "python -m mjax.launch"
 _OWN_FLAGS = (
@@ -166,15 +167,16 @@ def _driver(words: list[str]) -> int:
     config: DriverFlags = _read(DriverFlags, own, " driver")
     train, work_dir = _train_flags(train)
     has_pods = config.kubernetes.namespace is not None
-    driver = Driver(
-        config,
-        train,
-        work_dir=work_dir,
-        token=client.read_token(config.token_file),
-        bind=split_address(config.bind, "--bind", least_port=0),
-        api=kubernetes.connect(config.kubernetes) if has_pods else None,
-    )
-    return asyncio.run(driver.run())
+    with driving(work_dir):
+        driver = Driver(
+            config,
+            train,
+            work_dir=work_dir,
+            token=client.read_token(config.token_file),
+            bind=split_address(config.bind, "--bind", least_port=0),
+            api=kubernetes.connect(config.kubernetes) if has_pods else None,
+        )
+        return asyncio.run(driver.run())
 
 
 def _agent(words: list[str]) -> int:

@@ -16,6 +16,7 @@ import msgspec
 
 from mjax.launch import messages
 from mjax.launch.journal import read_ending
+from mjax.processes.lock import ADDRESS
 
 
 def ask(
@@ -93,7 +94,7 @@ def write_private(path: Path, text: str) -> None:
 
 def _address(folder: Path) -> tuple[str, int]:
     try:
-        host, port = json.loads((folder / "address.json").read_text())
+        host, port = json.loads((folder / ADDRESS.name).read_text())
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{folder} does not say where the driver listens ({error}); give "

@@ -44,7 +44,7 @@ from mjax.launch.messages import (
 from mjax.launch.pods import Pods
 from mjax.launch.supervisor import Supervisor
 from mjax.launch.trainer_flags import TrainerFlags
-from mjax.processes import progress
+from mjax.processes import lock, progress
 
 TRAINER = (sys.executable, "-m", "mjax.train")
 """The command of a rank, without flags."""
@@ -194,9 +194,9 @@ class Driver:
             server = await self._listen(host, 0)
         self.address = (host, server.sockets[0].getsockname()[1])
         self._journal.set_fact("address", self.address)
-        folder = self._work_dir / "launch"
         known_as = socket.gethostname() if host == "0.0.0.0" else host
-        write_private(folder / "address.json", json.dumps([known_as, self.address[1]]))
+        path = self._work_dir / lock.ADDRESS
+        write_private(path, json.dumps([known_as, self.address[1]]))
         self.is_listening = True
         if self._pods is not None:
             self._pods.start()

@@ -21,6 +21,7 @@ from mjax.launch.client import read_token, write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import TRAINER, Driver, generation_folder
 from mjax.launch.ranks import log_path
+from mjax.processes.lock import driving
 
 _POLL_S = 0.1
 _FOLLOW_S = 0.25
@@ -44,21 +45,22 @@ async def run(
       work_dir: work dir of the run.
       trainer: the command of a rank, without flags.
     Raises:
-      ValueError: the work dir belongs to another run.
+      ValueError: the work dir belongs to another run, or another driver or trainer of
+        this host holds it.
       OSError: a port or a file is not available.
     """
     token_path = work_dir / "launch" / "token"
-    token = token_of(token_path)
-    driver = Driver(
-        config,
-        flags,
-        work_dir=work_dir,
-        token=token,
-        bind=(LOOPBACK, 0),
-        trainer=trainer,
-    )
-    names = [f"host-{index}" for index in range(config.hosts + config.spares)]
-    return await serve(driver, Agents(names, work_dir, token_path), work_dir)
+    with driving(work_dir):
+        driver = Driver(
+            config,
+            flags,
+            work_dir=work_dir,
+            token=token_of(token_path),
+            bind=(LOOPBACK, 0),
+            trainer=trainer,
+        )
+        names = [f"host-{index}" for index in range(config.hosts + config.spares)]
+        return await serve(driver, Agents(names, work_dir, token_path), work_dir)
 
 
 @runtime_checkable

@@ -18,6 +18,7 @@ from pathlib import Path
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import TRAINER, Driver
 from mjax.launch.local import serve, token_of
+from mjax.processes.lock import driving
 
 _POLL_S = 0.1
 _RESPAWN_S = 5.0
@@ -49,21 +50,22 @@ async def run(
       work_dir: work dir of the run, on a file system shared by all nodes.
       trainer: the command of a rank, without flags.
     Raises:
-      ValueError: there is no allocation, its size is wrong, or the work dir belongs to
-        another run.
+      ValueError: there is no allocation, its size is wrong, the work dir belongs to
+        another run, or another driver or trainer of this host holds it.
       OSError: a port, a file or srun is not available.
     """
     num_nodes = nodes_of(config)
     token_path = work_dir / "launch" / "token"
-    driver = Driver(
-        config,
-        flags,
-        work_dir=work_dir,
-        token=token_of(token_path),
-        bind=("0.0.0.0", 0),
-        trainer=trainer,
-    )
-    return await serve(driver, Agents(num_nodes, work_dir, token_path), work_dir)
+    with driving(work_dir):
+        driver = Driver(
+            config,
+            flags,
+            work_dir=work_dir,
+            token=token_of(token_path),
+            bind=("0.0.0.0", 0),
+            trainer=trainer,
+        )
+        return await serve(driver, Agents(num_nodes, work_dir, token_path), work_dir)
 
 
 def nodes_of(config: RunConfig, environment: Mapping[str, str] = os.environ) -> int:

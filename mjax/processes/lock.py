@@ -15,9 +15,11 @@ refused.
 import contextlib
 import enum
 import fcntl
+import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -27,6 +29,8 @@ TRAINING = Path("training.lock")
 """Path in the work dir of the lock that process 0 of a run holds."""
 DRIVER = Path("launch") / "driver.lock"
 """Path in the work dir of the lock that the driver of a launch holds."""
+ADDRESS = Path("launch") / "address.json"
+"""Path in the work dir of the host and port at which the driver listens."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SETTLE_S, _POLL_S = 1.0, 0.02
 """Seconds for a holder that has just ended or begun to release or name itself."""
@@ -44,8 +48,6 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Name of the launch that started the process; "" if none did."""
     generation: int = 0
     """Generation of the launch, from 1; 0 without a launch."""
-    address: str = ""
-    """host:port at which the process listens; "" if it does not listen."""
 
     def replaces(self, found: "Holder") -> bool:
         """Return whether this process need not respect the lock of another one."""
@@ -157,6 +159,32 @@ def holder_of(path: Path) -> Holder | None:
             return found or UNKNOWN
 
 
+@contextlib.contextmanager
+def driving(work_dir: Path) -> Iterator[None]:
+    """Hold the work dir for a driver of a launch, until the end of the with statement.
+
+    Ranks of an earlier driver may still run there; the new driver goes on with them.
+
+    Raises:
+      ValueError: another driver of this host holds it, or a trainer does that was
+        started by hand.
+      OSError: the work dir cannot be created.
+    """
+    found = holder_of(work_dir / TRAINING)
+    if found is not None and not found.launch:
+        raise ValueError(problem_of_training(work_dir, found))
+    path = work_dir / DRIVER
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = Lock(path)
+    found = lock.take(this_process())
+    if found is not None:
+        raise ValueError(_problem_of_driver(work_dir, found))
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def refuse_driver(work_dir: Path) -> None:
     """Refuse a work dir in which a launch runs whose driver is on this host.
 
@@ -164,17 +192,48 @@ def refuse_driver(work_dir: Path) -> None:
       ValueError: a driver runs there; the message has its process and its address.
     """
     found = holder_of(work_dir / DRIVER)
-    if found is None:
-        return
+    if found is not None:
+        raise ValueError(_problem_of_driver(work_dir, found))
+
+
+def problem_of_training(work_dir: Path, found: Holder, step: int | None = None) -> str:
+    """Return why nothing else can train in a work dir, and what to do.
+
+    Args:
+      work_dir: the work dir.
+      found: the process that trains there.
+      step: its last known step; None if unknown.
+    """
+    place = f"{work_dir}{'' if step is None else f' (step {step})'}"
+    if found == UNKNOWN:
+        return f"another process is training in {place}; use another --work-dir"
+    who = f"process {found.pid} on {found.host}"
+    if found.launch:
+        return (
+            f"{who}, which a launch has started, is training in {place}; stop the "
+            f"launch ({_stop(work_dir)}) or use another --work-dir"
+        )
+    return (
+        f"{who} is training in {place}; stop it (kill -INT {found.pid}) or use another "
+        "--work-dir"
+    )
+
+
+def _problem_of_driver(work_dir: Path, found: Holder) -> str:
     who = "another process"
     if found != UNKNOWN:
         who = f"process {found.pid} on {found.host}"
-    if found.address:
-        who += f", which listens at {found.address}"
-    raise ValueError(
-        f"a launch is running in {work_dir}: its driver is {who}; stop it (python -m "
-        f"mjax.launch stop --work-dir {work_dir}) or use another --work-dir"
+    with contextlib.suppress(OSError, ValueError):  # it has just begun
+        host, port = json.loads((work_dir / ADDRESS).read_text())
+        who += f", at {host}:{port}"
+    return (
+        f"a launch is running in {work_dir}: its driver is {who}; stop it "
+        f"({_stop(work_dir)}) or use another --work-dir"
     )
+
+
+def _stop(work_dir: Path) -> str:
+    return f"python -m mjax.launch stop --work-dir {work_dir}"
 
 
 class _Tried(enum.Enum):

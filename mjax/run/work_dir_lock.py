@@ -64,25 +64,8 @@ class WorkDirLock:
             return
         # An old generation that begins late is refused by `mjax.ckpt.fence`.
         if not self._ours.launch or found.launch != self._ours.launch:
-            raise ValueError(_problem(work_dir, found))
-
-
-def _problem(work_dir: Path, found: Holder) -> str:
-    step = _step_of(work_dir, found)
-    place = f"{work_dir}{'' if step is None else f' (step {step})'}"
-    if found == lock.UNKNOWN:
-        return f"another process is training in {place}; use another --work-dir"
-    who = f"process {found.pid} on {found.host}"
-    if found.launch:
-        return (
-            f"{who}, which a launch has started, is training in {place}; stop the "
-            f"launch (python -m mjax.launch stop --work-dir {work_dir}) or use another "
-            "--work-dir"
-        )
-    return (
-        f"{who} is training in {place}; stop it (kill -INT {found.pid}) or use another "
-        "--work-dir"
-    )
+            step = _step_of(work_dir, found)
+            raise ValueError(lock.problem_of_training(work_dir, found, step))
 
 
 def _step_of(work_dir: Path, found: Holder) -> int | None:

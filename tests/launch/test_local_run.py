@@ -15,6 +15,7 @@ from mjax.launch import __main__ as command
 from mjax.launch import messages
 from mjax.launch.first_error import describe, first_error
 from mjax.launch.messages import VERSION
+from mjax.processes import lock
 from mjax.processes.progress import Phase
 
 HERE = Path(__file__).parent
@@ -187,8 +188,12 @@ def test_a_driver_that_is_killed_costs_no_step(tmp_path):
     launch = Launch(tmp_path / "run")
     launch.wait_for(lambda: len(launch.rows()) >= 10)
     before = launch.pids()
+    holder = lock.holder_of(launch.work_dir / lock.DRIVER)
+    assert holder is not None
+    assert holder.pid == launch.process.pid
     launch.process.kill()
     launch.process.communicate()
+    assert lock.holder_of(launch.work_dir / lock.DRIVER) is None
     at = len(launch.rows())
     launch.start()
     launch.wait_for(lambda: launch.events("driver"))
@@ -373,6 +378,34 @@ def test_who_says_what_is_not_said_there_is_left_alone(tmp_path, words):
     assert command.main(["stop", "--work-dir", str(tmp_path / "run")]) == 0
     assert launch.end() == 42
     assert "Traceback" not in launch.err
+
+
+def test_a_second_driver_is_refused_and_changes_nothing(tmp_path, capsys, monkeypatch):
+    words = ["--", "--recipe", "debug", "--work-dir", str(tmp_path)]
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    with lock.driving(tmp_path):
+        (tmp_path / lock.ADDRESS).write_text('["127.0.0.1", 4321]')
+        before = sorted(tmp_path.rglob("*"))
+        for begins in ([], ["slurm"], ["driver", "--token-file", "absent"]):
+            assert command.main([*begins, *words]) == 2
+            said = capsys.readouterr().err
+            assert f"its driver is process {os.getpid()} on " in said
+            assert "at 127.0.0.1:4321; stop it (python -m mjax.launch stop" in said
+        assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_launch_is_refused_while_a_trainer_started_by_hand_runs(tmp_path, capsys):
+    held = lock.Lock(tmp_path / lock.TRAINING)
+    assert held.take(lock.this_process()) is None
+    words = ["--recipe", "debug", "--work-dir", str(tmp_path)]
+    assert command.main(["--", *words]) == 2
+    assert f"stop it (kill -INT {os.getpid()})" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["training.lock"]
+    held.release()
+    assert held.take(lock.this_process("launch", 2)) is None  # of a driver that died
+    with lock.driving(tmp_path):
+        pass
+    held.release()
 
 
 def test_another_protocol_is_refused_with_both_versions(tmp_path, capsys, monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 
 from mjax import train
 from mjax.processes import lock
-from mjax.processes.lock import Holder, Lock, holder_of, this_process
+from mjax.processes.lock import Lock, holder_of, this_process
 from mjax.processes.progress import Phase, Writer
 from mjax.run import ending
 from mjax.run.beats import Beats
@@ -102,17 +102,15 @@ def test_a_newer_generation_takes_over_and_an_older_one_holds_nothing(work_dir, 
 
 
 def test_a_start_by_hand_is_refused_while_a_driver_runs_also_between_two_generations(
-    work_dir, held
+    work_dir,
 ):
-    ours = this_process()
-    driver = Holder(
-        host=ours.host, boot=ours.boot, pid=ours.pid, address="127.0.0.1:4321"
-    )
-    held(lock.DRIVER, driver)
-    who = f"its driver is process {ours.pid} on {ours.host}, which listens at 127"
-    with pytest.raises(ValueError, match=who):
-        take(work_dir)
-    assert take(work_dir, "launch", 1) is not None
+    with lock.driving(work_dir):
+        (work_dir / lock.ADDRESS).write_text('["127.0.0.1", 4321]')
+        who = rf"its driver is process {os.getpid()} on \S+, at 127.0.0.1:4321; stop it"
+        with pytest.raises(ValueError, match=who):
+            take(work_dir)
+        assert take(work_dir, "launch", 1) is not None
+    assert take(work_dir) is not None
 
 
 def test_a_process_that_is_not_named_is_refused_too(work_dir, held, monkeypatch):
