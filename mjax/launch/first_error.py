@@ -1,10 +1,12 @@
 """The first error of a failed generation: the cause, then the ends of all ranks.
 
 Input: the events of a run. Output: the launch's diagnosis, and the ends of all ranks in
-order of time; an end that is a consequence of another end is marked. Clocks of hosts
-may differ by some milliseconds, but a consequence takes longer.
+order of time. An end that is a consequence of another end is marked, and one by which
+the launch itself ended the generation. Clocks of hosts may differ by some milliseconds,
+but a consequence takes longer.
 """
 
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,7 +28,9 @@ def first_error(events: Sequence[Event], generation: int | None = None) -> Event
       ValueError: the generation has not failed, or no generation has.
     """
     failed = {
-        event["generation"]: event for event in events if event["kind"] == "failure"
+        event["generation"]: (place, event)
+        for place, event in enumerate(events)
+        if event["kind"] == "failure"
     }
     if not failed:
         raise ValueError("no generation of this run has failed")
@@ -34,7 +38,7 @@ def first_error(events: Sequence[Event], generation: int | None = None) -> Event
     if number not in failed:
         known = ", ".join(map(str, sorted(failed)))
         raise ValueError(f"generation {number} has not failed; these have: {known}")
-    verdict = failed[number]
+    told_at, verdict = failed[number]
     ends = [
         {
             "rank": event["rank"],
@@ -43,8 +47,11 @@ def first_error(events: Sequence[Event], generation: int | None = None) -> Event
             "step": event["data"]["step"],
             "ended_ns": event["data"].get("ended_ns") or event["time_ns"],
             "is_consequence": policy.is_consequence(event["data"]["code"]),
+            # The launch kills the ranks that are left once it has told the failure.
+            "is_by_launch": place > told_at
+            and event["data"]["code"] == -signal.SIGKILL,
         }
-        for event in events
+        for place, event in enumerate(events)
         if event["kind"] == "rank_end" and event["generation"] == number
     ]
     ends.sort(key=lambda end: end["ended_ns"])
@@ -64,6 +71,8 @@ def describe(found: Event) -> str:
     for end in found["ends"]:
         after_s = (end["ended_ns"] - found["ends"][0]["ended_ns"]) / 1e9
         follows = ", which follows from another" if end["is_consequence"] else ""
+        if end["is_by_launch"]:
+            follows = ": the launch killed it after the failure"
         code = failures.describe_code(end["code"])
         lines.append(
             f"  +{after_s:.3f} s  rank {end['rank']} on {end['host']} ended with {code}"

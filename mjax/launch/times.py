@@ -64,7 +64,9 @@ class Times:
 
     def _tell_start(self, last: RankState) -> None:
         by_phase = _until_first_step(last)
-        shown = ", ".join(f"{name} {spent_s:.2f}" for name, spent_s in by_phase.items())
+        shown = ", ".join(
+            f"{_shown(name, last)} {spent_s:.2f}" for name, spent_s in by_phase.items()
+        )
         self._tell(
             "under_way",
             f"first step {last.first_step_s:.2f} s after the start: {shown}",
@@ -96,7 +98,7 @@ class Times:
             return
         by_phase = {phase.name.lower(): state.spent_s[phase] for phase in Phase}
         longest = ", ".join(
-            f"{name} {spent_s:.1f}"
+            f"{_shown(name, state)} {spent_s:.1f}"
             for name, spent_s in by_phase.items()
             if spent_s >= _SHOWN_S
         )
@@ -115,6 +117,12 @@ class Times:
                 "saved_step": state.saved_step,
             },
         )
+
+
+def _shown(name: str, state: RankState) -> str:
+    """Return the name of a phase for people: a new state is not a restored one."""
+    is_new = name == Phase.RESTORE.name.lower() and state.start_step == 0
+    return "initialise" if is_new else name
 
 
 def _until_first_step(state: RankState) -> dict[str, float]:

@@ -8,7 +8,7 @@ import dataclasses
 import time
 from typing import Any
 
-from mjax.run import report
+from mjax.run import metrics, report
 from mjax.run.init_from import initial_params
 from mjax.run.prepare import Run, check_facts, init_from
 
@@ -28,7 +28,8 @@ class Start:
 def first_state(run: Run) -> Start:
     """Restore the newest intact state onto the run's mesh, or initialise a new one.
 
-    All processes call this. Process 0 prints the source of a restored state.
+    All processes call this. Process 0 prints the source of a restored state, and the
+    steps of an earlier start that are lost.
 
     Args:
       run: the run, with its compiled program.
@@ -42,6 +43,7 @@ def first_state(run: Run) -> Start:
     started_s = time.perf_counter()
     restored = run.checkpoints.restore(program.abstract_saved)
     if restored is None:
+        _tell_repeated(run, 0)
         return Start(step=0, state=_new_state(run), is_evaluated=True)
     for lost in restored.put_aside:
         report.say(f"warning: a checkpoint was put aside: {lost}")
@@ -50,6 +52,7 @@ def first_state(run: Run) -> Start:
         f"{time.perf_counter() - started_s:.2f} s, process 0 read "
         f"{restored.bytes_read / 1e6:.1f} MB"
     )
+    _tell_repeated(run, restored.step)
     where = f"the state of step {restored.step} from {restored.source}"
     run.agreement.together(
         lambda: check_facts(run.config, run.dataset, restored.step, restored.run, where)
@@ -61,6 +64,17 @@ def first_state(run: Run) -> Start:
         report.say(line)
     is_evaluated = restored.run.get("eval_loss") is not None
     return Start(step=restored.step, state=state, is_evaluated=is_evaluated)
+
+
+def _tell_repeated(run: Run, step: int) -> None:
+    """Print which steps an earlier start has taken and this one takes again."""
+    if run.agreement.rank != 0:
+        return
+    rows = metrics.read_rows(run.work_dir / "metrics.jsonl")
+    if rows and (last := rows[-1]["step"]) > step:
+        begins = "" if step else "starting at step 0, because no step was saved; "
+        which = f"step {last}" if last == step + 1 else f"steps {step + 1} to {last}"
+        report.say(f"{begins}{which} of the earlier start will be taken again")
 
 
 def _new_state(run: Run) -> Any:

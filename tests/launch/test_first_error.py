@@ -45,6 +45,19 @@ def test_the_ends_are_told_in_their_order_with_what_follows():
     ]
 
 
+def test_a_rank_that_the_launch_killed_is_told_apart_from_one_that_was_killed():
+    events = [end(0, 5.0, -9), failure(1, 0), end(1, 5.25, -9), end(2, 5.5, 1)]
+    found = first_error(events)
+    assert [one["is_by_launch"] for one in found["ends"]] == [False, True, False]
+    assert describe(found).splitlines()[1:] == [
+        "  +0.000 s  rank 0 on host-0 ended with SIGKILL after step 7",
+        "  +0.250 s  rank 1 on host-1 ended with SIGKILL after step 7: the launch "
+        "killed it after the failure",
+        "  +0.500 s  rank 2 on host-2 ended with code 1 after step 7, which follows "
+        "from another",
+    ]
+
+
 def test_the_last_generation_that_failed_is_told_unless_one_is_named():
     assert first_error(EVENTS)["generation"] == 2
     with pytest.raises(

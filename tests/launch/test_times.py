@@ -38,6 +38,31 @@ def test_when_a_rank_was_to_be_started_follows_from_its_first_message(times, tol
     assert event.data["silent_s"] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("start_step", "name"), [(0, "initialise"), (8, "restore"), (-1, "restore")]
+)
+def test_a_rank_that_begins_at_step_0_has_restored_nothing(
+    times, told, start_step, name
+):
+    spent_s = [8.25 if phase is Phase.RESTORE else 0.0 for phase in Phase]
+    one = RankState(
+        rank=0,
+        generation=2,
+        pid=1,
+        code=-9,
+        spent_s=spent_s,
+        start_step=start_step,
+        first_step_s=9.0,
+    )
+    times.begin(1)
+    times.look({0: one}, 20.0)
+    times.ended({0: one}, lambda rank: 0.0, 24.0)
+    under_way, ended = told
+    assert f", {name} 8.25, step 0.75" in under_way.text
+    assert ended.text.endswith(f": {name} 8.2")
+    assert under_way.data["spent_s"]["restore"] == 8.25
+
+
 def test_a_rank_that_vanished_counts_as_it_was_last_seen(times, told):
     """The agents were killed, and their successors do not know the ranks."""
     times.look({1: state(1, 4.0)}, 24.0)
