@@ -3,7 +3,8 @@
     python -m mjax.observe serve --work-dir DIR [--listen HOST:PORT]
 
 Input: flags. Output: a page on a port until Ctrl-C or SIGTERM, and its address with
-the access token on stdout. The run is only read. Exit codes: 0 done, 2 bad input.
+the access token on stdout. The run is only read, and may start later than the page.
+Exit codes: 0 done, 2 bad input.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mjax.observe.page.answers import Page
     from mjax.observe.page.server import PageServer
 
-_BEGUN = ("config.json", "starts", "launch", "events.jsonl")
+_BEGUN = ("checkpoints", "config.json", "starts", "launch", "events.jsonl")
 """Files that a run writes to its work dir before its first spans."""
 
 
@@ -29,7 +30,8 @@ class ServeFlags:
     """Show a run in a browser while it runs, or afterwards."""
 
     work_dir: Path
-    """Work dir of the run."""
+    """Work dir of the run. If the folder is empty or does not exist yet, the page waits
+    for the run; its parent must exist."""
     listen: str = "127.0.0.1:7450"
     """Address to listen on, HOST:PORT. Other machines reach a loopback address through
     `ssh -L`; on other addresses the page is not encrypted."""
@@ -62,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
             argv,
             prog="python -m mjax.observe serve",
         )
-        output.check_folder(given.work_dir)
-        if given.store is None:
+        waits = check_work_dir(given.work_dir)
+        if given.store is None and not waits:
             check_run(given.work_dir, given.spans_dir)
         token = read_token(given.token_file)
         page, server = _start(given, token)
@@ -76,12 +78,42 @@ def main(argv: Sequence[str]) -> int:
 
     with stopped_by_signals() as stop:
         output.warn(server.problems)
+        if waits:
+            print(output.printable(waits), file=sys.stderr)
         print(server.address, flush=True)
         while not stop.wait(1.0) and server.is_alive():
             pass
     server.close()
     page.close()
     return 0
+
+
+def check_work_dir(path: Path) -> str:
+    """Refuse a work dir that no run can be in.
+
+    Returns:
+      a line that says why the page waits for the run; "" if the folder has files.
+    Raises:
+      ValueError: it is not a folder, cannot be read, or its parent does not exist.
+    """
+    wait = "the page shows the run once it starts"
+    try:
+        if path.is_dir():
+            is_empty = next(path.iterdir(), None) is None
+            return f"--work-dir {path} is empty; {wait}" if is_empty else ""
+        if path.exists() or path.is_symlink():
+            output.check_folder(path)
+        if path.absolute().parent.is_dir():
+            return f"--work-dir {path} does not exist yet; {wait}"
+    except OSError as error:
+        raise ValueError(
+            f"--work-dir {path} cannot be read: {error.strerror}; give the work dir of "
+            "a run"
+        ) from error
+    raise ValueError(
+        f"--work-dir {path} does not exist, and neither does its parent; give the work "
+        f"dir of a run, or mkdir -p {path.parent} to wait for one"
+    )
 
 
 def check_run(work_dir: Path, spans_dir: Path | None) -> None:

@@ -124,6 +124,21 @@ def test_a_run_that_has_just_begun_says_that_there_is_nothing_yet(tmp_path, open
     assert viewer.get("run")["problems"] == []
 
 
+def test_a_run_that_starts_after_the_page_is_shown(tmp_path, opened):
+    work_dir = tmp_path / "run"
+    viewer = opened(work_dir)
+    (problem,) = viewer.get("run")["problems"]
+    assert problem.startswith(f"the work dir {work_dir} does not exist yet")
+    assert viewer.get("metrics")["steps"] == []
+    page_runs.write_run(work_dir)
+    viewer.until(lambda: viewer.get("run")["newest_step"] == 12)
+    viewer.until(lambda: len(viewer.get("metrics")["steps"]) == 12)
+    assert viewer.get("run")["problems"] == []
+    shutil.rmtree(work_dir)
+    viewer.until(lambda: viewer.get("run")["problems"] != [])
+    assert "is gone" in viewer.get("run")["problems"][0]
+
+
 def test_rows_are_thinned_and_have_marks(tmp_path, opened):
     (rank,) = page_runs.write_run(tmp_path, ranks=(0,))
     page_runs.write_rows(tmp_path, 13, 1000)

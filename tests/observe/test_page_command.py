@@ -24,13 +24,32 @@ def refused(capsys, *argv: str) -> str:
     return line
 
 
-def test_a_folder_that_is_none_is_refused(tmp_path, capsys):
-    line = refused(capsys, "--work-dir", str(tmp_path / "no"))
+def test_a_file_is_refused(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    line = refused(capsys, "--work-dir", str(tmp_path / "file"))
     assert "is not a folder" in line
 
 
-def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
+def test_a_folder_whose_parent_does_not_exist_is_refused(tmp_path, capsys):
+    line = refused(capsys, "--work-dir", str(tmp_path / "no" / "run"))
+    assert f"mkdir -p {tmp_path / 'no'} to wait" in line
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path, capsys):
+    (tmp_path / "notes").touch()
     assert "has no spans and no run" in refused(capsys, "--work-dir", str(tmp_path))
+
+
+def test_a_folder_that_a_run_will_create_or_fill_is_awaited(tmp_path, monkeypatch):
+    assert "is empty; the page shows" in serve.check_work_dir(tmp_path)
+    told = f"--work-dir {tmp_path / 'run'} does not exist yet; the page shows the run"
+    assert serve.check_work_dir(tmp_path / "run").startswith(told)
+    monkeypatch.chdir(tmp_path)
+    assert "does not exist yet" in serve.check_work_dir(Path("run"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").mkdir()  # what a trainer creates first
+    assert serve.check_work_dir(tmp_path / "run") == ""
+    serve.check_run(tmp_path / "run", None)
 
 
 def test_a_run_without_spans_is_refused_with_the_flag_that_helps(tmp_path, capsys):
@@ -110,8 +129,10 @@ def test_a_token_file_that_is_absent_is_refused(tmp_path):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_prints_its_address_once_and_ends_with_0_on_a_signal(tmp_path, number):
-    page_runs.write_run(tmp_path, ranks=(0,))
-    argv = ["serve", "--work-dir", str(tmp_path), "--listen", "127.0.0.1:0"]
+    work_dir = tmp_path / "run"  # one signal arrives before the run, one after it
+    if number == signal.SIGTERM:
+        page_runs.write_run(work_dir, ranks=(0,))
+    argv = ["serve", "--work-dir", str(work_dir), "--listen", "127.0.0.1:0"]
     with subprocess.Popen(
         [sys.executable, "-m", "mjax.observe", *argv],
         stdout=subprocess.PIPE,
@@ -133,4 +154,5 @@ def test_it_prints_its_address_once_and_ends_with_0_on_a_signal(tmp_path, number
             rest, said = process.communicate(timeout=30)
     assert (process.returncode, rest) == (0, "")
     assert token not in said
-    assert said == ""
+    waits = f"--work-dir {work_dir} does not exist yet; the page shows the run once it"
+    assert said == ("" if number == signal.SIGTERM else f"{waits} starts\n")

@@ -385,6 +385,11 @@ class Page:
         found = [self._failed] * bool(self._failed)
         if not known.is_complete:
             found.append("the files of the run are still being read for the first time")
+        elif not known.processes and not self._work_dir.is_dir():
+            found.append(
+                f"the work dir {self._work_dir} does not exist yet; its run is shown "
+                "once it starts"
+            )
         elif not known.processes:
             found.append(
                 "there are no spans yet: the run has just begun, was started with "

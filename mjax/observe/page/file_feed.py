@@ -95,6 +95,8 @@ class FileFeed:
           spans_dir: folder of its spans; None takes the folder spans in the work dir.
         """
         self._work_dir, self._spans_dir = work_dir, spans_dir
+        self._has_begun = False
+        """Whether the work dir has been seen; the page may be older."""
         self._followed: dict[Key, _Followed] = {}
         self._known: set[str] = set()
         """Files that are followed, and files that are ignored for good."""
@@ -166,11 +168,13 @@ class FileFeed:
         except OSError as error:
             self._tell(share, f"{self._work_dir} cannot be read: {error.strerror}")
             return
-        if not self._work_dir.is_dir():
+        is_there = self._work_dir.is_dir()
+        if self._has_begun and not is_there:
             self._tell(
                 share, f"{self._work_dir} is gone; the page shows the data read before"
             )
             return
+        self._has_begun |= is_there
         new: list[tuple[str, Path, spans.Header, bytes]] = []
         for source, path in paths.items():
             if source in self._known or source in RUN_FILES:
