@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +15,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from mjax.observe import heatmap, ledger, schedule, spans, step_times, stuck
-from mjax.observe.page import answers, assets, file_feed, ranks, reports, timeline
+from mjax.observe.page import (
+    answers,
+    assets,
+    file_feed,
+    model,
+    ranks,
+    reports,
+    timeline,
+)
 from mjax.observe.page.answers import Page
 from mjax.observe.page.app import make_app
 from mjax.observe.page.file_feed import FileFeed
@@ -106,6 +115,32 @@ def test_a_rank_without_a_file_is_told(tmp_path, opened):
     page_runs.write_run(tmp_path, ranks=(0, 1, 3))
     (problem,) = opened().get("run")["problems"]
     assert problem.startswith("1 of 4 devices have no file of spans: 2;")
+
+
+class _SlowFeed(FileFeed):
+    """Reads nothing until it may."""
+
+    may_read = threading.Event()
+
+    def poll(self) -> model.Share:
+        return super().poll() if self.may_read.is_set() else model.Share(is_behind=True)
+
+
+def test_an_answer_says_whether_the_run_has_been_read(tmp_path):
+    page_runs.write_run(tmp_path)
+    page = Page(_SlowFeed(tmp_path), name="run", work_dir=tmp_path, poll_s=0.01)
+    app = make_app(page, token=TOKEN, names=frozenset({"testserver"}))
+    client = TestClient(app, headers={"authorization": f"Bearer {TOKEN}"})
+    viewer = Viewer(client=client, page=page)
+    names = ("run", "metrics")
+    try:
+        assert [viewer.get(name)["is_complete"] for name in names] == [False, False]
+        _SlowFeed.may_read.set()
+        viewer.until(lambda: page.seen().is_complete)
+        assert [viewer.get(name)["is_complete"] for name in names] == [True, True]
+        assert viewer.get("metrics")["steps"] != []
+    finally:
+        page.close()
 
 
 def test_a_run_that_has_just_begun_says_that_there_is_nothing_yet(tmp_path, opened):

@@ -126,6 +126,7 @@ class Page:
                 "config": config,
                 "newest_step": self._newest_step(newest),
                 "live": ranks.is_live(newest, now_ns),
+                "is_complete": known.is_complete,
                 "wall_ns": now_ns,
                 "problems": problems,
             }
@@ -154,7 +155,8 @@ class Page:
     def _charted(self, points: int) -> dict[str, Any]:
         """Return thinned rows and marks, cached for all viewers."""
         with self._lock:
-            key = (self._model.version, points)
+            is_complete = self._model.is_complete
+            key = (self._model.version, is_complete, points)
             if self._charts[0] == key:
                 return self._charts[1]
             steps, columns = self._model.rows.copy()
@@ -162,6 +164,7 @@ class Page:
         thinned = rows.as_json(*rows.thin(steps, columns, points))
         shown = [mark._asdict() for mark in marks[-_MOST_MARKS:]]
         found = {**thinned, "rows": len(steps), "marks": shown}
+        found["is_complete"] = is_complete
         with self._lock:
             self._charts = key, found
         return found

@@ -12,6 +12,8 @@ const JS = `${pathToFileURL(process.env.PAGE_STATIC).href}/js/`;
 const load = (name) => import(JS + name);
 const format = await load("format.js");
 const heat = await load("heat_data.js");
+const health = await load("health.js");
+const metrics = await load("metrics.js");
 const mesh = await load("mesh_layout.js");
 const range = await load("range.js");
 const store = await load("store.js");
@@ -168,4 +170,23 @@ test("rows of metrics that come again replace the old ones", () => {
   const found = store.appendMetrics(metrics, { steps: [3, 4], columns: { loss: [9, 8], mfu: [0.1, 0.2] } });
   assert.deepEqual(found.steps, [1, 2, 3, 4]);
   assert.deepEqual(found.columns, { loss: [3, 2, 9, 8], mfu: [null, null, 0.1, 0.2] });
+});
+
+test("nothing is said about rows before the server has answered for them", () => {
+  const none = { steps: [], columns: {} };
+  assert.equal(metrics.whyNoRows(null).what, "Loading");
+  assert.equal(metrics.whyNoRows({ ...none, is_complete: false }).what, "Loading");
+  assert.equal(metrics.whyNoRows({ ...none, is_complete: true }).what, "No steps yet");
+  assert.deepEqual(metrics.whyNoRows({ problem: "gone", failed: true }), { what: "No answer", why: "gone" });
+  assert.equal(metrics.whyNoRows({ ...none, steps: [1], is_complete: false }), null);
+});
+
+test("a run counts as not started only when the server has read its files", () => {
+  const says = (run) => {
+    const known = store.makeStore();
+    known.set("run", { run: null, ranks: [], newest_step: 0, ...run });
+    return health.running(known).says;
+  };
+  assert.equal(says({ is_complete: false }), "Loading");
+  assert.equal(says({ is_complete: true }), "Not started");
 });

@@ -13,6 +13,7 @@ from playwright.sync_api import Browser, Page
 
 from mjax.observe import spans
 from mjax.observe.spans import Line
+from tests.observe import page_runs
 from tests.observe.browser import pages
 from tests.observe.browser.pages import VIEWS, opened
 from tests.observe.span_files import Process, span, write
@@ -90,6 +91,31 @@ def test_every_view_of_a_running_job_shows_it_without_an_error(browser, running)
         assert found.errors == []
         origin = page.evaluate("location.origin")
         assert {url for url in found.requests if not url.startswith(origin)} == set()
+
+
+def test_nothing_is_said_about_the_run_before_the_server_has_answered(
+    browser, tmp_path
+):
+    page_runs.write_run(tmp_path / "run", ranks=(0,))
+    page_runs.write_event(tmp_path / "run", kind="note", text="a note")
+    with (
+        pages.served(tmp_path / "run", tmp_path) as address,
+        opened(browser, address) as found,
+    ):
+        page = found.page
+        page.route("**/api/**", lambda route: None)  # without an answer
+        page.reload()
+        for view in ("overview", "groups", "events", "ledger"):
+            page.goto(f"{page.url.partition('#')[0]}#{view}")
+            page.locator("main .empty-what", has_text="Loading").first.wait_for()
+            says = page.locator("body").inner_text().lower()
+            untrue = ("no steps", "no events", "no ranks", "no ledger", "no peak")
+            assert [each for each in untrue if each in says] == []
+        page.unroute("**/api/**")  # answers what was asked
+        for view in ("overview", "groups", "events", "ledger"):
+            found.show(view)
+            assert page.locator("main .empty-what", has_text="Loading").count() == 0
+        assert found.errors == []
 
 
 def test_values_move_while_the_job_runs(browser, running):

@@ -33,6 +33,8 @@ const POINTS = 2000; // rows of metrics to request; more than a chart has pixels
 /** Seconds between two requests of a part. Picked by judgement: the data are fresh, at little cost. */
 const EVERY_S = { run: 15, stuck: 10, stragglers: 30, whatif: 60, ledger: 30 };
 
+const AGAIN_MS = 1000; // until the server has read the files of the run once
+
 const store = makeStore();
 const made = {};
 let shown = null;
@@ -50,7 +52,9 @@ const context = {
 
 async function refresh(part, params = {}) {
   try {
-    store.set(part, await get(part, params));
+    const answer = await get(part, params);
+    store.set(part, answer);
+    if (answer.is_complete === false) setTimeout(() => refresh(part, params), AGAIN_MS);
   } catch (error) {
     store.set(part, { ...(store.get(part) ?? {}), problem: error.message, failed: true });
     if (error.status === 401) showLink(false, "No access: open the URL with its token again");
@@ -86,7 +90,7 @@ function showHeader(run) {
     .map(([axis, size]) => `${axis} ${size}`)
     .join(" × ");
   const facts = [
-    run.run ? `run ${run.run}` : "no run yet",
+    run.run ? `run ${run.run}` : run.is_complete ? "no run yet" : "loading",
     run.ranks.length ? `${plural(run.ranks.length, "rank")} on ${plural(hosts, "host")}` : "",
     mesh && `mesh ${mesh}`,
     run.generation ? `start ${count(run.generation)}` : "",

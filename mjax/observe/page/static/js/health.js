@@ -53,6 +53,9 @@ export function running(store) {
   if (!run) return { asks, level: "none", says: "Asking the server", why: "" };
   if (run.failed) return { asks, level: "bad", says: "No answer", why: run.problem };
   const rows = state?.ranks ?? [];
+  if (!run.is_complete && !rows.length) {
+    return { asks, level: "none", says: "Loading", why: "The server is reading the run." };
+  }
   if (!run.run && !rows.length) {
     return {
       asks,

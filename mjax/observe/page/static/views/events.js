@@ -39,6 +39,7 @@ export function make({ store }) {
   let next = 0;
   let visible = false;
   let problem = null;
+  let isLoaded = false;
   const boxes = ["error", "warning", "info"].map((severity) => {
     const box = el("input", {
       type: "checkbox",
@@ -90,12 +91,15 @@ export function make({ store }) {
     const hosts = [...new Set(events.map((each) => each.host).filter(Boolean))].sort();
     setOptions(host.select, [["", "all hosts"], ...hosts.map((each) => [each, each])], wanted.host);
     const found = choose(events, wanted);
-    const problems = store.get("run")?.problems ?? [];
+    const run = store.get("run");
+    const problems = run?.problems ?? [];
     if (records.childElementCount !== Number(problems.length > 0))
       fill(records, problemList(problems));
     say(
       told,
-      found.length > SHOWN
+      !isLoaded
+        ? ""
+        : found.length > SHOWN
         ? `the newest ${SHOWN} of ${count(found.length)}; narrow the filter for older ones`
         : `${count(found.length)} of ${plural(events.length, "event")}`,
     );
@@ -103,6 +107,8 @@ export function make({ store }) {
     else if (found.length) fill(body, eventTable(found.slice(0, SHOWN)));
     else if (events.length)
       fill(body, empty("No event matches", "Allow more severities, all hosts, or another text."));
+    else if (!isLoaded || !(run?.is_complete || run?.failed))
+      fill(body, empty("Loading", "The server is reading the events of the run."));
     else
       fill(
         body,
@@ -119,6 +125,7 @@ export function make({ store }) {
         next = Math.max(next, answer.next);
       }
       problem = null;
+      isLoaded = true;
     } catch (error) {
       problem = error.message;
     }

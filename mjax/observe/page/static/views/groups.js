@@ -21,6 +21,7 @@ const BY = [
   ["lag", "steps behind the first"],
 ];
 const PHASE_EVERY_S = 20;
+const LOADING = ["Loading", "The server reads the headers of all spans."];
 const KEYS = "Arrow keys move between devices, Enter chooses the rank, Escape clears the choice.";
 
 /** Make the view. */
@@ -108,12 +109,16 @@ export function make(context) {
     is.visible &&
     work("groups", () => {
       const run = store.get("run");
-      if (!run?.ranks?.length) {
+      if (!run || (!run.failed && !run.is_complete && !run.ranks.length)) {
+        fill(ui.body, empty(...LOADING));
+        return;
+      }
+      if (!run.ranks?.length) {
         fill(
           ui.body,
           empty(
             "No ranks yet",
-            run?.problem ?? "Ranks appear when their processes have written their first spans.",
+            run.problem ?? "Ranks appear when their processes have written their first spans.",
           ),
         );
         return;
@@ -208,7 +213,7 @@ export function make(context) {
   });
   attach(picture, is, { choose, drawCursor });
   showRank(ui.detail, null, choose, go);
-  fill(ui.body, empty("Asking for the ranks", "The server reads the headers of all spans."));
+  fill(ui.body, empty(...LOADING));
   store.on(["state"], () => news("live"));
   store.on(["run", "stuck", "stragglers"], () => news("live"));
   return {

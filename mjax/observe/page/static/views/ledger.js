@@ -53,7 +53,9 @@ function showTime(box, found) {
     fill(
       box,
       el("h2", {}, "Wall time"),
-      empty("No ledger yet", found?.problem ?? "The server is reading the records of the run."),
+      found
+        ? empty("No ledger yet", found.problem ?? "No process has written spans.")
+        : empty("Loading", "The server is reading the records of the run."),
     );
     return;
   }
@@ -142,7 +144,8 @@ export function problemList(problems) {
 function showCost(box, found) {
   const title = el("h2", {}, "Cost of stragglers in a step");
   if (!found || found.problem) {
-    fill(box, title, empty("Not known", found?.problem ?? "The server is replaying the steps."));
+    const loading = empty("Loading", "The server is replaying the steps.");
+    fill(box, title, found ? empty("Not known", found.problem) : loading);
     return;
   }
   const causes = found.causes.filter((each) => each.saved >= LEAST);

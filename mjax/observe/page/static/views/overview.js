@@ -10,6 +10,7 @@ import { onScheme } from "../js/colours.js";
 import { choice, el, empty, fill, say, table } from "../js/dom.js";
 import { redrawer } from "../js/draws.js";
 import { count, digits, percent, rate, seconds } from "../js/format.js";
+import { whyNoRows } from "../js/metrics.js";
 import { usualTop } from "../js/range.js";
 
 const CHARTS = [
@@ -117,7 +118,7 @@ function showCards(cards, metrics, ledger, run) {
   set(
     "mfu",
     percent(mfu),
-    mfu === null ? (step ? "no peak known" : "") : of(percent(usual("mfu"))),
+    mfu === null ? (metrics?.steps?.length ? "no peak known" : "") : of(percent(usual("mfu"))),
   );
   set("step_s", seconds(now("step_s")), of(seconds(usual("step_s"))));
   const known = ledger && !ledger.problem;
@@ -154,12 +155,9 @@ function change(loss) {
 
 /** Return a function that draws it for each chart that has values. */
 function chartsDue(body, charts, marks, metrics, last) {
-  if (!metrics?.steps?.length) {
-    const why =
-      metrics?.problem ??
-      "metrics.jsonl has no rows yet. They appear with the first steps; " +
-        "a step may take minutes while it compiles.";
-    if (!body.querySelector(".empty")) fill(body, empty("No steps yet", why));
+  const none = whyNoRows(metrics);
+  if (none) {
+    if (body.textContent !== none.what + none.why) fill(body, empty(none.what, none.why));
     return [];
   }
   if (!body.contains(marks))
