@@ -43,8 +43,8 @@ def test_the_extremes_of_each_column_and_both_ends_stay():
 
 def test_the_extremes_of_each_part_stay():
     steps, columns = series(1_000)
-    kept, values = thin(steps, columns, 42)
-    width = 100  # 40 points, two for each of two columns: ten parts
+    kept, values = thin(steps, columns, 46)
+    width = 100  # 40 points, two for each of two columns: ten parts; and the last 4
     for name, own in values.items():
         for begin in range(0, 1_000, width):
             inside = columns[name][begin : begin + width]
@@ -52,6 +52,13 @@ def test_the_extremes_of_each_part_stay():
                 of_part = own[(kept > begin) & (kept <= begin + width)]
                 assert np.nanmax(of_part) == np.nanmax(inside)
                 assert np.nanmin(of_part) == np.nanmin(inside)
+
+
+def test_the_last_rows_stay_so_that_their_mean_is_that_of_the_run():
+    steps, columns = series(10_000)
+    kept, values = thin(steps, columns, 200)
+    assert kept[-20:].tolist() == list(range(9_981, 10_001))
+    np.testing.assert_array_equal(values["loss"][-20:], columns["loss"][-20:])
 
 
 def test_a_row_that_comes_again_replaces_the_earlier_one():

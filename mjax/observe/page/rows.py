@@ -1,8 +1,8 @@
 """Keep the rows of metrics.jsonl in columns, and thin them for charts.
 
 Input: rows, one for each step. Output: columns of numbers for all steps, or for as
-many as a chart needs. Thinning keeps the smallest and the largest value of each part of
-a run, at their own steps.
+many as a chart needs. Thinning keeps the last rows, and before them the smallest and
+the largest value of each part of a run, at their own steps.
 """
 
 import array
@@ -17,6 +17,9 @@ MOST_COLUMNS = 40
 """Maximum number of columns. The value was picked by judgement: a row of the trainer
 has 15 fields."""
 MOST_NOTED = 1000
+_LAST = 0.1
+"""Fraction of the rows kept by thinning that are the last ones of the run. The value
+was picked by judgement: a page requests 2,000 rows and computes medians of 200."""
 _MOST_STEP = 2**53
 
 
@@ -102,6 +105,9 @@ def thin(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Thin rows, but keep the smallest and the largest value of each part.
 
+    The last tenth of the kept rows are the last rows of the run, all of them, since
+    means and medians of extremes would be wrong.
+
     Args:
       steps: [T].
       columns: [T] each; NaN is absent.
@@ -111,13 +117,15 @@ def thin(
     """
     if len(steps) <= points:
         return steps, dict(columns)
+    last = int(_LAST * points)
+    num, points = len(steps) - last, points - last
     # Keep two rows for each part and column, and the first and last row.
     parts = max(1, (points - 2) // max(1, 2 * len(columns)))
-    width = -(-len(steps) // parts)
-    kept = {0, len(steps) - 1}
+    width = -(-num // parts)
+    kept = {0, num - 1}
     for values in columns.values():
         padded = np.full(parts * width, np.nan)
-        padded[: len(values)] = np.where(np.isfinite(values), values, np.nan)
+        padded[:num] = np.where(np.isfinite(values[:num]), values[:num], np.nan)
         table = padded.reshape(parts, width)
         has = np.flatnonzero(~np.isnan(table).all(axis=1))
         if len(has):
@@ -126,6 +134,7 @@ def thin(
     at = np.array(sorted(kept))
     if len(at) > points:  # more columns than points
         at = at[np.linspace(0, len(at) - 1, max(points, 1)).astype(int)]
+    at = np.concatenate([at, np.arange(num, len(steps))])
     return steps[at], {name: values[at] for name, values in columns.items()}
 
 

@@ -190,3 +190,27 @@ test("a run counts as not started only when the server has read its files", () =
   assert.equal(says({ is_complete: false }), "Loading");
   assert.equal(says({ is_complete: true }), "Not started");
 });
+
+test("speed, time and MFU are means of the same last steps, and agree", () => {
+  const steps = Array.from({ length: 30 }, (_, at) => at + 1);
+  const step_s = steps.map((step) => (step === 1 ? 60 : step === 25 ? 0.11 : 0.01));
+  const tokens = steps.map(() => 512);
+  const mfu = step_s.map((each) => 0.004 / each);
+  const given = (num) => ({ steps: steps.slice(0, num), columns: { step_s: step_s.slice(0, num),
+    tokens: tokens.slice(0, num), mfu: mfu.slice(0, num) } });
+  const all = metrics.recentMean(given(30));
+  const near = (found, expected) => assert.ok(Math.abs(found / expected - 1) < 1e-9, `${found}, not ${expected}`);
+  assert.equal(all.num, 10);
+  near(all.step_s, 0.02);
+  near(all.tokens_per_s, 512 / 0.02);
+  near(all.mfu, 0.004 / 0.02);
+  // The compilation of a start is in no mean, unless there is nothing else.
+  assert.equal(metrics.recentMean(given(5)).num, 4);
+  near(metrics.recentMean(given(5)).step_s, 0.01);
+  near(metrics.recentMean(given(1)).step_s, 60);
+  const restarted = { ...given(30), marks: [{ step: 25, kind: "restart" }, { step: 29, kind: "save" }] };
+  assert.equal(metrics.recentMean(restarted).num, 5);
+  near(metrics.recentMean(restarted).step_s, 0.01);
+  assert.equal(metrics.recentMean({ ...given(3), columns: { step_s: [1, 1, 1], tokens: [8, 8, 8] } }).mfu, null);
+  assert.equal(metrics.recentMean(null), null);
+});

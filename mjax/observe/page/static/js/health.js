@@ -7,6 +7,7 @@
 
 import { button, el, fill } from "./dom.js";
 import { count, percent, plural, ranks, rate, seconds, times } from "./format.js";
+import { recentMean } from "./metrics.js";
 
 const SIGNS = { good: "●", warn: "▲", bad: "■", none: "○" };
 
@@ -157,7 +158,7 @@ export function cost(store) {
   if (whatif && !whatif.problem) {
     const part = whatif.stragglers;
     const lost_s = whatif.step_s - whatif.even_step_s;
-    const now = metrics?.columns?.tokens_per_s?.at(-1);
+    const now = recentMean(metrics)?.tokens_per_s;
     const lost = part > 0 && part < 1 && now ? `, ${rate((now * part) / (1 - part))} tokens/s` : "";
     return {
       asks,

@@ -10,14 +10,14 @@ import { onScheme } from "../js/colours.js";
 import { choice, el, empty, fill, say, table } from "../js/dom.js";
 import { redrawer } from "../js/draws.js";
 import { count, digits, percent, rate, seconds } from "../js/format.js";
-import { whyNoRows } from "../js/metrics.js";
+import { recentMean, whyNoRows } from "../js/metrics.js";
 import { usualTop } from "../js/range.js";
 
 const CHARTS = [
   ["loss", "Loss (nats per token)", "accent", digits, digits],
-  ["tokens_per_s", "Throughput (tokens/s)", "second", (v) => `${count(v)} tokens/s`, rate, usualTop],
-  ["mfu", "MFU (part of the peak)", "third", (v) => percent(v, 2), (v) => percent(v, 0), usualTop],
-  ["step_s", "Time of a step", "muted", seconds, seconds],
+  ["tokens_per_s", "Throughput of each step (tokens/s)", "second", (v) => `${count(v)} tokens/s`, rate, usualTop],
+  ["mfu", "MFU of each step (part of the peak)", "third", (v) => percent(v, 2), (v) => percent(v, 0), usualTop],
+  ["step_s", "Time of each step", "muted", seconds, seconds],
   ["grad_norm", "Gradient norm", "accent", digits, digits],
 ];
 const WINDOWS = [
@@ -26,6 +26,9 @@ const WINDOWS = [
   ["200", "last 200"],
 ];
 const LAST_ROWS = 12;
+const NOTE =
+  "Without evaluations and saves. The time of a step may include part of the next step's; " +
+  "the numbers above are means of the last steps.";
 
 /** Make the view. */
 export function make({ store }) {
@@ -64,6 +67,7 @@ export function make({ store }) {
     { class: "panel", "aria-label": "Curves" },
     el("div", { class: "head" }, el("h2", {}, "Over the steps"), steps.box),
     body,
+    el("p", { class: "muted" }, NOTE),
   );
   const element = el("div", {}, cardBox, panel, report, lastRows);
   let visible = false;
@@ -109,34 +113,24 @@ function showCards(cards, metrics, ledger, run) {
     say(cards[name].value, value);
     say(cards[name].more, more);
   };
-  const of = (text) => (text === "–" ? "" : `median ${text}`);
+  const mean = recentMean(metrics);
+  const of = (text) => {
+    if (text === "–") return "";
+    return `${mean?.num > 1 ? `mean of ${mean.num} steps, ` : ""}median ${text}`;
+  };
   const step = metrics?.steps?.at(-1) ?? run?.newest_step ?? null;
   set("step", count(step), run?.generation ? `start ${run.generation}` : "");
   set("loss", digits(now("loss"), 4), change(columns.loss));
-  set("tokens_per_s", rate(newestSpeed(columns)), of(rate(usual("tokens_per_s"))));
-  const mfu = now("mfu");
-  set(
-    "mfu",
-    percent(mfu),
-    mfu === null ? (metrics?.steps?.length ? "no peak known" : "") : of(percent(usual("mfu"))),
-  );
-  set("step_s", seconds(now("step_s")), of(seconds(usual("step_s"))));
+  set("tokens_per_s", rate(mean?.tokens_per_s), of(rate(usual("tokens_per_s"))));
+  const ofPeak = of(percent(usual("mfu")));
+  set("mfu", percent(mean?.mfu), ofPeak || (metrics?.steps?.length ? "no peak known" : ""));
+  set("step_s", seconds(mean?.step_s), of(seconds(usual("step_s"))));
   const known = ledger && !ledger.problem;
   set(
     "effective",
     known ? percent(ledger.effective) : "–",
     known ? `of ${seconds(ledger.wall_s)}` : "not known yet",
   );
-}
-
-/**
- * Return tokens per second over the last ten rows. A single row may be wrong, because the
- * time of a step may include that of the next one.
- */
-function newestSpeed({ tokens = [], step_s = [] }) {
-  const last = -10;
-  const sum = (column) => column.slice(last).reduce((total, each) => total + each, 0);
-  return sum(step_s) > 0 ? sum(tokens) / sum(step_s) : null;
 }
 
 function median(values) {
