@@ -189,6 +189,7 @@ def test_rows_are_thinned_and_have_marks(tmp_path, opened):
         {"step": 12, "kind": "warning", "text": "slow_step: step 12 took 9 s"},
         {"step": 1001, "kind": "error", "text": "eval_loss is nan"},
     ]
+    assert found["num_marks"] == {"warning": 1, "error": 1}
     assert found["mfu_report"]["unit"] == "tokens/s"
 
 

@@ -118,6 +118,29 @@ def test_rows_that_are_appended_reach_a_viewer(tmp_path, served):
     stream.close()
 
 
+def test_the_mark_of_an_evaluation_reaches_a_viewer_after_its_row(tmp_path, served):
+    rank = Rank(tmp_path)
+    rank.steps(1, 1)
+    page_runs.write_rows(tmp_path, 1, 500)
+    stream = Stream(served)
+    stream.until("metrics", lambda data: data["steps"][-1:] == [500])
+    for step in (499, 500):
+        span = spans.Span("eval", "eval", "host", rank.now_ns, rank.now_ns + 10**7)
+        rank.line(step=step, spans=(span,))
+        found = stream.until("marks", lambda data: data["marks"]).data
+        assert found["marks"][-1] == {
+            "step": step,
+            "kind": "eval",
+            "text": "eval, 0.01 s",
+        }
+    assert (found["from"], found["num_marks"]) == (201, {"eval": 2})
+    page_runs.write_rows(tmp_path, 501, 799)
+    found = stream.until("marks", lambda data: data["from"] == 500).data
+    assert [mark["step"] for mark in found["marks"]] == [500]
+    assert found["num_marks"] == {"eval": 2}
+    stream.close()
+
+
 def test_a_viewer_that_comes_back_gets_what_it_has_missed(tmp_path, served):
     Rank(tmp_path).steps(1, 1)
     page_runs.write_rows(tmp_path, 1, 9)

@@ -5,6 +5,7 @@ and keeps its data in memory, so the cost of an answer depends only on its size.
 reports are computed once for all viewers.
 """
 
+import bisect
 import collections
 import dataclasses
 import sys
@@ -21,7 +22,7 @@ from starlette.concurrency import run_in_threadpool
 
 from mjax.observe.page import groups, heat, model, ranks, reports, rows, timeline
 from mjax.observe.page.feed import Feed
-from mjax.observe.page.model import Model, Process
+from mjax.observe.page.model import Mark, Model, Process
 from mjax.observe.page.query import BadQueryError, Query
 from mjax.observe.page.worker import Worker
 from mjax.observe.places import View, coordinates
@@ -162,8 +163,7 @@ class Page:
             steps, columns = self._model.rows.copy()
             marks = self._model.marks()
         thinned = rows.as_json(*rows.thin(steps, columns, points))
-        shown = [mark._asdict() for mark in marks[-_MOST_MARKS:]]
-        found = {**thinned, "rows": len(steps), "marks": shown}
+        found = {**thinned, "rows": len(steps), **_shown(marks, marks)}
         found["is_complete"] = is_complete
         with self._lock:
             self._charts = key, found
@@ -365,6 +365,13 @@ class Page:
             found = self._model.rows.copy(first)
         return rows.as_json(*rows.thin(*found, points))
 
+    def marks_from(self, first: int) -> dict[str, Any]:
+        """Return the marks from the step of row number `first` on, and that step."""
+        with self._lock:
+            step, marks = self._model.rows.step(first), self._model.marks()
+        at = bisect.bisect_left(marks, step, key=lambda mark: mark.step)
+        return {"from": step, **_shown(marks[at:], marks)}
+
     def events_from(self, first: int) -> list[dict[str, Any]]:
         """Return the events from number `first` on."""
         with self._lock:
@@ -468,6 +475,14 @@ class Seen:
     rows_revision: int
     events: int
     is_complete: bool
+
+
+def _shown(marks: list[Mark], known: list[Mark]) -> dict[str, Any]:
+    """Return the newest of some marks, and the number of all known ones by kind."""
+    return {
+        "marks": [mark._asdict() for mark in marks[-_MOST_MARKS:]],
+        "num_marks": dict(collections.Counter(mark.kind for mark in known)),
+    }
 
 
 def encode(answer: Any) -> bytes:

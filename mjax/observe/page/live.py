@@ -28,8 +28,8 @@ _IDLE_S = 10.0
 still grow."""
 _LOOK_S = 0.25
 _AGAIN = 300
-"""Number of last rows to send again. The value was picked by judgement: it is more than
-a run writes between two requests of a viewer."""
+"""Number of last rows to send again, and to look for new marks in. The value was picked
+by judgement: it is more than a run writes between two requests of a viewer."""
 
 
 def rows_seen(last_event_id: str | None) -> int | None:
@@ -63,7 +63,8 @@ async def stream(page: Page, rows: int | None) -> AsyncIterator[bytes]:
     # Earlier data is served at other addresses.
     events, generation, revision = seen.events, seen.generation, seen.rows_revision
     said = state_at = -1e9
-    version = -1
+    version = marked = -1
+    marks: dict[str, Any] = {}
     while not page.stopping.is_set():
         now = time.monotonic()
         seen = page.seen()
@@ -79,6 +80,12 @@ async def stream(page: Page, rows: int | None) -> AsyncIterator[bytes]:
             have += max(0, seen.rows - have)
             yield encode("metrics", new, have)
             said = now
+        if seen.version != marked:  # the mark of a step may follow its row
+            marked = seen.version
+            new = await run_in_threadpool(page.marks_from, max(0, have - _AGAIN))
+            if any(new[name] != marks.get(name) for name in ("num_marks", "marks")):
+                marks, said = new, now
+                yield encode("marks", new)
         if seen.events > events:
             new = await run_in_threadpool(page.events_from, events)
             events = seen.events

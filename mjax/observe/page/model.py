@@ -121,6 +121,8 @@ class Model:
         self._held: list[Told] = []
         self._saves: dict[int, list[Mark]] = {}
         self._ends: dict[int, tuple[array.array, array.array]] = {}
+        self._marks: tuple[int, list[Mark]] = (-1, [])
+        """The marks, and the version of the data that they show."""
 
     @property
     def generation(self) -> int:
@@ -172,7 +174,12 @@ class Model:
             self.version += 1
 
     def marks(self) -> list[Mark]:
-        """Return the marks of the charts, by step."""
+        """Return the marks of the charts, by step; the caller must not change them."""
+        if self._marks[0] != self.version:
+            self._marks = self.version, self._find_marks()
+        return self._marks[1]
+
+    def _find_marks(self) -> list[Mark]:
         found = [mark for marks in self._saves.values() for mark in marks]
         starts = self.lowest()
         for process in starts[1:]:

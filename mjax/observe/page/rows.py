@@ -82,6 +82,10 @@ class Rows:
         """The step of the last row; 0 if there is none."""
         return self._steps[-1] if self._steps else 0
 
+    def step(self, number: int) -> int:
+        """Return the step of a row; 0 if there is none."""
+        return self._steps[number] if number < len(self._steps) else 0
+
     def copy(self, first: int = 0) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return rows from number `first` on: steps, and columns with NaN if absent."""
         steps = np.array(self._steps[first:], np.int64)

@@ -214,3 +214,10 @@ test("speed, time and MFU are means of the same last steps, and agree", () => {
   assert.equal(metrics.recentMean({ ...given(3), columns: { step_s: [1, 1, 1], tokens: [8, 8, 8] } }).mfu, null);
   assert.equal(metrics.recentMean(null), null);
 });
+
+test("marks of the last steps replace those that are known", () => {
+  const mark = (step, text) => ({ step, kind: "eval", text });
+  const known = { steps: [1], columns: {}, marks: [mark(10, "a"), mark(20, "b"), mark(30, "c")] };
+  const found = store.appendMarks(known, { from: 20, marks: [mark(20, "b"), mark(40, "d")], num_marks: { eval: 3 } });
+  assert.deepEqual(found, { ...known, marks: [mark(10, "a"), mark(20, "b"), mark(40, "d")], num_marks: { eval: 3 } });
+});

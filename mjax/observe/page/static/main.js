@@ -11,7 +11,7 @@ import { el, fill, say } from "./js/dom.js";
 import { count, plural } from "./js/format.js";
 import { showHealth } from "./js/health.js";
 import { listen } from "./js/live.js";
-import { appendMetrics, makeStore } from "./js/store.js";
+import { appendMarks, appendMetrics, makeStore } from "./js/store.js";
 import * as events from "./views/events.js";
 import * as groups from "./views/groups.js";
 import * as heat from "./views/heat.js";
@@ -126,7 +126,7 @@ function start() {
   }
   refresh("state");
   refresh("metrics", { points: POINTS });
-  // The server sends new rows by itself, but not their marks, and not thinned columns.
+  // The server sends new rows and marks by itself, but not thinned columns.
   setInterval(() => document.hidden || refresh("metrics", { points: POINTS }), 60_000);
   open();
   listen(
@@ -134,6 +134,10 @@ function start() {
       metrics: (rows) => {
         const metrics = store.get("metrics");
         if (metrics?.steps) store.set("metrics", appendMetrics(metrics, rows));
+      },
+      marks: (news) => {
+        const metrics = store.get("metrics");
+        if (metrics?.steps) store.set("metrics", appendMarks(metrics, news));
       },
       state: (state) => {
         store.set("state", state);

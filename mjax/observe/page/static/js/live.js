@@ -11,7 +11,7 @@ const ENDED = "▲ no updates: open the URL with its token again";
 
 /**
  * Listen; return a function that stops.
- * handlers: {metrics, events, state, run}, each called with the parsed data.
+ * handlers: {metrics, marks, events, state, run}, each called with the parsed data.
  */
 export function listen(handlers, onLink) {
   const source = new EventSource("live");

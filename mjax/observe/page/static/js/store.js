@@ -27,6 +27,12 @@ export function makeStore() {
   };
 }
 
+/** Replace the marks from a step on by those of {from, marks, num_marks}. */
+export function appendMarks(metrics, news) {
+  const old = (metrics.marks ?? []).filter((mark) => mark.step < news.from);
+  return { ...metrics, marks: old.concat(news.marks), num_marks: news.num_marks };
+}
+
 /** Append rows to columns of metrics; they replace all rows from their first step on. */
 export function appendMetrics(metrics, rows) {
   const steps = [...metrics.steps];

@@ -56,7 +56,7 @@ export function make({ store }) {
     window_ = value;
     draw("zoom");
   });
-  const marks = el("ul", { class: "marks", "aria-label": "Marks in the charts" });
+  const marks = el("ul", { class: "marks", "aria-label": "Marks of the run" });
   const body = el("div", {});
   const report = el("div", {});
   const lastRows = el("details", { class: "panel" }, el("summary", {}, "Last rows as a table"));
@@ -171,29 +171,25 @@ function chartsDue(body, charts, marks, metrics, last) {
     chart.element.hidden = !isThere;
     if (isThere) due.push(() => chart.show({ steps, values, marks: shown }));
   }
-  showMarks(marks, shown);
+  showMarks(marks, metrics);
   return due;
 }
 
-function showMarks(list, marks) {
-  const kinds = new Map();
-  for (const mark of marks) {
-    const known = kinds.get(mark.kind) ?? { num: 0, last: mark };
-    kinds.set(mark.kind, { num: known.num + 1, last: mark });
-  }
+function showMarks(list, { marks = [], num_marks = {} }) {
+  const newest = new Map(marks.map((mark) => [mark.kind, mark]));
   fill(
     list,
-    [...kinds].map(([kind, { num, last }]) => {
+    [...newest].map(([kind, last]) => {
       const [sign, , name] = MARKS[kind] ?? MARKS.warning;
       return el(
         "li",
         {},
         el("span", { class: `mark-sign mark-${kind}`, "aria-hidden": "true" }, sign),
-        ` ${name}, ${count(num)} (last: step ${count(last.step)}, ${last.text})`,
+        ` ${name}, ${count(num_marks[kind])} (last: step ${count(last.step)}, ${last.text})`,
       );
     }),
   );
-  if (!kinds.size) fill(list, el("li", {}, "no saves, evaluations or restarts yet"));
+  if (!newest.size) fill(list, el("li", {}, "no saves, evaluations or restarts yet"));
 }
 
 function showReport(box, metrics) {
