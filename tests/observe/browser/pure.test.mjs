@@ -14,6 +14,7 @@ const format = await load("format.js");
 const heat = await load("heat_data.js");
 const health = await load("health.js");
 const metrics = await load("metrics.js");
+const marks = await load("marks.js");
 const mesh = await load("mesh_layout.js");
 const range = await load("range.js");
 const store = await load("store.js");
@@ -220,4 +221,18 @@ test("marks of the last steps replace those that are known", () => {
   const known = { steps: [1], columns: {}, marks: [mark(10, "a"), mark(20, "b"), mark(30, "c")] };
   const found = store.appendMarks(known, { from: 20, marks: [mark(20, "b"), mark(40, "d")], num_marks: { eval: 3 } });
   assert.deepEqual(found, { ...known, marks: [mark(10, "a"), mark(20, "b"), mark(40, "d")], num_marks: { eval: 3 } });
+});
+
+test("saves and evaluations are drawn only if they have room, and warnings always", () => {
+  const every = (kind, gap) => Array.from({ length: Math.floor(1000 / gap) }, (_, at) => ({ step: at * gap, kind, text: "" }));
+  const given = [...every("eval", 10), ...every("save", 250), { step: 501, kind: "warning" },
+    { step: 502, kind: "warning" }, { step: 502, kind: "error" }];
+  const kinds = ({ drawn }) => drawn.map(([mark, x]) => `${mark.kind} ${x}`);
+  const whole = marks.fitting(given, (step) => 50 + step, [50, 1050]);
+  assert.deepEqual(kinds(whole), ["save 50", "save 300", "save 550", "warning 551", "error 552", "save 800"]);
+  assert.deepEqual(whole.leftOut, ["eval"]);
+  assert.match(marks.sayLeftOut(whole.leftOut), /^Too close to draw: evaluations\./);
+  const zoomed = marks.fitting(given, (step) => 50 + 10 * (step - 300), [50, 1050]);
+  assert.equal(kinds(zoomed).filter((each) => each.startsWith("eval")).length, 11);
+  assert.deepEqual([zoomed.leftOut, marks.sayLeftOut([])], [[], ""]);
 });

@@ -118,6 +118,41 @@ def test_nothing_is_said_about_the_run_before_the_server_has_answered(
         assert found.errors == []
 
 
+def _often_evaluated(work_dir: Path) -> None:
+    """Write 600 steps with an evaluation after every tenth."""
+    rank = page_runs.Rank(work_dir)
+    for step in range(10, 601, 10):
+        rank.steps(step - 9, step)
+        begin_ns = rank.now_ns
+        took = spans.Span("eval", "eval", "host", begin_ns, begin_ns + 10**7)
+        rank.line(step=step, spans=(took,))
+        page_runs.write_rows(work_dir, step - 9, step - 1, tokens=512)
+        page_runs.write_rows(work_dir, step, step, tokens=512, eval_loss=5 - step / 200)
+
+
+def test_marks_that_do_not_fit_are_not_drawn_until_the_charts_are_zoomed(
+    browser, tmp_path
+):
+    _often_evaluated(tmp_path / "run")
+    with (
+        pages.served(tmp_path / "run", tmp_path) as address,
+        opened(browser, address) as found,
+    ):
+        page = found.page
+        page.locator(".marks", has_text="evaluation, 60 (last: step 600").wait_for()
+        page.locator(".left-out", has_text="Too close to draw: evaluations.").wait_for()
+        loss = page.locator(".chart").first
+        loss.locator(".value", has_text="step 600: -1.00, ● held out 2.00").wait_for()
+        box = loss.locator(".u-over").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 300, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 500, box["y"] + 20, steps=4)
+        page.mouse.up()
+        page.wait_for_function("!document.querySelector('.left-out').textContent")
+        assert found.errors == []
+
+
 def test_values_move_while_the_job_runs(browser, running):
     with opened(browser, running) as found:
         page = found.page

@@ -1,7 +1,8 @@
 /**
- * A line chart over steps, with marks for saves, evaluations, restarts and warnings.
+ * A line chart over steps, with marks for saves, evaluations, restarts and warnings, and
+ * with dots of a second series that has few values.
  *
- * Input: a title, steps, values, marks. Output: an element with a uPlot chart, the newest
+ * Input: a title, steps, values, dots, marks. Output: an element with a uPlot chart, the newest
  * value or the value under the cursor, and a name for screen readers. Dragging zooms, a
  * double click shows all steps; all charts share cursor and zoom.
  */
@@ -10,23 +11,17 @@ import uPlot from "../vendor/uplot/uPlot.esm.js";
 import { palette } from "./colours.js";
 import { el, say } from "./dom.js";
 import { count } from "./format.js";
-
-/** Sign, colour and name of a mark, by kind. Signs tell the kinds apart without colour. */
-export const MARKS = {
-  save: ["s", "muted", "save"],
-  eval: ["e", "third", "evaluation"],
-  restart: ["R", "accent", "restart"],
-  warning: ["▲", "warn", "warning"],
-  error: ["■", "bad", "error"],
-};
+import { fitting, MARKS } from "./marks.js";
 
 /**
- * Make a chart. sayValue(number): text with unit; sayTick(number): short text of a tick;
- * top(values): largest value to show, null to show all.
- * Returns {element, rebuild(), show({steps, values, marks})}. Null values leave gaps; rebuild
- * reads the colours again.
+ * Make a chart. sayValue(number): text with unit; sayTick(number): short text of a tick.
+ * Options: top(values), largest value to show; dotsName, name of the dots; onLeftOut(kinds),
+ * told which kinds of marks do not fit.
+ * Returns {element, rebuild(), show({steps, values, dots, marks})}. Null values leave gaps;
+ * rebuild reads the colours again.
  */
-export function makeChart(title, colour, sayValue, sayTick, top = null) {
+export function makeChart(title, colour, sayValue, sayTick, more = {}) {
+  const { top = null, dotsName = null, onLeftOut = () => {} } = more;
   const value = el("span", { class: "value" });
   const box = el("div", { class: "chart-box", role: "img", "aria-label": title });
   const element = el(
@@ -36,12 +31,20 @@ export function makeChart(title, colour, sayValue, sayTick, top = null) {
     box,
   );
   let plot = null;
-  let shown = { steps: [], values: [], marks: [] };
+  let shown = { steps: [], values: [], dots: [], marks: [] };
   const sayAt = (index) => {
     const at = index ?? shown.values.findLastIndex((each) => each !== null);
     if (at < 0) say(value, "no values");
-    else say(value, `step ${count(shown.steps[at])}: ${sayValue(shown.values[at])}`);
+    else {
+      const text = `step ${count(shown.steps[at])}: ${sayValue(shown.values[at])}`;
+      say(value, text + sayDot(at));
+    }
   };
+  const sayDot = (at) => {
+    const dot = dotsName ? lastKnown(shown.dots, at) : -1;
+    return dot < 0 ? "" : `, ● ${dotsName} ${sayValue(shown.dots[dot])}`;
+  };
+  const columns = () => [shown.steps, shown.values, ...(dotsName ? [shown.dots] : [])];
   const range = (_, low, high) => {
     if (low === null || high === null) return [null, null];
     const end = Math.min(high, top(shown.values) ?? high);
@@ -49,9 +52,13 @@ export function makeChart(title, colour, sayValue, sayTick, top = null) {
   };
   const build = () => {
     plot?.destroy();
+    const colours = palette();
     plot = new uPlot(
-      options(box, colour, sayTick, () => shown.marks, sayAt, top && range),
-      [shown.steps, shown.values],
+      options(box, [colour, ...(dotsName ? ["third"] : [])], sayTick, top && range, {
+        setCursor: [(plot) => sayAt(plot.cursor.idx)],
+        draw: [(plot) => onLeftOut(drawMarks(plot, shown.marks, colours))],
+      }),
+      columns(),
       box,
     );
   };
@@ -69,11 +76,18 @@ export function makeChart(title, colour, sayValue, sayTick, top = null) {
     show(data) {
       shown = data;
       if (!plot) build();
-      else plot.setData([data.steps, data.values]);
+      else plot.setData(columns());
       sayAt(plot.cursor.idx);
-      box.setAttribute("aria-label", describe(title, data, sayValue));
+      box.setAttribute("aria-label", describe(title, data, sayValue) + sayDot(Infinity));
     },
   };
+}
+
+/** Return the index of the last value that is known, up to an index; -1 if none is. */
+function lastKnown(values, upTo) {
+  let at = Math.min(upTo, values.length - 1);
+  while (at >= 0 && values[at] === null) at -= 1;
+  return at;
 }
 
 /** Describe a series in one sentence. */
@@ -90,7 +104,7 @@ export function describe(title, { steps, values }, sayValue) {
   );
 }
 
-function options(box, colour, sayTick, marks, sayAt, range) {
+function options(box, [line, ...dots], sayTick, range, hooks) {
   const colours = palette();
   const font = "11px system-ui, sans-serif";
   const axis = {
@@ -133,19 +147,22 @@ function options(box, colour, sayTick, marks, sayAt, range) {
     series: [
       {},
       {
-        stroke: colours[colour],
+        stroke: colours[line],
         width: 1, // a hairline: what a software renderer draws fastest
         spanGaps: false,
         points: { show: (plot, _, first, last) => last - first < 2 },
       },
+      ...dots.map((name) => ({
+        stroke: colours[name],
+        paths: () => null,
+        points: { show: true, size: 4, width: 0, fill: colours[name] },
+      })),
     ],
-    hooks: {
-      setCursor: [(plot) => sayAt(plot.cursor.idx)],
-      draw: [(plot) => drawMarks(plot, marks(), colours)],
-    },
+    hooks,
   };
 }
 
+/** Draw the marks that fit; return the kinds that do not. */
 function drawMarks(plot, marks, colours) {
   const { ctx, bbox } = plot;
   const ratio = window.devicePixelRatio || 1;
@@ -154,10 +171,11 @@ function drawMarks(plot, marks, colours) {
   ctx.textAlign = "center";
   ctx.textBaseline = "bottom";
   const signs = new Map();
-  for (const mark of marks) {
+  const ends = [bbox.left, bbox.left + bbox.width].map((x) => x / ratio);
+  const { drawn, leftOut } = fitting(marks, (step) => plot.valToPos(step, "x", true) / ratio, ends);
+  for (const [mark, at] of drawn) {
     const [sign, name] = MARKS[mark.kind] ?? MARKS.warning;
-    const x = Math.round(plot.valToPos(mark.step, "x", true)) + 0.5;
-    if (x < bbox.left || x > bbox.left + bbox.width) continue;
+    const x = Math.round(at * ratio) + 0.5;
     ctx.strokeStyle = ctx.fillStyle = colours[name];
     const isStrong = mark.kind === "restart" || mark.kind === "error";
     ctx.globalAlpha = isStrong ? 0.9 : 0.35;
@@ -182,4 +200,5 @@ function drawMarks(plot, marks, colours) {
     end = begin + list.length * wide + 2 * ratio;
   }
   ctx.restore();
+  return leftOut;
 }

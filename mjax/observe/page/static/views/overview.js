@@ -5,18 +5,22 @@
  * marks, and the last rows as a table for readers who cannot see the charts.
  */
 
-import { makeChart, MARKS } from "../js/chart.js";
+import { makeChart } from "../js/chart.js";
 import { onScheme } from "../js/colours.js";
 import { choice, el, empty, fill, say, table } from "../js/dom.js";
 import { redrawer } from "../js/draws.js";
 import { count, digits, percent, rate, seconds } from "../js/format.js";
+import { MARKS, sayLeftOut } from "../js/marks.js";
 import { recentMean, whyNoRows } from "../js/metrics.js";
 import { usualTop } from "../js/range.js";
 
+const perS = (value) => `${count(value)} tokens/s`;
+const exact = (value) => percent(value, 2);
+const round = (value) => percent(value, 0);
 const CHARTS = [
-  ["loss", "Loss (nats per token)", "accent", digits, digits],
-  ["tokens_per_s", "Throughput of each step (tokens/s)", "second", (v) => `${count(v)} tokens/s`, rate, usualTop],
-  ["mfu", "MFU of each step (part of the peak)", "third", (v) => percent(v, 2), (v) => percent(v, 0), usualTop],
+  ["loss", "Loss (nats per token)", "accent", digits, digits, { dotsName: "held out" }],
+  ["tokens_per_s", "Throughput of each step (tokens/s)", "second", perS, rate, { top: usualTop }],
+  ["mfu", "MFU of each step (part of the peak)", "third", exact, round, { top: usualTop }],
   ["step_s", "Time of each step", "muted", seconds, seconds],
   ["grad_norm", "Gradient norm", "accent", digits, digits],
 ];
@@ -27,8 +31,8 @@ const WINDOWS = [
 ];
 const LAST_ROWS = 12;
 const NOTE =
-  "Without evaluations and saves. The time of a step may include part of the next step's; " +
-  "the numbers above are means of the last steps.";
+  "Step times exclude evaluations and saves, and may include part of the next step. " +
+  "Tokens/s, MFU and step time above are means of the last steps.";
 
 /** Make the view. */
 export function make({ store }) {
@@ -47,9 +51,12 @@ export function make({ store }) {
     cards[name] = { value, more };
     cardBox.append(el("div", { class: "card" }, el("h3", {}, title), value, more));
   }
-  const charts = CHARTS.map(([name, title, colour, full, short, top]) => ({
+  const leftOut = el("p", { class: "muted left-out", role: "status" });
+  const onLeftOut = (kinds) => say(leftOut, sayLeftOut(kinds));
+  const charts = CHARTS.map(([name, title, colour, full, short, more], index) => ({
     name,
-    ...makeChart(title, colour, full, short, top),
+    // All charts show the same steps, so one of them tells which marks fit.
+    ...makeChart(title, colour, full, short, index ? more : { ...more, onLeftOut }),
   }));
   let window_ = "0";
   const steps = choice("Steps", WINDOWS, window_, (value) => {
@@ -57,6 +64,7 @@ export function make({ store }) {
     draw("zoom");
   });
   const marks = el("ul", { class: "marks", "aria-label": "Marks of the run" });
+  const foot = el("div", {}, leftOut, el("p", { class: "muted" }, NOTE));
   const body = el("div", {});
   const report = el("div", {});
   const lastRows = el("details", { class: "panel" }, el("summary", {}, "Last rows as a table"));
@@ -67,7 +75,7 @@ export function make({ store }) {
     { class: "panel", "aria-label": "Curves" },
     el("div", { class: "head" }, el("h2", {}, "Over the steps"), steps.box),
     body,
-    el("p", { class: "muted" }, NOTE),
+    foot,
   );
   const element = el("div", {}, cardBox, panel, report, lastRows);
   let visible = false;
@@ -85,6 +93,7 @@ export function make({ store }) {
     const metrics = store.get("metrics");
     showCards(cards, metrics, store.get("ledger"), store.get("run"));
     due = chartsDue(body, charts, marks, metrics, Number(window_));
+    foot.hidden = !due.length;
     drawChart([...kinds][0]);
     showReport(report, metrics);
     if (lastRows.open) showRows(last, metrics);
@@ -169,10 +178,16 @@ function chartsDue(body, charts, marks, metrics, last) {
     const values = metrics.columns[chart.name]?.slice(first) ?? [];
     const isThere = values.some((each) => each !== null);
     chart.element.hidden = !isThere;
-    if (isThere) due.push(() => chart.show({ steps, values, marks: shown }));
+    const dots = chart.name === "loss" ? dotsOf(metrics, first) : [];
+    if (isThere) due.push(() => chart.show({ steps, values, dots, marks: shown }));
   }
   showMarks(marks, metrics);
   return due;
+}
+
+/** Return the held-out loss of the rows from an index on; null in rows without it. */
+function dotsOf({ steps, columns }, first) {
+  return (columns.eval_loss ?? new Array(steps.length).fill(null)).slice(first);
 }
 
 function showMarks(list, { marks = [], num_marks = {} }) {
