@@ -220,10 +220,10 @@ evidence-long: env-plan env-hf env-stores
 docs: env env-docs
 	.venv/bin/python -m scripts.site.stage $(if $(REPO_URL),--repo-url '$(REPO_URL)')
 	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict -f build/site/mkdocs.yml
-	@echo "docs: the site is in build/site/html. Open it in a browser:"
-	@echo "  file://$(CURDIR)/build/site/html/index.html"
-	@echo "or, on a remote machine, serve it on port 8000:"
-	@echo "  python3 -m http.server -d build/site/html 8000"
+	@echo "docs: the site is in build/site/html. Its search needs a server. Run"
+	@echo "  python3 -m http.server -b 127.0.0.1 -d build/site/html 8000"
+	@echo "and open http://127.0.0.1:8000, from another machine after"
+	@echo "  ssh -L 8000:127.0.0.1:8000 HOST"
 
 dist: env
 	rm -rf build dist

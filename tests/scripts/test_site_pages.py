@@ -1,11 +1,16 @@
-"""The built site in Chromium: for people who cannot see it, and on a narrow screen.
+"""The built site in Chromium: accessibility, narrow screens, search.
 
 `make test-services` builds the site first.
 """
 
 import functools
 import http.server
+import re
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +18,8 @@ import pytest
 
 from tests.observe.browser import pages
 
-SITE = Path(__file__).parents[2] / "build" / "site" / "html"
+ROOT = Path(__file__).parents[2]
+SITE = ROOT / "build" / "site" / "html"
 # The levels that laws ask for. Other rules of axe are about the theme's own markup.
 _WCAG = """axe.run({runOnly: ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa"]}).then(
   (found) => found.violations.map((one) => one.id + ": " + one.nodes[0].html))"""
@@ -73,3 +79,39 @@ def test_messages_and_help_wrap_on_a_narrow_screen(address):
               (code) => code.scrollWidth > code.clientWidth + 1 && code.clientWidth
             ).map((code) => code.textContent.slice(0, 80))"""
             assert page.evaluate(wide) == [], name
+
+
+def test_the_search_works_where_make_docs_says_to_open_the_site():
+    recipe = (ROOT / "Makefile").read_text().partition("\ndocs: ")[2]
+    recipe = recipe.partition("\n\n")[0]
+    [command] = re.findall(r"python3 (-m http\.server [^\"]+)", recipe)
+    [told] = re.findall(r"\b(?:file|http)://[^\s\",]+", recipe)
+    *words, told_port = command.split()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, *words, str(port)], cwd=ROOT, stderr=subprocess.DEVNULL
+    )
+    try:
+        _wait_for(port)
+        with pages.chromium() as browser:
+            page = browser.new_page()
+            page.goto(told.replace(told_port, str(port)))
+            page.locator(".md-search__input").fill("checkpoint")
+            page.locator(".md-search-result__item").first.wait_for()
+    finally:
+        process.terminate()
+        process.wait(timeout=pages.LIMIT_S)
+
+
+def _wait_for(port: int) -> None:
+    """Wait until a server listens on a port of this machine."""
+    until = time.monotonic() + pages.WAIT_S
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port)).close()
+        except ConnectionRefusedError:
+            assert time.monotonic() < until, "the server does not listen"
+            time.sleep(0.05)
+        else:
+            return
