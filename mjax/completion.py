@@ -2,8 +2,8 @@
 
 Input: the name of a shell. Output: on stdout a script for its start-up file. When Tab
 is pressed, the script calls `mjax completion --words` with the words of the command
-line. That command runs the program that the first word names with `-h`, and completes
-exactly the names that this help lists.
+line. That command takes the first word as the name of a program, runs this program's
+`-h`, and completes exactly the names that its help lists.
 """
 
 import contextlib

@@ -103,7 +103,7 @@ class Reader:
 def _placed(pending: str, places: Mapping[str, str]) -> str:
     name, *loops = pending.split(" ", 1)
     about = [places[name]] if name in places else []
-    about += [f"in turn {loops[0]}"] if loops else []
+    about += [f"iteration {loops[0]}"] if loops else []
     return f"{name} ({', '.join(about)})" if about else name
 
 
@@ -112,9 +112,10 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
 
     Within one program, a device that waits in a collective has done more operations
     than one that never arrived. With more than two ranks, the result is empty if at
-    least half of them are behind, because the others may already have passed the
-    collective. It is also empty if devices are in different programs (a step, or the
-    gather before it), because their numbers of operations cannot be compared.
+    least half of them are behind: they may be waiting inside the collective that the
+    others have already left, so it is unclear who blocks. It is also empty if devices
+    are in different programs (a step, or the gather before it), because their numbers
+    of operations cannot be compared.
 
     Args:
       devices: rank -> progress of its devices, for all ranks with a report of XLA; at

@@ -31,8 +31,9 @@ def to_host(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
 def on_host(sharding: NamedSharding) -> NamedSharding:
     """Return the same sharding with host memory as its memory kind.
 
-    Described devices have no memories, so jax drops the memory kind. For them
-    `hardware.described.put_in_host_memory` passes it to the compiler.
+    Described devices (compiled for, but not present) have no memories, so jax drops the
+    memory kind. For them `hardware.described.put_in_host_memory` passes it to the
+    compiler.
     """
     return sharding.with_memory_kind(HOST_KIND)
 

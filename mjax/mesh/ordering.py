@@ -208,7 +208,7 @@ def _communicates(eqn: core.JaxprEqn) -> bool:
 
 
 def _with_ordered_bodies(eqn: core.JaxprEqn) -> dict[str, Any]:
-    """Put the collectives in the bodies of a loop or conditional in order.
+    """Fix the order of the collectives inside the bodies of a loop or conditional.
 
     Returns:
       Name -> value, the parameters of the equation with the changed bodies.
@@ -288,8 +288,9 @@ def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
     """Return the index among `places` of the array that is best for a dependence.
 
     This is the smallest float array, or the smallest of other dtypes if there is no
-    float array. XLA may compute other dtypes at compile time, which would remove the
-    dependence; it never does so with floats. PRNG keys and empty arrays come last.
+    float array. XLA may evaluate operations on other dtypes at compile time, which
+    would remove the dependence; it never evaluates those on floats. PRNG keys and empty
+    arrays come last.
     """
 
     def weight(place: int) -> tuple[bool, bool, int]:

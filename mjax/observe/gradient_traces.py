@@ -6,9 +6,10 @@ parameters.
 
 The optimizer keeps nu, a decaying mean of the squares of each gradient, which starts at
 zero. If the gradient is always zero, nu stays zero. There are two other causes of a
-zero nu. First, gradients below about 1e-18 have a square of zero in float32. Then mu,
-the decaying mean of the gradients themselves, is not zero. Second, nu decays: after
-some steps, which depend on beta2, a gradient leaves no trace. Checkpoints store whole
+zero nu. First, if a gradient is below about 1e-18, what it adds to nu underflows to
+zero in float32; mu, the decaying mean of the gradients themselves, is not zero in that
+case. Second, nu decays: after some steps, which depend on beta2, a gradient leaves no
+trace. Checkpoints store whole
 tensors, with the layers in model order, on any mesh. So nothing here depends on dp, tp,
 pp or ZeRO.
 

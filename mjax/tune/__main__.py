@@ -32,7 +32,8 @@ class Export:
     family: str | None = None
     """Architecture of the base model; None: the first that can express it."""
     base: str | None = None
-    """Name or folder of the base model in adapter_config.json; None: --init-from."""
+    """Name or folder of the base model to write into adapter_config.json; None: the
+    --init-from of the run."""
     tokenizer: str | None = None
     """Folder, tokenizer.json or hf://NAME@REVISION; None: the run's tokenizer."""
     without_tokenizer: bool = False

@@ -69,13 +69,13 @@ def test_the_first_operations_that_wait_are_told_with_their_place(tmp_path):
     assert (told.device, told.limit) == (2, "20m")
     assert (told.completed, told.total) == (310, 800)
     assert told.pending == [
-        "all-reduce-start.4 (transpose(jvp(block))/psum, in turn while.3 11)",
+        "all-reduce-start.4 (transpose(jvp(block))/psum, iteration while.3 11)",
         "fusion.9",
     ]
     assert thunks.describe([told]) == (
         "XLA ended jit_train_step, which took more than 20m; device 2 has done 310 of "
         "800 operations and waits for all-reduce-start.4 (transpose(jvp(block))/psum, "
-        "in turn while.3 11); fusion.9"
+        "iteration while.3 11); fusion.9"
     )
 
 

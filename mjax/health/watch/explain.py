@@ -1,6 +1,7 @@
 """Two explanations of the rates of a port, and their likelihoods.
 
-Input: levels of windows. Output: the log-likelihood of each explanation at its best.
+Input: the level of each window of time, the logarithm of the port's relative rate in
+it. Output: the log-likelihood of each explanation at its best.
 
 - No fault: the level is constant, except for a drift of `drift_part`.
 - Decay: from some time on, the level drops permanently, at once or as a power of time.
@@ -25,9 +26,9 @@ POWERS = (0.0, 0.7, 1.0, 1.5, 2.0)
 """Powers of time with which the level drops; 0 means that it drops at once. The values
 were picked by judgement, not measured."""
 LOSSES = 1 - np.exp(-np.arange(0.08, 1.55, 0.05))
-"""Lost fractions of the rate to try, from the smallest fault to three lanes of four, in
-steps of the level that are smaller than its noise. Tuned: coarser steps miss the level
-of lost lanes."""
+"""Candidates for the fraction of the rate that a fault costs, from the smallest fault
+to three lanes of four. They are equally spaced in the level, by less than its noise.
+Tuned: coarser steps miss the level of lost lanes."""
 MOST_ONSETS = 20
 """Maximum number of onsets tried. The value was picked by judgement to bound the run
 time."""

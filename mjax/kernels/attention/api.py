@@ -142,7 +142,9 @@ def choose(
     backend: str = "auto",
     backward: str = "deterministic",
 ) -> Choice:
-    """Choose the attention backend without arrays or devices.
+    """Choose the attention backend from shapes and descriptions of devices.
+
+    No array or real device is needed.
 
     Args:
       target: the devices.

@@ -56,7 +56,7 @@ class Store(Protocol):
     """The address given to `open_store`."""
 
     def marks(self) -> list[Mark]:
-        """Return the stored size of each file."""
+        """Return, for each file, up to where it is stored."""
         ...
 
     def write(self, changes: Changes) -> None:

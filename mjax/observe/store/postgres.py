@@ -80,7 +80,7 @@ class PostgresStore:
             raise
 
     def marks(self) -> list[Mark]:
-        """Return the stored size of each file."""
+        """Return, for each file, up to where it is stored."""
         with self._transaction() as base:
             rows = base.execute(
                 f"select {', '.join(_MARK_FIELDS)} from files".encode()

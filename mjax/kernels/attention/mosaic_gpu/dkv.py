@@ -122,7 +122,7 @@ def key_value_gradients(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         def walk(dk_acc, dv_acc):
-            """Sum dk and dv; skip blocks that only other warpgroups see.
+            """Sum dk and dv; skip query blocks that see no key of this warpgroup.
 
             Each step releases the buffer entry of the previous step, because the
             matmuls that read it are done by then.
