@@ -10,8 +10,7 @@ docs/figures/mesh.svg. The nodes are described, not present; this needs the extr
 `python -m scripts.readme_figures plan PAGE` shows the schedule of a page of the planner
 in Chromium: docs/figures/plan.png. That of README.md is of this plan:
 
-    python -m mjax.plan --recipe gpt-125m --gpu h200 --nodes 1 --mesh.pp 2 --mesh.tp 2 \
-      --pipeline.chunks 2 --batch.microbatches 4 --html plan.html
+    python -m mjax.plan --recipe megascale-175b --gpu h200 --nodes 32 --html plan.html
 """
 
 import dataclasses
