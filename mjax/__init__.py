@@ -3,6 +3,8 @@
 Start reading at `mjax.train`; the reading tour is in the README.
 """
 
+import os as _os
+import signal as _signal
 import sys as _sys
 import time as _time
 
@@ -20,5 +22,13 @@ if _sys.version_info < _OLDEST_PYTHON:
 
 STARTED_S = _time.perf_counter()
 """Time at which the import of this package began, the origin of start-up times."""
+
+# Python calls a program `-m` while it imports the packages of `python -m mjax.NAME`. In
+# such a program Ctrl-C ends the process at once, see `interrupts`; not in process 1 of
+# a container, where the system ignores a signal without a handler.
+_is_program = _os.path.basename("".join(_sys.argv[:1])) in ("-m", "mjax")
+_is_default = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler
+if _is_program and _is_default and _os.getpid() != 1:
+    _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
 
 __version__ = "0.1.0"

@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from etils import epath
 
-from mjax import flags
+from mjax import flags, interrupts
 from mjax.ckpt import places
 from mjax.ckpt.boxes import size_of
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece
@@ -171,6 +171,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK
+    except KeyboardInterrupt:  # an unfinished copy has been deleted
+        return interrupts.told()
     except DamagedError as error:
         print(f"error: {error}", file=sys.stderr)
         return DAMAGED
@@ -418,7 +420,8 @@ def _fetch(command: Fetch) -> int:
     remote, only = listing.find(command.path)
     step = listing.choose(remote, only, command.step)[-1]
     store = Store(_checked_out(command.out))
-    commit = listing.fetch(remote, step, store)
+    with interrupts.raised():
+        commit = listing.fetch(remote, step, store)
     print(
         f"{remote.url}/{step} -> {store.path(step)}: {commit.num_bytes / 1e6:.1f} MB "
         f"in {len(commit.files)} files, all SHA-256 as uploaded"
@@ -440,7 +443,8 @@ def _reshard(command: Reshard) -> int:
     store = Store(_checked_out(command.out))
     max_mib = command.max_piece_mib
     source = SavedStep(folder)
-    copied = copy_step(source, store, None if max_mib is None else max_mib << 20)
+    with interrupts.raised():
+        copied = copy_step(source, store, None if max_mib is None else max_mib << 20)
     pieces = sum(len(some) for some in source.pieces.values())
     written = sum(
         len(some) for some in SavedStep(store.path(copied.step)).pieces.values()
@@ -463,7 +467,8 @@ def _export(command: Export) -> int:
         eos_token_id=command.eos_token_id,
         positions=command.positions,
     )
-    print(export(command.path, command.out, command.step, wanted))
+    with interrupts.raised():
+        print(export(command.path, command.out, command.step, wanted))
     return OK
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from mjax import flags
+from mjax import flags, interrupts
 from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.store import manifest_in
@@ -301,4 +301,4 @@ def show_lines(dataset: Dataset, command: Show) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.with_cleanup(main))

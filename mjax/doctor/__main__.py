@@ -8,7 +8,8 @@ if __name__ == "__main__":
 
 import sys
 
+from mjax import interrupts
 from mjax.doctor.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(interrupts.with_cleanup(lambda: main(sys.argv[1:])))

@@ -15,7 +15,7 @@ GUIDE = flags.Guide(
         "python -m mjax.evaluate runs/a --held-out --json",
     )
 )
-DONE, FAILED, BAD_INPUT, STOPPED = 0, 1, 2, 130
+DONE, FAILED, BAD_INPUT = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -32,8 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = run(command)
         if command.out is not None:
             _write(Path(command.out), found)
-    except KeyboardInterrupt:
-        return STOPPED
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

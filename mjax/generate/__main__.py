@@ -7,10 +7,10 @@ code: 0 done, 2 bad input, 1 a file is damaged, 130 stopped with Ctrl-C.
 import sys
 from collections.abc import Sequence
 
-from mjax import environment, flags
+from mjax import environment, flags, interrupts
 from mjax.generate.options import EXAMPLES, OTHER_NAMES, GenerateFlags
 
-_DONE, _FAILED, _BAD_INPUT, _INTERRUPTED = 0, 1, 2, 130
+_DONE, _FAILED, _BAD_INPUT = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,9 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return _FAILED
-    except KeyboardInterrupt:
+    except KeyboardInterrupt:  # in a chat, which restores the terminal
         print(file=sys.stderr)
-        return _INTERRUPTED
+        return interrupts.INTERRUPTED
     return _DONE
 
 

@@ -10,6 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 
+from mjax import interrupts
 from mjax.generate.chat import ChatEncoder, Message, encoder
 from mjax.generate.engine import Engine
 from mjax.generate.opened import Opened
@@ -92,7 +93,7 @@ def _messages() -> Iterator[str]:
         with contextlib.suppress(ImportError):
             import readline  # noqa: F401  `input` edits lines with it
     try:
-        while line := input(_PROMPT) + "\n" if is_terminal else sys.stdin.readline():
+        while line := _typed() if is_terminal else sys.stdin.readline():
             line.encode()  # an invalid byte may arrive as half a surrogate pair
             if text := line.strip():
                 yield text
@@ -100,6 +101,12 @@ def _messages() -> Iterator[str]:
         print(flush=True)
     except UnicodeError as error:
         raise ValueError(f"a message must be UTF-8: {error}") from None
+
+
+def _typed() -> str:
+    """Return a line from the terminal, whose settings Ctrl-C does not leave changed."""
+    with interrupts.raised():
+        return input(_PROMPT) + "\n"
 
 
 def _request(

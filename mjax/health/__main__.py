@@ -17,6 +17,7 @@ found, 2 bad input.
 import sys
 from collections.abc import Sequence
 
+from mjax import interrupts
 from mjax.flags import run_command
 
 _COMMANDS = {
@@ -40,4 +41,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.with_cleanup(main))

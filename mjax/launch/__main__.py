@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mjax import flags
+from mjax import flags, interrupts
 from mjax.launch import client, elastic, kubernetes, local, slurm
 from mjax.launch.agent import Agent
 from mjax.launch.config import KubernetesConfig, RunConfig
@@ -349,6 +349,6 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 
 if __name__ == "__main__":
-    code = main()
+    code = interrupts.with_cleanup(main)
     sys.stdout.flush()
     sys.exit(code)

@@ -21,6 +21,7 @@ whatif    how fast the run would be without its slow hosts
 import sys
 from collections.abc import Sequence
 
+from mjax import interrupts
 from mjax.flags import run_command
 
 _COMMANDS = {
@@ -49,4 +50,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(interrupts.with_cleanup(main))

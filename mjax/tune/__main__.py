@@ -13,7 +13,7 @@ import dataclasses
 import sys
 from typing import Annotated
 
-from mjax import flags
+from mjax import flags, interrupts
 from mjax.ckpt import places
 
 Path = Annotated[str, flags.Positional("PATH")]
@@ -53,6 +53,8 @@ def main(argv: list[str] | None = None) -> int:
                 "python -m mjax.ckpt export writes the merged model"
             )
         return _export(flags.read(Export, words, prog="python -m mjax.tune export"))
+    except KeyboardInterrupt:  # the unfinished folder has been deleted
+        return interrupts.told()
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -85,16 +87,17 @@ def _export(command: Export) -> int:
         facts = saved.manifest.run
         found = tokenizer_files(command.path, place, config, facts, wanted)
         files = found.contents
-    peft_files.write(
-        saved,
-        config.model,
-        config.adapters,
-        family,
-        command.out,
-        alpha=config.lora.alpha,
-        base=command.base or config.init_from,
-        files=files,
-    )
+    with interrupts.raised():
+        peft_files.write(
+            saved,
+            config.model,
+            config.adapters,
+            family,
+            command.out,
+            alpha=config.lora.alpha,
+            base=command.base or config.init_from,
+            files=files,
+        )
     print(
         f"{folder} -> {command.out}: adapters of {len(config.adapters.targets)} "
         f"weights per layer, rank {config.adapters.rank}, for {family.name}"

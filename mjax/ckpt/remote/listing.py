@@ -155,7 +155,7 @@ def fetch(remote: RemoteSteps, step: int, out: Store) -> Commit:
         transfer.download(remote, commit, Path(folder), commit.files, option="OUT")
         pieces_in(folder, manifest_in(folder))
         out.commit(folder, step)
-    except (DamagedError, OSError, ValueError):
+    except BaseException:
         delete(folder)
         raise
     return commit

@@ -93,8 +93,6 @@ def main(argv: Sequence[str]) -> int:
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    except KeyboardInterrupt:  # before the server was started
-        return 130
 
 
 def _serve(given: ServeFlags) -> int:
