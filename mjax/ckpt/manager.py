@@ -284,26 +284,52 @@ class Checkpoints:
         """
         if self._fence_problem is not None:
             return f"{self._fence_problem}; this start ends and leaves the run to it"
+        return (
+            f"nothing was saved since step {self._last_good_step}, "
+            f"{step - self._last_good_step} steps ago (--ckpt.max-unsaved "
+            f"{self._config.unsaved_limit}): {self._reason}"
+        )
+
+    def why_last_unsaved(self, step: int) -> str:
+        """Return, on process 0, a text that says why the last save of a run failed."""
+        if self._fence_problem is not None:
+            return f"gave up: {self.why_unsaved(step)}"
+        good = self._last_good_step
+        left = f"the newest checkpoint is of step {good}" if good else "none was saved"
+        return f"failed: step {step} was not saved ({left}): {self._reason}"
+
+    @property
+    def _reason(self) -> str | None:
         stalled = (
             f"a write has not ended after {self._config.timeout_s} s; check that "
             f"{self.store.directory} responds, then repeat the command"
         )
-        reason = stalled if self._writer.is_stalled else self._error
-        return (
-            f"nothing was saved since step {self._last_good_step}, "
-            f"{step - self._last_good_step} steps ago (--ckpt.max-unsaved "
-            f"{self._config.unsaved_limit}): {reason}"
-        )
+        return stalled if self._writer.is_stalled else self._error
 
-    def wait(self) -> bool:
+    def wait(
+        self,
+        tell: Callable[[], None] = lambda: None,
+        is_stopped: Callable[[], bool] = lambda: False,
+    ) -> bool:
         """Wait for the last save to end; return whether it was committed.
 
-        A save is given up if its store hangs; `why_unsaved` then gives the reason.
-        """
-        return self._agreement.decide(self._end_of_save) == "saved"
+        A save is given up if its store hangs; `why_last_unsaved` then gives the reason.
 
-    def _end_of_save(self) -> str:
-        is_over = self._writer.wait_unless_hung(self._config.hung_s)
+        Args:
+          tell: called about once a second, to report tries that failed.
+          is_stopped: called as often, and equally often on every process. After True, a
+            save that fails is not tried again.
+        """
+        while (state := self._agreement.decide(self._state_of_save)) == "saving":
+            tell()
+            if is_stopped():
+                self._writer.supersede()
+        return state == "saved"
+
+    def _state_of_save(self) -> str:
+        is_over = self._writer.poll(self._config.hung_s)
+        if is_over is None:
+            return "saving"
         is_saved = is_over and self._wanted_step == self._writer.saved_step
         return "saved" if is_saved else "not saved"
 

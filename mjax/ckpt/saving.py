@@ -39,6 +39,8 @@ class Attempt:
     """Why the try failed; None if the step is saved."""
     pause_s: float | None
     """Seconds until the next try; None if there is none."""
+    is_last: bool
+    """Whether the run takes no more steps, and waits for this save."""
     write_s: float
     """Seconds from the creation of the folder to its final rename."""
     checksum_s: float
@@ -67,7 +69,8 @@ class Attempt:
         if self.error is not None:
             then = "it is given up"
             if self.pause_s is not None:
-                then = f"next try in {self.pause_s:.0f} s; training goes on"
+                meanwhile = "the run waits" if self.is_last else "training goes on"
+                then = f"next try in {self.pause_s:.0f} s; {meanwhile}"
             return (
                 f"warning: checkpoint {self.step} was not saved (try {self.number}): "
                 f"{self.error}; {then}"
@@ -125,6 +128,7 @@ class Writer:
         self._num_jobs = 0
         self._is_writing = False
         self._since_s = 0.0
+        self._told_s = 0
         self._lock = threading.Lock()
         self._superseded = threading.Event()
         self._failure: BaseException | None = None
@@ -186,26 +190,33 @@ class Writer:
         return done
 
     def wait_unless_hung(self, hung_s: int | float) -> bool:
-        """Wait, on process 0, until the last job is saved or given up.
+        """Call `poll` until the last job is over; return False if the store hangs."""
+        while (is_over := self.poll(hung_s)) is None:
+            pass
+        return is_over
+
+    def poll(self, hung_s: int | float) -> bool | None:
+        """Wait a second, on process 0, for the end of the last job.
 
         An attempt that takes longer than the time limit is reported on stderr.
 
         Args:
           hung_s: seconds of one attempt after which the store counts as hung.
         Returns:
-          False if the store hangs; the job is then unfinished.
+          True if the last job is saved or given up; False if the store hangs, and the
+          job is then unfinished; None otherwise.
         """
-        told_s = 0
-        while not self.wait(_POLL_S):
-            lasted_s = time.monotonic() - self._since_s if self._is_writing else 0.0
-            if lasted_s > hung_s:
-                return False
-            if lasted_s <= told_s:
-                told_s = 0  # a new attempt has begun
-            if lasted_s > told_s + self._timeout_s:
-                told_s += self._timeout_s
-                _warn(f"a write has not ended after {told_s} s; still waiting for it")
-        return True
+        if self.wait(_POLL_S):
+            return True
+        lasted_s = time.monotonic() - self._since_s if self._is_writing else 0.0
+        if lasted_s > hung_s:
+            return False
+        if lasted_s <= self._told_s:
+            self._told_s = 0  # a new attempt has begun
+        if lasted_s > self._told_s + self._timeout_s:
+            self._told_s += self._timeout_s
+            _warn(f"a write has not ended after {self._told_s} s; still waiting for it")
+        return None
 
     def close(self) -> None:
         """Stop after the current job, without waiting for a store that hangs."""
@@ -274,6 +285,7 @@ class Writer:
             number=number,
             error=error,
             pause_s=pause_s if error else None,
+            is_last=job.max_attempts is not None,
             write_s=time.perf_counter() - begun_s,
             checksum_s=progress.checksum_s,
             read_back_s=progress.read_back_s,

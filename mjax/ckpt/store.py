@@ -216,10 +216,11 @@ class Store:
             return  # an object store has no free space to query
         free = shutil.disk_usage(self.directory).free
         if free < num_bytes:
+            # The newest step stays until a newer one is complete.
+            fewer = ", or keep fewer steps (--ckpt.keep)" if self.steps()[1:] else ""
             raise OSError(
                 f"no space: the checkpoint takes {num_bytes / 1e6:.1f} MB, and "
-                f"{self.directory} has {free / 1e6:.1f} MB left; make room there, or "
-                "keep fewer steps (--ckpt.keep)"
+                f"{self.directory} has {free / 1e6:.1f} MB left; make room there{fewer}"
             )
 
     def _free(self, name: str) -> epath.Path:

@@ -189,7 +189,7 @@ class Loop:
             return GAVE_UP
         if stop.reached():
             return PREEMPTED
-        return self._save_now(step) if is_last else DONE
+        return self._save_now(step, stop) if is_last else DONE
 
     def _after(self, step: int, stop: StopRequest) -> int:
         """Do the work due after a step; return the exit code, DONE to continue."""
@@ -224,19 +224,21 @@ class Loop:
             self._copy(step)
         if evaluates or save_due or copy_due:  # excluded from the next step
             self._finished_ns = time.monotonic_ns()
-        if ends and (code := self._wait_for_save(step)) != DONE:
-            return code
+        if ends:
+            code = self._wait_for_save(step, None if is_stopped else stop)
+            if code != DONE:
+                return code
         return PREEMPTED if is_stopped else DONE
 
     def _evaluation_is_due(self, step: int) -> bool:
         is_last = step == self.cadence.num_steps
         return step > 0 and (is_last or step % self.cadence.eval_every == 0)
 
-    def _save_now(self, step: int) -> int:
+    def _save_now(self, step: int, stop: StopRequest) -> int:
         """Save the current state and wait; return DONE, or the exit code."""
         self.checkpoints.ask(step, is_last=True)
         self._save(step, is_last=True)
-        return self._wait_for_save(step)
+        return self._wait_for_save(step, stop)
 
     def _gives_up(self, step: int, *, is_last: bool, keeps: bool) -> bool:
         """Return whether continuing is useless; every process gets the same answer.
@@ -424,12 +426,18 @@ class Loop:
         self.watch.marks.mark(Phase.SAVE, step)
         self.watch.spans.enter(name, "ckpt", step)
 
-    def _wait_for_save(self, step: int) -> int:
-        """Return DONE if the state is in the store, otherwise the exit code."""
+    def _wait_for_save(self, step: int, stop: StopRequest | None) -> int:
+        """Return DONE if the state is in the store, otherwise the exit code.
+
+        Args:
+          step: optimizer steps of the state.
+          stop: ends further tries; None if a signal has asked for the save.
+        """
         self._begin_save("wait for save", step)
-        is_saved = self.checkpoints.wait()
+        is_stopped = (lambda: False) if stop is None else stop.reached
+        is_saved = self.checkpoints.wait(self.report_saves, is_stopped)
         self.report_saves()
         if is_saved:
             return DONE
-        self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
+        self.recorder.say(self.checkpoints.why_last_unsaved(step))
         return GAVE_UP if self.checkpoints.is_taken_over else FAILED

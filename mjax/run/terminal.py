@@ -22,7 +22,12 @@ _SMOOTHING = 0.95
 """Decay of the smoothed loss. The value was picked by judgement: the result is a mean
 over about twenty steps."""
 _REDRAWN_PER_S = 4
-_COLORS = {"warning:": "yellow", "gave up:": "red", "error:": "red"}
+_COLORS = {
+    "warning:": "yellow",
+    "gave up:": "red",
+    "failed:": "red",
+    "error:": "red",
+}
 """Colours of lines by prefix."""
 _CODES = {"yellow": 33, "red": 31}
 

@@ -149,7 +149,7 @@ def test_a_last_save_into_a_store_that_hangs_is_given_up(
         patched.setattr(saving, "_POLL_S", 0.001)
         patched.setattr(saving.time, "monotonic", lambda: next(clock))
         assert not manager.wait()
-        assert manager.why_unsaved(2).endswith(stalled(manager))
+        assert manager.why_last_unsaved(2).endswith(stalled(manager))
     said = capsys.readouterr().err.splitlines()
     assert said[0] == ("warning: a write has not ended after 1 s; still waiting for it")
     assert len(said) == 9
@@ -239,8 +239,17 @@ def test_no_space_is_noticed_before_anything_is_written(opened, monkeypatch):
         [attempt] = attempts(manager, bool)
     error = str(attempt.error)
     assert error.startswith("no space: the checkpoint takes 0.0 MB, and ")
-    assert "make room there, or keep fewer steps (--ckpt.keep)" in error
+    assert error.endswith("MB left; make room there")
     assert list(manager.store.directory.iterdir()) == []
+
+
+def test_to_keep_fewer_steps_is_advised_only_if_one_could_be_deleted(tmp_path):
+    full = store.Store(str(tmp_path))
+    for step, advises in ((1, False), (2, True)):
+        (tmp_path / str(step)).mkdir()
+        with pytest.raises(OSError, match="no space") as caught:
+            full.begin(3, 1 << 60)
+        assert ("keep fewer steps" in str(caught.value)) is advises
 
 
 def test_a_state_that_cannot_be_copied_is_a_failed_try(opened, short_pauses):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from mjax.ckpt import manager
+from mjax.ckpt import manager, saving
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.store import Store
@@ -626,8 +626,33 @@ def test_a_failed_save_is_reported_and_a_last_one_that_fails_is_exit_1(
     out = capsys.readouterr().out
     assert "warning: checkpoint 9 was not saved (try 1): process 0: " in out
     assert "warning: checkpoint 10 was not saved (try 1): process 0: " in out
-    assert "gave up: nothing was saved since step 6, 4 steps ago" in out
+    assert "failed: step 10 was not saved (the newest checkpoint is of step 6): " in out
+    assert "max-unsaved" not in out
     assert run(work_dir).exit_code == loop_module.DONE
+
+
+def test_a_signal_ends_the_wait_for_a_last_save_that_fails(
+    work_dir, monkeypatch, capsys
+):
+    """Its tries are reported while the run waits, not only at the end."""
+    monkeypatch.setattr(saving, "_FIRST_PAUSE_S", 60.0)
+    monkeypatch.setattr(saving, "_POLL_S", 0.02)
+    report_saves, said = Loop.report_saves, []
+
+    def report_and_stop(self):
+        report_saves(self)
+        said.append(capsys.readouterr().out)
+        if "checkpoint 10 was not saved" in said[-1]:
+            terminate()
+
+    monkeypatch.setattr(Loop, "report_saves", report_and_stop)
+    with files_of_at_most(8000) as limit:
+        outcome = run(work_dir, TinyBatches(at_step={8: limit}))
+    assert outcome.exit_code == loop_module.FAILED
+    told = "".join(said)
+    assert told.count("checkpoint 10 was not saved") == 1
+    assert "next try in 60 s; the run waits" in told
+    assert "failed: step 10 was not saved" in capsys.readouterr().out
 
 
 def test_a_run_that_cannot_save_goes_on_for_a_while_and_gives_up(work_dir, capsys):
