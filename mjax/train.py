@@ -3,7 +3,8 @@
 Input: the command line. Output: a work dir with config.json, tokenizer/,
 metrics.jsonl, summary.json, checkpoints/, plots/curves.png, sample.txt, a record of
 each start in starts/, and an exit code: 0 done, 2 bad input, 42 preempted and saved, 93
-gave up, 1 anything else. `--work-dir DIR` alone resumes the run in DIR.
+gave up, 130 a second Ctrl-C, 1 anything else. `--work-dir DIR` alone resumes the run in
+DIR.
 
 This module reads only the flags, without importing jax, so help and errors appear at
 once. Read `main`, then `trainer.run_training`: one run from flags to summary.

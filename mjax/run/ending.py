@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mjax.interrupts import INTERRUPTED
 from mjax.run.tracking.delivery import left_behind
 
 DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
@@ -140,8 +141,8 @@ class StopRequest:
     """A stop by SIGTERM or Ctrl-C that all processes see at the same point.
 
     Use it in a with statement around the loop, in the main thread. A second Ctrl-C ends
-    the process at once. With several processes, jax itself catches SIGTERM and agrees
-    on a safe point, and Ctrl-C is turned into SIGTERM.
+    the process at once, with INTERRUPTED. With several processes, jax itself catches
+    SIGTERM and agrees on a safe point, and Ctrl-C is turned into SIGTERM.
     """
 
     def __init__(self) -> None:
@@ -197,6 +198,11 @@ class StopRequest:
         else:
             self._received = self._received or signal.SIGTERM
 
+    def announce_save(self, step: int, say: Callable[[str], None]) -> None:
+        """Say that a state is being saved, if Ctrl-C has asked this process to stop."""
+        if self._interrupts:
+            say(f"saving step {step}; press Ctrl-C again to stop without saving")
+
     def stopped_s(self) -> float | None:
         """Return the seconds since the stop; None: the run goes on.
 
@@ -214,7 +220,9 @@ class StopRequest:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
-                os._exit(FAILED)
+                # The terminal shows ^C after the live line.
+                os.write(2, b"\nstopped without saving\n")
+                os._exit(INTERRUPTED)
             if self._agreed is not None:
                 os.kill(os.getpid(), signal.SIGTERM)
         self._received = number

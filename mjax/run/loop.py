@@ -219,6 +219,7 @@ class Loop:
         if self._gives_up(step, is_last=is_last, keeps=keeps):
             return GAVE_UP
         if save_due:
+            stop.announce_save(step, self.recorder.say)
             self._save(step, is_last=ends)
         if copy_due:
             self._copy(step)

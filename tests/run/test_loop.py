@@ -365,6 +365,28 @@ def test_a_signal_finishes_the_step_saves_and_says_preempted(
     assert read_computed(work_dir) == undisturbed[0]
 
 
+def interrupt():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_ctrl_c_says_which_step_is_saved(work_dir, capsys):
+    run(work_dir, TinyBatches(at_step={5: interrupt}))
+    said = "saving step 5; press Ctrl-C again to stop without saving"
+    assert said in capsys.readouterr().out.splitlines()
+
+
+def test_a_second_ctrl_c_ends_without_saving(work_dir, monkeypatch, capfd):
+    def exit_now(code):
+        raise Killed(code)
+
+    monkeypatch.setattr(os, "_exit", exit_now)
+    batches = TinyBatches(at_step={5: lambda: (interrupt(), interrupt())})
+    with pytest.raises(Killed, match=r"^130$"):
+        run(work_dir, batches)
+    assert capfd.readouterr().err.endswith("\nstopped without saving\n")
+    assert saved_steps(work_dir) == [3]
+
+
 def terminate():
     os.kill(os.getpid(), signal.SIGTERM)
 
