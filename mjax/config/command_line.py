@@ -136,7 +136,10 @@ def parse(
         or recipe; code 0 after the help of `-h`.
     """
     config, command, _ = parse_with(
-        Nothing(), argv, recipes, prog, base=base, examples=_TRAIN_EXAMPLES
+        *(Nothing(), argv, recipes, prog),
+        base=base,
+        examples=_TRAIN_EXAMPLES,
+        path="to start or resume a run there: --work-dir {path}",
     )
     return config, command
 
@@ -150,6 +153,7 @@ def parse_with[Own](
     base: TrainConfig | None = None,
     examples: Sequence[str] = (),
     meanings: Mapping[str, str] = OTHER_NAMES,
+    path: str = "",
 ) -> tuple[TrainConfig, Command, Own]:
     """Return the results of `parse`, and the additional flags of a program.
 
@@ -158,6 +162,7 @@ def parse_with[Own](
       argv, recipes, prog, base: as in `parse`.
       examples: commands for the help, with {prog} for the program.
       meanings: flags by their names in other programs.
+      path: what to do with a path without a flag, as in `flags.Guide`.
     """
     argv = ["--verbose" if word == "-v" else word for word in argv]
     settings: dict[str, files.Setting] = {}
@@ -172,6 +177,7 @@ def parse_with[Own](
             description=f"Recipes: {', '.join(recipes)}.\n\nDefaults below: {where}.",
             examples=[example.format(prog=prog) for example in examples],
             meanings=meanings,
+            path=path,
         )
         own, command, config = flags.read_parts(
             {type(own): own, Command: command, TrainConfig: start},

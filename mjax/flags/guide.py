@@ -19,3 +19,5 @@ class Guide:
     """Example commands in the help."""
     meanings: Meanings = dataclasses.field(default_factory=dict)
     """Names of flags in other programs."""
+    path: str = ""
+    """What to do with a path that no flag is before, with {path} for it."""

@@ -24,7 +24,7 @@ from mjax.flags.fields import (
     flags_of,
     summary,
 )
-from mjax.flags.guide import Guide, Meanings
+from mjax.flags.guide import Guide
 from mjax.flags.words import nearest
 
 _HELP = ("-h", "--help")
@@ -98,7 +98,7 @@ def read_parts(
         is_bold = sys.stdout.isatty()
         titles = _titles(parts)
         _show(asked_help.text(known, titles, groups, prog, guide, width, bold=is_bold))
-    found = _Words(known, guide.meanings).read(argv)
+    found = _Words(known, guide).read(argv)
     values = {
         (flag.part, flag.path): (overrides or {})[flag.name]
         for flag in known
@@ -215,8 +215,8 @@ def _touches(values: Mapping[Any, Any], part: int, path: tuple[str, ...]) -> boo
 class _Words:
     """Iterates over the words of a command line and collects their values."""
 
-    def __init__(self, known: Sequence[Flag], meanings: Meanings) -> None:
-        self._meanings = meanings
+    def __init__(self, known: Sequence[Flag], guide: Guide) -> None:
+        self._guide = guide
         self._slots = [flag for flag in known if flag.positional is not None]
         self._flags = {f.name: (f, True) for f in known if f.positional is None}
         self._flags |= {f.off_name: (f, False) for f in known if f.off_name is not None}
@@ -224,8 +224,8 @@ class _Words:
         self._found: dict[tuple[int, tuple[str, ...]], Any] = {}
         self._latest = ""
         """Description of the last word's flag, for messages."""
-        self._is_text = False
-        """Whether that flag takes text."""
+        self._remedy = ""
+        """What to do if another word follows."""
 
     def read(self, argv: Sequence[str]) -> dict[tuple[int, tuple[str, ...]], Any]:
         words = [*argv]
@@ -239,11 +239,14 @@ class _Words:
                     [word], slot.hint, slot.name
                 )
                 self._latest = f" after {slot.name} {shown(word)}"
+                self._remedy = f"give one {slot.name}, in quotes if it has spaces"
             else:
+                meanings, remedy = self._guide.meanings, self._remedy
+                if self._guide.path and (not self._latest or "/" in word):
+                    remedy = self._guide.path.format(path=shown(word))
                 raise ValueError(
                     slips.misplaced(
-                        *(word, self._names, self._meanings, self._latest),
-                        is_text=self._is_text,
+                        word, self._names, meanings, self._latest, remedy=remedy
                     )
                 )
         return self._found
@@ -253,11 +256,12 @@ class _Words:
         written, has_value, value = word.partition("=")
         flag, is_on = self._flags.get(slips.normal(written), (None, True))
         if flag is None:
-            raise ValueError(slips.unknown_flag(word, self._names, self._meanings))
+            meanings = self._guide.meanings
+            raise ValueError(slips.unknown_flag(word, self._names, meanings))
         if flag.is_switch:
             self._switch(flag, written, value if has_value else None, words)
             self._found[flag.part, flag.path] = is_on
-            self._latest, self._is_text = f" after the switch {written}", False
+            self._latest, self._remedy = f" after the switch {written}", ""
             return
         count = num_words(flag.hint)
         taken = [value] if has_value else []
@@ -271,7 +275,8 @@ class _Words:
             raise ValueError(_too_few(flag, written, taken, count, words))
         self._found[flag.part, flag.path] = value_of(taken, flag.hint, written)
         self._latest = f" after {written} {' '.join(map(shown, taken))}".rstrip()
-        self._is_text = str in alternatives(flag.hint)
+        is_text = str in alternatives(flag.hint)
+        self._remedy = "put quotes around a text with spaces" if is_text else ""
 
     def _switch(
         self, flag: Flag, written: str, value: str | None, words: Sequence[str]

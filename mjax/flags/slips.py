@@ -97,7 +97,7 @@ def misplaced(
     meanings: Meanings,
     before: str,
     *,
-    is_text: bool,
+    remedy: str = "",
 ) -> str:
     """Return the error for a word that belongs to no flag, with a suggestion.
 
@@ -107,7 +107,7 @@ def misplaced(
       meanings: names in other programs, see `guide`.
       before: description of the flag before the word, which takes no more words; may
         be empty.
-      is_text: whether that flag takes text, which may need quotes.
+      remedy: what to do if the word does not resemble a flag.
     """
     if word == "--":
         return f"unexpected --{before}; leave it out"
@@ -127,7 +127,7 @@ def misplaced(
         if flag in known:
             value = f"={shown(value)}" if has_value else f" {shown(rest)}" * bool(rest)
             return f"{said}; write {flag}{value}"
-    return f"{said}; put quotes around a text with spaces" if is_text else said
+    return f"{said}; {remedy}" if remedy else said
 
 
 def is_slip(word: str) -> bool:

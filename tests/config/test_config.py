@@ -52,6 +52,14 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     return re.sub(r"[\s╭╮╰╯─│]+", " ", err)
 
 
+def test_a_path_without_a_flag_is_taken_for_the_work_dir(capsys):
+    there = "to start or resume a run there: --work-dir runs/mine "
+    said = refused(capsys, "runs/mine")
+    assert said == f"error: unexpected word runs/mine; {there}"
+    assert refused(capsys, "--recipe", "debug", "runs/mine").endswith(there)
+    assert "put quotes" in refused(capsys, "--data.tokenizer", "my", "t.json")
+
+
 def sizes(**given: int) -> AxisSizes:
     return AxisSizes(**({"pp": 1, "dp_replicate": 1, "dp_shard": 1, "tp": 1} | given))
 

@@ -75,7 +75,7 @@ def test_an_unknown_flag_is_answered_with_what_was_meant(word, message):
     ],
 )
 def test_a_misplaced_word_is_answered_with_what_was_meant(word, message):
-    found = slips.misplaced(word, KNOWN, MEANINGS, "", is_text=False)
+    found = slips.misplaced(word, KNOWN, MEANINGS, "")
     assert re.sub(r"'--steps 5'", "--steps 5", found) == message
 
 

@@ -163,7 +163,11 @@ def test_positional_words_may_stand_before_and_behind_flags():
             "--part.is-on is a switch and takes no value, got maybe; write "
             "--part.is-on or --part.no-is-on",
         ),
-        ("x", "unexpected word x after MODEL m"),
+        (
+            "x",
+            "unexpected word x after MODEL m; give one MODEL, in quotes if it has "
+            "spaces",
+        ),
         ("--part.is-on x", "unexpected word x after the switch --part.is-on"),
         ("--steps 3 4", "unexpected word 4 after --steps 3"),
         (
