@@ -196,9 +196,7 @@ def _agent(words: list[str]) -> int:
 def _status(words: list[str]) -> int:
     """Print the hosts, the ranks and the phase of a run, or how it ended."""
     config: RunFlags = _read(RunFlags, words, " status")
-    # Checked first, because another launch may use the port of a driver that has ended.
-    has_journal = (config.work_dir / "launch" / "journal.db").exists()
-    ending = read_ending(config.work_dir) if has_journal else None
+    ending = read_ending(config.work_dir) if config.driver is None else None
     if ending is None:
         return _ask(config, "status")
     facts = {"state": "ended", **dataclasses.asdict(ending)}

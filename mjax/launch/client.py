@@ -40,9 +40,13 @@ def ask(
       reason: text for the journal.
       flags: new trainer flags.
     Raises:
-      ValueError: no driver answers, or it refuses the command; the message says why.
+      ValueError: no launch has run in the work dir, or it has ended; no driver answers,
+        or it refuses the command. The message says why.
     """
     folder = work_dir / "launch"
+    # Checked first, because another launch may use the port of a driver that has ended.
+    if driver is None and (ending := read_ending(work_dir)) is not None:
+        raise ValueError(f"{work_dir}: {ending}")
     address = driver or _address(folder)
     command = messages.Command(
         version=messages.VERSION,

@@ -53,6 +53,15 @@ def test_the_status_of_an_ended_run_says_how_and_when(tmp_path, capsys, events, 
     assert re.match(start + re.escape(said), out), out
 
 
+def test_a_command_for_an_ended_run_is_answered_with_its_end(tmp_path, capsys):
+    """No matter who listens where its driver did."""
+    write(tmp_path, BEGIN, FAILURE, end(93))
+    assert command.main(["stop", "--work-dir", str(tmp_path)]) == 2
+    refused = capsys.readouterr().err
+    assert refused.startswith(f"error: {tmp_path}: the run ended at ")
+    assert "93 (rank 0 ended with 2)" in refused
+
+
 def test_a_run_whose_driver_was_killed_has_not_ended(tmp_path, capsys):
     write(tmp_path, BEGIN, end(42), BEGIN, ("state", "running", {}))
     assert command.main(["status", "--work-dir", str(tmp_path)]) == 2
