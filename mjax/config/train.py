@@ -96,6 +96,12 @@ class TrainConfig:
         check_trackers(self.track)
         if self.steps < 1:
             raise ValueError(f"--steps must be at least 1, got {self.steps}")
+        if (warmup := self.optim.warmup_steps) > self.steps:
+            raise ValueError(
+                f"--optim.warmup-steps must be at most --steps {self.steps}, got "
+                f"{warmup}; give --optim.warmup-steps {self.steps // 10} or --steps "
+                f"{10 * warmup}"
+            )
         series = self.profile.series
         if series is not None and series[1] > self.steps + 1:
             raise ValueError(

@@ -43,8 +43,8 @@ ENDINGS_SHORT = {
     ending.GAVE_UP: "gave up",
 }
 """Endings reported to trackers; any other exit code is "failed"."""
-_BRIEF = ("model:", "adapters:", "data:", "pipeline:", "bubble:", "projections:")
-_BRIEF += ("warning:",)
+_BRIEF = ("model:", "adapters:", "data:", "warm-up:", "pipeline:", "bubble:")
+_BRIEF += ("projections:", "warning:")
 """Prefixes of the lines shown in a terminal without -v."""
 _ENDINGS = {
     ending.DONE: "done",
@@ -73,6 +73,7 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
         sizes, weights = map(len, dataset.train.corpora), dataset.train.weights
         read = describe_epochs(config.steps * config.batch.size, [*sizes], weights)
         lines[-1] += f"; {config.steps:,} steps read {read}"
+    lines += describe_warmup(config.optim.warmup_steps, config.steps)
     for skip in dataset.train.skips:
         lines.append(
             f"data: {skip.batches} batches after step {skip.after} are skipped"
@@ -86,6 +87,21 @@ def describe_run(config: TrainConfig, dataset: Dataset) -> str:
     )
     lines.append(f"norm, backward: {norm} ({layer_norm.NEEDS})")
     return "\n".join(lines)
+
+
+def describe_warmup(num_warmup: int, num_steps: int) -> list[str]:
+    """Return a line if the warm-up takes more than half of the steps of a run.
+
+    Args:
+      num_warmup: steps of the warm-up.
+      num_steps: optimizer steps of the whole run.
+    """
+    if 2 * num_warmup <= num_steps:
+        return []
+    return [
+        f"warm-up: {num_warmup:,} of {num_steps:,} steps; the learning rate is below "
+        "--optim.lr until then, a lower --optim.warmup-steps shortens this"
+    ]
 
 
 def describe_epochs(

@@ -1,8 +1,8 @@
-"""How many epochs of its data a run reads, as printed at its start."""
+"""How a run divides its steps: epochs of its data, and the warm-up."""
 
 import pytest
 
-from mjax.run.report import describe_epochs
+from mjax.run.report import describe_epochs, describe_warmup
 
 
 @pytest.mark.parametrize(
@@ -15,3 +15,9 @@ from mjax.run.report import describe_epochs
 )
 def test_epochs_are_samples_read_per_sample_of_a_corpus(sizes, weights, said):
     assert describe_epochs(800, sizes, weights) == said
+
+
+def test_a_warm_up_of_more_than_half_of_the_steps_is_named():
+    (line,) = describe_warmup(100, 120)
+    assert line.startswith("warm-up: 100 of 120 steps; ")
+    assert describe_warmup(60, 120) == []

@@ -224,9 +224,10 @@ def test_the_short_start_keeps_warnings_and_the_memory_in_all() -> None:
         state=GIB, compute_copy=0, gradients=0, stash=0, working_set=GIB // 2
     )
     lines = ["model: a\nattention: b", "pipeline: c", "  in all  3", "warning: d"]
+    lines.append("warm-up: e")
     config = TrainConfig(device_memory_gib=8.0)
     assert [*report.brief(lines, config, needed)] == [
-        *("model: a", "pipeline: c", "warning: d"),
+        *("model: a", "pipeline: c", "warning: d", "warm-up: e"),
         "memory: 1.5 GiB of 8.0 GiB a device, estimated",
     ]
 

@@ -48,7 +48,7 @@ def test_every_fragment_is_a_part_of_a_message_of_the_code(found, entries):
     ("python", "flag", "title"),
     [
         ([], "--stps", "A program ends with exit code 2"),
-        (["-S"], "--steps", "This Python has no jax"),
+        (["-S"], "--seed", "This Python has no jax"),
     ],
     ids=["bad flag", "without packages"],
 )
