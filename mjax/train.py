@@ -19,6 +19,7 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
+import os
 import sys
 import time
 import traceback
@@ -26,10 +27,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mjax import environment, flags
-from mjax.config.command_line import names_recipe, parse
+from mjax.config.command_line import Command, names_recipe, parse
 from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.processes import progress
-from mjax.processes.config import DistributedConfig
+from mjax.processes.config import DistributedConfig, may_have_others
 from mjax.recipes import RECIPES
 from mjax.run import ending, work_dir
 from mjax.run.tracking import names as tracker_names
@@ -56,12 +57,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command.print_config:
         print(to_json(config), end="")
         return ending.DONE
+    environment.check()
     try:
         tracker_names.check(config.trackers)
+        _check_paths(config, command)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return ending.BAD_INPUT
-    environment.check()
     from mjax import trainer  # imports jax: only after the flags are checked
 
     return trainer.run_training(
@@ -72,6 +74,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_resumed=found is not None,
         imported_s=time.perf_counter(),
     )
+
+
+def _check_paths(config: TrainConfig, command: Command) -> None:
+    """Refuse wrong paths before the slow imports, in a run of one process.
+
+    With several processes, all must learn of an error on one, see `run.prepare`.
+
+    Raises:
+      ValueError: a path is absent, or the work dir cannot be written.
+    """
+    if command.print_mesh or may_have_others(config.distributed, os.environ):
+        return
+    from mjax.ckpt import places  # packages: only after the flags have been read
+    from mjax.data import corpora
+
+    writes = not (command.dry_run or command.restart_from_scratch)
+    if config.work_dir is not None and writes:
+        work_dir.check_place(Path(config.work_dir))
+    corpora.check_exists(path for paths in config.data.paths for path in paths)
+    if config.init_from is not None and "://" not in config.init_from:
+        places.check_exists(config.init_from)
 
 
 def _found_config(argv: Sequence[str]) -> TrainConfig | None:

@@ -60,9 +60,8 @@ def find(path: str) -> Place:
     Raises:
       ValueError: the path is absent, or holds no checkpoints of mjax.
     """
+    check_exists(path)
     folder = located(path)
-    if not folder.exists():
-        raise ValueError(f"{path} does not exist; {_GIVE}")
     if not folder.is_dir():
         raise ValueError(f"{path} is a file; {_GIVE}")
     names = sorted(child.name for child in folder.iterdir())
@@ -82,6 +81,16 @@ def find(path: str) -> Place:
     else:
         found = "is empty"
     raise ValueError(f"{path} {found}; {_GIVE}")
+
+
+def check_exists(path: str) -> None:
+    """Refuse a path that is absent, before slow imports.
+
+    Raises:
+      ValueError: nothing has this path.
+    """
+    if not located(path).exists():
+        raise ValueError(f"{path} does not exist; {_GIVE}")
 
 
 def is_hugging_face(folder: str | os.PathLike[str]) -> bool:

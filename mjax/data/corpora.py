@@ -17,7 +17,7 @@ import os
 import pathlib
 import re
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from mjax.data import formats, hub, hub_datasets, megatron
@@ -224,20 +224,7 @@ def _find_under(path: str, remote: RemoteFiles | None) -> list[Source]:
             "--data.path synthetic is generated and cannot be joined with files; "
             "give it alone"
         )
-    root = pathlib.Path(path)
-    try:
-        root = root.expanduser()
-        root.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        raise ValueError(
-            f"--data.path {path!r} does not exist{_suggest(root)}"
-        ) from None
-    except OSError as error:
-        raise ValueError(
-            f"--data.path {path!r} cannot be read: {error.strerror}"
-        ) from None
-    except RuntimeError as error:  # ~user for a user that does not exist
-        raise ValueError(f"--data.path {path!r} cannot be read: {error}") from None
+    root = _local_path(path)
     if not root.is_dir():
         if root.stat().st_size == 0:
             raise ValueError(f"--data.path {path!r} is empty; give a file with text")
@@ -253,6 +240,42 @@ def _find_under(path: str, remote: RemoteFiles | None) -> list[Source]:
             "give a folder with text, JSONL or parquet files"
         )
     return _sorted(sources)
+
+
+def check_exists(paths: Iterable[str]) -> None:
+    """Refuse files and folders that are absent, before slow imports.
+
+    Args:
+      paths: as for `find_sources`; only local paths are looked at.
+    Raises:
+      ValueError: a path does not exist or cannot be read.
+    """
+    for path in paths:
+        if path not in (STDLIB, SYNTHETIC) and "://" not in path:
+            _local_path(path)
+
+
+def _local_path(path: str) -> pathlib.Path:
+    """Return an existing file or folder.
+
+    Raises:
+      ValueError: it does not exist or cannot be read.
+    """
+    root = pathlib.Path(path)
+    try:
+        root = root.expanduser()
+        root.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(
+            f"--data.path {path!r} does not exist{_suggest(root)}"
+        ) from None
+    except OSError as error:
+        raise ValueError(
+            f"--data.path {path!r} cannot be read: {error.strerror}"
+        ) from None
+    except RuntimeError as error:  # ~user for a user that does not exist
+        raise ValueError(f"--data.path {path!r} cannot be read: {error}") from None
+    return root
 
 
 def _find_stdlib() -> list[Source]:

@@ -34,7 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             guide=flags.Guide(examples=EXAMPLES, meanings=OTHER_NAMES),
         )
         environment.check()
-        from mjax.generate import command  # JAX: once the flags have been read
+        from mjax.ckpt import places  # packages: once the flags have been read
+
+        if "://" not in asked.model:
+            places.check_exists(asked.model)
+        from mjax.generate import command  # JAX: once the model has been found
 
         command.run(asked)
     except ValueError as error:

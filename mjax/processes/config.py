@@ -1,6 +1,7 @@
 """How the processes of a run find each other."""
 
 import dataclasses
+from collections.abc import Mapping
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,19 @@ class DistributedConfig:
                 "--distributed.process-id must be below --distributed.num-processes "
                 f"{self.num_processes}, got {self.process_id}"
             )
+
+
+def may_have_others(config: DistributedConfig, environment: Mapping[str, str]) -> bool:
+    """Return whether a run may have other processes, decided without JAX.
+
+    Args:
+      config: the flags.
+      environment: environment variables of the process.
+    """
+    if config.num_processes is not None:
+        return config.num_processes > 1
+    launchers = ("SLURM_", "OMPI_", "JOB_COMPLETION_INDEX")
+    return any(name.startswith(launchers) for name in environment)
 
 
 def split_address(

@@ -34,6 +34,22 @@ def choose(work_dir: str | None, recipe: str) -> Path:
     return _free(name) if name.exists() else name
 
 
+def check_place(path: Path) -> None:
+    """Refuse a path at which no folder can be written; change nothing.
+
+    Raises:
+      ValueError: the path, or a part of it, is a file or not writable.
+    """
+    _refuse_file(path)
+    above = path.absolute()
+    while not above.exists():
+        above = above.parent
+    if not above.is_dir():
+        raise _unwritable(path, f"{above} is a file")
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise _unwritable(path, f"{above} is not writable")
+
+
 def check(
     path: Path,
     differences: Callable[[Mapping[str, Any]], Sequence[Difference]],
@@ -48,8 +64,7 @@ def check(
     Raises:
       ValueError: the run there differs or cannot be read.
     """
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"the work dir {path} is a file; choose another --work-dir")
+    _refuse_file(path)
     found = read_config(path)
     if found is not None:
         refuse_other_run(
@@ -57,6 +72,11 @@ def check(
             differences(found),
             has_steps=not is_without_steps(found),
         )
+
+
+def _refuse_file(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"the work dir {path} is a file; choose another --work-dir")
 
 
 def has_begun(path: Path) -> bool:
@@ -122,7 +142,7 @@ def make(path: Path) -> None:
     try:
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error.strerror or str(error)) from error
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
@@ -134,7 +154,7 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
     try:
         write_json(path / "config.json", config)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error.strerror or str(error)) from error
 
 
 def keep_data_files(path: Path, versions: Mapping[str, str]) -> None:
@@ -150,7 +170,7 @@ def keep_data_files(path: Path, versions: Mapping[str, str]) -> None:
         try:
             write_json(path / _DATA_FILES, versions)
         except OSError as error:
-            raise _unwritable(path, error) from None
+            raise _unwritable(path, error.strerror or str(error)) from None
 
 
 def check_data_files(path: Path, versions: Mapping[str, str]) -> None:
@@ -208,7 +228,7 @@ def keep_tokenizer(path: Path, contents: Mapping[str, bytes]) -> None:
                 os.fsync(file.fileno())
         temporary.rename(folder)
     except OSError as error:
-        raise _unwritable(path, error) from error
+        raise _unwritable(path, error.strerror or str(error)) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -275,10 +295,9 @@ def resume_command(argv: Sequence[str], path: Path, *, is_launched: bool) -> str
     return f"resume with{each}: {shlex.join(command)}"
 
 
-def _unwritable(path: Path, error: OSError) -> ValueError:
+def _unwritable(path: Path, why: str) -> ValueError:
     return ValueError(
-        f"cannot write the work dir {path}: {error.strerror or error}; choose another "
-        "--work-dir"
+        f"cannot write the work dir {path}: {why}; choose another --work-dir"
     )
 
 

@@ -66,6 +66,26 @@ def test_the_trainer_refuses_values_and_prints_its_config_as_fast():
         assert packages & {*HEAVY, "numpy"} == set()
 
 
+@pytest.mark.parametrize(
+    ("module", "words", "message"),
+    [
+        ("train", "--data.path absent", "--data.path 'absent' does not exist"),
+        ("train", "--work-dir README.md", "the work dir README.md is a file"),
+        ("train", "--work-dir README.md/run", "README.md is a file; choose another"),
+        ("train", "--init-from absent", "absent does not exist; give a work dir"),
+        ("train", "--steps 20", "got 100; give --optim.warmup-steps 2 or --steps 1000"),
+        ("generate", "absent --prompt x", "absent does not exist; give a work dir"),
+        ("evaluate", "absent --held-out", "absent does not exist; give a work dir"),
+    ],
+)
+def test_a_wrong_path_is_refused_before_jax_is_imported(module, words, message):
+    code, packages, said = answered(module, *words.split())
+    assert code == 2
+    assert said.startswith("error: ")
+    assert message in said
+    assert "jax" not in packages
+
+
 def test_a_module_that_is_imported_would_be_seen():
     _, packages, _ = answered("trainer")
     assert {"jax", "numpy"} <= packages
