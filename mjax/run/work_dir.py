@@ -8,6 +8,7 @@ import json
 import os
 import shlex
 import shutil
+import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
@@ -260,9 +261,9 @@ def move_aside(path: Path) -> Path | None:
 def resume_command(argv: Sequence[str], path: Path, *, is_launched: bool) -> str:
     """Return a text with the command that resumes this run.
 
-    The command omits the process number, since all processes use it. It also omits
-    --config, and a --recipe from a file, because these files may change or disappear;
-    config.json has their contents.
+    The work dir has the config of the run. Only the flags by which processes find each
+    other belong to a start; the number of the process is omitted, since all processes
+    use the command.
 
     Args:
       argv: flags of this process.
@@ -275,24 +276,24 @@ def resume_command(argv: Sequence[str], path: Path, *, is_launched: bool) -> str
             "resumed by the launch; after its end, repeat the command of the launch "
             "(python -m mjax.launch)"
         )
-    recipe = next((word for word in argv if ".py:" in word), "")
-    kept, is_numbered = [], False
-    dropped = ["--work-dir", "--distributed.process-id"]
-    if recipe or any(word.partition("=")[0] == "--config" for word in argv):
-        dropped += ["--config", "--recipe"]
-    words = iter(argv)
-    for word in words:
-        flag, has_value, _ = word.partition("=")
-        flag = flag.replace("_", "-")
-        if flag in dropped:
-            is_numbered |= flag == "--distributed.process-id"
-            if not has_value:
-                next(words, None)
-        elif flag not in ("--restart-from-scratch", "--verbose", "-v"):
+    kept, flag, is_numbered = [], "", False
+    for word in argv:
+        if word.startswith("--"):
+            flag = word.partition("=")[0].replace("_", "-")
+        if flag == "--distributed.process-id":
+            is_numbered = True
+        elif flag.startswith("--distributed."):
             kept.append(word)
-    command = ["python", "-m", "mjax.train", *kept, "--work-dir", str(path)]
+    command = [*_typed_program(), "--work-dir", str(path), *kept]
     each = " (add the --distributed.process-id of each process)" if is_numbered else ""
     return f"resume with{each}: {shlex.join(command)}"
+
+
+def _typed_program() -> list[str]:
+    """Return the words that started the trainer: `mjax train`, or the module."""
+    if Path("".join(sys.orig_argv[1:2])).name == "mjax":
+        return ["mjax", "train"]
+    return ["python", "-m", "mjax.train"]
 
 
 def _unwritable(path: Path, why: str) -> ValueError:

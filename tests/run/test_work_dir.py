@@ -132,29 +132,39 @@ def test_an_old_run_moves_aside_each_time_to_a_new_name(tmp_path):
     [
         ([], "resume with: python -m mjax.train --work-dir runs/x"),
         (
-            ["--work-dir", "old", "--steps", "5", "--restart-from-scratch"],
-            "resume with: python -m mjax.train --steps 5 --work-dir runs/x",
-        ),
-        (
-            ["--work_dir=old", "--data.path", "my corpus"],
-            "resume with: python -m mjax.train --data.path 'my corpus' --work-dir "
-            "runs/x",
+            ["--work-dir", "old", "--data.path", "my corpus", "--restart-from-scratch"],
+            "resume with: python -m mjax.train --work-dir runs/x",
         ),
         (
             ["--distributed.process_id=1", "--distributed.num-processes", "2"],
             "resume with (add the --distributed.process-id of each process): "
-            "python -m mjax.train --distributed.num-processes 2 --work-dir runs/x",
+            "python -m mjax.train --work-dir runs/x --distributed.num-processes 2",
         ),
         (
             ["--distributed.process-id", "0", "--steps", "5"],
             "resume with (add the --distributed.process-id of each process): "
-            "python -m mjax.train --steps 5 --work-dir runs/x",
+            "python -m mjax.train --work-dir runs/x",
         ),
     ],
 )
-def test_the_resume_command_is_the_same_with_the_work_dir(argv, command):
+def test_the_work_dir_alone_resumes_a_run_of_one_process(argv, command):
     path = work_dir.Path("runs/x")
     assert work_dir.resume_command(argv, path, is_launched=False) == command
+
+
+@pytest.mark.parametrize(
+    ("typed", "program"),
+    [
+        (["python", "/usr/bin/mjax", "train"], "mjax train"),
+        (["python", "-m", "mjax.train"], "python -m mjax.train"),
+    ],
+)
+def test_the_resume_command_begins_as_the_program_was_typed(
+    monkeypatch, typed, program
+):
+    monkeypatch.setattr(work_dir.sys, "orig_argv", typed)
+    said = work_dir.resume_command([], work_dir.Path("a b"), is_launched=False)
+    assert said == f"resume with: {program} --work-dir 'a b'"
 
 
 def test_a_launched_run_is_resumed_by_its_launch():
