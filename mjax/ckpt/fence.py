@@ -17,7 +17,7 @@ import time
 from etils import epath
 
 from mjax import checked_json
-from mjax.ckpt.phases import FinalError
+from mjax.ckpt.errors import FinalError
 
 _FILE = "owner.json"
 

@@ -28,10 +28,11 @@ from etils import epath
 from orbax.checkpoint.path import atomicity_types
 
 from mjax.ckpt import arrays, manifest
+from mjax.ckpt.errors import FinalError
 from mjax.ckpt.host_copy import HostCopy, HostLeaf, why_unusable
 from mjax.ckpt.job import Job, Progress
 from mjax.ckpt.manifest import Leaf, Manifest, Piece, Pieces
-from mjax.ckpt.phases import FinalError, Phases
+from mjax.ckpt.phases import Phases
 from mjax.ckpt.saved_step import read_checked
 from mjax.ckpt.store import Store, manifest_in, pieces_in, write_file
 

@@ -9,14 +9,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
+from mjax.ckpt.errors import FinalError
 from mjax.processes.agreement import DAY_S, Agreement
 
 EXPECTED = (OSError, ValueError, RuntimeError, MemoryError)
 """Errors that a store or a machine can cause; any other error is a bug in mjax."""
-
-
-class FinalError(RuntimeError):
-    """A failure that every further attempt would repeat."""
 
 
 class FailedError(RuntimeError):
