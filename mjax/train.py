@@ -94,7 +94,12 @@ def _check_paths(config: TrainConfig, command: Command) -> None:
         work_dir.check_place(Path(config.work_dir))
     corpora.check_exists(path for paths in config.data.paths for path in paths)
     if config.init_from is not None and "://" not in config.init_from:
-        places.check_exists(config.init_from)
+        try:
+            places.check_exists(config.init_from)
+        except ValueError as error:
+            raise ValueError(
+                f"--init-from {config.init_from} cannot be used: {error}"
+            ) from None
 
 
 def _found_config(argv: Sequence[str]) -> TrainConfig | None:
