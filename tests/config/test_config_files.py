@@ -87,10 +87,11 @@ def test_flags_go_before_the_file_and_the_file_before_the_recipe(config):
     path = config(TOML)
     found, _ = read("--steps", "9", "--config", path, "--mesh.tp=4")
     assert (found.steps, found.mesh.tp, found.optim.lr) == (9, 4, 3e-4)
-    found, command = read("--recipe", "gpt-125m", "--config", path)
+    warmup = ("--optim.warmup-steps", "7")
+    found, command = read("--recipe", "gpt-125m", "--config", path, *warmup)
     assert (command.recipe, found.model.layers, found.steps) == ("gpt-125m", 12, 7)
-    found, command = read("--config", config("steps = 7\n"))
-    assert found == dataclasses.replace(RECIPES["demo"](), steps=7)
+    found, command = read("--config", config("steps = 700\n"))
+    assert found == dataclasses.replace(RECIPES["demo"](), steps=700)
 
 
 @pytest.mark.parametrize("name", RECIPES)

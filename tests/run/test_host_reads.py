@@ -41,12 +41,12 @@ def test_numbers_are_read_as_device_get_reads_them(
 
 
 def test_the_limit_of_a_slow_step_comes_from_the_last_200_steps(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path
 ):
     draw = random.Random(0)
     clock, took = 0.0, []
     monkeypatch.setattr("mjax.run.slow_steps.time.perf_counter", lambda: clock)
-    steps = SlowSteps(None, 3.0)
+    steps = SlowSteps(tmp_path / "stacks.txt", 3.0)
     for step in range(1, 501):
         steps.begin()
         took.append(draw.choice([1.0, 1.25, 1.5, 2.0]) * (1 if step < 300 else 3))
