@@ -159,7 +159,10 @@ def parse_with[Own](
 
     Args:
       own: dataclass of the additional flags, with their defaults.
-      argv, recipes, prog, base: as in `parse`.
+      argv: as in `parse`.
+      recipes: as in `parse`.
+      prog: as in `parse`.
+      base: as in `parse`.
       examples: commands for the help, with {prog} for the program.
       meanings: flags by their names in other programs.
       path: what to do with a path without a flag, as in `flags.Guide`.
