@@ -130,9 +130,9 @@ def cpu_s(pid: int) -> float:
 
 
 def events(work_dir: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the events of a kind."""
-    lines = (work_dir / "events.jsonl").read_text().splitlines()
-    return [e for e in map(json.loads, lines) if e["kind"] == kind]
+    """Return the events of a kind; a line that is being written is left out."""
+    text, _, _ = (work_dir / "events.jsonl").read_text().rpartition("\n")
+    return [e for e in map(json.loads, text.splitlines()) if e["kind"] == kind]
 
 
 async def until(condition: Any, limit_s: float = 600.0) -> None:
