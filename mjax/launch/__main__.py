@@ -167,12 +167,16 @@ def _driver(words: list[str]) -> int:
     config: DriverFlags = _read(DriverFlags, own, " driver")
     train, work_dir = _train_flags(train)
     has_pods = config.kubernetes.namespace is not None
-    token = client.read_token(config.token_file)
     bind = split_address(config.bind, "--bind", least_port=0)
     api = kubernetes.connect(config.kubernetes) if has_pods else None
     with driving(work_dir):  # creates a folder: only after the checks of the flags
         driver = Driver(
-            config, train, work_dir=work_dir, token=token, bind=bind, api=api
+            config,
+            train,
+            work_dir=work_dir,
+            token=client.read_token(config.token_file),
+            bind=bind,
+            api=api,
         )
         return asyncio.run(driver.run())
 
