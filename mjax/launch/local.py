@@ -29,6 +29,8 @@ _FOLLOW_S = 0.25
 _RESPAWN_S = 1.0
 _PARTING_S = 5.0
 LOOPBACK = "127.0.0.1"
+TOKEN = Path("launch") / "token"
+"""File of a launch's token in the work dir."""
 
 
 async def run(
@@ -49,18 +51,46 @@ async def run(
         this host holds it.
       OSError: a port or a file is not available.
     """
-    token_path = work_dir / "launch" / "token"
+    names = [f"host-{index}" for index in range(config.hosts + config.spares)]
+    agents = Agents(names, work_dir, work_dir / TOKEN)
+    return await drive(
+        *(config, flags, agents), work_dir=work_dir, trainer=trainer, host=LOOPBACK
+    )
+
+
+async def drive(
+    config: RunConfig,
+    flags: Sequence[str],
+    agents: "AgentsOfRun",
+    *,
+    work_dir: Path,
+    trainer: Sequence[str],
+    host: str,
+) -> int:
+    """Run a driver and its agents in a work dir; return the exit code of the run.
+
+    Args:
+      config: hosts and limits.
+      flags: flags of `python -m mjax.train`.
+      agents: agents of the launch; they read the token from `TOKEN` in the work dir.
+      work_dir: work dir of the run.
+      trainer: the command of a rank, without flags.
+      host: address on which the driver listens.
+    Raises:
+      ValueError: the work dir belongs to another run, or another driver or trainer of
+        this host holds it.
+      OSError: a port or a file is not available.
+    """
     with driving(work_dir):
         driver = Driver(
             config,
             flags,
             work_dir=work_dir,
-            token=token_of(token_path),
-            bind=(LOOPBACK, 0),
+            token=token_of(work_dir / TOKEN),
+            bind=(host, 0),
             trainer=trainer,
         )
-        names = [f"host-{index}" for index in range(config.hosts + config.spares)]
-        return await serve(driver, Agents(names, work_dir, token_path), work_dir)
+        return await serve(driver, agents, work_dir)
 
 
 @runtime_checkable

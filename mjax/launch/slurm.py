@@ -16,9 +16,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mjax.launch.config import RunConfig
-from mjax.launch.driver import TRAINER, Driver
-from mjax.launch.local import serve, token_of
-from mjax.processes.lock import driving
+from mjax.launch.driver import TRAINER
+from mjax.launch.local import TOKEN, drive
 
 _POLL_S = 0.1
 _RESPAWN_S = 5.0
@@ -55,17 +54,10 @@ async def run(
       OSError: a port, a file or srun is not available.
     """
     num_nodes = nodes_of(config)
-    token_path = work_dir / "launch" / "token"
-    with driving(work_dir):
-        driver = Driver(
-            config,
-            flags,
-            work_dir=work_dir,
-            token=token_of(token_path),
-            bind=("0.0.0.0", 0),
-            trainer=trainer,
-        )
-        return await serve(driver, Agents(num_nodes, work_dir, token_path), work_dir)
+    agents = Agents(num_nodes, work_dir, work_dir / TOKEN)
+    return await drive(
+        *(config, flags, agents), work_dir=work_dir, trainer=trainer, host="0.0.0.0"
+    )
 
 
 def nodes_of(config: RunConfig, environment: Mapping[str, str] = os.environ) -> int:
