@@ -55,6 +55,7 @@ def test_the_limit_of_a_slow_step_comes_from_the_last_200_steps(
         last = sorted(took[-200:])
         usual = last[math.ceil(0.99 * len(last)) - 1]
         assert steps._limit_s == (math.inf if step < 20 else 3 * usual)
+    steps.close()
 
 
 @pytest.mark.parametrize(
