@@ -244,7 +244,7 @@ class ModelConfig:
         if asked is not None and asked >= self.layers:
             raise ValueError(
                 f"--model.offload-horizon must be below --model.layers {self.layers}, "
-                f"got {asked}: it is the number of inputs on the device at once; use "
+                f"got {asked}: it counts the layer inputs on the device at once; use "
                 f"--model.offload-horizon {self.layers - 1} or less, or --model.remat "
                 "full"
             )

@@ -209,7 +209,7 @@ def choose(
     able = [name for name in order if obstacles[name] is None]
     remedy = ""
     if backward == "fused":
-        remedy = ". backward='fused' takes a fused kernel; 'deterministic' takes none"
+        remedy = ". backward='fused' needs a fused kernel; 'deterministic' does not"
     if backend == "auto":
         if not able:
             raise ValueError(
@@ -259,7 +259,7 @@ def attention(
       k: [B, S, K, H], keys, dtype of q; N is a multiple of K, and query head n reads
         key head n * K // N. Query i is at the position of key i (S = T in training).
       v: [B, S, K, Hv], values, dtype of q; their width may differ from H.
-      causal: whether the keys after a query are hidden; if False, S must be T.
+      causal: whether the keys after a query are masked; if False, S must equal T.
       prefix_len: [B], number of positions in the prefix of each sequence. Causality
         hides none of these keys. Values above T count as T. S must be T. None means no
         prefix.
@@ -459,12 +459,13 @@ def _check(q, k, v, segment_ids, prefix_len, *, causal: bool) -> None:
         raise ValueError(f"query heads must be a multiple of the {K} kv heads, got {N}")
     if T < 1 or S < T:
         raise ValueError(
-            f"T must be at least 1 and at most S {S} (query i is at key i), got {T}"
+            f"the query length must be at least 1 and at most the key length {S} "
+            f"(query i has the position of key i), got {T}"
         )
     if not causal and S != T:
         raise ValueError(
-            f"with causal=False S must be T {T}, got {S}: nothing else hides the keys "
-            "after the last query"
+            f"with causal=False the key length must equal the query length {T}, got "
+            f"{S}: no mask excludes the keys after the last query"
         )
     for name, x, shape in (
         ("segment_ids", segment_ids, (B, T)),
@@ -473,7 +474,8 @@ def _check(q, k, v, segment_ids, prefix_len, *, causal: bool) -> None:
         if x is not None and (S != T or x.shape != shape):
             wanted = "[B, T]" if len(shape) == 2 else "[B]"
             raise ValueError(
-                f"{name} must be {wanted} with S = T, got {x.shape} with {shapes}"
+                f"{name} must be {wanted} with equal query and key lengths, got "
+                f"{x.shape} with {shapes}"
             )
 
 

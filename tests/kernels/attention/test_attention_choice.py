@@ -94,7 +94,7 @@ def test_a_fused_backward_pass_is_refused_where_there_is_none():
     assert choice.name == "mosaic_gpu"
     assert choice.rejected["cudnn"] == "it has no fused backward pass"
     assert api.choose(**{**wide, "backward": "deterministic"}).name == "mosaic_gpu"
-    remedy = ". backward='fused' takes a fused kernel; 'deterministic' takes none"
+    remedy = ". backward='fused' needs a fused kernel; 'deterministic' does not"
     on_cpu = {**wide, "target": CPU["target"]}
     with pytest.raises(ValueError, match=f"no attention backend can do.*{remedy}"):
         api.choose(**on_cpu)
@@ -271,7 +271,12 @@ def zeros(*shape, dtype=jnp.float32):
     ("q", "kv", "options", "message"),
     [
         ((2, 8, 3, 4), (2, 8, 2, 4), {}, "multiple of the 2 kv heads, got 3"),
-        ((2, 8, 2, 4), (2, 7, 2, 4), {}, "T must be .* at most S 7 .*, got 8"),
+        (
+            (2, 8, 2, 4),
+            (2, 7, 2, 4),
+            {},
+            "query length must be .* key length 7 .*, got 8",
+        ),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"window": 0}, "use None for full"),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"soft_cap": 0.0}, "use None for no cap"),
         ((2, 8, 2, 4), (2, 8, 2, 4), {"scale": -1.0}, "positive, got -1.0"),
@@ -279,14 +284,19 @@ def zeros(*shape, dtype=jnp.float32):
             (2, 8, 2, 4),
             (2, 9, 2, 4),
             {"segment_ids": jnp.zeros((2, 8), jnp.int32)},
-            "segment_ids must be .B, T. with S = T",
+            "segment_ids must be .B, T. with equal query and key lengths",
         ),
-        ((2, 8, 2, 4), (2, 9, 2, 4), {"causal": False}, "S must be T 8, got 9"),
+        (
+            (2, 8, 2, 4),
+            (2, 9, 2, 4),
+            {"causal": False},
+            "key length must equal the query length 8, got 9",
+        ),
         (
             (2, 8, 2, 4),
             (2, 9, 2, 4),
             {"prefix_len": jnp.zeros((2,), jnp.int32)},
-            "prefix_len must be .B. with S = T",
+            "prefix_len must be .B. with equal query and key lengths",
         ),
         (
             (2, 8, 2, 4),
