@@ -114,9 +114,10 @@ class Problem:
             )
         if self.least_groups > 1 and len(self.hosts) < self.least_groups * least:
             raise ValueError(
-                f"tests are compared with each other, at least {self.least_groups} of "
-                f"a round: that takes {self.least_groups * least} hosts with "
-                f"--min-hosts {least}, got {len(self.hosts)}"
+                "--slow and --same-output compare at least "
+                f"{self.least_groups} tests of a round: that takes "
+                f"{self.least_groups * least} hosts with --min-hosts {least}, got "
+                f"{len(self.hosts)}"
             )
 
     @property

@@ -187,8 +187,8 @@ def _unjudged(
     """
     for fabric in silent:
         yield (
-            f"nothing was reported of the cables on {fabric}; give a dump of it, or "
-            "name the other fabric in --fabrics"
+            f"no source reports the cables on {fabric}; give a dump of it, or name the "
+            "other fabric in --fabrics"
         )
     if search.unseen:
         yield (
