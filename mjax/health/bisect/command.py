@@ -258,7 +258,7 @@ def _end(
 def _numbered(progress: Progress, records: Sequence[Record]) -> list[tuple[int, Round]]:
     """Return (number, round) for each next round.
 
-    A fixed round that is continued keeps its number.
+    A fixed round keeps its number if it is resumed.
     """
     first = _num_rounds(records) + 1
     return [(one.number or first, one) for one in progress.rounds]

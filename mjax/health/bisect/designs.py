@@ -21,10 +21,11 @@ Groups = list[tuple[int, ...]]
 
 
 def grid_width(num_hosts: int) -> int:
-    """Return the number of hosts in a row, if possible without incomplete rows.
+    """Return the row length of a nearly square grid, with full rows if possible.
 
-    48 gives 8, 96 gives 12. If the number has no divisor near its square root, the root
-    is rounded up, and the last rows and columns are shorter.
+    48 gives 8, 96 gives 12. If the number has no divisor just below its square root,
+    the number of rows is the root, rounded down, and some rows and columns are shorter
+    by one host.
     """
     root = math.isqrt(num_hosts)
     for rows in range(root, math.isqrt(num_hosts // 2), -1):
@@ -40,8 +41,8 @@ def crossed(
 
     Args:
       num_hosts: number of hosts; they are laid out row by row, in their order.
-      least: minimum number of hosts in a group. If `most` is smaller, so are the
-        groups, and the caller fills them up.
+      least: minimum number of hosts in a group. `most` takes precedence: groups may be
+        smaller than `least`, and the caller fills them up.
       most: maximum number of hosts in a group; None: any number.
       least_groups: minimum number of groups in a round, as far as `least` allows.
     """

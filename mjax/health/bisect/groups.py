@@ -5,8 +5,8 @@ other by their expected information, and that information in bits.
 
 The information of one test depends only on the probability that its group has a bad
 host (`bits.information`), so a group grows host by host towards the best probability.
-The information of simultaneous tests is that of their joint outcome: two groups that
-together certainly contain the one bad host give the same information.
+The information of simultaneous tests is the information of their joint outcome: two
+groups that together certainly contain the one bad host give the same information.
 """
 
 import dataclasses
@@ -68,7 +68,7 @@ def choose(
     free = np.ones(num_hosts, bool)
     members = found.members.astype(np.float64)
     sets = found.weights / found.weights.sum()
-    # "Many are bad" is one more set, which intersects each group of two hosts.
+    # "Many are bad" is one more set, which intersects each group of 2 or more hosts.
     weights = np.append(found.weights, found.many)
     weights /= weights.sum()
     patterns = np.zeros(len(weights), np.intp)
@@ -148,12 +148,12 @@ def _grow(
         order = np.argsort(more)[::-1]
         order = order[more[order] <= target - share]
         if not len(order):
-            # One step beyond the target, if that ends closer to it.
+            # Exceed the target by one host if the result is closer to it.
             host = int(np.argmin(more))
             if not group or share + more[host] - target < target - share:
                 group.append(host)
             break
-        # The joint information is at most the sum of the single ones.
+        # The probability of a bad host among several is at most the sum over them.
         fit = int((np.cumsum(more[order]) <= target - share).sum())
         added = order[: max(1, min(fit, most - len(group)))]
         group += [int(host) for host in added]

@@ -6,9 +6,9 @@ pairs.
 
 First every two hosts meet once (`designs.round_robin`). Then the doubtful pairs are
 repeated, in rounds of disjoint pairs. For each host and each link there is a
-probability that it is misjudged, given that all others are judged correctly. The search
-ends when the sum of these, an upper bound of the probability of any error, is at most
-1 - confidence.
+probability that it is misjudged, given that all other hosts and links are judged
+correctly. The search ends when the sum of these probabilities, an upper bound of the
+probability of any error, is at most 1 - confidence.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class LinkProgress(Progress):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Beliefs:
-    """What the tests say of n hosts and of their links."""
+    """Probabilities of n hosts and of their links, given the tests."""
 
     bad: np.ndarray
     """[n] bool: the likeliest set of bad hosts."""
@@ -162,7 +162,7 @@ def _judge(ratio: np.ndarray, prior: float, link_prior: float) -> _Beliefs:
     odds = math.log(prior / (1 - prior))
     bad = np.zeros(num, bool)
     while True:
-        # Failures that a host explains if it is bad, but no other bad host explains.
+        # Log odds that a host is bad, from its pairs with hosts that are not in `bad`.
         scores = odds + gain[:, ~bad].sum(1)
         flips = np.where(bad, -scores, scores)
         best = int(np.argmax(flips))

@@ -30,7 +30,7 @@ from mjax.health.bisect.problem import Outcome
 
 LEAST_COMPARED = 4
 """Minimum number of groups of a round that are compared. The value was picked by
-judgement: with a bad host in each of two groups, the median is still that of good
+judgement: with a bad host in one of four groups, the median is still the time of good
 groups."""
 
 

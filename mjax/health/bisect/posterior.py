@@ -46,8 +46,8 @@ _MOST_SETS = 1_500
 """Number of sets returned; the probabilities of all others are only summed. The value
 was picked by judgement, not measured."""
 _NEGLIGIBLE = 1e-4
-"""A size with less total probability than this ends the enumeration. The value was
-picked by judgement, not measured."""
+"""The enumeration ends at a size whose total probability is below this fraction of the
+largest total so far. The value was picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Posterior:
     @property
     def error(self) -> float:
         """Probability that the most probable set is wrong."""
-        # The sum of the others: 1 - 0.9999999 would lose digits.
+        # Sum the other probabilities: 1 - 0.9999999 would lose digits.
         rest = np.delete(self.weights, int(np.argmax(self.weights)))
         return float(rest.sum() + self.many + self.left_out)
 
@@ -171,7 +171,7 @@ def _grown(
     # The key of a set does not depend on the order of its hosts: XOR of random words.
     key = (level.keys[parents][:, None] ^ keys[None]).ravel()
     flat = scores.ravel()
-    # A set of size k has up to k parents; the limit counts them before deduplication.
+    # A set of size k is found from up to k parents; `_MOST_KEPT` counts the duplicates.
     kept = _top(flat, _MOST_KEPT)
     kept = kept[np.isfinite(flat[kept])]
     _, first = np.unique(key[kept], return_index=True)

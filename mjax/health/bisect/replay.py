@@ -82,7 +82,7 @@ def digest(
       num_steps: expected number of steps of the run.
       sums: see `read_sums`.
     Raises:
-      ValueError: a step is missing, twice or out of order, or a field is missing.
+      ValueError: a step is missing, repeated or out of order, or a field is missing.
     """
     lines, steps = [], []
     for row in rows:
@@ -129,7 +129,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def read_sums(work_dir: Path, step: int) -> list[bytes]:
-    """Return the files with the checksums of a saved state, one for each process.
+    """Return the contents of the checksum files of a saved state, one per process.
 
     A file lists the leaves and index ranges that its process saved, and the CRC32C of
     their bytes; see `mjax/ckpt/manifest.py`.

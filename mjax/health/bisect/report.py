@@ -16,7 +16,7 @@ from mjax.health.bisect.runner import command_for
 from mjax.health.bisect.search import Progress, Round
 
 _SURPRISING = 1e-3
-"""Test errors that are less probable than this are reported. The value was picked by
+"""A number of test errors less probable than this is reported. The value was picked by
 judgement, not measured."""
 
 
@@ -95,7 +95,7 @@ def as_json(
 
     Returns:
       ok (true only if the search has ended and found nothing); verdict ("pending" until
-      it has ended); bad, links, suspects; tests, rounds (their numbers so far);
+      it has ended); bad, links, suspects; tests, rounds (counts so far);
       error_probability; reason; warnings; next (for each next round: round, reason,
       tests with hosts and command).
     """
