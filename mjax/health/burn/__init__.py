@@ -1,1 +1,1 @@
-"""Performance of devices and hosts under load, compared with baselines and others."""
+"""Performance of a host under load, compared with baselines and other hosts."""

@@ -2,7 +2,8 @@
 
 Input: a task and the command of a measuring process. Output: the result of each kind.
 A kind that exceeds its time limit is incomplete; its process is killed, and another
-process measures the remaining kinds. Nothing waits for a process that cannot be killed.
+process measures the remaining kinds. A process that cannot be killed is left behind
+after `_PARTING_S`.
 """
 
 import contextlib
@@ -42,8 +43,8 @@ class Limits:
     """Seconds of silence after which a measuring process counts as hung."""
 
     start_s: float
-    """Limit before its first report, which includes imports, devices and other
-    hosts."""
+    """Limit before the first report: imports, the start of the devices, and the wait
+    for other hosts."""
     kind_s: float
     """Limit between two reports."""
 
@@ -130,7 +131,7 @@ class _Child:
             words = json.dumps(dataclasses.asdict(task) | {"report_fd": writer})
             self._process = subprocess.Popen(
                 [*command, words],
-                stdin=subprocess.PIPE,  # end of file: the parent has ended
+                stdin=subprocess.PIPE,  # its end of file tells the child that we ended
                 stdout=self._errors,
                 stderr=self._errors,
                 pass_fds=(writer,),
@@ -143,7 +144,7 @@ class _Child:
     def follow(
         self, limits: Limits, is_stopped: Callable[[], bool]
     ) -> tuple[Ended, str]:
-        """Return the reports of the process, and why there are no further ones."""
+        """Return the reports of the process, and why no more reports follow."""
         ended, rest, limit_s = Ended(), b"", limits.start_s
         heard_s = time.monotonic()
         with selectors.DefaultSelector() as selector:
@@ -169,7 +170,7 @@ class _Child:
                 limit_s = _PARTING_S if self._is_done(ended) else limits.kind_s
 
     def _take(self, ended: Ended, report: Report) -> Ended:
-        """Return the reports extended by one."""
+        """Return the reports with one more."""
         match report.event:
             case "hardware":
                 return dataclasses.replace(ended, hardware=report.hardware)

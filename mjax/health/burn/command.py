@@ -204,7 +204,7 @@ def _task(
 
 
 def _limits(config: BurnConfig, group: Group) -> burn_child.Limits:
-    """Return time limits; they are longer for a process that waits for others."""
+    """Return time limits; they are longer for a process that waits for other hosts."""
     join_s = float(config.join_s) if group == "network" else 0.0
     return burn_child.Limits(start_s=config.limit_s + join_s, kind_s=config.limit_s)
 

@@ -34,7 +34,7 @@ _EXACT_GPU_SIZE = 4096
 tiles for all parts of a GPU, and the host checks the result in 0.1 s."""
 _DIVISOR = 64
 """Divisor of random bytes. It gives factors from -2 to 2, which are exact in bfloat16
-and float16, and rounded in 8 bits."""
+and float16, and rounded in float8."""
 
 
 def gemm(bench: Bench, dtype: str) -> list[Measured]:

@@ -91,7 +91,7 @@ def memory_copy(task: Task) -> Measured:
 
 def memory_pattern(task: Task) -> Measured:
     """Test memory with patterns, as often as the time budget allows."""
-    words = np.empty(_memory_bytes(task) // 24, np.uint64)  # plus 2 of the same size
+    words = np.empty(_memory_bytes(task) // 24, np.uint64)  # memory_fault makes 2 more
     name, end_s, rounds = "memory.pattern", time.monotonic() + BUDGET_S[task.form], 0
     while not rounds or time.monotonic() < end_s:
         wrong = patterns.memory_fault(words)
@@ -196,9 +196,9 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _memory_bytes(task: Task) -> int:
-    """Return the number of bytes to test: 1/4 of the free memory, at most 256 MiB. The
-    value was picked by judgement: it is more than most caches, and tested in a
-    second."""
+    """Return the bytes to test: --memory-mib, or 1/4 of the free memory, at most 256
+    MiB. The maximum was picked by judgement: it is more than most caches, and tested in
+    a second."""
     if task.memory_mib is not None:
         return task.memory_mib * _MIB
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -37,6 +37,7 @@ class Peaks:
     device_kind: str
     source: str
     peak: Mapping[str, float]
+    """Peak value by kind, in the unit of `unit_of`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +45,7 @@ class Baselines:
     """Required values of each hardware."""
 
     fraction: Mapping[str, float]
+    """Required fraction of the peak, by kind."""
     hardware: tuple[Peaks, ...]
 
     def __post_init__(self) -> None:
@@ -98,7 +100,7 @@ def check_results(results: Sequence[Result]) -> None:
     """Raise if results of other hosts cannot be compared.
 
     Raises:
-      ValueError: a host appears twice, or a value has another unit.
+      ValueError: a host appears twice, or a value is not in the unit of `unit_of`.
     """
     names = [result.host for result in results]
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -140,7 +142,7 @@ def limits(
     """Return the limits of a measurement, and why other limits are missing.
 
     Args:
-      measured: result of any of its rounds.
+      measured: result of the measurement in any round.
       hardware: model of the device, as jax names it.
       baselines: baselines of all hardware.
       others: values of hosts with the same hardware.

@@ -186,7 +186,7 @@ def _reduction(
 
 
 def summands[A: (jax.Array, np.ndarray)](index: A, device: A, n: int) -> A:
-    """Return what a device adds to the words of a reduction.
+    """Return the summands of a device, one for each word of a reduction.
 
     The sum over n devices is at most 2^24, and no summand is negative. So every partial
     sum is an integer that float32 represents, whatever the order of summation.

@@ -53,7 +53,7 @@ judgement: a median needs at least three."""
 Outcome = Literal["value", "right", "wrong", "absent", "error", "incomplete"]
 """value: a number, to be judged. right, wrong: result of comparing bytes. absent: not
 measured because a device, a flag, software or free space is missing. error: it failed.
-incomplete: it exceeded its time limit."""
+incomplete: it exceeded its time limit, or an earlier failure prevented it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

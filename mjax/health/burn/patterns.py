@@ -1,7 +1,7 @@
 """Known byte patterns, and differences from them.
 
 Input: arrays of numpy, and digests of results. Output: factors of GEMMs, and
-descriptions of errors; None without an error. All of it is integer arithmetic, so
+descriptions of errors, or None if there is no error. All arithmetic is on integers, so
 healthy devices give identical results.
 """
 
@@ -15,8 +15,8 @@ SEED = 20
 all rounds, so that their inputs have the same bytes."""
 
 WORDS = (0, 0xFFFFFFFFFFFFFFFF, 0xAAAAAAAAAAAAAAAA, 0x5555555555555555)
-"""Patterns of memory tests: every bit in both states, and differing neighbours. One
-more pattern depends on the address, to find a correct word in a wrong place."""
+"""Patterns of memory tests: every bit in both states, and differing neighbours. Two
+more patterns depend on the address, to find a correct word in a wrong place."""
 
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 """2^64 over the golden ratio (Knuth, The Art of Computer Programming 3, 6.4): words at

@@ -20,7 +20,7 @@ VERSION = 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A burn so far."""
+    """The completed rounds of a burn."""
 
     version: int = VERSION
     host: str
