@@ -1,6 +1,7 @@
 """Tell training hosts, which have or should have a GPU or RDMA, from plain hosts.
 
-Input: the PCI devices of the host, the devices of its drivers, the expectations.
+Input: the PCI devices of the host, the devices that the NVIDIA driver and the RDMA
+drivers list in /proc and /sys, and the expectations.
 Output: one answer, `is_plain`. A laptop, a login node or a container without devices is
 plain. A check that only a training host must pass (`Check.for_training`) cannot fail a
 plain host: where it would fail, it is unknown.
@@ -9,8 +10,8 @@ If one of the files cannot be read, the host is not plain; if none of them exist
 plain. The PCI class shows a GPU whose driver is not loaded; /proc/driver/nvidia shows a
 GPU in a container.
 
-Source of the classes and vendors: include/linux/pci_ids.h at
-https://github.com/torvalds/linux; of the files: Documentation/PCI/sysfs-pci.rst there.
+Sources: include/linux/pci_ids.h for the classes and vendors, and
+Documentation/PCI/sysfs-pci.rst for the files, at https://github.com/torvalds/linux.
 """
 
 import re

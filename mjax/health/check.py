@@ -1,9 +1,9 @@
 """Checks of a host, and their execution.
 
 A check is a small pure function over the whole output of one source. Each source is
-read once, and several are read concurrently. Each has its own time limit, and all
-together have one. A truncated output is `incomplete` and is not parsed, and an output
-that a parser cannot read is `unknown`: no check becomes `ok` by accident.
+read once, and several are read concurrently. Each source has a time limit, and all
+sources together have one. A truncated output is `incomplete` and is not parsed, and an
+output that a parser cannot read is `unknown`: no check becomes `ok` by accident.
 """
 
 import collections

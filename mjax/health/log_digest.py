@@ -7,8 +7,9 @@ the number of different faults is limited.
 
 Times: seconds since boot (`[  12.345678]`, of dmesg and of `journalctl -o
 short-monotonic`), seconds since 1970 (`-o short-unix`), or ISO 8601 (`-o short-iso`,
-`dmesg --time-format iso`). A line without a time, or with one that is not of this boot,
-counts as new. Source of the formats: dmesg(1) of util-linux, journalctl(1) of systemd.
+`dmesg --time-format iso`). A line without a time, or with a time that is not of this
+boot, counts as new. Source of the formats: dmesg(1) of util-linux, journalctl(1) of
+systemd.
 """
 
 import dataclasses
@@ -56,7 +57,7 @@ _TIME = re.compile(
     r"|([0-9]{9,11}\.[0-9]+) "  # since 1970
     r"|([0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(?:[.,][0-9]+)?"
     r"(Z|[+-][0-9]{2}:?[0-9]{2}) "
-    r"|.{0,80}?kernel: \[ *([0-9]{1,9}\.[0-9]+)\])"  # since boot, after syslog's
+    r"|.{0,80}?kernel: \[ *([0-9]{1,9}\.[0-9]+)\])"  # since boot, after syslog's time
 )
 
 
@@ -81,10 +82,12 @@ class Match:
     """Maps an age in whole hours, at most `OLD_H`, to the number of errors of that
     age."""
     first: str = ""
-    """Time in ISO 8601, UTC; empty if the line has none."""
+    """Time of the first of these lines, in ISO 8601, UTC; empty if none has a time."""
     last: str = ""
+    """As `first`, of the last line."""
     last_index: int = 0
-    """Number of matching lines in the log up to the last of these."""
+    """Position of the last of these lines among the matching lines of all rules, from
+    1."""
     line: str = ""
     """The last matching line."""
 
@@ -121,7 +124,7 @@ class Scanner:
         Args:
           read_from: origin of the log.
           at: the present time, from which ages are counted.
-          is_severe: see `Log`.
+          is_severe: see `logs.Log`.
           rules: rules to apply; None: the shipped rules.
         """
         self._rules = rules or kernel_rules.shipped()
@@ -188,7 +191,7 @@ class Scanner:
         match.hours[hours] = match.hours.get(hours, 0) + found.count
         match.last_index = self._num_matches
         match.line = message
-        if age_s is not None:  # formatting is slow, so once, at the end
+        if age_s is not None:  # `digest` formats it: formatting is slow
             first_s, _ = self._ages.get(key, (age_s, age_s))
             self._ages[key] = (first_s, age_s)
 
@@ -216,7 +219,7 @@ class Scanner:
         )
 
     def reading(self) -> Reading:
-        """Return the digest as JSON, marked truncated if the log ends in a line."""
+        """Return the digest as JSON, marked truncated if the log ends inside a line."""
         text = json.dumps(dataclasses.asdict(self.digest()), indent=1) + "\n"
         return Reading(text=text, num_bytes=len(text) + (self._rest != b""))
 

@@ -60,7 +60,7 @@ def _feed(scanner: Scanner, way: Command | File, until_s: float) -> str | None:
     """Read one source to its end.
 
     Returns:
-      why the source returned no line; "" if it returned one, None after the time limit.
+      why the source could not be read; "" if it was read, None after the time limit.
     """
     if isinstance(way, File):
         return _feed_file(scanner, Path(way.path), until_s)

@@ -38,8 +38,9 @@ class _Process:
     state: str
     parent: int
     ticks: int
-    """Seconds of processor time."""
+    """Processor time in clock ticks."""
     start: int
+    """Time of the start in clock ticks since boot."""
     rss_pages: int
     user: str
 
@@ -110,7 +111,7 @@ def family(
 
     Args:
       own: id of the process.
-      parents: maps each process id to that of its parent.
+      parents: maps each process id to the id of its parent.
       pythons: ids of Python processes; the descendants of an ancestor among them are
         included too.
     """

@@ -3,8 +3,9 @@
 `Several` is for a check that compares several sources. Input: sources. Output: one
 `Reading` whose text has a header line before the text of each source; `parts` splits it
 again. An absent source gives an empty part with the reason, and the check decides what
-that means; the combined source is absent only if all its sources are. Its exit status
-is None if a source exceeded its time limit, otherwise the first status that is not 0.
+that means; the combined source is absent only if all its sources are. The combined exit
+status is None if a source exceeded its time limit, otherwise the first one that is not
+0.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ def lines_of(text: str) -> Mapping[str, Sequence[str]]:
     Numbers in paths sort as numbers: cpu2 is before cpu10.
 
     Raises:
-      UnreadableError: it is not such a text, or a file cannot be read.
+      UnreadableError: it is not from a `Files` source, or a file cannot be read.
     """
     found: dict[str, list[str]] = {}
     for line in text.split("\n")[:-1]:
@@ -107,7 +107,7 @@ def outputs(text: str) -> Iterator[tuple[str, str]]:
     """Yield (path of the device, output) for each device of an `Each` source.
 
     Raises:
-      UnreadableError: it is not such a text, or a command has failed.
+      UnreadableError: it is not from an `Each` source, or a command has failed.
     """
     device, status, lines = "", "", []
     for line in [*text.splitlines(), "# /end 0"]:

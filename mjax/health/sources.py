@@ -28,7 +28,7 @@ _SHOWN_CHARS = 200
 C_LOCALE: Mapping[str, str] = MappingProxyType(
     {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}
 )
-"""Environment of every command, for a fixed language and time zone of outputs."""
+"""Variables set for every command, to fix the language and time zone of its output."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class Reading:
 
 
 def num_bytes_of(text: str) -> int:
-    """Return the number of undecoded bytes of an output."""
+    """Return the number of bytes of an output before it was decoded."""
     return len(text.encode(errors="surrogateescape"))
 
 

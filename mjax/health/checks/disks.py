@@ -236,10 +236,10 @@ def mounts(text: str, settings: Settings) -> Verdict:
 
 
 def read_only(text: str, settings: Settings) -> Verdict:
-    """No disk's file system is read-only, as the kernel remounts damaged ones.
+    """No file system of a disk is read-only.
 
-    Ignores file systems that are never writable (package images) and the mount points
-    that the limits allow.
+    The kernel remounts a damaged file system read-only. File systems that are never
+    writable (package images) and the mount points that the limits allow are ignored.
     """
     allowed = settings.limit("disks.read_only", "allowed")
     checked = [

@@ -31,8 +31,8 @@ _GOOD: Mapping[str, str] = {
     "access_timeout_recovery": "false",
     "incorrect_configuration": "none",
 }
-"""Fields of the fabric's health, in lower case; drivers before 580 have only the
-bandwidth."""
+"""Fields of the fabric's health, with their good values in lower case; drivers before
+580 have only the bandwidth."""
 
 
 def active(text: str, settings: Settings) -> Verdict:
@@ -55,7 +55,7 @@ def active(text: str, settings: Settings) -> Verdict:
 
 
 def version(text: str, settings: Settings) -> Verdict:
-    """The fabric manager has the expected version of the driver, as it requires."""
+    """The fabric manager has the version that is expected of the driver."""
     found = re.findall(
         r"^\s*Fabric Manager version is : ([0-9.]{1,40})\s*$", text, re.M
     )

@@ -1,7 +1,7 @@
 """Checks of the firmware and model of the host (DMI) and of its PCIe switches.
 
 Source: /sys/class/dmi/id, Documentation/ABI/testing/sysfs-firmware-dmi-tables of the
-kernel. A virtual machine may have none; the checks are then unknown.
+kernel. A virtual machine may have no DMI table; the checks are then unknown.
 
 PCIe switches of Microchip (Switchtec) report their version to the kernel:
 Documentation/ABI/testing/sysfs-class-switchtec and drivers/pci/switch/switchtec.c at
@@ -57,7 +57,7 @@ def product(text: str, settings: Settings) -> Verdict:
 
 
 def pcie_switches(text: str, settings: Settings) -> Verdict:
-    """Every Microchip PCIe switch runs the expected version."""
+    """Every Microchip PCIe switch runs the expected firmware version."""
     files = sysfs.tree(text)
     versions = {path.split("/")[-2]: files.read(path) for path in files.paths}
     if not versions or not all(map(_HEX.fullmatch, versions.values())):

@@ -188,7 +188,7 @@ def same_firmware(text: str, settings: Settings) -> Verdict:
 
 
 def subnet_manager(text: str, settings: Settings) -> Verdict:
-    """Every InfiniBand port with a link has a LID, and that of its subnet manager."""
+    """Every InfiniBand port with a link has a LID and a subnet manager."""
     found = ports.of_layer(sysfs.tree(text), settings, ports.INFINIBAND)
     words = ports.PHYSICAL_STATES
     linked = [p for p in found if p.known("phys_state", words) == ports.LINK_UP]

@@ -1,10 +1,10 @@
 """Checks of the kernel log: Xids, PCIe, machine checks, memory, storage, network.
 
-The source gives a `Digest` (JSON) of the matches of the rules of `kernel_log.toml`,
-which cites the source for the format and meaning of each line. This module decides
-which faults fail a host. A fault that only a reboot or a repair ends fails the host
-until the next boot. A fault that a reset ends, or that ends by itself, fails it for
-`window_h` hours. So a fault that was repaired last week does not fail the host forever.
+The input is a `Digest` (JSON) of the lines that match a rule of `kernel_log.toml`; that
+file gives the source of each rule. This module decides which faults fail a host. A
+fault that only a reboot or a repair ends fails the host until the next boot. A fault
+that a reset ends, or that ends by itself, fails it for `window_h` hours. So a fault
+that was repaired last week does not fail the host forever.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ def _verdict(
 
 
 def _fatal(name: str, found: Digest, settings: Settings) -> list[str]:
-    """Return texts on the faults of which one occurrence fails the host."""
+    """Return texts on the faults that fail the host after one occurrence."""
     rules, problems = kernel_rules.shipped().rules, []
     for match in _mine(name, found):
         rule = rules[match.rule]
@@ -112,8 +112,8 @@ def _judge_counted(name: str, text: str, settings: Settings) -> Verdict:
 def xid(text: str, settings: Settings) -> Verdict:
     """No GPU had an Xid whose cause is not a program.
 
-    The number of the Xid decides, by the lists of `kernel_log.toml`. Xid 154 gives the
-    action that the driver requests; only the last such line of a GPU is used.
+    The lists of `kernel_log.toml` give the kind of each Xid. Xid 154 gives the action
+    that the driver requests; only the last such line of a GPU is used.
     """
     found = digest(text)
     window_h = settings.limit("kernel.xid", "window_h")
@@ -128,7 +128,7 @@ def xid(text: str, settings: Settings) -> Verdict:
 
 
 def _xid(match: Match, last: Match | None, window_h: int) -> str:
-    """Return a text on the problem that an Xid indicates; empty if it is none.
+    """Return a text on the problem that an Xid indicates; empty if it indicates none.
 
     Args:
       match: the Xid.

@@ -3,8 +3,8 @@
 NCCL waits `4.096 us * 2^NCCL_IB_TIMEOUT` for an acknowledgement, NCCL_IB_RETRY_CNT
 times; then the run fails. A flapping link is down for seconds, so the total wait must
 be longer than that, but not so long that a dead link goes unnoticed. The default of
-NCCL_IB_TIMEOUT depends on the version of NCCL (14, 18, 20), so the check of an unset
-one is unknown.
+NCCL_IB_TIMEOUT depends on the version of NCCL (14, 18, 20), so its check is unknown if
+it is not set.
 
 NCCL silently ignores a misspelt variable, so a name that is close to a known one fails.
 /etc/nccl.conf is not read here.
@@ -47,7 +47,7 @@ _NET_PATH = re.compile(r"/sys/class/net/([^/]+)/operstate")
 _TIMEOUT, _RETRIES = "NCCL_IB_TIMEOUT", "NCCL_IB_RETRY_CNT"
 _TICK_S = 4.096e-6
 _NEVER = 0
-"""With this value, and from 32 on, NCCL waits forever."""
+"""NCCL waits forever if NCCL_IB_TIMEOUT is this value, or 32 and more."""
 _MAX_TIMEOUT = 31
 _DEFAULT_RETRIES, _MAX_RETRIES = 7, 7
 _TRANSPORTS = (

@@ -1,7 +1,7 @@
 """Parse the output of `nvidia-smi -q -x`, which most GPU checks share.
 
 Input: the XML. Output: the values of each GPU, with accessors that reject unknown
-values. The layout is that of nvsmi_device_v11.dtd, v12 and v13, which differ in names
+values. The XML follows nvsmi_device_v11.dtd, v12 or v13, which differ in names
 (`clocks_throttle_reasons` became `clocks_event_reasons`, `power_readings` became
 `gpu_power_readings`): an accessor accepts both.
 Sources: the manual, https://docs.nvidia.com/deploy/nvidia-smi/index.html, and outputs

@@ -31,7 +31,7 @@ from mjax.health.several import Called
 from mjax.health.sources import Files
 
 _DEPTH = 8
-"""Maximum depth of PCIe devices below a root port: two levels of switches have six."""
+"""Maximum depth of a PCIe device, the root port included: six below two switches."""
 _FILES = (
     "class",
     "current_link_speed",

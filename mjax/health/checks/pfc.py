@@ -9,7 +9,8 @@ devices (those in the expectation `hcas`, or all). InfiniBand has flow control o
 own.
 
 The counters begin when the driver is loaded, which is assumed to be at boot:
-after a reload of the driver the shares are too small until the host restarts.
+after a reload of the driver the shares of paused time are too small until the host
+restarts.
 
 Source of the names and their meaning, and of the fact that the pause counters of a
 priority exist only if PFC is on for it:

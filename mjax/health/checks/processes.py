@@ -54,7 +54,7 @@ def processes(text: str) -> Sequence[Process]:
     """Return the processes.
 
     Raises:
-      UnreadableError: it is not such a text, or lists no process.
+      UnreadableError: it is not from `mjax.health.processes`, or lists no process.
     """
     lines = text.split("\n")
     if lines[0] != HEADER or lines[-1] != "" or len(lines) < 3:

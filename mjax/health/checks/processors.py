@@ -2,7 +2,8 @@
 
 Sources of the formats: /sys/devices/system/cpu and /sys/devices/system/node after the
 kernel's Documentation/ABI, /proc/cpuinfo and /proc/loadavg after proc_cpuinfo(5) and
-proc_loadavg(5). A virtual machine has no cpufreq; those checks are then unknown.
+proc_loadavg(5). A virtual machine has no cpufreq; the checks of the governor and the
+frequency are then unknown.
 """
 
 import functools
@@ -136,7 +137,7 @@ def governor(text: str, settings: Settings) -> Verdict:
 
 
 def _few(each: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Return the first of many (name, problem), and a last one with their number."""
+    """Return the first (name, problem) pairs, and a last pair with the total number."""
     return [*each[:MOST_NAMED], *[("", f"{len(each)} in all")][: len(each)]]
 
 

@@ -10,8 +10,8 @@ Sources: https://www.systemfabricworks.com/double-double-packet-trouble-too-many
 https://losslessnetwork.com/learn/host-networking/multi-rail-source-routing and
 https://instinct.docs.amd.com/projects/system-acceptance/en/latest/network/configuration.html
 (a table and a rule for each interface); the sysctls:
-https://www.kernel.org/doc/Documentation/networking/ip-sysctl.txt; the JSON of `ip` is
-that of iproute2 6.1.
+https://www.kernel.org/doc/Documentation/networking/ip-sysctl.txt; the JSON of `ip`:
+output of iproute2 6.1.
 """
 
 import dataclasses
@@ -213,7 +213,8 @@ def _own_table(each: Address, rules: Sequence[Object], before: int) -> str | Non
     Args:
       each: the address.
       rules: rules of `ip rule`.
-      before: priority of the rule of the table main, which must come later.
+      before: priority of the rule for the table main; only rules with a smaller number
+        count, because they are tried first.
     """
     for rule in rules:
         is_own = (
@@ -264,7 +265,10 @@ def _arp_parts(text: str) -> tuple[Sequence[str], sysfs.Tree]:
 
 
 def _mode(files: sysfs.Tree, interface: str, name: str) -> int:
-    """Return a sysctl of an interface: the larger of its own and that of "all"."""
+    """Return a sysctl of an interface.
+
+    The kernel uses the larger of the values for the interface and for "all".
+    """
     found = []
     for folder in ("all", interface):
         text = files.read(f"{_CONF}/{folder}/{name}")

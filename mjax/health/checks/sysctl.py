@@ -1,4 +1,4 @@
-"""Checks of kernel parameters: the expected ones, and some for all hosts.
+"""Checks of kernel parameters: those in the expectations, and some for every host.
 
 Sources: sysctl(8); /sys/kernel/mm/transparent_hugepage/enabled has the mode in use in
 brackets (Documentation/admin-guide/mm/transhuge.rst of the kernel).

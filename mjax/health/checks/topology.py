@@ -156,8 +156,8 @@ def nic_affinity(text: str, settings: Settings) -> Verdict:
 def nvlink_pairs(text: str, settings: Settings) -> Verdict:
     """All GPUs have the same number of NVLinks to other GPUs.
 
-    If they do not, the GPUs with the fewest are named: a GPU that has lost its links
-    has none, and each of the others has lost only its links to this GPU.
+    If the numbers differ, the GPUs with the fewest NVLinks are named: a GPU that has
+    lost its links has none, and each other GPU has lost only its links to this GPU.
     """
     matrix = _paths(text)
     bad = list(_missing(matrix, settings))
