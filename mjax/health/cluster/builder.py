@@ -105,7 +105,7 @@ class Builder:
             return []
 
     def _make_racks(self) -> dict[str, str]:
-        """Return the rack of each host and switch by name; of two racks, the first."""
+        """Return the rack of each host and switch; the first if two racks name it."""
         rack_of: dict[str, str] = {}
         for rack in self._tables.racks:
             if rack.name in self._racks:

@@ -1,4 +1,4 @@
-"""Compare the cables of a cluster with those of its file.
+"""Compare the links of a cluster with the cables in its file.
 
 Input: a `Cluster`, and the links that its nodes report. Output: a report of missing
 cables, swapped cables, cables on a wrong rail, links that are not in the file, slow
@@ -21,7 +21,7 @@ from mjax.health.cluster.seen_links import SeenLinks
 Verdict = Literal["ok", "failed", "incomplete"]
 _MAX_PROBLEMS = 20
 """Maximum number of problems shown of an incomplete comparison. The value was picked by
-judgement: two dumps of different fabrics would give one for each of 10,000 ports."""
+judgement: two dumps of different fabrics give a problem for each of 10,000 ports."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ def compare(
     wanted = [cable for cable in cluster.cables if cable.fabric in fabrics]
     seen = SeenLinks(cluster, observations, rates or {})
     silent = _silent_fabrics(seen, wanted)
-    # The state of these fabrics is unknown: their cables are not reported as missing.
+    # The state of silent fabrics is unknown: their cables are not reported as missing.
     cables = [cable for cable in wanted if cable.fabric not in silent]
     matched = {cable for cable in cables if seen.has(cable)}
     search = Search(cluster, seen, [c for c in cables if c not in matched], cables)
@@ -132,7 +132,7 @@ def _slow(seen: SeenLinks, matched: Iterable[Cable]) -> Iterator[Finding]:
 def _silent(
     seen: SeenLinks, cables: Iterable[Cable], cluster: Cluster
 ) -> Iterator[Finding]:
-    """Yield a finding if hosts have no NIC that they or their switches report."""
+    """Yield a finding that names the hosts without a NIC in any source."""
     heard = {port.node for port in seen.peers} | seen.nodes
     hosts = {c.low.node for c in cables if c.low.node in cluster.hosts}
     silent = [name for name in cluster.hosts if name in hosts and name not in heard]

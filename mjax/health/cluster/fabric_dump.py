@@ -90,7 +90,7 @@ def read(
       lines: lines of the dump, with their line ends.
       source: name of the text in messages.
       switches_only: the dump is from `iblinkinfo --line --switches-only`. Without this
-        argument, it looks like a dump that was truncated before the first host.
+        argument, such a dump is taken for one that was truncated before the first host.
     """
     parser = _Parser(source)
     sightings = tuple(one for line in lines for one in parser.feed(line))
@@ -150,7 +150,7 @@ class _Parser:
         return f"{self._source}:{self._number}"
 
     def _parse(self, text: str) -> Iterator[Sighting | bool]:
-        """Yield the port of a line, True for another valid line, nothing for others."""
+        """Yield the port of a line, True if it has none, nothing if it is invalid."""
         if not text.strip():
             yield True
         elif text.lstrip().startswith("0x"):

@@ -70,7 +70,7 @@ def read(path: Path, known_checks: Collection[str] | None = None) -> Cluster:
       known_checks: names that `require` may name; None: any.
 
     Raises:
-      ClusterError: the file contradicts itself.
+      ClusterError: an entry is invalid, or entries contradict each other.
       ValueError: it cannot be read, or is not TOML.
     """
     try:

@@ -3,7 +3,7 @@
 Input: the sizes of the mesh and the GPUs of a host. Output: pairs of slots (positions
 in the order of hosts), with the number of neighbouring pairs of devices. Devices are
 laid out as in `mjax.mesh.build`: host by host, with the axes pp, dp_replicate, dp_shard
-and tp, outermost first.
+(dp_node included) and tp, outermost first.
 """
 
 import dataclasses
@@ -45,7 +45,7 @@ class MeshSizes:
 
 Edges = list[tuple[int, int, int, int]]
 """For each pair of slots: slot, other slot, number of pairs of neighbouring devices
-over dp, and the same over pp."""
+over dp, and number of such pairs over pp."""
 
 
 def edges_of(sizes: MeshSizes, num_gpus: int) -> Edges:

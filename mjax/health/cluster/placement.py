@@ -5,9 +5,9 @@ hosts in rank order, and the number of neighbours that cross a leaf or a spine, 
 same counts for the file's order and for random orders.
 
 Devices are laid out as in `mjax.mesh.build`: host by host, with the axes pp,
-dp_replicate, dp_shard and tp, outermost first. Neighbours are successive devices in a
-ring over dp_shard or dp_replicate, or in the chain of pipeline stages. Tensor-parallel
-groups stay inside a host.
+dp_replicate, dp_shard (dp_node included) and tp, outermost first. Neighbours are
+successive devices in a ring over dp_shard or dp_replicate, or in the chain of pipeline
+stages. Tensor-parallel groups stay inside a host.
 
 Two hosts share a leaf if on each rail their NICs are on the same leaf; they cross a
 spine if on some rail no spine has cables to both leaves. The search tries rectangles of
@@ -137,7 +137,7 @@ def place(
 def _best(
     sizes: MeshSizes, num_gpus: int, num_slots: int, edges: Edges, levels: Levels
 ) -> "_Order":
-    """Return the best order found; if several are equal, prefer that of the file."""
+    """Return the best order found; if several are equal, prefer the file's order."""
     given = [*range(len(levels.group_of))]
     orders = [given, *_candidates(sizes, num_gpus, num_slots, levels)]
     candidates = [_Order([*order], num_slots, edges, levels) for order in orders]

@@ -1,7 +1,7 @@
 """Names written as ranges: `gpu[001-048]` stands for 48 names.
 
 Input: a pattern of a cluster file or a command line. Output: its names, in order. The
-form is that of host lists in Slurm and pdsh: brackets contain numbers and ranges
+syntax is as in host lists of Slurm and pdsh: brackets contain numbers and ranges
 separated by commas, leading zeros are kept, and commas outside brackets separate
 patterns. If a pattern has several brackets, the last one varies fastest.
 """

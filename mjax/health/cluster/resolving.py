@@ -5,8 +5,8 @@ none. A GUID in the file takes precedence over a description, which anyone can s
 conflict between the two is reported.
 
 Source of descriptions: rdma-ndd(8), linux-rdma/rdma-core: "%h %d", the names of host
-and device; OFED writes `HCA-1` for the device, for which a NIC has the key
-`node_description`. Managed switches write `MF0;NAME:MODEL/U1`.
+and device. OFED writes `HCA-1` for the device; the key `node_description` of a NIC
+gives this name. Managed switches write `MF0;NAME:MODEL/U1`.
 """
 
 import re

@@ -115,8 +115,8 @@ class SeenLinks:
         port = self.resolver.port(end)
         if port is not None:
             return port.node, port.name
-        # Without the GUIDs: a switch has one in lines of other nodes, and two in its
-        # own.
+        # GUIDs are left out: the lines of a switch give two GUIDs for it, the lines of
+        # other nodes give one.
         return end.description, end.ports[0]
 
     def _check_counts(self, one: Observation) -> None:

@@ -57,7 +57,7 @@ class CablesTable:
 
     ends: tuple[str, str]
     rate_gbps: int | None = None
-    """Rate in Gb/s; absent: that of the NIC at one end."""
+    """Rate in Gb/s; absent: the rate of the NIC at one end."""
     path: str = ""
 
 

@@ -125,8 +125,8 @@ def _value(value: Any, hint: Any, path: str, problems: list[Problem]) -> Any:
 def _list(value: Any, inner: Any, path: str, problems: list[Problem]) -> Any:
     """Return a list as a tuple, or `_ABSENT` if it is invalid.
 
-    Invalid items of a list of any length are dropped; one of them makes a list of fixed
-    length invalid.
+    Invalid items are dropped if the list may have any length. A list of fixed length is
+    invalid if an item is.
     """
     if not isinstance(value, list):
         problems.append(_mismatch(path, "a list", value))

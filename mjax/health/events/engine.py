@@ -42,7 +42,7 @@ class Detection:
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """Number of matches of a line and a rule, and of those that were not counted."""
+    """Number of matches of lines with rules, and of matches that were not counted."""
 
     matched: int = 0
     duplicates: int = 0

@@ -64,8 +64,8 @@ class Line:
     kind: Kind
     """Kind of the previous line if this one has no time, as in a multi-line message."""
     time_ns: int | None
-    """Time since 1970, or since boot; None if no line so far had a time. If the line
-    has no time, it is that of an earlier line."""
+    """Time since 1970, or since boot. A line without a time has the time of the last
+    line before it that has one; None if there is none."""
     is_since_boot: bool = False
     boot: int = 0
     """Number of reboots so far in this log."""
@@ -106,7 +106,7 @@ class Splitter:
         self._add(pieces[-1])
 
     def finish(self) -> Iterator[tuple[bytes, bool, int]]:
-        """Yield the last line in the same form, if it is unterminated."""
+        """Yield the last line in the form of `feed`, if it is unterminated."""
         if self._rest or self._skipped:
             yield self._take()
 

@@ -62,7 +62,7 @@ class _Atom(NamedTuple):
     """One step of a match."""
 
     characters: frozenset[str]
-    """Characters that it matches; the set of "": the start of the line."""
+    """Characters that it matches; {""} stands for the start of the line."""
     is_long: bool = False
     """Whether it is a repeat that may match more than `_LONG` times."""
     is_optional: bool = False

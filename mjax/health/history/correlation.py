@@ -2,9 +2,8 @@
 
 Input: a table of hosts by samples, in time order, for each statistic (temperature,
 clock, retries, ...) and for the step time in seconds. Output: for each statistic, the
-mean over hosts of its rank correlation with the step time, the same under the null
-model, and whether it is significant given the number of statistics tested. No
-correlation is reported without its null.
+mean over hosts of its rank correlation with the step time, the size of this mean under
+the null model, and whether it is significant given the number of statistics tested.
 
 Within each host, the slow part of both series (a straight line and a few cosines) is
 removed and the rest replaced by ranks (Spearman), so that neither a hot host nor a slow
@@ -12,10 +11,10 @@ week is an association: if two series drift over the whole time, no null model c
 distinguish chance from cause. The null model shifts the step times of all hosts
 together, cyclically over the samples. This keeps the autocorrelation of each series and
 the similarity of hosts, and breaks only the pairing of samples. All shifts are counted,
-so p is exact under it and at least one over the number of shifts (Phipson and Smyth
-2010, "Permutation p-values should never be zero", Stat. Appl. Genet. Mol. Biol. 9,
-article 39). The false discovery rate over all statistics is bounded as in Benjamini and
-Hochberg 1995, J. R. Stat. Soc. B 57, 289.
+so p is exact under the null model, and at least one over the number of shifts (Phipson
+and Smyth 2010, "Permutation p-values should never be zero", Stat. Appl. Genet. Mol.
+Biol. 9, article 39). The false discovery rate over all statistics is bounded as in
+Benjamini and Hochberg 1995, J. R. Stat. Soc. B 57, 289.
 
 Correlation is not causation: a discovery is a hint where to look.
 """
@@ -28,8 +27,8 @@ from collections.abc import Mapping
 import numpy as np
 
 MIN_SAMPLES = 100
-"""Minimum number of samples of each host. The value was picked by judgement: the
-resolution of p is then at least 0.01, and the slow part is not most of a series."""
+"""Minimum number of samples of each host. The value was picked by judgement: p then has
+steps of 0.01 or less, and the slow part is not most of a series."""
 MIN_KNOWN = 40
 """Minimum number of present samples of a host; a host with fewer is ignored. The value
 was picked by judgement: the slow part has 12 parameters."""
@@ -42,8 +41,8 @@ independent series of 500 samples: with none, random walks and AR(0.99) gave a f
 discovery in 20 to 25% of the runs; with 10, in 3 to 8%."""
 _NULL_PERCENTILE = 95.0
 _EPSILON = 1e-12
-"""Tolerance for equal sums that the transform adds in different order. The value was
-picked by judgement, not measured."""
+"""Tolerance for equal correlations, whose terms the FFT adds in different orders. The
+value was picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,7 @@ class Association:
     p: float
     """Fraction of shifts whose correlation has at least this magnitude."""
     q: float
-    """Smallest false discovery rate at which it is a discovery."""
+    """Smallest false discovery rate at which the statistic is a discovery."""
     null_rho: float
     """95th percentile of the magnitude of the correlation under the null model."""
     is_discovery: bool
@@ -77,7 +76,7 @@ class Correlations:
     """Maps uninformative statistics to the reason."""
     num_tests: int
     num_shifts: int
-    """Number of shifts of the null model; no p is below one over it."""
+    """Number of shifts of the null model; p is at least 1 / num_shifts."""
     rate: float
     """Requested false discovery rate."""
     problem: str = ""

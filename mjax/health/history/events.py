@@ -145,7 +145,8 @@ class HostEvent:
     generation: int = 0
     """Generation of the run."""
     key: str = ""
-    """Key that identifies the event; empty: all fields above identify it."""
+    """Identifies the event among those of its run, generation, host and kind; empty:
+    time, cause and text identify it."""
 
     def __post_init__(self) -> None:
         if not self.host or any(letter.isspace() for letter in self.host):

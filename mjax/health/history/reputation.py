@@ -5,10 +5,11 @@ host first, and whether a bad host may be used again.
 
 score(host, now) = sum over its events of weight * share * 2^(-(now - time) / half-life)
 
-The weights are from `events`: a fault that names the hardware has the largest. A score
-decays with time; a passed test does not lower it. Source of the idea: Imbue, "From bare
-metal to a 70B model" (imbue.com/research/70b-infrastructure): about 3% of the hosts
-fail per week, a few of them repeatedly, and known good hosts are kept in reserve.
+The weights are from `events`: a fault that names the hardware has the largest weight. A
+score decays with time; a passed test does not lower it. Source of the idea: Imbue,
+"From bare metal to a 70B model" (imbue.com/research/70b-infrastructure): about 3% of
+the hosts fail per week, a few of them repeatedly, and known good hosts are kept in
+reserve.
 """
 
 import dataclasses
@@ -90,7 +91,7 @@ class Reputation:
 
         Args:
           host: its name.
-          now_ns: since the epoch; None: now. Later events have full weight.
+          now_ns: time since the epoch; None: now. Events after it have full weight.
         """
         now_ns = time.time_ns() if now_ns is None else now_ns
         return score_of(self.events(host), now_ns, self._half_life_ns)

@@ -237,7 +237,7 @@ def _inside(
 def _aicc(squares: float, count: int, law: str) -> float:
     """Return Akaike's criterion for few data (AICc), for least squares.
 
-    n ln(S / n) + 2k + 2k(k + 1) / (n - k - 1); the variance is one of the k.
+    n ln(S / n) + 2k + 2k(k + 1) / (n - k - 1) for k parameters, the variance included.
     Source: Hurvich and Tsai 1989, Biometrika 76(2), pages 297-307; Burnham, Anderson
     and Huyvaert 2011, doi:10.1007/s00265-010-1029-6.
     """

@@ -4,12 +4,12 @@ Input: the times of starts of several sizes. Output: the growth of each phase on
 host, and its predicted duration at another size. Pure.
 
 On one host the processes share the cores, so the work of each process takes longer with
-more processes. On a cluster every process has its own cores; only the coordinator's
-work grows, and the work that a process does per other process. So the model of a phase
-adds three terms:
+more processes. On a cluster every process has its own cores; only two kinds of work
+grow: the coordinator's, and the work that a process does for each other process. So the
+model of a phase adds three terms:
 
 - *own*: CPU seconds of one process, the larger of process 0 and the median of the
-  others. In a phase without messages this is the value at the smallest size.
+  others. In the phases `LOCAL` this is the value at the smallest size.
 - *coordinator*: CPU seconds of the coordinator, not in parallel. Its law comes from
   light clients (`mjax.processes.timed_clients`), of which one host can run a thousand.
 - *wait*: the rest of the slowest process's time at the smallest size: round trips over

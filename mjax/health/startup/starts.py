@@ -67,7 +67,7 @@ class _Member:
     log: Path
 
     def release(self) -> None:
-        """Release the process into the next phase; a dead one is detected elsewhere."""
+        """Release the process into the next phase; `_reports` detects a dead one."""
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.write(b"\n")
