@@ -27,6 +27,7 @@ class Burst:
     rate: float
     """Rate as a fraction of the wire rate."""
     length_s: float
+    """Time of the inner gaps."""
     size_s: float | None
     """Size of the burst, as seconds at the full wire rate; None if the window cuts it
     off."""

@@ -1,9 +1,9 @@
 """`python -m mjax.health ports`: watch the network ports of this host.
 
-Input: flags. Output: an event for each link flap, slow decay, neighbour load or loss
-of the step period, as JSON lines with --json or in --events; on stderr, every half hour
-and at the end, a line for each port with the period of its traffic. Exit codes: 0
-nothing was found, 1 something was, 2 bad input.
+Input: flags. Output: an event for each link flap, slow decay, neighbour load, loss of
+the step period or port unlike the other ports, as JSON lines with --json or in
+--events; on stderr, every half hour and at the end, a line for each port with the
+period of its traffic. Exit codes: 0 nothing was found, 1 something was, 2 bad input.
 """
 
 import argparse

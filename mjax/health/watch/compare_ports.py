@@ -1,11 +1,11 @@
 """Compare the traffic timing of the ports of a host.
 
-Input: a `StepTraffic` for each port. Output: the period of each, as far as known, and
-a detection for each port that differs from the others: it has no period, another
-period, or sends at another time of the step. Each port is compared with the median of
-the others, so one bad port does not make the good ones look bad; the periods of at
-least `least_ports` must be known. Source of the idea: MegaScale, arXiv:2402.15627, on
-the traffic of a training job.
+Input: a `StepTraffic` for each port. Output: the period of each port, if known, and a
+detection for each port that differs from the others: it has no period, another period,
+or sends at another time of the step. Each port is compared with the median of the
+others, so one bad port does not make the good ones look bad; the periods of at least
+`least_ports` must be known. Source of the idea: MegaScale, arXiv:2402.15627, on the
+traffic of a training job.
 
     z_s = sum over samples of segment s of rate * exp(-2 pi i h t / step)
     phase of two ports = angle of sum over s of z_s * conj(z'_s)
@@ -83,14 +83,14 @@ _IN_STEP = ("with the step", "an alias of the step")
 
 
 def _periodic(one: PortPeriod) -> bool:
-    """Return whether a period was found in samples of seconds."""
+    """Return whether a period was found in the samples, not only in windows."""
     return one.verdict in (*_IN_STEP, "unlike the step", "unknown step")
 
 
 def _reason(
     one: PortPeriod, others: Sequence[Period], limits: PeriodThresholds
 ) -> tuple[str, dict[str, float]] | None:
-    """Return (text, numbers) if a port's period differs from those of the others."""
+    """Return (text, numbers) if a port's period differs from the other periods."""
     periods_s = np.array([each.period_s for each in others])
     usual_s = float(np.median(periods_s))
     strength = float(np.median([each.strength for each in others]))
@@ -122,7 +122,7 @@ def _reason(
 def _late(
     phase: tuple[float, float, float], limits: PeriodThresholds
 ) -> tuple[str, dict[str, float]] | None:
-    """Return (text, numbers) if a port's phase differs from that of the others."""
+    """Return (text, numbers) if a port's phase differs from the other phases."""
     cycles, spread, unit_s = phase
     most = max(limits.phase_cycles, limits.most_spreads * spread)
     if abs(cycles) <= most:
@@ -140,9 +140,9 @@ def _phases(
     """Compare the phases of the ports.
 
     Returns:
-      for each port: its phase relative to the others and the spread of it, both in
-      cycles, and the seconds of a cycle. Ports whose traffic is not coherent with that
-      of most others are absent.
+      for each port: its phase relative to the others and the spread of this phase, both
+      in cycles, and the seconds of a cycle. Ports whose traffic is not coherent with
+      the traffic of most others are absent.
     """
     if len(blocks) < limits.least_ports:
         return {}
@@ -191,7 +191,7 @@ def _amplitudes(
 
 
 def _circular_median(cycles: np.ndarray) -> float:
-    """Return the angle, in cycles, with the smallest sum of distances to the others."""
+    """Return the angle, in cycles, with the smallest sum of distances to all angles."""
     away = np.abs(_wrapped(cycles[:, None] - cycles)).sum(1)
     return float(cycles[int(np.argmin(away))])
 

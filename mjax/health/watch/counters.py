@@ -1,6 +1,6 @@
 """Increments of counters, without false counts from wraps, resets or missing samples.
 
-Input: `Sample`s, one by one. Output: an `Increment` for each but the first.
+Input: `Sample`s, one by one. Output: an `Increment` for each sample but the first.
 
 - A 32-bit byte counter that goes down has wrapped, unless another counter was reset.
 - Any other counter that goes down was reset to 0. Its count since then is the

@@ -1,7 +1,7 @@
 """Two explanations of the rates of a port, and their likelihoods.
 
-Input: the level of each window of time, the logarithm of the port's relative rate in
-it. Output: the log-likelihood of each explanation at its best.
+Input: the level of each window, which is the logarithm of the port's relative rate in
+the window. Output: the log-likelihood of each explanation with its best parameters.
 
 - No fault: the level is constant, except for a drift of `drift_part`.
 - Decay: from some time on, the level drops permanently, at once or as a power of time.

@@ -8,8 +8,8 @@ flaps in quick succession. Two rules:
   within `longest_stall_s`. If it does not return, the peers have ended: a restart.
 
 Source of the second rule: MegaScale, arXiv:2402.15627, on network interface flapping:
-packets sent while the link is down are lost. To use retransmissions is our own choice:
-a reliable connection resends lost packets.
+packets sent while the link is down are lost. The use of retransmissions is our own
+choice: a reliable connection resends lost packets.
 """
 
 import dataclasses
@@ -117,7 +117,7 @@ class Flaps:
     def _found_stall(
         self, start_s: float, now_s: float, count: int, lowest: float
     ) -> Detection | None:
-        """Return a flap that the counters of the port itself do not show."""
+        """Return a flap of a farther link, which the counters `DOWN` do not show."""
         return self._found(
             start_s,
             now_s,

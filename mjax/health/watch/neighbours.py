@@ -1,15 +1,15 @@
 """Detect the load of a neighbour: another job shares a link, and steps become longer.
 
 Input: increments of counters, bursts of windows, times of steps. Output: the span of
-time that is best explained by the load of a neighbour, and how much better than by no
+time that the load of a neighbour explains best, and its log-likelihood ratio to no
 load.
 
-Only in such a span do three signs coincide: congestion, slower bursts, and longer
-steps. Each alone has healthy causes: a job that leaves enough bandwidth, pulses of
-contention, a slow host or a larger batch. So for every span, the log-likelihood ratios
-of "a neighbour" to "a healthy cause, or chance" are summed over the three signs, and
-the best span is kept. A sign that was not observed adds 0. A span that one of the signs
-contradicts is not reported, however strong the others are.
+Three signs coincide only in such a span: congestion, slower bursts, and longer steps.
+Each alone has healthy causes: a job that leaves enough bandwidth, pulses of contention,
+a slow host or a larger batch. So for every span, the log-likelihood ratios of "a
+neighbour" to "a healthy cause, or chance" are summed over the three signs, and the best
+span is kept. A sign that was not observed adds 0. A span that one of the signs
+contradicts is not reported, however strong the other signs are.
 Source: bursts of jobs that share a link collide, and ECN marks rise; CASSINI,
 arXiv:2308.00852.
 """
@@ -31,7 +31,7 @@ type Array = np.ndarray
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Load:
-    """The best span of a neighbour. Gains are log-likelihood ratios."""
+    """The span that a neighbour explains best. Gains are log-likelihood ratios."""
 
     span_s: tuple[float, float]
     """Start and end."""
@@ -39,7 +39,7 @@ class Load:
     congestion_gain: float
     steps_gain: float
     congestion_ratio: float
-    """Congestion in the span, relative to that outside."""
+    """Congestion in the span, relative to the congestion outside."""
     slower_part: float
     """Relative increase of the step time in the span."""
 
@@ -73,12 +73,12 @@ class _Spans:
     num_bins: int
 
     def inside(self, each: Array) -> Array:
-        """Return the sum of `each`, a value for each bin, [B], over each span, [S]."""
+        """Return the sum over each span, [S], of the values of bins, [B]."""
         total = np.concatenate(([0.0], np.cumsum(each)))
         return total[self.end] - total[self.first]
 
     def outside(self, each: Array, reach: int) -> Array:
-        """Return the same sum over up to `reach` bins before and after each span."""
+        """Return the sum over up to `reach` bins before and after each span, [S]."""
         total = np.concatenate(([0.0], np.cumsum(each)))
         begin = np.maximum(self.first - reach, 0)
         last = np.minimum(self.end + reach, self.num_bins)

@@ -53,8 +53,8 @@ LEAST_ATTENUATION = 0.05
 noise would be visible. The value was picked by judgement, not measured."""
 OVERSAMPLING = 8
 """Oversampling of frequencies, relative to the resolution 1 / segment. The value was
-picked by judgement: less than 5% of the power of the third harmonic falls between
-two."""
+picked by judgement: less than 5% of the power of the third harmonic falls between two
+frequencies."""
 MOST_PHI = 0.98
 """Maximum phi of AR(1). The value was picked by judgement: at 1, nothing would be left
 of a slow period."""
@@ -62,9 +62,10 @@ MOST_HARMONIC = 8
 """Highest harmonic of a step that may be the strongest line. The value was picked by
 judgement: forward, backward and gradients are a few pulses."""
 NEARLY = 0.98
-"""Periods that explain at least this fraction of what the best one explains count as
-equally good, and the one closest to the step is taken. The value was picked by
-judgement: at half the sampling rate a frequency and its mirror image look the same."""
+"""Periods that explain at least this fraction of the sum of squares that the best
+period explains are equally good; the period closest to the step is taken. The value was
+picked by judgement: at half the sampling rate a frequency and its mirror image look the
+same."""
 LONGEST = 1.5
 """Multiple of the median step above which a step is ignored. The value was picked by
 judgement, not measured."""

@@ -82,7 +82,7 @@ class Detection:
     onset_s: float
     """First time at which the evidence shows the fault."""
     until_s: float
-    """Last time that the evidence covers: that of the observation that led to the
+    """Last time that the evidence covers: the time of the observation that led to the
     detection."""
     score: float
     """The decisive number divided by its threshold; at least 1."""

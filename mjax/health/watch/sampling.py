@@ -108,7 +108,10 @@ def find_ports(root: Path = ROOT) -> list[SampledPort]:
 
 
 class Rows:
-    """Reads steps from new rows of metrics.jsonl; a step ends when its row is read."""
+    """Reads steps from new rows of metrics.jsonl.
+
+    The time at which a row is read counts as the end of its step.
+    """
 
     def __init__(self, path: Path) -> None:
         """Start after the existing rows."""

@@ -2,8 +2,8 @@
 
 "Tuned" means: chosen on the series with `TUNING_SEEDS` of tests/health/series.py on
 2026-11-23, never on reported series. "Swept" lists other values that were tried on
-seeds 600 to 799: the number of errors stayed within one of 11. "Severity" refers to the
-weakest fault and the strongest disturbance in tests/health/series_severity.py.
+seeds 600 to 799: the number of errors stayed between 10 and 12. "Severity" refers to
+the weakest fault and the strongest disturbance in tests/health/series_severity.py.
 """
 
 import dataclasses
@@ -88,8 +88,8 @@ class NeighbourThresholds:
     """Minimum time outside the span. The value was picked by judgement: it gives three
     bins to compare with."""
     usual_s: float = 300.0
-    """Time of usual steps on each side. The value was picked by judgement: it is
-    similar to the length of a neighbour."""
+    """Time on each side of a span whose steps count as usual. The value was picked by
+    judgement: it is similar to the length of a neighbour."""
     clip: float = 2.5
     """Multiple of the median step at which steps are clipped. The value was picked by
     judgement: restarts and saves take longer than that."""
@@ -127,8 +127,8 @@ class NeighbourThresholds:
     """Bounds of the relative change of the step time for another reason. The values
     were picked by judgement: they cover a factor of two, and lost connections."""
     pace_std: float = 0.05
-    """Deviation of the logarithm of a window's rate: its phases differ. Tuned; swept
-    0.03 to 0.08, and 0.08 misses neighbours."""
+    """Deviation of the logarithm of a window's rate: windows see different phases of a
+    step. Tuned; swept 0.03 to 0.08, and 0.08 misses neighbours."""
     least_windows: int = 3
     """Minimum number of windows to judge the rate. The value was picked by judgement,
     not measured."""
@@ -285,8 +285,8 @@ class PeriodThresholds:
     """Minimum relative difference of a port's period. The value was picked by
     judgement: it is above `period.TOLERANCE`."""
     most_spreads: float = 4.0
-    """Minimum difference of a port, in median deviations of the others. The value was
-    picked by judgement, not measured."""
+    """Minimum difference of a port, in median deviations of the other ports. The value
+    was picked by judgement, not measured."""
     phase_cycles: float = 0.1
     """Minimum difference of a port's phase. The value was picked by judgement, not
     measured."""
@@ -297,8 +297,8 @@ class PeriodThresholds:
     """Minimum number of segments for a phase. The value was picked by judgement: fewer
     may agree by chance."""
     least_coherence: float = 0.5
-    """Minimum coherence of a port with most others; below it, a phase is meaningless.
-    The value was picked by judgement, not measured."""
+    """Minimum coherence of a port with most other ports; below it, a phase is
+    meaningless. The value was picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -124,7 +124,7 @@ def detect(
 
     Args:
       port: the observed port.
-      observations: in any order.
+      observations: samples, windows and steps, in any order.
       thresholds: thresholds of the detectors.
     """
     watcher = Watcher(port, thresholds)
