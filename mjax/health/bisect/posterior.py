@@ -57,9 +57,11 @@ class Posterior:
     members: np.ndarray
     """[P, n] bool: which hosts are in the set."""
     weights: np.ndarray
-    """[P] float64: probability of each set. These, `many` and `left_out` sum to 1."""
+    """[P] float64: probability of each set. These, `many` and `left_out` sum to 1, or
+    to more if sets of `MOST_BAD` hosts are probable: `many` contains those too."""
     many: float
-    """Probability that more hosts are bad than in any enumerated set."""
+    """Upper estimate of the probability that more hosts are bad than in any enumerated
+    set. If sets of `MOST_BAD` hosts are probable, larger ones may be as well."""
     left_out: float
     """Sum of the probabilities of the enumerated sets that are not in `members`."""
 
