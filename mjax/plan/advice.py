@@ -1,8 +1,9 @@
 """Name the bottleneck of a planned run, and the changes most likely to help.
 
 Input: a `Plan`. Output: text with numbers of the plan, and flags. The numbers of the
-plan decide which changes are considered. The gain of a change is the ratio of two times
-modelled in closed form (`mjax.estimate.formulas`), with the overlap of the plan.
+plan decide which changes are considered. The gain of a change is the fraction of the
+step time that it saves, modelled in closed form (`mjax.estimate.formulas`) with the
+overlap of the plan.
 """
 
 import dataclasses
@@ -119,8 +120,8 @@ def _overlap_words(plan: Plan, role: str) -> str:
 def _to_fit(plan: Plan, traced_bytes: Traced) -> tuple[Advice, ...]:
     """Return flags with which the step fits, found by tracing runs on the same mesh.
 
-    Moving the optimizer state to the host is listed first only if it costs less time
-    than the other change.
+    Moving the optimizer state to the host is included if it costs less time than the
+    first smaller run that fits, or if no smaller run fits.
     """
     memory = plan.memory
     # Assume that the compiler's memory beyond the trace grows in proportion to it.
@@ -221,7 +222,7 @@ def measured_overlap(plan: Plan) -> Constants:
 
 
 def _fitted(plan: Plan, change: _Change) -> tuple[TrainConfig, AxisSizes] | None:
-    """Return the changed run and its axis sizes; None if it does not divide."""
+    """Return the changed run and its axis sizes; None if a size does not divide."""
     try:
         config = with_fields(plan.config, change.fields)
         sizes = resolve(config.mesh, plan.topology.num_gpus)
@@ -343,7 +344,7 @@ def _of_shard(plan: Plan, shard: int) -> dict[str, Any]:
     """Return the mesh fields for `shard` shards.
 
     They keep the two-step collectives of the run if `shard` is a larger multiple of the
-    shards per node; otherwise they select one step.
+    shards per node; otherwise they select one-step collectives.
     """
     per_node = plan.config.mesh.dp_shard_per_node
     fields: dict[str, Any] = {"mesh.dp_shard": shard}

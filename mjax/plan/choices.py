@@ -7,11 +7,11 @@ The analysis assumes the heaviest branch of every conditional in every tick. In 
 pipeline this is too often:
 
 - embedding, loss, and backward pass of the embedding: one stage (the first or the last)
-  runs each of them once per microbatch, and the others wait. So they count in each tick
-  in which that stage runs them.
+  runs each of them once per microbatch, and the other stages wait. So they count in
+  each tick in which that stage runs them.
 - change of virtual stage (`pipeline.held`): the stages change in different ticks, all
-  equally often. So it counts as often as one stage changes. This assumes that the other
-  stages do not wait, because transfers overlap the other half-tick with time to spare.
+  equally often. So the changes of one stage count. This assumes that the other stages
+  do not wait, because transfers overlap the other half-tick with time to spare.
 """
 
 import re
@@ -83,5 +83,5 @@ def _taken(kind: str, schedule: Schedule) -> Bool[np.ndarray, "ticks stages"]:
     if kind == f"{backward}/{exchange}/":
         held = held_in_backward(schedule.backward_chunk)
         return np.diff(held, axis=0, append=held[-1:]) != 0
-    # A tick computes the embedding of the next one.
+    # A tick computes the embedding for the next tick.
     return np.pad(schedule.forward_chunk[1:, :1] == 0, ((0, 1), (0, 0)))

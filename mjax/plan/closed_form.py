@@ -27,8 +27,8 @@ a layer is copied into a stack and out of it. `chunk_passes`: chunks over tp are
 into one array, and partial sums are added."""
 
 VISIT_BYTES = {"plain": 28.0, "pipeline": 7.0}
-"""Values of `Constants.visit_bytes`: the growth of memory-bound time with the number of
-microbatches. Read from compiled schedules (2026-11, jax 0.11.2), remat core. Plain:
+"""Values of `Constants.visit_bytes`, from the growth of memory-bound time with the
+number of microbatches in compiled schedules (2026-11, jax 0.11.2), remat core. Plain:
 gpt-1b3 on 8 H100, 4 and 16 microbatches. Pipeline: megascale-175b on 256 H200, 48 and
 192 microbatches."""
 
@@ -104,7 +104,7 @@ def _host_copies_s(
 
 
 def hidden_by_chunks(num_chunks: int, tp: int) -> float:
-    """Return the fraction of tp bytes in the layers that overlaps matmuls of chunks.
+    """Return the fraction of the layers' tp bytes that overlaps matmuls of chunks.
 
     A device receives and sends the tp - 1 other shards in num_chunks - 1 groups. If
     each group has one shard, all groups are overlapped. With larger groups, the largest

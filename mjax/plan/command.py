@@ -120,7 +120,8 @@ def _best(
     """Return the plan of the best layout.
 
     This is the first compiled layout that fits. If none fits, it is the first layout
-    without a compilation, planned by formulas; if all were compiled, the first one.
+    that was not compiled, planned by formulas; or the first of all, if all were
+    compiled.
     """
     compiled = [row.plan for row in rows if row.plan is not None]
     for plan in compiled:
@@ -139,7 +140,7 @@ def _best(
 def _plan(
     recipe: str, config: TrainConfig, sizes: AxisSizes, topology: Topology
 ) -> Plan:
-    """Plan a run by compiling it, or without a compiler by formulas and with a note."""
+    """Plan a run by compiling it; without a compiler, by formulas, with a note."""
     try:
         return _compiled(recipe, config, sizes, topology)
     except NoPluginError as error:
@@ -164,7 +165,7 @@ def _by_formulas(
 
 
 def _show(plan: Plan, rows: Sequence[Row] | None, options: Options) -> None:
-    """Print the result in the requested form; rows are those of a search."""
+    """Print the result in the requested form; `rows` is None without a search."""
     if options.html is not None:
         Path(options.html).write_text(document(plan), encoding="utf-8")
         _say(f"wrote {options.html}")

@@ -41,8 +41,8 @@ class CompiledMemory:
     temporary_bytes: int
     code_bytes: int
     host_bytes: int = 0
-    """Bytes in pinned host memory: arguments, results written over arguments, and
-    temporaries."""
+    """Bytes in pinned host memory: arguments, results that are not written over
+    arguments, and temporaries."""
 
     @property
     def total_bytes(self) -> int:
@@ -164,7 +164,7 @@ def compilable(
 ) -> tuple[TrainConfig, tuple[str, ...]]:
     """Return the run as it can be planned without a GPU, and notes on the differences.
 
-    cuDNN makes its plans on the device and cannot even be traced without one, so
+    cuDNN makes its plans on the device and cannot even be traced without a GPU, so
     another backend replaces it. A step is planned with all its gathers, even with
     `--mesh.gather-first`. Without differences there are no notes.
     """
@@ -198,10 +198,10 @@ def compilable(
 def _backend(
     config: TrainConfig, target: Target, window: int | None, asked: str
 ) -> str | None:
-    """Return the backend of a layer; None if the substitute does not support it.
+    """Return the backend of a layer; None if the substitute does not support the layer.
 
     Raises:
-      ValueError: the backend that the run asks for does not support it.
+      ValueError: the backend that the run asks for does not support the layer.
     """
     try:
         return choose(

@@ -7,7 +7,8 @@ that is reached and the cost of a launch are assumed; they are fields of `CostMo
 - matmul: max(FLOPs / (peak x rate x efficiency), bytes / (memory x efficiency)) +
   launch (a roofline: Williams et al. 2009, doi:10.1145/1498765.1498785). The rate is 1
   for 16 bits, 1/2 for float32 (TF32) and 2 for 8 bits (NVIDIA H200 data sheet).
-- kernel whose FLOPs the caller knows (attention): the same, with its own efficiency.
+- kernel whose FLOPs the caller knows (attention): the same formula, with another
+  efficiency.
 - any other kernel: bytes / (memory x efficiency) + launch, with the bytes that it must
   read and write (`work.moved_bytes`).
 - copy between GPU and host: bytes / (host link x efficiency) + launch.
@@ -150,8 +151,8 @@ class CostModel:
 
         A collective inside a node occupies the node links. A collective between nodes
         occupies the network for its whole duration. If members of a group share a
-        node, its ring crosses the node links too, and occupies them for its bytes over
-        their speed, which may be less.
+        node, its ring also occupies the node links, but only for the time that they
+        take to carry its bytes.
         """
         seconds = self.collective_s(collective)
         if collective.tier == "node":

@@ -1,13 +1,13 @@
 """Lower bounds for the time of the parts of a step, independent of XLA's compilation.
 
-Input: a config and a cost model. Output: seconds of one GPU and step by source
-(`sources`). Each array is read and written as often as the algorithm needs, at the
-fractions of the peaks that the replay assumes, without recomputation. The bounds are
+Input: a config and a cost model. Output: seconds per step of one GPU, by source
+(`sources`). Nothing is recomputed, and each array is read and written as often as the
+algorithm needs, at the fractions of the peaks that the replay assumes. The bounds are
 modelled, like the step with which they are compared.
 
 - matmuls: 6 FLOPs per weight and token (Narayanan et al. 2021, arXiv:2104.04473,
   section 5.1), split evenly over the GPUs. One stage has the matmul of the head, and
-  the others wait for it.
+  the other stages wait for it.
 - attention kernels: 2 matmuls forward and 5 backward (Dao 2023, arXiv:2307.08691,
   section 4.1) over visible pairs.
 - norms: input and output forward; input, gradient and gradient of the input backward.
@@ -39,11 +39,11 @@ _FP8_RATE = 2
 def floors(
     config: TrainConfig, sizes: AxisSizes, cost: CostModel, *, params_bytes: int
 ) -> Mapping[str, float]:
-    """Return the minimum seconds by name of the source; absent sources are unknown.
+    """Return the minimum seconds by source; sources without a formula are absent.
 
     Args:
       config: config of the run. With adapters the result is empty, because frozen
-        weights need less.
+        weights need fewer FLOPs.
       sizes: sizes of the mesh axes.
       cost: speeds of the GPU.
       params_bytes: bytes of the stored parameters of one device.

@@ -1,8 +1,8 @@
 """Model the copies between a GPU and the memory of its host, in closed form.
 
 Input: bytes. Output: seconds. Modelled, never measured: the link has the speed of its
-data sheet (`hardware.gpus`) times `LINK_EFFICIENCY`, also when all GPUs of a node copy.
-Host memory is assumed to keep up with all of them. For a compiled step the replay
+data sheet (`hardware.gpus`) times `LINK_EFFICIENCY`, even if all GPUs of a node copy at
+once: host memory is assumed to keep up with them. For a compiled step the replay
 models the same link, copy by copy (`mjax.plan.replay`).
 """
 

@@ -1,11 +1,11 @@
 """Draw a plan as an HTML page: the schedule as streams, and the text of the page.
 
 Input: a `Plan`. Output: a self-contained page without scripts. The first picture is the
-whole step, as long as the modelled step; the others are computations of the compiled
-program that the step executes. Lanes of a picture, from the top: passes of the step,
-compute and waits, the links inside the node, the network between nodes, the link to the
-host. Boxes too narrow to see are merged with their neighbours. The page supports light
-and dark colour schemes.
+whole step, as long as the modelled step; the other pictures are computations of the
+compiled program that the step executes. Lanes of a picture, from the top: passes of the
+step, compute and waits, the links inside the node, the network between nodes, the link
+to the host. Boxes too narrow to see are merged with their neighbours. The page supports
+light and dark colour schemes.
 """
 
 import dataclasses
@@ -122,7 +122,7 @@ def _legend(pictures: Sequence[Picture]) -> str:
 
 
 def svg(picture: Picture) -> str:
-    """Return an SVG image of one pass of a computation."""
+    """Return a picture as an SVG image."""
     total_s = _total_s(picture)
     scale = _WIDTH / total_s
     height = _FOOT + _AXIS
@@ -182,13 +182,13 @@ def passes(spans: Sequence[Span], shortest_s: float) -> list[Span]:
 
 
 def joined(spans: list[Span], narrowest_s: float) -> Iterator[Span]:
-    """Merge boxes that are too narrow to see with the following ones.
+    """Merge boxes that are too narrow to see with the boxes after them.
 
     Args:
       spans: boxes of one lane, in order of time.
       narrowest_s: seconds of the narrowest box that is not merged.
     Yields:
-      the boxes, in order; a merged one has the kind of its longest part.
+      the boxes, in order; a merged box has the kind of its longest part.
     """
     group: list[Span] = []
     for span in spans:
@@ -246,9 +246,9 @@ def _heading(picture: Picture) -> str:
 
 
 def _note(picture: Picture) -> str:
-    """Return a paragraph with the time of a mean pass and the runs of its branches.
+    """Return a paragraph with the time of a mean run and how often its branches run.
 
-    It is empty if every branch runs in every pass.
+    It is empty if every branch is taken in every run of the computation.
     """
     if not picture.branches:
         return ""

@@ -5,8 +5,12 @@ Input: a module, its analysis and its replay. Output: the pictures of a `Plan`.
 The replay executes the heaviest branch of every conditional in every tick of a
 pipeline, although the schedule executes some of them less often (`choices`). In the
 picture of the whole step, branches and loops take their mean times, in which a branch
-counts as often as it runs. So this picture is as long as the modelled step. The other
-pictures are one pass in which all branches run; only their inner loops take mean times.
+counts as often as it runs. So this picture is as long as the modelled step. Each other
+picture shows one run of a computation in which every branch is taken; only the loops in
+it take mean times.
+
+A *run* is one execution of a computation; a *pass* is a phase of the step, such as
+forward.
 """
 
 import collections
@@ -57,7 +61,7 @@ def pictures(
       analysis: analysis of this module.
       found: the replay.
       every: number of runs of each computation if heavy branches always run.
-      taken: number of runs of each computation by the schedule.
+      taken: number of runs if heavy branches run as often as the schedule says.
       schedule: pipeline schedule; None with one stage.
     """
 
@@ -85,7 +89,7 @@ def _picture(
     means: "_Means",
     phases: Callable[..., Mapping[str, float]],
 ) -> Picture:
-    """Return the picture of one pass of a computation."""
+    """Return the picture of one run of a computation."""
     computation = module.computations[name]
     spans, branches = [], []
     for event, start_s, stop_s in means.drawn(name):
@@ -120,7 +124,7 @@ def _picture(
 
 
 class _Means:
-    """Mean times of computations in a step, by the schedule of the pipeline."""
+    """Mean times of computations if branches run as often as the schedule says."""
 
     def __init__(
         self,
@@ -140,7 +144,7 @@ class _Means:
         self.pass_s = functools.cache(self._pass_s)
 
     def share(self, x: Instruction) -> float:
-        """Return the fraction of the passes of x's computation in which x runs."""
+        """Return the fraction of the runs of x's computation in which x runs."""
         return taken_share(x.op_name, self.schedule) if x.branches else 1.0
 
     def call_s(self, name: str, x: Instruction) -> float:
@@ -149,7 +153,7 @@ class _Means:
         return sum((turns * self.pass_s(body) for body, turns in called), 0.0)
 
     def _pass_s(self, name: str) -> float:
-        """Return the seconds of the compute stream in a mean pass."""
+        """Return the seconds of the compute stream in a mean run."""
         own_s = sum(
             e.stop_s - e.start_s
             for e in self.timeline[name]
@@ -164,7 +168,7 @@ class _Means:
         )
 
     def drawn(self, name: str) -> list[tuple[Event, float, float]]:
-        """Return the events of a pass, with the seconds at which they start and stop.
+        """Return the events of a run, with the seconds at which they start and stop.
 
         If a loop takes another time than in the replay, the events after it move, and
         transfers during it shrink or grow. In the whole step, branches that never run
@@ -198,7 +202,7 @@ def _phase_times(
     """Return a function that sums the seconds of each phase.
 
     Its arguments are the name of a computation and one of its events; without an event
-    it sums one pass of the computation, with the bodies of its loops.
+    it sums one run of the computation, with the bodies of its loops.
     """
 
     @functools.cache

@@ -38,7 +38,7 @@ _MEMORY_BOUND = 3
 Runs = Mapping[str, float]
 """Number of executions of each computation in a step, by name."""
 Slots = frozenset[tuple[str, str]]
-"""Work of a pipeline's half-ticks: names of (computation, instruction)."""
+"""Instructions that run in every half-tick: names of (computation, instruction)."""
 
 
 def schedule_of(config: TrainConfig, sizes: AxisSizes) -> Schedule | None:
@@ -79,10 +79,10 @@ def count_runs(
 def half_ticks(module: Module, analysis: Analysis) -> Slots:
     """Find the instructions that run in every half-tick of a pipeline.
 
-    These are the layers of a virtual stage. Idle half-ticks run no further head,
-    embedding, change of virtual stage or optimizer. They do run copies to and from the
-    stash and sums of gradients around the layers, but these are not found: their idle
-    part counts as busy.
+    These are the layers of a virtual stage. Idle half-ticks do not run the head, the
+    embedding, changes of virtual stage or the optimizer. They do run the copies to and
+    from the stash and the sums of gradients around the layers, but these instructions
+    are not found, so their idle part counts as busy.
 
     Args:
       module: the step.
@@ -154,10 +154,10 @@ def modelled(
 ) -> Modelled:
     """Model a step from its replay.
 
-    In lockstep all stages compute in every half-tick that one of them uses, idle or
-    not. With b = idle time / ideal time (`Schedule.bubble`), the layers take (1 + b)
-    times their ideal time, so b / (1 + b) of it is idle. Head, embedding and optimizer
-    do not run in idle half-ticks.
+    In lockstep all stages, idle ones too, compute in every half-tick that one of them
+    uses. With b = idle time / ideal time (`Schedule.bubble`), the layers take (1 + b)
+    times their ideal time, and b / (1 + b) of the time that they take is idle. Head,
+    embedding and optimizer do not run in idle half-ticks.
 
     Args:
       config: config of the run.
@@ -165,8 +165,8 @@ def modelled(
       topology: the cluster.
       found: replay of the step, in which heavy branches always run.
       every: number of runs of each computation in the replay.
-      taken: number of runs of each computation by the schedule.
-      slots: the work of half-ticks, from `half_ticks`.
+      taken: number of runs if heavy branches run as often as the schedule says.
+      slots: instructions that run in every half-tick, from `half_ticks`.
     """
     schedule = schedule_of(config, sizes)
     idle = 0.0 if schedule is None else schedule.bubble
@@ -229,7 +229,7 @@ def memory_bound(module: Module, found: Replay, taken: Runs) -> dict[str, float]
 def kernel_flops(
     config: TrainConfig, sizes: AxisSizes, module: Module
 ) -> dict[str, float]:
-    """Return the FLOPs of a call by the name of each attention kernel in the module.
+    """Return the FLOPs of one call of each attention kernel of the module, by its name.
 
     A matmul of queries with visible keys takes 2 H FLOPs per pair and head. The forward
     pass has two. The backward pass has two kernels that both recompute the scores:

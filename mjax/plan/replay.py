@@ -3,12 +3,12 @@
 Input: a module, its analysis, a cost model. Output: modelled seconds, and a timeline.
 
 One stream computes: it executes the instructions of a computation in order, and a loop
-as often as it runs. The others are the links inside the node, the network between
+as often as it runs. The other three are the links inside the node, the network between
 nodes, and the link to the host. On each, transfers run one after another in the order
-of their `-start` halves. Different links carry data at the same time. An
-asynchronous transfer blocks the compute stream only at its `-done` half, a synchronous
-one at once. Work that XLA puts on further compute streams is executed in order too,
-because it shares the same multiprocessors.
+of their `-start` halves. Different links carry data at the same time. An asynchronous
+transfer blocks the compute stream only at its `-done` half, a synchronous transfer as
+soon as it starts. Work that XLA puts on further compute streams is executed in order
+too, because it shares the same multiprocessors.
 
 A collective between nodes uses both links if several of its members share a node. It
 occupies each link for the time of its bytes there (`CostModel.links_s`), and is done
@@ -20,8 +20,8 @@ Copies between GPU and host occupy the link to the host. The model runs copies o
 directions one after another, although the link can carry both at the same time. So it
 overestimates the waits for these copies.
 
-Each second of a wait is attributed to the role of the collective that occupies the
-link at that time, which may be an earlier one than the awaited collective.
+Each second of a wait is attributed to the role of the transfer that occupies the link
+at that time. It may be a transfer that was queued before the awaited one.
 
 Not modelled: multiprocessors that a collective takes from compute; collectives that
 share a link at the same time (in the model they queue, with the same total time);
@@ -70,7 +70,7 @@ class Event:
     """Role of a collective: tp, dp, pp, mixed; or host. For a wait, the role of the
     transfer that occupies the link, which may not be the awaited one."""
     start_s: float
-    """Seconds since the start of the pass of its computation."""
+    """Seconds since the start of the run of its computation."""
     stop_s: float
 
 
@@ -88,13 +88,13 @@ class Replay:
     communication_s: Mapping[str, float]
     """Seconds of all transfers together, by role."""
     timeline: Mapping[str, tuple[Event, ...]]
-    """Timeline of the first pass of each computation, by name of the computation."""
+    """Timeline of the first run of each computation, by name of the computation."""
     timed_by_bytes: tuple[str, ...]
     """op_names of kernels that are assumed memory-bound: their FLOPs are not given."""
 
     @property
     def exposed_s(self) -> dict[str, float]:
-        """Seconds that the compute stream waits for collectives, by role."""
+        """Seconds that the compute stream waits for transfers, by role."""
         exposed: dict[str, float] = collections.defaultdict(float)
         for (_, role), seconds in self.waits_s.items():
             exposed[role] += seconds
@@ -121,7 +121,7 @@ def replay(
       The modelled step.
     Raises:
       ValueError: a key of kernel_flops matches no kernel, or two keys match the same
-        one.
+        kernel.
     """
     _check_names(kernel_flops, module)
     player = _Player(module, analysis, cost, kernel_flops)
@@ -170,13 +170,13 @@ class _Booked(NamedTuple):
 
 _LINKS: tuple[Link, ...] = ("node", "network", "host")
 type _Busy = tuple[tuple[_Booked, ...], ...]
-"""Queued transfers of each of `_LINKS`; they end at these seconds from now."""
+"""Queued transfers of each of `_LINKS`; each ends in `stop_s` seconds from now."""
 _IDLE: _Busy = ((),) * len(_LINKS)
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Pass:
-    """Result of one or several passes of a computation."""
+    """Result of one or several runs of a computation."""
 
     busy: _Busy
     """Transfers that remain on the links at the end."""
@@ -217,7 +217,7 @@ class _Player:
         self.play = functools.cache(self._play)
 
     def _play(self, name: str, busy: _Busy) -> _Pass:
-        """Replay one pass of a computation that starts with busy links."""
+        """Replay one run of a computation that starts with busy links."""
         computation = self.module.computations[name]
         starts = {done: start for start, done in computation.done_of.items()}
         stage = _Stage(name, busy)
@@ -246,8 +246,8 @@ class _Player:
             left = runs
             while left:
                 one = self.play(name, total.busy)
-                # Each pass shortens the queue of a busy link. Once it is empty, all
-                # further passes are alike.
+                # Each run shortens the queue of a busy link. Once the queue is empty,
+                # all further runs are alike.
                 times = left if one.busy == total.busy else 1
                 total.add(one, times)
                 left -= times
@@ -286,7 +286,7 @@ def _is_silent(x: Instruction) -> bool:
 
 
 class _Stage:
-    """The streams during one pass of a computation."""
+    """The streams during one run of a computation."""
 
     def __init__(self, name: str, busy: _Busy) -> None:
         self.name = name

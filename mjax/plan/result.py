@@ -1,7 +1,7 @@
 """The result of planning a run, which page, JSON and advice read.
 
 Figures read from the compiled step are separate from modelled figures. Without a
-compilation the former are absent, and the latter come from a closed form.
+compilation nothing is read, and the modelled figures come from a closed form.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ IDLE = "idle slots of the pipeline"
 HOST = "host"
 """Role of copies between GPU and host."""
 HOST_COPIES = "waiting for copies to or from the host"
-"""Part of a step in which only the link between GPU and host is busy."""
+"""Part of a step in which compute waits for the link between GPU and host."""
 COMPUTE_PARTS = {
     "product": "matrix products",
     "kernel": "attention and other kernels",
@@ -145,7 +145,10 @@ class Modelled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """The kernels of one purpose in a step. All figures but the bytes are modelled."""
+    """The kernels of one purpose in a step, or its waits of one kind.
+
+    All figures but the bytes are modelled.
+    """
 
     name: str
     seconds: float
@@ -169,13 +172,16 @@ class Span:
     start_s: float
     stop_s: float
     passes: tuple[str, ...] = ()
-    """Names of its passes, as in `Picture`; a loop has those of its body, a link
-    none."""
+    """Passes of the step that it belongs to, as in `Picture.passes`; a loop has the
+    passes of its body, a transfer has none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A branch in a picture that does not run in every pass. It is drawn in full."""
+    """A branch that does not run in every run of the drawn computation.
+
+    It is drawn in full.
+    """
 
     part: str
     """Name of the computed part, such as: head and loss."""
@@ -186,7 +192,7 @@ class Branch:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Picture:
-    """One pass of a computation of the schedule."""
+    """One run of a computation of the schedule."""
 
     name: str
     """Name of the computation in the compiled program."""
@@ -194,11 +200,11 @@ class Picture:
     """Place of the computation in the step: `WHOLE_STEP`, or words such as: one tick of
     the loop over ticks."""
     passes: tuple[str, ...]
-    """Names of the passes, such as forward; empty if no scope names them."""
+    """Passes of the step, such as forward; empty if no scope names them."""
     runs: int
-    """Number of passes in a step."""
+    """Number of runs of the computation in a step."""
     mean_s: float
-    """Seconds of a mean pass in the step: branches count as often as they run."""
+    """Seconds of a mean run in the step: branches count as often as they run."""
     spans: tuple[Span, ...]
     branches: tuple[Branch, ...] = ()
 

@@ -1,7 +1,7 @@
 """Search for a layout: mesh, virtual stages, microbatches, remat and window.
 
 Input: a config and a cluster. Output: the candidates that fit in memory, the fastest
-first, both by the closed form (`mjax.estimate.formulas`).
+first. Memory and time are modelled in closed form (`mjax.estimate.formulas`).
 
 Two common rules reduce the search space. Tensor parallelism stays inside a node
 (Narayanan et al. 2021, arXiv:2104.04473, section 3.2, takeaway 1). dp_shard is the
@@ -38,9 +38,9 @@ HIDDEN_WITHOUT_PIPELINE = dataclasses.replace(HIDDEN, dp_overlap=0.85)
 bytes over dp."""
 
 _REMATS = ("none", "core", "dots", "full")
-"""Remat policies without `attention`, which equals `none` with a fused backend."""
+"""Remat policies to try: not `attention`, which equals `none` with a fused backend."""
 _PLAIN_REMATS = (*_REMATS, "offload")
-"""Remat policies without a pipeline, where offload covers the inputs of all layers."""
+"""Policies to try without a pipeline, where offload covers the inputs of all layers."""
 
 _MAX_CHUNKS = 12
 MAX_ROWS = 12
@@ -194,9 +194,10 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def ranked(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows in order: compiled and fitting, not compiled, the rest.
+    """Return the rows in order: compiled and fitting, not compiled, refused.
 
-    Within each group the fastest is first.
+    A compiled row that does not fit counts as refused. Within each group the fastest is
+    first.
     """
 
     def key(row: Row) -> tuple[int, float]:
@@ -264,7 +265,7 @@ def _meshes(
 
 
 def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
-    """Yield (virtual stages, microbatches, remat); powers of two if there are many."""
+    """Yield virtual stages, microbatches and remat; rows of a microbatch are 2^n."""
     local = config.batch.size // sizes.dp
     most = config.model.layers // sizes.pp if sizes.pp > 1 else 1
     unset: dict[str, Any] = {}
@@ -283,7 +284,7 @@ def _splits(config: TrainConfig, sizes: AxisSizes) -> Iterator[dict[str, Any]]:
 def _changed(
     config: TrainConfig, fields: dict[str, Any], sizes: AxisSizes
 ) -> TrainConfig | None:
-    """Return the run with these fields; None if it does not divide over the mesh."""
+    """Return the run with these fields; None if a size does not divide evenly."""
     try:
         unsharded = {"mesh.dp_shard": None, "mesh.dp_shard_per_node": None}
         changed = with_fields(config, fields | unsharded)

@@ -5,7 +5,7 @@ seconds, bytes read and written, and the seconds that the algorithm needs.
 
 A kernel is assigned by the functions of mjax that traced it (`hlo.frames`), innermost
 first, and the optimizer's kernels by the scope of its phase. XLA gives a fusion the
-location of one of its instructions, so a row may include work of a neighbouring row.
+location of one of its instructions, so a row may include work that belongs to another.
 Kernels that match no rule are in the row `OTHER`.
 """
 
@@ -32,7 +32,7 @@ _JOINS = "joins of weights"
 _ACTIVATIONS = "joins and sums of activations"
 _ATTENTION = "attention, other kernels"
 _PROJECTION = "projections"
-"""Marks kernels whose result decides the row: weights or activations, by its shape."""
+"""Marks kernels that count as weights or activations by the shape of their result."""
 _OPTIMIZER = "optimizer and norm of the gradients"
 _SUMS = "sums of gradients"
 _SLICES = "slices of weights"
@@ -108,9 +108,9 @@ def by_source(
       module: the step.
       frames: the stacks of its instructions.
       found: the replay.
-      taken: runs of each computation.
-      slots: the work of half-ticks, whose idle part has its own row, as in the parts
-        of the step.
+      taken: number of runs of each computation in a step.
+      slots: instructions that run in every half-tick. Their idle part has its own row,
+        as in the parts of the step.
       modelled: the step; the rows add up to it.
       params_bytes: stored parameters of one device.
     Returns:

@@ -19,7 +19,8 @@ def check_plannable(config: TrainConfig, topology: Topology) -> None:
       config: config of the run, as the flags give it.
       topology: the cluster.
     Raises:
-      ValueError: idle stages are skipped, or a run may take more than the GPU has.
+      ValueError: idle stages are skipped, or a run may use more memory than the GPU
+        has.
     """
     if config.pipeline.idle == "skip":
         raise ValueError(

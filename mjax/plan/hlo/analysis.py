@@ -63,7 +63,7 @@ class Collective:
     kernels: int
     """Number of Pallas and cuDNN kernels between `-start` and `-done`, likewise."""
     flops: int
-    """FLOPs of these matmuls."""
+    """FLOPs of the matmuls between `-start` and `-done`."""
     op_name: str
     """op_name of the collective: its place in the traced function."""
     groups: Groups = dataclasses.field(repr=False, compare=False)
@@ -95,7 +95,7 @@ class Analysis:
     """(computation, name) of a loop, conditional or call -> the computations that it
     executes, and how often."""
     work: Mapping[str, Work]
-    """Work of one pass of each executed computation, callees included."""
+    """Work of one run of each executed computation, callees included."""
 
     def wire_bytes(self, role: str | None = None) -> int:
         """Return the bytes that one device sends in a step, for one role or all."""
@@ -104,7 +104,7 @@ class Analysis:
         )
 
     def overlapped_bytes_fraction(self, role: str | None = None) -> float | None:
-        """Return the fraction of the bytes in flight while a matmul or kernel runs.
+        """Return the fraction of the sent bytes that a matmul or a kernel may overlap.
 
         Args:
           role: tp, dp, pp or mixed; None means all.

@@ -29,8 +29,8 @@ def count_dot_flops(hlo_text: str) -> int:
     Returns:
       FLOPs of the entry computation.
     Raises:
-      ValueError: the text is not a module, or a matmul cannot be counted: in a loop of
-        unknown trip count, a library call or a convolution.
+      ValueError: the text is not a module, or a matmul cannot be counted: it is in a
+        loop of unknown trip count, in a library call, or is a convolution.
     """
     module = parse(hlo_text)
 

@@ -137,8 +137,8 @@ class Instruction:
 
     @property
     def result(self) -> Shape:
-        """Shape of the result. For a `-start` half it is a part of `shape`, which is
-        ((operands), result, context)."""
+        """Shape of the result. For a `-start` half it is a part of `shape`:
+        ((operands), result, context), or (result, operand, context) of a copy-start."""
         if self.opcode.endswith("-start") and isinstance(self.shape, tuple):
             return self.shape[0 if self.opcode == "copy-start" else 1]
         return self.shape
@@ -327,7 +327,7 @@ def _instruction(line: str) -> Instruction:
 
 
 def _close(line: str, start: int) -> int:
-    """Return the position after the bracket that closes the one at start."""
+    """Return the position after the bracket that closes the bracket at start."""
     depth = 0
     for token in _TOKEN.finditer(line, start):
         depth += token[0] in ("(", "{", "[")

@@ -83,7 +83,7 @@ def is_stamp(x: Instruction) -> bool:
 
 
 def own_work(x: Instruction, computation: Computation) -> Work:
-    """Count the work of an instruction without that of the computations that it calls.
+    """Count the work of an instruction without the computations that it calls.
 
     Raises:
       ValueError: the instruction is a matmul in a form that cannot be counted.
