@@ -17,14 +17,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; return its exit code.
 
     Args:
-      argv: words after the program's name; None for those of the process.
+      argv: words after the program's name; None for the arguments of the process.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     try:
         flags.check_one_run(words)
         if flags.given(words, "--serve") is not None:
             environment.check()
-            from mjax.generate.server import command as server  # starlette: an extra
+            from mjax.generate.server import command as server  # an extra
 
             return server.main(words)
         asked: GenerateFlags = flags.read(
@@ -34,11 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             guide=flags.Guide(examples=EXAMPLES, meanings=OTHER_NAMES),
         )
         environment.check()
-        from mjax.ckpt import places  # packages: once the flags have been read
+        from mjax.ckpt import places  # after the flags: it imports packages
 
         if "://" not in asked.model:
             places.check_exists(asked.model)
-        from mjax.generate import command  # JAX: once the model has been found
+        from mjax.generate import command  # after the model is found: imports JAX
 
         command.run(asked)
     except ValueError as error:

@@ -50,7 +50,7 @@ def append(
     v: Float[Array, "slots K H"],
     positions: Int[Array, "slots"],
 ) -> Ring:
-    """Return the ring with a new token per slot, in place of one outside the window.
+    """Return the ring with a new token per slot; it replaces one outside the window.
 
     Args:
       ring: ring with the earlier tokens.

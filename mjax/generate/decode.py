@@ -42,7 +42,7 @@ judgement: the host's cost of a dispatch is small compared with this many steps 
 smallest model."""
 
 _SLOTS = PartitionSpec(DP)
-_RING = PartitionSpec(DP, (PP, TP))  # pp is 1, which the type cannot express
+_RING = PartitionSpec(DP, (PP, TP))  # in its type a ring varies over pp, of size 1
 _NOWHERE = PartitionSpec()
 
 
@@ -316,7 +316,7 @@ class Decoder:
         return jnp.where(is_known, logits, -jnp.inf)
 
     def _bind(self, weights: Weights) -> Transformer:
-        """Return the model; of its blocks only the structure is used."""
+        """Return the model; callers use only the structure of its blocks."""
         return nnx.merge(self.graph, weights.ends | {"blocks": weights.layers[0]})
 
     def _block(self, model: Transformer, params: Params) -> Any:

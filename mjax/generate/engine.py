@@ -1,4 +1,4 @@
-"""Continuous batching: slots, a queue, and one step after the other.
+"""Continuous batching: a queue of requests, and slots that advance step by step.
 
 Input: requests. Output: events, one per token. A request waits until a slot is free.
 One program then prefills its prompt, and another draws the next tokens of all slots.
@@ -246,7 +246,7 @@ class Engine:
         return self._event(slot, running, token)
 
     def _draw(self) -> Iterator[Event]:
-        """Draw tokens of all slots; yield events without those after an answer's end.
+        """Draw tokens of all slots; yield their events, up to the end of each answer.
 
         The next dispatch starts before the tokens of this one are read, so that the
         devices compute while the host decodes text.
@@ -264,7 +264,7 @@ class Engine:
                     yield self._event(slot, running, token)
 
     def _set_pace(self, num_steps: int | None) -> None:
-        """Choose the number of steps of the next dispatch from the time of the last.
+        """Choose the steps of the next dispatch from the time of the last dispatch.
 
         Args:
           num_steps: steps taken since the previous tokens arrived; None if the devices
@@ -277,7 +277,7 @@ class Engine:
         self._read_s = now_s
 
     def _dispatch(self, before: _Drawing | None) -> _Drawing | None:
-        """Queue and return the next dispatch; None if a request ends in this one."""
+        """Queue and return the next dispatch; None if a request ends in `before`."""
 
         def left(slot: int, running: _Running) -> int:
             is_drawn = before is not None and before.slots.get(slot) is running

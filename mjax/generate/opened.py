@@ -104,7 +104,7 @@ class _Found:
     read_boxes: Callable[[str, list[Box]], list[np.ndarray]]
     tokenizer: Tokenizer
     folder: Path | None
-    """Folder of the files beside the tokenizer; None if there is none."""
+    """Folder with the chat template and end tokens, beside the tokenizer; or None."""
     starts: Starts
 
 
@@ -128,7 +128,7 @@ def open_model(
         of the run or folder.
     Raises:
       ValueError: there is no such model, it does not divide over the mesh, or the
-        tokenizer is of another model.
+        tokenizer belongs to another model.
       RuntimeError: files are missing or damaged.
     """
     if mesh.shape["pp"] > 1:

@@ -104,7 +104,7 @@ def _messages() -> Iterator[str]:
 
 
 def _typed() -> str:
-    """Return a line from the terminal, whose settings Ctrl-C does not leave changed."""
+    """Return a line from the terminal; after Ctrl-C, `input` restores the settings."""
     with interrupts.raised():
         return input(_PROMPT) + "\n"
 

@@ -186,7 +186,7 @@ class _Pages:
 
 
 class _Generation:
-    """Answers one of the two endpoints that generate."""
+    """Handles the requests to one of the two endpoints that generate text."""
 
     def __init__(
         self,

@@ -58,7 +58,7 @@ class Metrics:
 
         Args:
           gauges: current values by name.
-          counts: requests of the engine since the start, by name.
+          counts: the fields of `scheduler.Counts`, by name.
         """
         lines = ["# TYPE mjax_answers_total counter"]
         for (path, status), count in sorted(self.answers.items()):

@@ -1,7 +1,7 @@
 """Parse requests of OpenAI's API, field by field.
 
-Input: the body of a request. Output: a checked request with prompts as text. Every
-field is used, ignored because it cannot change the answer, or refused by name.
+Input: the body of a request. Output: a checked request; prompts are text or token ids.
+Every field is used, ignored because it cannot change the answer, or refused by name.
 
 Source: OpenAI's API reference, from the types of openai-python 3.54.
 """
@@ -17,7 +17,7 @@ MOST_STOPS = 4
 """Maximum number of stop texts of a request; OpenAI's limit."""
 _MOST_STOP_CHARS = 1000
 """Maximum number of characters of a stop text. The value was picked by judgement: a
-stream holds back as many characters."""
+stream may hold back that many characters."""
 _MOST_CHOICES = 128
 """Largest n; OpenAI's limit."""
 _MOST_TEMPERATURE = 2.0

@@ -73,7 +73,7 @@ class Engine(Protocol):
 class Counts:
     """Requests of the engine since the start, by how they ended. For the event loop.
 
-    If no request is open, `accepted` is the sum of the others.
+    If no request is open, `accepted` is the sum of the other counts.
     """
 
     accepted: int = 0
@@ -153,8 +153,8 @@ class Scheduler:
         Args:
           engine: the engine; the caller must not use it any more.
           capacity: maximum number of open requests.
-          on_failure: called once, in the engine's thread, after the tickets got an
-            error.
+          on_failure: called once, in the engine's thread, after the event loop was told
+            to fail the open tickets.
         """
         self._engine, self._capacity, self._on_failure = engine, capacity, on_failure
         self._commands: queue.SimpleQueue[tuple[str, Ticket | None]] = (

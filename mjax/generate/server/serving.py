@@ -43,8 +43,9 @@ _WARM_TOKENS = 2
 def warm_up(engine: Engine, max_len: int) -> None:
     """Compile every program before the first request.
 
-    It prefills prompts of one token and of each power of two, and continues the first.
-    Programs with log-probabilities are compiled at their first request.
+    It prefills prompts of each power of two and of the maximum length, and continues
+    the prompt of one token. Programs with log-probabilities are compiled at their first
+    request.
 
     Args:
       engine: an engine that is not yet in use.
