@@ -201,7 +201,7 @@ def _moments_of(opt_state: Any) -> Moments:
 
 
 def _with_moments(opt_state: Any, moments: Moments) -> Any:
-    """Return the state with its moments replaced by `moments`, whatever their trees."""
+    """Return the state with other moments; their trees may differ from the old ones."""
     adam = opt_state["adam"]._replace(mu=moments.mu, nu=moments.nu)
     return type(opt_state)(opt_state | {"adam": adam})
 

@@ -23,7 +23,8 @@ from jaxtyping import Array, Int, PyTree
 from mjax.mesh.host_memory import to_device, to_host
 
 Ahead = tuple[PyTree, ...]
-"""Residuals of the next h layers of the backward pass, on the device, in its order."""
+"""Residuals of the next h layers of the backward pass, on the device, in the order in
+which it uses them."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,9 @@ class Offload:
         return jax.tree.map(to_host, kept)
 
     def start(self, scanned: tuple[PyTree, ...], rest: tuple[PyTree, ...]) -> Ahead:
-        """Load the residuals of the last h layers, except those after the loop.
+        """Return the residuals of the last h layers on the device.
+
+        Residuals of layers after the loop are there already; the rest are copied.
 
         Args:
           scanned: for each layer of the pattern, the results of `store`, stacked by the

@@ -57,9 +57,10 @@ def learning_rate(config: OptimConfig, num_steps: int) -> optax.Schedule:
     """Return the learning rate as a function of the number of accepted steps so far.
 
     Let t = count + 1 be the number of the next step, counted from 1. The rate is linear
-    from 0 at t = 0 to the peak at t = warmup_steps, then follows `config.schedule` to
-    final_lr_fraction of the peak at t = num_steps, and is constant afterwards. No step
-    has a rate of 0 unless final_lr_fraction is 0.
+    from 0 at t = 0 to the peak at t = warmup_steps, then follows `config.schedule`: a
+    constant schedule stays at the peak, the others reach final_lr_fraction of the peak
+    at t = num_steps and are constant afterwards. No step has a rate of 0 unless
+    final_lr_fraction is 0.
 
     Args:
       config: peak, shape, warm-up and decay.

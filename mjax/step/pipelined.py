@@ -98,7 +98,7 @@ class Pipelined(Forward):
             joined, others = self._by_slot(grads.chunks)
             weights = block.separate(joined, parts)
             specs = block.weights(self.specs["blocks"])
-            # Sums over tp the gradients of key/value heads that tp does not split.
+            # Sum over tp the gradients of key/value heads that tp does not split.
             weights = zero.reduce_over((TP,), weights, specs)
             if not joins_parts:
                 weights = zero.own_parts(weights, specs)
@@ -195,7 +195,10 @@ class Pipelined(Forward):
         )
 
     def _joins_parts(self, model: Transformer) -> bool:
-        """Return whether `SHARDS` split the model width: then parts can be joined."""
+        """Return whether parts of weights can be joined before they are gathered.
+
+        They can if `SHARDS` divide the model width, or if nothing is sharded.
+        """
         num_shards = math.prod(self.mesh.shape[axis] for axis in SHARDS)
         return self.level == 0 or model.config.d_model % num_shards == 0
 

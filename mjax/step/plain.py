@@ -199,9 +199,9 @@ class Plain(Forward):
     ) -> tuple[Weights, Params]:
         """Return the weights of the blocks, and the weights of embedding and head.
 
-        At levels 0 to 2 embedding and head are gathered; the blocks too, if the caller
-        asks for it or if they are not sharded. At level 3 this device's parts of all
-        weights are returned.
+        At levels 0 to 2 embedding and head are gathered; the blocks too, with `at_once`
+        or if they are not sharded. At level 3 this device's parts of embedding and head
+        are returned, and of the blocks if they are sharded.
         """
         params = jax.tree.map(collectives.vary, params)
         ends = {name: p for name, p in params.items() if name != "blocks"}

@@ -105,7 +105,7 @@ class OverlappedLayers:
         return num_layers - num_layers % self._period
 
     def places(self, x: Array, weights: Weights) -> Places:
-        """Return each kind of layer with its backward pass.
+        """Return a function that gives each kind of layer with its backward pass.
 
         A kind is traced once, at its first use, and both passes share the result.
         Tracing a kind takes about as long as tracing one pass.
@@ -180,7 +180,7 @@ class OverlappedLayers:
 
         carry, scanned = (x, ahead, copy), ()
         if self.num_scanned:
-            # lax.scan makes the stacks in host memory.
+            # With offloading, use lax.scan: it can make its stacks in host memory.
             own_stacks = places is not None and offload is None
             scan = stacks.scan if own_stacks else lax.scan
             with jax.named_scope(self._loop()):
@@ -233,7 +233,7 @@ class OverlappedLayers:
             dy, ahead, moving, out = carry
             params = self._at(weights, index) if ahead is None else ahead
             if ahead is not None:
-                # No layer precedes layer 0, which is gathered again and not used.
+                # No layer precedes layer 0: it is gathered again, and not used.
                 ahead = self._at(weights, jnp.maximum(index - 1, 0))
             moving, out = _move(hops, moving, so_far(out), out, index)
             one = places(place, index)
@@ -301,8 +301,9 @@ class OverlappedLayers:
         """Return the steps in which a layer's gradients are reduced.
 
         Each step runs in another iteration of the loop, overlapped with another layer.
-        HSDP has two, because the second needs the result of the first. So has a
-        hierarchical reduce-scatter: inside nodes, then between them.
+        HSDP needs two, reduce-scatter and all-reduce, because the second reads the
+        result of the first. A hierarchical reduce-scatter takes two by itself: inside
+        nodes, then between them.
         """
         level = self.level
         two_steps = level > 1 and lax.axis_size(DP_NODE) > 1 < lax.axis_size(DP_SHARD)
@@ -419,7 +420,7 @@ class OverlappedLayers:
 
     def _context(self, index: Index) -> tuple[Array, PyTree]:
         """Return the arguments of a layer besides its input and its weights."""
-        # A Python index becomes an array too: jax would make a number a constant.
+        # Make an array of a Python index too, which jax would trace as a constant.
         number = jnp.zeros((), jnp.int32) + self.pattern.first_layer + index
         return number, self.pattern.context
 

@@ -1,9 +1,9 @@
 """One training step as a pure function of state and batch.
 
 The gradients come from one `jax.shard_map` over all mesh axes (`mjax.step.plain` or
-`mjax.step.pipelined`: one signature). The optimizer runs in the same jit outside the
-shard_map, on the global sharded arrays, so that norms (clipping, trust ratios) are
-global by construction.
+`mjax.step.pipelined`, which have one signature). The optimizer runs in the same jit
+outside the shard_map, on the global sharded arrays, so that norms (clipping, trust
+ratios) are global by construction.
 """
 
 import dataclasses
@@ -172,7 +172,7 @@ def build_program(
       seed: seed of initialisation and dropout.
       zero_level: 0 to 3, see `mesh.zero`.
       isolate_documents: restrict attention to each document of a packed sequence. False
-        ignores the segments of a batch; more backends support that.
+        ignores the segments of a batch; more attention backends support False.
       mesh: mesh with all axes of `mesh.axes.AXES`.
       pipeline: settings of the pipeline; None uses the defaults.
       tp_chunks: chunks of the sequence in tensor-parallel communication, as
@@ -331,7 +331,7 @@ def _thresholds(
     is_pipeline: bool,
     combine: CombineConfig,
 ) -> Thresholds:
-    """Choose what XLA combines: by the user's limits, or one layer's weights."""
+    """Choose which collectives XLA combines: the user's limits, or one layer's size."""
 
     def weight(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> Weight:
         size = math.prod(leaf.shape[1:])  # dim 0 is the layers

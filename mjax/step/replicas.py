@@ -34,7 +34,7 @@ class Corruption:
     """Processes whose devices differ from the majority of the replicas; all processes
     that disagree, if there is no majority."""
     is_sure: bool
-    """Whether a majority of the replicas agrees, so that the others are wrong."""
+    """Whether a majority of the replicas agrees, so that the rest is wrong."""
 
 
 def make_find_corruption(

@@ -25,7 +25,7 @@ class Place(enum.IntEnum):
     """Tag of a row: the work that is complete when the row is written."""
 
     BEGIN = 0
-    """None: the batch has arrived."""
+    """No work: the batch has arrived."""
     FORWARD = 1
     """The forward pass of a microbatch, its loss, and the gradient of the loss."""
     BACKWARD = 2

@@ -185,11 +185,11 @@ def saved_form(
 ) -> SavedForm:
     """Describe the canonical form of a state that lives on `mesh`.
 
-    The layers of a stage are not always an even part of all layers. So in canonical
-    form pp splits another dim of each leaf. One all-to-all over pp converts a leaf, and
-    each device then orders the layers of its part. The canonical form takes as much
-    memory per device as the state. A device holds both for a short time between two
-    steps, when no activations are alive.
+    Stages may differ in their number of layers. So in canonical form pp splits another
+    dim of each leaf. One all-to-all over pp converts a leaf, and each device then
+    orders the layers of its part. The canonical form takes as much memory per device as
+    the state. A device holds both forms for a short time between two steps, when no
+    activations are alive.
 
     Args:
       abstract: shapes, dtypes and shardings of the state in the run's layout.
@@ -249,7 +249,7 @@ def _one_by_one(
 
 
 def _on_blocks(f: Callable[[list[Any]], list[Any]], tree: Any) -> Any:
-    """Replace the leaves of the blocks by the results of f, which takes their list."""
+    """Replace the list of leaves of the blocks by the result of f for that list."""
     leaves, structure = jax.tree.flatten(tree)
     places = _places_of_blocks(tree)
     replaced = f([leaves[place] for place in places])
