@@ -1,10 +1,10 @@
 """Low-rank adapters of linear layers: y = x W + scale (x A) B, with W frozen.
 
-W does not change. A is drawn at random and B starts as zero, so a new adapter has no
-effect. tp splits them like W: if W reads the residual stream, B has the split outputs;
-if W adds to it, A has the split inputs. The matmuls of `layers.linear` include both: A
-is one more weight of an input projection, and B, with (part A) as its input, is one
-more weight of an output projection.
+A is drawn at random and B starts as zero, so a new adapter has no effect. tp splits A
+and B like W: if W reads the residual stream, B has the split outputs; if W adds to it,
+A has the split inputs. The joined matmuls of `layers.linear` include one of the two: A
+is one more weight of an input projection; B is one more weight of an output projection,
+with (part A) as its input.
 
 Source: Hu et al. 2021, arXiv:2106.09685, section 4.1. A is drawn as in PEFT 0.19, from
 U(-a, a) with a = 1/sqrt(inputs).
@@ -187,7 +187,7 @@ def row_parallel(
       weights: local, [..., D] each; joined here.
       num_chunks: as in `linear.row_parallel`.
       apart: as in `column_parallel`.
-      in_fp8: likewise.
+      in_fp8: as in `column_parallel`.
     """
     plain = [w.weight if isinstance(w, Adapted) else w for w in weights]
     found = [

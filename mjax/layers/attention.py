@@ -28,8 +28,8 @@ class Attention(nnx.Module):
     Source: Vaswani et al. 2017, arXiv:1706.03762, section 3.2; shared key/value heads,
     Ainslie et al. 2023, arXiv:2305.13245; window, Beltagy et al. 2020,
     arXiv:2004.05150, section 3.1; normalised queries and keys, Henry et al. 2020,
-    arXiv:2010.04245, with the RMSNorm of Qwen3 and Gemma 3 in place of theirs; soft
-    cap, Gemma 2, arXiv:2408.00118, section 2.
+    arXiv:2010.04245, but with the RMSNorm of Qwen3 and Gemma 3; soft cap, Gemma 2,
+    arXiv:2408.00118, section 2.
     """
 
     def __init__(

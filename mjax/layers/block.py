@@ -172,7 +172,7 @@ class Block(nnx.Module):
     def separate(
         self, joined: Mapping[str, Float[Array, "*lead m n"]], like: Params
     ) -> Params:
-        """Return the gradients of the weights, given those of the joined matrices.
+        """Split the gradients of joined matrices into gradients of the weights.
 
         This is the transpose of `join`. If tp does not split a weight, the caller must
         still sum its gradient over tp.

@@ -70,7 +70,7 @@ class AttentionConfig:
     rope: RopeConfig
     backend: Literal["auto", "reference", "blocked", "cudnn", "mosaic_gpu"]
     backward: Literal["deterministic", "fused"]
-    """Sum gradients of queries in a fixed order."""
+    """deterministic sums gradients of queries in a fixed order, fused in any order."""
     recompute: bool
     """Recompute the attention core in the backward pass (remat policy attention). A
     backend may still keep its output and log-sum-exp."""

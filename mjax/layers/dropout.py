@@ -10,7 +10,7 @@ from mjax.mesh import collectives
 
 
 class DropoutKey(NamedTuple):
-    """The key of a mask; every field is global and does not depend on shards."""
+    """The key of a mask, made of global indices: it does not depend on the mesh."""
 
     # Not a dataclass: jax.vjp rebuilds the arguments of a virtual stage with
     # placeholders for arrays, which a type-checked constructor (as in tests) refuses.

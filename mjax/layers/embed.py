@@ -124,7 +124,7 @@ class Head(nnx.Module):
           x: this device's t = T/tp positions.
           embedding: the embedding whose table is used if tied.
           targets: targets of the whole sequence; `loss.NO_TARGET` adds 0.
-          vocab_size: V, without padding.
+          vocab_size: size of the vocabulary without padding.
         """
         return summed_nll(
             collectives.gather_sequence(x),

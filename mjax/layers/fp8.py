@@ -122,7 +122,7 @@ def multiply(
       spec: for `jnp.einsum`, one matmul: each dim is contracted or in the result.
       a: left operand. Its contracted dims should be last: Hopper copies an operand in
         another order.
-      b: right operand, likewise.
+      b: right operand; its contracted dims should be last too.
       dtype: dtype of the result. Sums are in float32.
     """
     return jnp.einsum(

@@ -9,10 +9,10 @@ on tp. Each device joins its own shards: once per step in training
 Training accumulates gradients over microbatches. A matmul can add its result to an
 array in memory (cuBLAS: beta = 1). So the projection takes the sum so far together with
 the weight (`Joined.total`), and the backward pass returns the new sum as the "gradient"
-of the old one. No separate kernel reads and writes the sum.
+of the old sum. No separate kernel reads and writes the sum.
 
 Source: column and row split of Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053,
-section 3), and its gradient accumulation fusion; the sequence split between the two,
+section 3), and its gradient accumulation fusion; the sequence split outside the region,
 Korthikanti et al. 2022, arXiv:2205.05198, section 4.2.2.
 """
 
@@ -75,7 +75,7 @@ def column_parallel(
       num_frozen: number of leading columns whose gradient is zeros and not computed.
         Must be 0 with a total.
       in_fp8: multiply in FP8 (`layers.fp8`), forward and backward. Activations that are
-        sent over tp before a matmul are in FP8. A quantised weight implies it.
+        sent over tp before a matmul are in FP8. A quantised weight implies in_fp8.
     Returns:
       x @ w_i for each i, over the whole sequence: n = tp shards of s = t positions, in
       the order of `collectives.gather_chunks`; with one chunk n = 1, s = T.
@@ -106,7 +106,7 @@ def row_parallel(
         `column_parallel`.
       joined: w_1, w_2, ... stacked along their inputs, [F, D], F the sum of the F_i.
       num_chunks: as in `column_parallel`.
-      num_frozen: likewise, for the leading rows.
+      num_frozen: as in `column_parallel`, but for the leading rows.
       in_fp8: as in `column_parallel`; partial sums are sent in the dtype of `parts`.
     Returns:
       the sum over i and over tp of part_i @ w_i, on t = T/tp positions.
@@ -306,7 +306,7 @@ _multiply_and_scatter.defvjp(_multiply_and_scatter_fwd, _multiply_and_scatter_bw
 def _gradient_of(
     options: _Options, joined: Joined, x: _Operand, dy: _Operand, *, axis: int
 ) -> Joined:
-    """Return x^T dy as the gradient of the weight, or added to the total.
+    """Return x^T dy: as the gradient of the weight, or added to the total, if any.
 
     x is [n, B, s, m], dy [n, B, s, k]. The gradient of the first `num_frozen` columns
     (axis 1) or rows (axis 0) is zeros.
@@ -372,7 +372,7 @@ def _multiply_transposed(x: _Operand, y: _Operand, dtype: Any) -> Float[Array, "
 def _multiply_chunks_and_scatter(
     options: _Options, x: _Operand, w: _Matrix, *, transpose: bool = False
 ) -> Float[Array, "B t D"]:
-    """Multiply chunk by chunk, this device's own chunk last; sends overlap matmuls."""
+    """Multiply by chunks, the own chunk last, so that transfers overlap matmuls."""
     chunks = x.cut(lambda values: collectives.cut_chunks(values, options.num_chunks))
     if x.scale is not None:
         # Without the barrier XLA dequantises all chunks at once and slices the result,

@@ -37,7 +37,8 @@ def summed_nll(
       bias: bias of this device's tokens, or None.
       targets: global token ids; `NO_TARGET` adds 0.
       scale: factor on the logits.
-      vocab_size: V; ids from V on are padding and have zero probability.
+      vocab_size: size of the vocabulary without padding; ids from there on have zero
+        probability.
       soft_cap: bound on the magnitude of the scaled logits, or None.
     Returns:
       nats, float32, equal on all devices of a tp group.
@@ -67,7 +68,7 @@ def mask_padding(
 
     Args:
       logits: this device's columns.
-      vocab_size: V.
+      vocab_size: size of the vocabulary without padding.
     """
     local_vocab = logits.shape[-1]
     token_ids = collectives.vocab_offset(local_vocab) + jnp.arange(local_vocab)

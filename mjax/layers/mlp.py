@@ -15,7 +15,8 @@ from mjax.mesh import collectives
 class Mlp(nnx.Module):
     """Two projections (three with a gate) around a non-linearity.
 
-    gelu: out(gelu(in(x))); swiglu: out(silu(gate(x)) * in(x)); geglu: gelu for silu.
+    gelu: out(gelu(in(x))); swiglu: out(silu(gate(x)) * in(x)); geglu: as swiglu, with
+    gelu in place of silu.
 
     Source: Hendrycks and Gimpel 2016, arXiv:1606.08415; Shazeer 2020,
     arXiv:2002.05202, eq. 6.

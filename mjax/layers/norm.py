@@ -19,7 +19,7 @@ class Norm(nnx.Module):
     so its parameters start at 0 (Gemma).
 
     Source: Ba et al. 2016, arXiv:1607.06450, eq. 4; Zhang and Sennrich 2019,
-    arXiv:1910.07467, eq. 4. Differs: eps, absent in the latter.
+    arXiv:1910.07467, eq. 4. Differs: eps, absent in the second.
     """
 
     def __init__(self, width: int, config: NormConfig, *, logical: str = "embed"):

@@ -146,9 +146,9 @@ def checkpointed(
     core recomputes no attention core and no matmul with a weight, only the operations
     between them (norms, rotation, activation, dropout, sums) and the low-rank matmuls
     of adapters. The output of a projection into the residual stream is kept only if the
-    backward pass reads it. In the parallel block it reads neither output. In the serial
-    block it reads that of attention, because the second norm reads the sum; with norms
-    after the branches it reads both.
+    backward pass reads it. In the parallel block it reads none. In the serial block it
+    reads the output of attention, because the second norm reads the sum; with norms
+    after the branches it reads both outputs.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):
