@@ -1,10 +1,10 @@
 """Configurations of each family: Hugging Face keys to mjax fields, and back.
 
-Input: the keys of a config.json, or a ModelConfig. Output: the other one. Written keys
-are not checked here; `families` reads them back and compares.
+Input: the keys of a config.json, or a ModelConfig. Output: a ModelConfig, or the keys.
+Written keys are not checked here; `families` reads them back and compares.
 
 Source: transformers 5.23, `configuration_*.py` and `modeling_*.py` of each family.
-Absent keys have the defaults of its configuration classes.
+Absent keys have the defaults of these configuration classes.
 """
 
 import math
@@ -86,7 +86,7 @@ def read_gptj(keys: Keys) -> ModelConfig:
 
 
 def write_gptj(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as GPT-J, for sequences of a length."""
+    """Return the GPT-J keys of a model with sequences of up to `seq_len` tokens."""
     return {
         "n_layer": model.layers,
         "n_embd": model.d_model,
@@ -123,7 +123,7 @@ def read_sizes(
         "layers": keys.size("num_hidden_layers", most=MOST_LAYERS),
         "d_model": keys.size("hidden_size"),
         "heads": keys.size("num_attention_heads"),
-        # Null means as many as query heads, both there and here.
+        # Null means as many as query heads, in config.json and in ModelConfig.
         "kv_heads": keys.size("num_key_value_heads", kv_heads, or_null=True),
         "head_dim": keys.size("head_dim", head_dim, or_null=True),
         "d_ff": keys.size("intermediate_size"),
@@ -213,7 +213,7 @@ def read_cohere2(keys: Keys) -> ModelConfig:
 
 
 def _cohere2_kinds(keys: Keys, layers: int) -> list[str]:
-    """Return the kind of each layer: as listed, or, in older files, every n-th full."""
+    """Return each layer's kind: as listed; in older files every n-th layer is full."""
     every = keys.size("sliding_window_pattern", 4)
     switch, kinds = keys.take("layer_switch", every), keys.take("layer_types", None)
     if kinds is None:
@@ -238,7 +238,7 @@ def check_kinds(kinds: Any, layers: int) -> list[str]:
 
 
 def write_cohere2(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as Cohere2, for sequences of a length."""
+    """Return the Cohere2 keys of a model with sequences of up to `seq_len` tokens."""
     windows = [kind.window for kind in model.kinds if kind.window is not None]
     return {
         **write_alike(model, seq_len),
@@ -270,7 +270,7 @@ def read_llama(keys: Keys) -> ModelConfig:
 
 
 def check_multiple(alike: Json, family: str) -> None:
-    """Refuse a width that is not a multiple of the heads, as transformers does."""
+    """Refuse a width that the number of heads does not divide, as transformers does."""
     if alike["d_model"] % max(alike["heads"], 1):
         raise ValueError(
             "config.json: hidden_size must be a multiple of num_attention_heads "
@@ -279,7 +279,7 @@ def check_multiple(alike: Json, family: str) -> None:
 
 
 def write_llama(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as Llama, for sequences of a length."""
+    """Return the Llama keys of a model with sequences of up to `seq_len` tokens."""
     return {
         **write_alike(model, seq_len),
         "rms_norm_eps": model.norm_eps,
@@ -304,7 +304,7 @@ def read_mistral(keys: Keys) -> ModelConfig:
 
 
 def write_mistral(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as Mistral, for sequences of a length."""
+    """Return the Mistral keys of a model with sequences of up to `seq_len` tokens."""
     return {
         **write_alike(model, seq_len),
         "rms_norm_eps": model.norm_eps,

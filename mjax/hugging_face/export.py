@@ -45,7 +45,8 @@ def write(
       source: source of the tensors; only those below "params." are read.
       model: the architecture.
       out_dir: absent, or an empty folder.
-      seq_len: longest sequence of the model in tokens; a limit only for GPT-J.
+      seq_len: longest sequence of the model in tokens; in transformers only GPT-J is
+        limited to it.
       family: one of `families.FAMILIES`; None for the first that can express the model.
       dtype: dtype of the stored tensors.
       eos_token_id: the end-of-document token, at which generation stops.

@@ -1,8 +1,9 @@
 """Model families that both mjax and transformers can express.
 
-Input: the contents of a config.json, or a ModelConfig. Output: the other one. An
-option that one side cannot express is refused by name. There is no hand-written list of
-mjax options: a config is written as config.json, read back, and compared.
+Input: the contents of a config.json, or a ModelConfig. Output: a ModelConfig, or the
+contents. An option that one side cannot express is refused by name. There is no
+hand-written list of mjax options: a config is written as config.json, read back, and
+compared.
 """
 
 import dataclasses
@@ -90,8 +91,8 @@ def hf_config(
     Returns:
       the family, and the keys of the architecture for config.json.
     Raises:
-      ValueError: the family is unknown, or it, or every family, lacks an option; the
-        message names each.
+      ValueError: the family is unknown or lacks an option; without `family`, every
+        family lacks one. The message names the options.
     """
     if family is not None:
         named = [f for f in FAMILIES if f.name == family]
@@ -137,7 +138,7 @@ def _express(family: Family, model: ModelConfig, seq_len: int) -> Json:
 def essence(model: ModelConfig) -> Json:
     """Return the fields that determine parameters and maths, in normal form.
 
-    Fields of positions are omitted if no layer has positions.
+    Fields of rotary positions are omitted if no layer rotates.
     """
     fields = {
         field.name: getattr(model, field.name)

@@ -111,7 +111,7 @@ def _read(keys: Keys, family: str, *, every: int) -> Json:
 
 
 def write_gemma2(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as Gemma 2, for sequences of a length."""
+    """Return the Gemma 2 keys of a model with sequences of up to `seq_len` tokens."""
     return _write(model, seq_len) | {
         "attn_logit_softcapping": model.attn_soft_cap,
         "final_logit_softcapping": model.logit_soft_cap,
@@ -119,7 +119,7 @@ def write_gemma2(model: ModelConfig, seq_len: int) -> Json:
 
 
 def write_gemma3(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as Gemma 3, for sequences of a length."""
+    """Return the Gemma 3 keys of a model with sequences of up to `seq_len` tokens."""
     local = model.rope_windowed_base
     return _write(model, seq_len) | {
         "rope_local_base_freq": model.rope_base if local is None else local,

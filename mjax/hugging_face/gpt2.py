@@ -33,7 +33,7 @@ def read_gpt2(keys: Keys) -> ModelConfig:
 
 
 def write_gpt2(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as GPT-2, with its number of learned positions.
+    """Return the GPT-2 keys of a model, with its number of learned positions.
 
     Raises:
       ValueError: seq_len exceeds the learned positions.

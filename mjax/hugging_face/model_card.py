@@ -15,10 +15,10 @@ _UNKNOWN = "not recorded"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Card:
-    """Contents of the card; None where unknown."""
+    """Contents of the card; None means unknown, unless a field says otherwise."""
 
     name: str
-    """Name of the model: that of its folder."""
+    """Name of the model, which is the name of its folder."""
     family: str
     """model_type of the family."""
     num_params: int
@@ -41,7 +41,7 @@ class Card:
     """Names of the corpora."""
     corpus_hash: str | None
     init_from: str | None
-    """Name of the initial model."""
+    """Name of the initial model; None for random parameters."""
     eval_loss: float | None
     """Held-out loss, nats per token."""
     version: str | None

@@ -14,7 +14,7 @@ from mjax.model.config import ModelConfig
 
 _ROUNDS = 3
 """Maximum number of rounds of changes. The value was picked by judgement: one change
-can require others; for example, positions require their base."""
+can require others; for example, rotary positions require a base."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +25,7 @@ class Nearest:
     lacks: tuple[str, ...]
     """Flags of the model that the family lacks."""
     instead: tuple[str, ...]
-    """Flags that would make the model one of the family."""
+    """Flags with which the family could express the model."""
 
 
 def has_form(model: ModelConfig, seq_len: int) -> bool:

@@ -32,7 +32,7 @@ PREFIX = "params."
 
 CONFIG = "config.json"
 LENGTHS = ("max_position_embeddings", "n_positions")
-"""Keys of config.json for the longest sequence. GPTs have the second one."""
+"""Keys of config.json for the longest sequence; GPT-2 and GPT-J have the second."""
 _NAMED = 5
 
 
@@ -202,8 +202,8 @@ def flags_of(folder: str | os.PathLike[str]) -> str:
     _, model = read_config(folder)
     flags = [families.flag(name, v) for name, v in families.essence(model).items()]
     if model.learned_positions is not None or LENGTHS[1] in _contents(folder):
-        # A recipe may have longer sequences than the positions of GPT-2, and of GPT-J
-        # in transformers.
+        # The sequences of a recipe may be longer than the positions of GPT-2, or of
+        # GPT-J in transformers.
         longest = read_positions(folder) or model.learned_positions
         flags.append(f"--data.seq-len {longest}")
     return " ".join(["--data.vocab model", *flags])

@@ -40,7 +40,7 @@ def read_qwen3(keys: Keys) -> ModelConfig:
 
 
 def write_qwen2(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as Qwen2, for sequences of a length."""
+    """Return the Qwen2 keys of a model with sequences of up to `seq_len` tokens."""
     theirs = {**write_alike(model, seq_len), **_write(model)}
     if model.head_width * model.heads == model.d_model:
         del theirs["head_dim"]
@@ -48,7 +48,7 @@ def write_qwen2(model: ModelConfig, seq_len: int) -> Json:
 
 
 def write_qwen3(model: ModelConfig, seq_len: int) -> Json:
-    """Return the keys of a model as Qwen3, for sequences of a length."""
+    """Return the Qwen3 keys of a model with sequences of up to `seq_len` tokens."""
     theirs = {**write_alike(model, seq_len), **_write(model)}
     return theirs | {"attention_bias": model.attn_bias}
 

@@ -7,7 +7,7 @@ pages are read; or such a folder, written without the model in memory.
 A file consists of the length of its header (8 bytes, little-endian), the header (JSON:
 name -> dtype, shape, and first and last byte after the header), and the tensors,
 row-major and without holes. The `safetensors` package could read these files, but its
-writer needs every tensor of a file in memory, so both are here.
+writer needs every tensor of a file in memory. So mjax has its own reader and writer.
 
 Source: https://github.com/huggingface/safetensors, README, "Format".
 """

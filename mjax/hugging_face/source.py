@@ -1,7 +1,7 @@
 """Sources of the tensors of a model, read part by part.
 
 A source names its tensors as checkpoints do ("params.blocks.attention.wq"), in
-canonical form: those of the blocks are stacked, `[L, ...]`. Readers do not depend on
+canonical form: tensors of the blocks are stacked, `[L, ...]`. Readers do not depend on
 whether the source is a checkpoint or files of another format.
 """
 

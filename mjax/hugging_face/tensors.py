@@ -24,16 +24,18 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Tensor:
-    """A tensor of a family, for every layer if the name has a placeholder for it."""
+    """A tensor of a family, or one tensor per layer if the name has a placeholder."""
 
     name: str
-    """{} stands for the layer."""
+    """{} stands for the index of the layer."""
     inputs: int = 0
-    """Number of leading dims of ours that a projection sums over; last in theirs."""
+    """Number of leading dims of ours that a projection sums over; in theirs they are
+    last."""
     is_table: bool = False
-    """Whether it is a table with one row per token; only ours is padded."""
+    """Whether it is a table with one row per token or position, as ours is."""
     is_whole: bool = False
-    """Whether it is a table with one row per position, without padding."""
+    """Whether the table has one row per position. A table of tokens is padded in ours
+    only."""
     inputs_first: bool = False
     """Whether theirs is [inputs, outputs], as in GPT-2's Conv1D."""
     part: int = 0
