@@ -91,7 +91,7 @@ class _Operation:
 
 
 def peak_bytes(jaxpr: Any, *, on_host: bool = False) -> int:
-    """Return the peak bytes of a jaxpr, without those of its arguments.
+    """Return the peak bytes of a jaxpr, without its arguments.
 
     Args:
       jaxpr: jaxpr of one device; its results are counted.
@@ -147,7 +147,7 @@ def _peak(
 ) -> int:
     """Return the peak bytes of a body.
 
-    Owned arguments are counted until their last reader; the caller counts the others.
+    Owned arguments are counted until their last reader; the caller counts the rest.
     `size` gives the bytes of an array type. The last `num_slices` arguments are slices
     of the caller's arrays, counted from their first reader on.
     """
@@ -277,7 +277,7 @@ class _Simulation:
     def _loop(self, operation: _Operation, ending: set[_Value]) -> int:
         """Return the bytes that a loop needs beyond those alive before it.
 
-        They are those of one iteration with its carry, and of the stacked results.
+        These are the bytes of one iteration with its carry, and of the stacked results.
         """
         bodies = list(_bodies(operation))
         # The arguments are constants, carry and slices; the results are carry and
@@ -291,7 +291,7 @@ class _Simulation:
         stop = len(body.invars) - num_slices
         owned = [stop - num_carry <= index < stop for index in range(len(body.invars))]
         turn = _peak(body, owned, self.size, num_slices=num_slices)
-        if self.size is _host_array_bytes:  # counted as stacked
+        if self.size is _host_array_bytes:  # these results are counted in `stacked`
             turn -= sum(self.size(v.aval) for v in body.outvars[num_carry:])
         stacked = _sum(operation.results[num_carry:])
         given = self._given(operation.operands[stop - num_carry : stop], ending)

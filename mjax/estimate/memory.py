@@ -69,8 +69,8 @@ def estimate(
     Args:
       step: the traced training step.
       state: shapes, dtypes and shardings of the state.
-      saved: the same for the saved form; leaves that differ from `state` are copied
-        during a save.
+      saved: the same for the state in canonical form; leaves that differ from `state`
+        are copied during a save.
       trained: the parameters that have gradients; None for all.
       on_host: whether each leaf of the state is in host memory; None for no leaf.
       moments_at_once: maximum bytes of moments on the device during an update in
@@ -110,7 +110,7 @@ def estimate(
     in_save, one_of_host = 0, 0
     for before, after, is_ in zip(*leaves, strict=True):
         size = _stored(after) * after.dtype.itemsize
-        if before is not after and is_:  # piece by piece, from the host and back
+        if before is not after and is_:  # one at a time, from the host and back
             one_of_host = max(one_of_host, 2 * size)
         elif before is not after:
             in_save += size

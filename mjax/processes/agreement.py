@@ -20,7 +20,7 @@ from mjax.processes.key_value import KeyValueStore
 DAY_S = 86_400
 _HOUR_S = 3_600
 # Process 0 knows which processes are missing, so its message must arrive before the
-# others give up.
+# other processes give up.
 _MARGIN_S = 10
 _lock = threading.Lock()
 _opened: collections.Counter[str] = collections.Counter()
@@ -102,7 +102,7 @@ class Agreement:
         return answer["value"]
 
     def all_of(self, text: str) -> list[str]:
-        """Give every process the texts of all, by rank."""
+        """Give every process the texts of all processes, by rank."""
         return json.loads(self.merge(text, json.dumps))
 
     def from_rank(self, rank: int, text: str) -> str:

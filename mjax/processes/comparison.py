@@ -1,9 +1,9 @@
 """Check that all processes of a run were started in the same way.
 
 Process 0 posts its values (flags, environment, versions). Every process compares its
-own with these and answers only with the differences, so comparing thousands of
-processes takes seconds. This happens before they synchronise and touches no device,
-since processes with different meshes would deadlock.
+own values with them and answers only with the differences, so comparing thousands of
+processes takes seconds. This happens before the processes synchronise and touches no
+device, since processes with different meshes would deadlock.
 """
 
 import hashlib

@@ -2,13 +2,13 @@
 
     python -m mjax.processes.coordinator NUM_PROCESSES HOST:PORT
 
-By default jax runs it in process 0. Then all processes wait until process 0 listens (a
-client that cannot connect retries after a second), and all end with process 0. Here the
-service listens before the first process starts and outlives every process. The
-processes are started with `--distributed.no-serves`.
+By default jax runs the service in process 0. Then all processes wait until process 0
+listens (a client that cannot connect retries after a second), and all end with process
+0. Here the service listens before the first process starts and outlives every process.
+The processes are started with `--distributed.no-serves`.
 
-One function of jax starts both the service and the client of process 0. To omit one of
-them, its factory is replaced by a stand-in.
+One function of jax starts both the service and the client of process 0. To omit the
+service or the client, its factory is replaced by a stand-in.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 def device_sum() -> tuple[Wrapped, Float[Array, " devices"], float]:
     """Prepare the sum of the numbers 1, 2, ..., one for each device of all processes.
 
-    Each process must run the result.
+    Every process must run the returned function.
 
     Returns:
       The sum, a jitted function [devices] -> [devices] that adds with one all-reduce;

@@ -2,7 +2,7 @@
 
 Input: flags, or the environment that a launcher (Open MPI, Slurm, a Kubernetes indexed
 job) gives each process. Output: initialised jax, so that every process sees the devices
-of all. Call it before anything touches a device.
+of all processes. Call `start` before anything touches a device.
 
 On CPUs the processes communicate through gloo, jax's default.
 """
@@ -30,7 +30,7 @@ CONNECT_S = 5
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Rendezvous:
-    """Values that a process needs to join the others."""
+    """Values that a process needs to join the other processes."""
 
     coordinator: str
     num_processes: int
@@ -41,10 +41,10 @@ class _Rendezvous:
 
 
 def start(config: DistributedConfig) -> None:
-    """Join the other processes of the run; do nothing in a run of one.
+    """Join the other processes of the run; do nothing in a run of one process.
 
     Args:
-      config: explicit flags. An absent flag is read from the launcher's environment.
+      config: the flags. Without flags, the launcher's environment is read.
     Raises:
       RuntimeError: the processes did not connect in time, or the launcher's environment
         cannot be used. jax cannot be initialised again in this process.

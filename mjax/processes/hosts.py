@@ -27,11 +27,11 @@ class Hosts:
     leaders: Mapping[str, int]
     """Lowest rank of each host, by name of the host."""
     address: str
-    """IP address of this host, at which the others reach it."""
+    """IP address of this host, at which the other hosts reach it."""
 
 
 def find(agreement: Agreement) -> Hosts:
-    """Find the hosts of a run, together with all its processes.
+    """Find the hosts of a run; every process must call this.
 
     Raises:
       RuntimeError: see `Agreement.all_of`.

@@ -43,7 +43,7 @@ class KeyValueStore:
         """Wait for a text and return it.
 
         Raises:
-          TimeoutError: it was not posted in time.
+          TimeoutError: the text was not posted in time.
           RuntimeError: the coordinator is gone.
         """
         until_s = time.monotonic() + timeout_s

@@ -7,9 +7,9 @@ process ends, however it ends, so no lock outlives its process.
 A lock only counts between processes of one host. On a network file system the lock of
 a lost host may stay for minutes, and a process that lost the network to all hosts
 except the store may keep its lock for good. So a process may replace the lock of
-another host, and a launch that of its own older generations; `mjax.ckpt.fence` then
-keeps the replaced process from saving. Where the file system has no locks, nothing is
-refused.
+another host, and a launch may replace locks of its own older generations;
+`mjax.ckpt.fence` then keeps the replaced process from saving. If the file system has no
+locks, nothing is refused.
 """
 
 import contextlib
@@ -33,7 +33,8 @@ ADDRESS = Path("launch") / "address.json"
 """Path in the work dir of the host and port at which the driver listens."""
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _SETTLE_S, _POLL_S = 1.0, 0.02
-"""Seconds for a holder that has just ended or begun to release or name itself."""
+"""Seconds to wait, and between tries, for a starting holder to write its name or an
+ending holder to release the lock."""
 
 
 class Holder(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +51,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
     """Generation of the launch, from 1; 0 without a launch."""
 
     def replaces(self, found: "Holder") -> bool:
-        """Return whether this process need not respect the lock of another one."""
+        """Return whether this process may replace the lock of the process `found`."""
         if found == UNKNOWN:
             return False
         is_older = found.generation < self.generation
@@ -60,7 +61,7 @@ class Holder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 UNKNOWN = Holder(host="", boot="", pid=0)
-"""The holder of a file that does not name one, for example because the disk is full."""
+"""The holder of a file that names none, for example because the disk is full."""
 
 
 def this_process(launch: str = "", generation: int = 0) -> Holder:
@@ -92,8 +93,9 @@ class Lock:
         Args:
           ours: this process.
         Returns:
-          The process that holds the file, `UNKNOWN` if it has no name; None if none
-          does, the file cannot be written, or its file system has no locks.
+          The other process that holds the file, `UNKNOWN` if the file names none. None
+          if this process now holds it, the file cannot be written, or its file system
+          has no locks.
         """
         if self._file is not None and _is_at(self._file, self._path):
             return None
@@ -102,7 +104,7 @@ class Lock:
         while True:
             try:
                 file = _opened(self._path, os.O_CREAT)
-            except OSError:  # the writer of the folder will say why
+            except OSError:  # the next write to the folder reports the cause
                 return None
             tried = _try_lock(file, fcntl.LOCK_EX)
             if tried is _Tried.LOCKED and _is_at(file, self._path):
@@ -140,7 +142,8 @@ class Lock:
 def holder_of(path: Path) -> Holder | None:
     """Return the process of this host that holds a file; None if none does.
 
-    Nothing is created or changed. A holder of another host is not returned, see above.
+    Nothing is created or changed. A lock of another host counts as free; see the
+    docstring of the module.
     """
     until_s = time.monotonic() + _SETTLE_S
     while True:
@@ -163,11 +166,11 @@ def holder_of(path: Path) -> Holder | None:
 def driving(work_dir: Path) -> Iterator[None]:
     """Hold the work dir for a driver of a launch, until the end of the with statement.
 
-    Ranks of an earlier driver may still run there; the new driver goes on with them.
+    Ranks of an earlier driver may still run there; the new driver takes them over.
 
     Raises:
-      ValueError: another driver of this host holds it, or a trainer does that was
-        started by hand.
+      ValueError: another driver of this host holds the work dir, or a trainer that was
+        started by hand trains in it.
       OSError: the work dir cannot be created.
     """
     found = holder_of(work_dir / TRAINING)
@@ -223,7 +226,7 @@ def _problem_of_driver(work_dir: Path, found: Holder) -> str:
     who = "another process"
     if found != UNKNOWN:
         who = f"process {found.pid} on {found.host}"
-    with contextlib.suppress(OSError, ValueError):  # it has just begun
+    with contextlib.suppress(OSError, ValueError):  # no address yet
         host, port = json.loads((work_dir / ADDRESS).read_text())
         who += f", at {host}:{port}"
     return (
@@ -257,8 +260,8 @@ def _try_lock(file: IO[bytes], operation: int) -> _Tried:
 def _opened(path: Path, flags: int = 0) -> IO[bytes]:
     """Open the file for writing, as flock on network file systems requires it.
 
-    Python opens it so that no child process inherits it; the lock would outlive its
-    holder there.
+    Python opens it so that no child process inherits the descriptor; in a child the
+    lock would outlive its holder.
     """
     descriptor = os.open(path, os.O_RDWR | flags, 0o644)
     return os.fdopen(descriptor, "r+b", buffering=0)
@@ -296,6 +299,6 @@ def _is_alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # it is of another user
+    except PermissionError:  # a process of another user
         return True
     return True

@@ -8,10 +8,10 @@ holds the interpreter lock.
 
 A word is 21 little-endian int64: magic, generation, phase, step, microstep,
 monotonic_ns, saved_step, sequence, began_ns, start_step, first_step_ns, and the
-nanoseconds spent in each of ten phases. The sequence is odd while the others change. A
-reader accepts a word only if the sequence was even and did not change during the read
-(a seqlock). Each store is a call of the interpreter, so x86 and Arm do not
-reorder stores.
+nanoseconds spent in each of ten phases. The sequence is odd while other fields change.
+A reader accepts a word only if the sequence was even and did not change during the read
+(a seqlock). Each store is a call of the interpreter, so x86 and Arm do not reorder
+stores.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ STACKS_VARIABLE = "MJAX_STACKS_FILE"
 STACKS_SIGNAL."""
 STACKS_SIGNAL = signal.SIGUSR1
 LOCK_ANSWER = "The interpreter lock is free.\n"
-"""A thread appends this to the file of stacks in answer to `ask_for_lock`. If it is
-missing, no Python code runs in the process."""
+"""A thread appends this to the file of stacks in answer to `ask_for_lock`. If it does
+not, no Python code runs in the process."""
 
 _MAGIC = 0x6D6A617870726F32  # "mjaxpro2"
 _FORMAT = struct.Struct("<21q")
@@ -145,7 +145,7 @@ class Writer:
         self._end()
 
     def ended_first_step(self) -> None:
-        """Report that the devices finished the first step; others may be in flight."""
+        """Report that the first step is finished; later steps may be in flight."""
         words = self._begin()
         words[_FIRST_STEP] = self._count_time(words)
         self._end()
@@ -166,8 +166,8 @@ class Writer:
 
         Args:
           step: optimizer steps that the state has seen.
-          ways: maps saved steps to the values of `--data.skip` with which the run
-            continues from there without the data that it has read since.
+          ways: maps each saved step to the values of `--data.skip` with which a run
+            from that step skips the data that this run has read since.
         """
         named = {str(to): [*words] for to, words in ways.items()}
         self._tell("diverged", {"step": step, "ways": named})

@@ -10,7 +10,7 @@ reports and releases are those of `timed_start`; phases without messages are lef
 
 The requests that jax makes to exchange the devices of all processes are made here
 explicitly: every client posts its own devices, client 0 reads all of them and posts the
-result, and the others read it. Source: openxla/xla,
+result, and the other clients read it. Source: openxla/xla,
 xla/pjrt/distributed/topology_util.cc, ExchangeTopologies.
 """
 
@@ -73,7 +73,7 @@ def phases(num_clients: int, address: str) -> Iterator[str]:
 
 
 def _own_address(address: str, number: int) -> str:
-    """Return another loopback address with the same port.
+    """Return the loopback address of one client, with the port of `address`.
 
     Clients with the same address share a connection; processes cannot.
     """

@@ -99,8 +99,8 @@ class Case:
     def repeats_attention(self) -> bool:
         """Whether the backward pass recomputes the forward pass of attention.
 
-        `--model.remat attention` does not: every fused backend keeps its output and
-        log-sum-exp.
+        With `--model.remat attention` it recomputes nothing, because every fused
+        backend keeps its output and log-sum-exp.
         """
         return self.remat in ("dots", "full")
 
@@ -220,7 +220,7 @@ class Constants:
     pp_overlap: float = 0.0
     """Share of the time of transfers between stages that is overlapped."""
     elementwise_passes: float = 1.0
-    """Ratio of the elementwise memory traffic to that of fully fused kernels."""
+    """Ratio of the elementwise memory traffic to the traffic of fully fused kernels."""
     stash_passes: float = 0.0
     """Number of times that copies into and out of stacks read or write residuals."""
     chunk_passes: float = 0.0

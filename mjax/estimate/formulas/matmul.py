@@ -1,7 +1,7 @@
 """Model how the shape of a matmul limits its speed: tiles, waves, short sums.
 
-Input: m, n, k and the number of multiprocessors. Output: the speed relative to that of
-a large matmul, at most 1. Modelled, never measured.
+Input: m, n, k and the number of multiprocessors. Output: the speed relative to a large
+matmul, at most 1. Modelled, never measured.
 
 A GPU computes [m, k] x [k, n] in tiles of the result, each on one multiprocessor:
 
@@ -91,8 +91,8 @@ def layer_matmuls(case: Case) -> list[tuple[int, int, int]]:
 def layer_speed(case: Case, num_sms: int) -> float:
     """Return the speed of a layer's matmuls relative to large ones, in both passes.
 
-    The matmul of the input gradient also has the rows of one chunk; that of the weight
-    gradient sums over all positions at once.
+    The matmul of the input gradient also has the rows of one chunk; the matmul of the
+    weight gradient sums over all positions at once.
     """
     flops, seconds = 0.0, 0.0
     for m, n, k in layer_matmuls(case):

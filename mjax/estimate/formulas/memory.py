@@ -1,14 +1,14 @@
 """Estimate the memory of one GPU in a training step in closed form.
 
-Input: a `Case`. Output: `Memory`, bytes by kind. It selects layouts before anything is
-traced; `mjax.estimate.memory` reads a traced step and is more accurate.
+Input: a `Case`. Output: `Memory`, bytes by kind. This estimate selects layouts before
+anything is traced; `mjax.estimate.memory` reads a traced step and is more accurate.
 
 - Gathered weights, gradients, optimizer state: Rajbhandari et al. 2020,
   arXiv:1910.02054, section 5, with mjax's levels (`mjax.mesh.zero`). Up to level 2,
   gradients are unsharded while they accumulate over microbatches. With one microbatch
   and no pipeline, a layer's gradients are reduced at once, and from level 1 on only
-  their shards are kept (`mjax.step.prefetch`); those of the tables are unsharded until
-  the layers are done.
+  their shards are kept (`mjax.step.prefetch`); gradients of the tables (embedding and
+  output projection) are unsharded until the layers are done.
 - Activations of a layer: Korthikanti et al. 2022, arXiv:2205.05198, section 4, with the
   sequence split over tp. Differs: no dropout masks; no scores, which a fused attention
   kernel does not keep; the output of attention counts twice. The sum for a GPT is 34
@@ -115,9 +115,9 @@ def layer_bytes(case: Case) -> float:
     core = case.heads * case.head_width
     up = (2 if case.gated else 1) * case.d_ff
     adds = branches * case.d_model * (2 if case.post_norms else 1)
-    # The norm after a branch reads the sum of branch and residual stream. Without
-    # post-norms no norm follows the last branch, and the backward pass of an addition
-    # reads nothing.
+    # A post-norm reads the output of its branch. Without post-norms, the norm before
+    # the next branch reads the sum of that output and the residual stream; no norm
+    # follows the last branch, and the backward pass of an addition reads nothing.
     read_adds = (branches if case.post_norms else branches - 1) * case.d_model
     # Input of the first matmul of each branch. If it is gathered in one piece, the
     # gathered array is kept.

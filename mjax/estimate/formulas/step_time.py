@@ -21,7 +21,7 @@ stages:
 - bubble: (P - 1) / (v M) of the time of all layers (Narayanan et al. 2021,
   arXiv:2104.04473, section 2.2.2);
 - pp: one activation and one gradient per virtual stage and microbatch, split over tp;
-- head: output projection and loss on the last stage, for which the others wait;
+- head: output projection and loss on the last stage; the other stages wait for it;
 - dp: the communication of `mjax.mesh.zero` at each level (Rajbhandari et al. 2020,
   arXiv:1910.02054, section 7), and with dp_replicate an all-reduce between replicas.
   With dp_node, each gather or scatter runs in two parts, between nodes and inside them;
@@ -73,7 +73,7 @@ class StepTime:
 
     @property
     def layers_s(self) -> float:
-        """Time of all layers of one GPU without waiting, the pipeline's ideal time."""
+        """Time of all layers of one GPU without the bubble: the ideal time."""
         return self.products_s + self.attention_s + self.elementwise_s + self.tp_s
 
     @property
@@ -303,8 +303,8 @@ def _ring_s(
 ) -> float:
     """Return the seconds of an all-gather or reduce-scatter of num_bytes over a ring.
 
-    Members are `stride` devices apart. Across nodes the rate is that of the network
-    cards of all members in a node together, at most that of the links inside the node.
+    Members are `stride` devices apart. Across nodes the network cards of all members in
+    a node add up to the rate, which is at most the rate of the links inside the node.
     """
     if size == 1:
         return 0.0
