@@ -115,13 +115,18 @@ class Ticket:
         """Whether the last event of each request has arrived."""
         return self._num_unfinished == 0
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether no events follow: finished, or failed."""
+        return self.is_finished or self._error is not None
+
     async def read(self) -> list[Indexed]:
         """Wait for events; return all that have arrived, an empty list at the end.
 
         Raises:
           ApiError: the requests have failed.
         """
-        while not self._unread and not self.is_finished and self._error is None:
+        while not self._unread and not self.has_ended:
             self._wake.clear()
             await self._wake.wait()
         if self._error is not None:
@@ -137,7 +142,7 @@ class Ticket:
 
     def fail(self, error: ApiError) -> None:
         """End an unfinished ticket with an error."""
-        if not self.is_finished and self._error is None:
+        if not self.has_ended:
             self._error = error
             self._wake.set()
 
@@ -258,8 +263,8 @@ class Scheduler:
         return 0
 
     def cut(self) -> int:
-        """End all open tickets with an error; return their number."""
-        cut = [ticket for ticket in self._open if not ticket.is_finished]
+        """End all tickets that have not ended with an error; return their number."""
+        cut = [ticket for ticket in self._open if not ticket.has_ended]
         for ticket in cut:
             ticket.fail(
                 ApiError(

@@ -316,12 +316,14 @@ def test_what_the_engine_refuses_is_the_clients_error():
         assert server.server.scheduler.num_open == 0
 
 
-def drained(server: Running, grace_s: float) -> concurrent.futures.Future[int]:
+def drained(
+    server: Running, grace_s: float, *, is_urgent: bool = False
+) -> concurrent.futures.Future[int]:
     """Drain a server in another thread."""
     found: concurrent.futures.Future[int] = concurrent.futures.Future()
 
     def drain() -> None:
-        found.set_result(server.server.drain(grace_s, lambda: False))
+        found.set_result(server.server.drain(grace_s, lambda: is_urgent))
 
     threading.Thread(target=drain, daemon=True).start()
     return found
@@ -367,6 +369,19 @@ def test_what_is_not_finished_when_the_grace_ends_gets_an_error():
             assert part
             rest += part
         assert b'"code":"stopped"' in rest
+
+
+def test_each_request_that_a_second_signal_cuts_is_counted_once():
+    engine = FakeEngine(slots=2, max_len=10_000_000)
+    with running(engine, Limits(max_tokens=9_000_000)) as server:
+        engine.may_step.clear()
+        waiting = [server.send(max_tokens=9) for _ in range(8)]
+        server.until(lambda: server.server.scheduler.num_open == 8)
+        assert drained(server, 20.0, is_urgent=True).result(20) == 8
+        for sent in waiting:
+            answer = http.client.HTTPResponse(sent)
+            answer.begin()
+            assert answer.status == 503
 
 
 def test_a_request_after_an_error_on_the_same_connection_is_answered():
