@@ -18,7 +18,7 @@ Angles = tuple[Float[Array, "B T R"], Float[Array, "B T R"]]
 
 
 def angles(positions: Int[Array, "B T"], config: RopeConfig) -> Angles:
-    """Compute cosine and sine [B, T, R/2] in float32, R the rotated width."""
+    """Compute cosine and sine [B, T, R] in float32, of R rotated pairs of entries."""
     frequency = frequencies(config)
     phase = positions[..., None].astype(jnp.float32) * frequency
     cos, sin = jnp.cos(phase), jnp.sin(phase)
@@ -28,7 +28,7 @@ def angles(positions: Int[Array, "B T"], config: RopeConfig) -> Angles:
 
 
 def frequencies(config: RopeConfig) -> Float[Array, " R"]:
-    """Return the angle of each pair [R/2] at position 1, float32.
+    """Return the angle of each of R pairs at position 1, float32.
 
     linear divides all frequencies by `scaling`. llama3 and yarn divide the frequencies
     of pairs with at most `slow_turns` turns in the original length, and do not change
@@ -68,7 +68,7 @@ def _ramp(config: RopeConfig) -> Float[Array, " R"]:
 def rotate(
     x: Float[Array, "B T N H"], cos_sin: Angles, config: RopeConfig
 ) -> Float[Array, "B T N H"]:
-    """Rotate the first R entries of every head; computed in float32, dtype of x."""
+    """Rotate R pairs, the first 2R entries of each head, in float32; dtype of x."""
     cos, sin = (a[:, :, None, :] for a in cos_sin)
     width = config.rotated_width
     head, rest = x[..., :width].astype(jnp.float32), x[..., width:]

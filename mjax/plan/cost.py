@@ -123,7 +123,7 @@ class CostModel:
         rate = 2.0 if dtype.startswith("f8") else _RATES.get(dtype)
         if rate is None:
             raise ValueError(
-                f"the speed of a product of {dtype} is not known; known are "
+                f"the speed of matmuls in {dtype} is not known; known are "
                 f"{', '.join(_RATES)} and f8*"
             )
         speed = self.peak_flops_per_s * rate * self.product_efficiency

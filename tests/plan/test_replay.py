@@ -219,7 +219,7 @@ def test_products_are_bound_by_flops_or_by_bytes():
     assert cost.product_s(wide, 1) == pytest.approx(2e12 / (peak / 2) + 1e-6)
     narrow = Work(flops=10**12, products=1, product_dtype="f8e4m3fn")
     assert cost.product_s(narrow, 1) == pytest.approx(0.5e12 / (peak / 2) + 1e-6)
-    with pytest.raises(ValueError, match="speed of a product of s32 is not known"):
+    with pytest.raises(ValueError, match="speed of matmuls in s32 is not known"):
         cost.product_s(Work(flops=1, products=1, product_dtype="s32"), 1)
 
 
