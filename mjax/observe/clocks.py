@@ -52,7 +52,7 @@ class Clock:
         if not len(self.time_ns):
             return Offset(ns=0.0, error_ns=np.inf)
         drift_ns = self.drift * np.abs(self.time_ns - time_ns)
-        # Relative to one bound: a float64 cannot hold nanoseconds since boot exactly.
+        # Subtract a bound first: a float64 cannot hold nanoseconds since boot exactly.
         base_ns = int(self.least_ns[0])
         least = float(np.max(self.least_ns - base_ns - drift_ns))
         most = float(np.min(self.most_ns - base_ns + drift_ns))

@@ -54,16 +54,16 @@ class CollectFlags:
     """Limit for span files, in gigabytes (1e9). Above it, the oldest files that are in
     the store are compressed, then deleted. None: no limit."""
     drop_unstored: bool = False
-    """With --quota-gb: if that is not enough, also delete files of ended processes that
-    are not in the store; their lines are lost."""
+    """With --quota-gb: if the stored files are not enough, also delete files of ended
+    processes that are not in the store; their lines are lost."""
 
     log_quota_gb: float | None = None
     """Limit for logs of ranks, stacks and recorded windows, in gigabytes (1e9). Above
     it, the oldest logs and stacks that no process writes are compressed. None: no
     limit."""
     delete_logs: bool = False
-    """With --log-quota-gb: if that is not enough, delete the oldest of these that no
-    process writes. The store has no copy of them."""
+    """With --log-quota-gb: if compression is not enough, delete the oldest logs, stacks
+    and windows that no process writes. The store has no copy of them."""
 
     def __post_init__(self) -> None:
         if not 0.01 <= self.every_s <= 3600:

@@ -80,8 +80,8 @@ class Difference:
 def phases(record: Record) -> dict[str, Steps]:
     """Return the seconds of each phase by step, as means over ranks and devices.
 
-    Phases that occur in fewer than half of the steps are left out, and so are the first
-    steps of each start. If a step ran twice, the time of the kept result is used.
+    Phases that occur in at most half of the steps are left out, and so are the first
+    `WARM_UP` steps of each start. If two starts ran a step, the later start counts.
     """
     by_step: dict[int, dict[str, list[float]]] = {}
     starts: dict[int, list[SpanFile]] = collections.defaultdict(list)
@@ -297,7 +297,7 @@ def _rank_sum(
 ) -> float:
     """Return p: the share of permutations that differ at least as much as a and b.
 
-    The difference is that of the rank sums.
+    The difference is the distance of the rank sum of a from its expected value.
     """
     ranks = _ranks(np.concatenate([a, b]))
     expected = len(a) * (len(ranks) + 1) / 2

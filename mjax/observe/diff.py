@@ -30,8 +30,8 @@ _FEWEST_STEPS = 20
 """Minimum number of steps for a correlation. The value was picked by judgement: with
 fewer, noise alone reaches 0.5."""
 _CLOCKS = 0.01
-"""Largest relative difference between two measurements of a step. The value was picked
-by judgement, not measured."""
+"""Largest relative difference at which two measurements of a step's time agree. The
+value was picked by judgement, not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Diff:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Records of the two runs that could not be read."""
+        """Reading problems of both runs, for people."""
         return self.a.problems + self.b.problems
 
 
@@ -215,7 +215,10 @@ def _measured(found: Diff) -> str:
 
 
 def _clock_difference(record: Record) -> float | None:
-    """Return the relative difference of step times between metrics and spans."""
+    """Return the largest relative difference of a step's time in metrics and spans.
+
+    None if no step is in both.
+    """
     spans_s: dict[int, float] = {}
     for of in record.files:
         if of.header.rank == 0:  # rank 0 writes the metrics

@@ -28,11 +28,11 @@ class Timed:
     event: Event
     at_s: float
     began_s: float
-    """For `launch`: when the process began, but not before the preceding event. For all
-    other events: `at_s`."""
+    """For `launch`: when the driver's process began, but not before the preceding
+    event. For all other events: `at_s`."""
 
     def place_s(self, monotonic_s: float | None) -> float | None:
-        """Convert a time of the monotonic clock to that of `at_s`."""
+        """Convert a time of the driver's monotonic clock to the scale of `at_s`."""
         if monotonic_s is None or self.event.monotonic_ns is None:
             return None
         return self.at_s - (self.event.monotonic_ns / 1e9 - monotonic_s)

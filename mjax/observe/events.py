@@ -28,7 +28,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     kind: str
     source: str = DRIVER
     generation: int = 0
-    """Number of the start within the launch, from 1."""
+    """Number of the start within the launch, from 1; 0 before the first start."""
     severity: str = "info"
     """`debug`, `info`, `warning` or `error`."""
     host: str | None = None

@@ -226,7 +226,7 @@ def _checked(args: argparse.Namespace) -> tuple[str, ...]:
     """Check the flags; return the names of the chosen rungs.
 
     Raises:
-      ValueError: one is out of range.
+      ValueError: a flag is out of range.
     """
     names = tuple(name for name in args.rungs.split(",") if name)
     for name in names:

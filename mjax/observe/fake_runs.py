@@ -196,7 +196,7 @@ def run_all(found: Plan, out_dir: Path, limit_s: float) -> dict[str, str]:
 
 
 def _remove_copies(rung: Rung) -> None:
-    """Delete the copies of a short run's state, which may occupy memory."""
+    """Delete the state copies in a short run's --ckpt.local-dir, maybe a RAM disk."""
     folder = None if rung.config is None else rung.config.ckpt.local_dir
     if folder is not None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -225,7 +225,7 @@ def _run(words: Sequence[str], log: Path, limit_s: float) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Stop a run that has not ended: it saves first, or a launch stops its hosts."""
+    """Stop a run that has not ended, with time to save or to stop its hosts."""
     if process.poll() is not None:
         return
     process.terminate()

@@ -8,10 +8,11 @@ The optimizer keeps nu, a decaying mean of the squares of each gradient, which s
 zero. If the gradient is always zero, nu stays zero. There are two other causes of a
 zero nu. First, if a gradient is below about 1e-18, what it adds to nu underflows to
 zero in float32; mu, the decaying mean of the gradients themselves, is not zero in that
-case. Second, nu decays: after some steps, which depend on beta2, a gradient leaves no
-trace. Checkpoints store whole
-tensors, with the layers in model order, on any mesh. So nothing here depends on dp, tp,
-pp or ZeRO.
+case. Second, nu decays: after a number of steps that depends on beta2, a gradient
+leaves no trace.
+
+Checkpoints store whole tensors, with the layers in model order, on any mesh. So nothing
+here depends on dp, tp, pp or ZeRO.
 
 Source of nu: Kingma and Ba 2015, arXiv:1412.6980, algorithm 1; LAMB and AdamW share it.
 """
@@ -180,7 +181,7 @@ def _parts(
 
 
 def forgotten_after(beta2: float, gradient: float = SMALL_GRADIENT) -> int:
-    """Return the number of zero gradients after which nu is zero again.
+    """Return the number of consecutive zero gradients after which nu is zero again.
 
     Args:
       beta2: decay of nu, at least 0 and below 1.

@@ -70,7 +70,7 @@ def read(path: Path) -> tuple[bytes, str]:
     data, pieces = path.read_bytes(), []
     begin, problem = 0, "" if data else "is empty"
     while begin < len(data) and not problem:
-        member = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: with a header of gzip
+        member = zlib.decompressobj(zlib.MAX_WBITS | 16)  # 16: expect a gzip header
         try:
             # Decompress in pieces: a call that raises returns nothing.
             while begin < len(data) and not member.eof:
@@ -85,7 +85,7 @@ def read(path: Path) -> tuple[bytes, str]:
 
 @contextlib.contextmanager
 def opened(path: Path) -> Iterator[io.BufferedIOBase]:
-    """Yield an open file that reads bytes as they were before compression.
+    """Yield an open file from which the uncompressed bytes can be read.
 
     Raises:
       OSError: it cannot be read, or turns out to be truncated or damaged while open.

@@ -68,7 +68,7 @@ def page(heat: Heat) -> str:
 
 
 def svg(heat: Heat, most_rows: int = MOST_ROWS) -> str:
-    """Return only the picture, with the first rows."""
+    """Return only the SVG picture, of the first `most_rows` rows."""
     names = [_short(name) for name in heat.rows[:most_rows]]
     left = 16 + 7.5 * max((len(name) for name in names), default=0)
     left = max(left, 90.0)

@@ -111,7 +111,7 @@ def report_of(times: StepTimes, first: int | None = None) -> Report:
 
 
 def exclude(path: Path, times: StepTimes, report: Report) -> list[str]:
-    """Add the slow hosts to a file, one name per line; return all its names.
+    """Add the slow hosts to a file, one name per line; return all names in the file.
 
     Raises:
       ValueError: no host of the run would be left, or the file is not a list of host
@@ -194,7 +194,7 @@ def _usual(times: StepTimes) -> str:
 
 
 def _order(report: Report) -> list[int]:
-    """Return the hosts: the slow ones, then those with the largest excess."""
+    """Return the indexes of units: slow ones first, then by decreasing excess."""
     slow = [each.host for each in report.outliers]
     largest = np.nan_to_num(report.excess, nan=-np.inf).max(axis=1)
     return slow + [int(u) for u in np.argsort(-largest, kind="stable") if u not in slow]

@@ -42,7 +42,7 @@ class IngestFlags:
     """Number of DuckDB threads."""
     keep_days: float | None = None
     """Delete spans and metrics of runs whose last span is older than this many days.
-    Their files still count as stored. None: keep them."""
+    The files of these runs still count as stored. None: keep them."""
     keep_sums_days: float | None = None
     """With --keep-days: also delete the sums of the heat map after this many days.
     None: keep them."""

@@ -4,14 +4,14 @@ Input: the events of `events.jsonl`. Output: seconds by part, and the time that 
 event explains. The driver's states cover the run from the start of its first process.
 One rank is counted: rank 0, or the lowest rank whose end the driver saw. While it runs,
 the phases in its progress word split the time, by the clock of its host. The driver
-knows only the latest time at which the rank should have started. Time before that is
-the delay of the start order; time after the rank's end is the delay of the report of
-that end. The rest is `unexplained`.
+knows only an upper bound of the time at which the rank's start was requested on its
+host. Time before that bound is the delay of the start order; time after the rank's end
+is the delay of the report of that end. The rest is `unexplained`.
 
-Steps after the newest saved step of a failed generation are lost. The time lost is that
-of their spans; without spans it is their share of the time in steps. Spans also show
-what a rank did while its host was out of contact. If a rank hung or waited for a rank
-that hung, the time since its last report is not step time. While a rank exits, it
+Steps after the newest saved step of a failed generation are lost. The time lost is the
+time of their spans; without spans it is their share of the time in steps. Spans also
+show what a rank did while its host was out of contact. If a rank hung or waited for a
+rank that hung, the time since its last report is not step time. While a rank exits, it
 reports nothing for seconds; this counts as a hang only if the driver asked for stacks.
 """
 
@@ -56,8 +56,8 @@ delay has another cause."""
 
 
 type Seen = Callable[[float], Mapping[str, float]]
-"""Maps seconds since the first span of a start to the time spent until then, by
-part."""
+"""Maps a time, in seconds since the first span of a start, to the seconds spent until
+then, by part."""
 
 
 class _Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,8 +70,8 @@ class _Spent(msgspec.Struct, frozen=True, kw_only=True):
     start_step: int
     step: int
     asked_s: float | None = None
-    """Latest time at which the rank should have started, by the driver's monotonic
-    clock."""
+    """Upper bound of the time at which the rank's start was requested on its host, by
+    the driver's monotonic clock."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -206,11 +206,13 @@ def _spent(event: Event) -> _Spent:
 def _driver_times(
     timed: Sequence[Timed], ranks: Mapping[int, int | None]
 ) -> tuple[dict[str, float], dict[int, _Life]]:
-    """Return the seconds by part without a rank, and the rank's life by generation.
+    """Return the seconds in which no rank is counted, and the counted ranks' lives.
 
     Args:
       timed: the events.
-      ranks: the counted rank by generation; 0 where the events name none.
+      ranks: the counted rank by generation; if absent or None, rank 0 is counted.
+    Returns:
+      seconds by part, and the life of the counted rank by generation.
     """
     parts: dict[str, float] = collections.defaultdict(float)
     lives: dict[int, _Life] = {}
@@ -261,12 +263,12 @@ def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str,
     Args:
       life: the rank's life as the driver saw it.
       known_s: time that the rank reported, by the clock of its own host.
-      asked_s: latest time at which the rank should have started.
+      asked_s: upper bound of the time of the start request; None: unknown.
     """
     left_s = life.total_s - known_s
     if asked_s is None:
         return {UNEXPLAINED: left_s}
-    # An upper bound: the message itself also took time.
+    # An upper bound, because the rank's first report also took time.
     order_s = min(max(0.0, asked_s - life.first_s), max(0.0, left_s))
     news_s = left_s - order_s
     ended_s = life.last_s - news_s

@@ -1,7 +1,8 @@
 """Merge some steps of all ranks onto one clock, with error bounds.
 
 Input: the span files of a run, its events, and a range of steps. Output: the spans of
-each rank on the clock of rank 0, with their error bound; and the events of that time.
+each rank on the clock of the lowest rank, with their error bound; and the events in the
+time of these steps.
 
 Each rank gets one clock offset for all its spans, so that they stay in order. It is the
 offset at the middle of the steps, and the bound includes the drift to both ends. Ranks
@@ -38,7 +39,7 @@ class Rank:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mark:
-    """An event."""
+    """An event, with its time on the clock of the lowest rank."""
 
     time_ns: int
     rank: int | None
@@ -101,8 +102,8 @@ def merge(
       generation: start of the run; None takes the newest that ran one of the steps.
       view: axis along which ranks are sorted: ranks that differ only in it are
         neighbours.
-      ranks: ranks to show; None shows all. The files of other ranks need only barriers,
-        and only the lowest rank's are used.
+      ranks: ranks to show; None shows all. For the other ranks, headers suffice; the
+        lowest rank also needs its barriers.
     Raises:
       ValueError: no rank has spans of these steps.
     """

@@ -1,11 +1,11 @@
 """`python -m mjax.observe mfu`: diagnose a run from the shape of its MFU series.
 
-Input: the work dir of a run. Output: its class among the signatures of the field
-guide, the evidence, and the next action. The command changes nothing.
+Input: the work dir of a run. Output: the known signature that its series matches best,
+the evidence, and the next action. The command changes nothing.
 
-The signatures and remedies are those of Imbue, "From bare metal to a 70B model:
-infrastructure set-up and scripts", imbue.com/research/70b-infrastructure/, and
-MegaScale, arXiv:2402.15627, section 6.3.
+The signatures and remedies are those of the field guide (Imbue, "From bare metal to a
+70B model: infrastructure set-up and scripts",
+imbue.com/research/70b-infrastructure/) and MegaScale, arXiv:2402.15627, section 6.3.
 
 Exit codes: 0 done, 2 bad input.
 """
@@ -119,11 +119,11 @@ _MOST_STEPS = 8
 """Steps listed in a line. The value was picked by judgement: that many steps fit into
 the line."""
 _DEEP = 0.05
-"""Deviation of a wander above which the report warns. The value was picked by
-judgement: an even spread between 90% and 100% has 0.03."""
+"""Deviation of the slow wander of the log MFU above which the report warns. The value
+was picked by judgement: an even spread between 90% and 100% has 0.03."""
 _NOISY = 0.05
-"""Noise of a step above which the report warns. The value was picked by judgement: it
-is five times the noise of a healthy run on GPUs (0.2 to 1%)."""
+"""Deviation of the log MFU of a single step above which the report warns. The value was
+picked by judgement: it is five times the noise of a healthy run on GPUs (0.2 to 1%)."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -205,7 +205,7 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
         left_out=BETWEEN_HOSTS if series.num_hosts == 1 else (),
     )
     prepared = found.prepared
-    meaning = action = reference = None  # two classes explain an unclear series
+    meaning = action = reference = None  # if the class is unclear
     if found.is_clear:
         meaning, action, reference = _meaning(found.kind, series.num_hosts)
     return {

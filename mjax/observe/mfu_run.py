@@ -3,10 +3,10 @@
 Input: a work dir. Output: time, duration and rate of each step on one clock, and marks
 of saves, evaluations and restarts. Nothing here changes a file.
 
-`metrics.jsonl` has the rate of each step, but no time. The spans of the first rank have
-the times of steps, saves, evaluations and restarts. Without spans, the time of a step
-is the sum of the step times so far, and marks come from the fields `eval_*` and
-`ckpt_*` of the rows and from `starts/`.
+`metrics.jsonl` has the rate and duration of each step, but not when it ran. The spans
+of the lowest rank have the times of steps, saves, evaluations and restarts. Without
+spans, a step ends at the sum of the durations so far, and marks come from the fields
+`eval_*` and `ckpt_*` of the rows and from `starts/`.
 """
 
 import dataclasses
@@ -161,7 +161,7 @@ def _read_rows(path: Path, problems: list[str]) -> Rows:
 def _read_starts(
     work_dir: Path, files: Sequence[spans.SpanFile] | None, problems: list[str]
 ) -> list[_Start]:
-    """Read the spans of the first rank of each start, oldest first."""
+    """Read the spans of the lowest rank of each start, oldest first."""
     if files is None:
         files = []
         if spans.paths(work_dir / spans.FOLDER):
@@ -190,7 +190,7 @@ def _read_start(file: spans.SpanFile) -> _Start:
 def _lay_spans(
     steps: list[int], step_s: Array, starts: list[_Start], problems: list[str]
 ) -> tuple[Array, list[Mark]]:
-    """Return the ends of steps, and the marks; starts are shifted not to overlap."""
+    """Return the ends of steps, and the marks; shift starts so that none overlap."""
     of = {step: i for i, start in enumerate(starts) for step in start.steps}
     shift_s = [0.0] * len(starts)
     ends: list[float] = []
@@ -228,7 +228,7 @@ def _lay_spans(
 def _lay_rows(rows: Rows, step_s: Array, work_dir: Path) -> tuple[Array, list[Mark]]:
     """Return the end of each step, and the marks.
 
-    Rows have no times between steps, so these count as 0, apart from saves.
+    Rows do not record the time between steps, so it counts as 0, apart from saves.
     """
     restarts = _read_restarts(work_dir / "starts")
     marks: list[Mark] = []

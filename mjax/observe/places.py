@@ -21,7 +21,7 @@ def coordinates(device: int, mesh: Mapping[str, int]) -> dict[str, int]:
 
 
 def device_of(stream: str) -> int | None:
-    """Return the mesh number of the device of a stream; None for other streams."""
+    """Return a stream's device, by its number in the mesh; None if it has no device."""
     number = stream.removeprefix(DEVICE)
     return int(number) if number != stream and number.isdigit() else None
 

@@ -34,8 +34,8 @@ class Record:
     events: tuple[Event, ...] | None
     """Events; None: there is no events.jsonl."""
     data: str | None
-    """`samples H`: H is equal if and only if the samples of all steps are equal; or
-    `corpus H`: H is the hash of the texts. None: neither was recorded."""
+    """`samples H`: two runs have the same H exactly if all their samples are the same;
+    or `corpus H`: H is the hash of the texts. None: neither was recorded."""
     problems: tuple[str, ...]
     """Reading problems, for people."""
 

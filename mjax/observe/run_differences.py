@@ -63,7 +63,7 @@ def groups(a: Record, b: Record) -> list[Group]:
 
 
 def changes_within(record: Record) -> list[str]:
-    """Describe the changes by later starts of a run."""
+    """Describe what each later start of a run changed."""
     said = []
     for number, (before, after) in enumerate(
         zip(record.starts, record.starts[1:], strict=False), start=2

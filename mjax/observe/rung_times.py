@@ -1,13 +1,13 @@
 """Compare the short runs of `fake`: which rung explains the time of a step?
 
 Input: the records of the short runs. Output: the times of each, its gain over the
-baseline run, and the rung that explains the lost time, if any does.
+baseline runs, and the rung that explains the lost time, if any does.
 
 Each rung is compared with two baseline runs, one before all rungs and one after them.
-It gains if its block means are below those of both (see `compared_times` for blocks,
-permutations and Holm's correction), and if the gain exceeds both a limit and twice the
-drift between the baselines. Means are compared, not medians: a save in one of ten steps
-may take half of the time without changing the median.
+A rung gains if its block means are below those of both baselines (see `compared_times`
+for blocks, permutations and Holm's correction), and if the gain exceeds both a limit
+and twice the drift between the baselines. Means are compared, not medians: a save in
+one of ten steps may take half of the time without changing the median.
 """
 
 import dataclasses
@@ -96,7 +96,7 @@ class Ladder:
 
 
 def series(record: Record, kinds: Collection[str] = ()) -> Steps:
-    """Return the seconds of each step, without the first and the last steps.
+    """Return the seconds of each step, without warm-up and the last step.
 
     Args:
       record: records of a short run.
@@ -158,7 +158,7 @@ def compare(
     Args:
       rungs: all rungs, with a baseline run first and last.
       records: records of the rungs that ran to their end, by name.
-      failed: reasons why the others failed, by name.
+      failed: reasons why other rungs have no records, by name.
       least: fraction of a step that a rung must gain to explain anything.
     Raises:
       ValueError: the baseline was not run, or has too few steps.
@@ -204,7 +204,8 @@ def _compared(
     kinds = _PAUSES.get(rung.name, frozenset())
     own = series(record, kinds)
     whole = [series(records[name], kinds) for name in (FIRST, LAST)]
-    # Blocks are whole periods: repeating pauses are not autocorrelation.
+    # Blocks are whole periods. Their length is computed without the pauses, whose
+    # repetition is not autocorrelation.
     steps = [series(records[name]) for name in (FIRST, LAST)]
     block = max(
         compared_times.block_length(series(record), x, period=rung.period)
@@ -214,7 +215,7 @@ def _compared(
     both = np.concatenate(whole)
     ratio = compared_times.ratio_interval(own, both, block)
     p_values = [p for p in tests if p is not None]
-    # If it is slower than one baseline and faster than the other, it gains nothing.
+    # A rung that is slower than one baseline and faster than the other gains nothing.
     is_between = len({bool(own.mean() < x.mean()) for x in whole}) > 1
     p = max(p_values) if len(p_values) == len(tests) else None
     gain, gone = 1 - float(own.mean() / both.mean()), rung.layers_gone

@@ -5,8 +5,8 @@ rung the config of its run, or why there is nothing to remove. This module write
 nothing and runs nothing.
 
 Source of the idea: question 8 of the list for slow runs in Imbue's guide to the
-infrastructure of a 70B model (https://imbue.com/research/70b-infrastructure/): does it
-persist with a smaller model, fake data, no checkpoints, one host?
+infrastructure of a 70B model (https://imbue.com/research/70b-infrastructure/): does the
+slowness persist with a smaller model, fake data, no checkpoints, one host?
 """
 
 import dataclasses
@@ -114,7 +114,7 @@ def ladder(
     Args:
       origin: the original run.
       folder: folder that will contain one folder for each short run.
-      steps: number of steps of each.
+      steps: number of steps of each short run.
       names: entries of `NAMES`: the rungs to run in addition to the baseline.
     """
     rungs = [_whole(origin, folder, FIRST, steps)]
@@ -214,7 +214,8 @@ def _smaller_model(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
 def _one_host(rung: Rung, config: TrainConfig, origin: Origin) -> Rung:
     """Return the rung on one host, with the run's number of sequences per device.
 
-    A step takes as long as in the run, unless hosts wait for each other there.
+    A step takes as long as in the original run, unless hosts of that run wait for each
+    other.
     """
     hosts, batch = origin.hosts, config.batch
     if hosts == 1:

@@ -91,7 +91,8 @@ class Schedule:
     def receiver(self, slot: Slot) -> Slot | None:
         """Return the slot on another stage that receives the output of a slot.
 
-        None: it sends nothing, because it is idle or at an end of the model.
+        None: the slot sends nothing, because it is idle, or because its virtual stage
+        is the model's last one in this direction.
         """
         own = self.work(slot)
         if own is None or self.num_stages == 1:
@@ -135,7 +136,7 @@ def path_of(work_dir: Path, generation: int) -> Path:
 
 
 def to_json(schedule: Schedule) -> str:
-    """Write the record."""
+    """Encode the record as a line of JSON."""
     return json.dumps(dataclasses.asdict(schedule)) + "\n"
 
 
@@ -159,7 +160,7 @@ def read(work_dir: Path, generation: int) -> Schedule | None:
 
 
 def _check(found: Schedule) -> None:
-    """Refuse an invalid schedule: a stage must run each work once, forward first."""
+    """Refuse a schedule unless each stage runs each work once, forward first."""
     if (found.format, found.version) != (FORMAT, VERSION):
         raise ValueError(
             f"format {found.format!r} version {found.version} instead of {FORMAT!r} "

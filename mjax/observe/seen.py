@@ -163,8 +163,8 @@ def see(records: Records) -> dict[int, Seen]:
     seen = {r: _see(r, records, now_ns) for r in range(records.num_ranks)}
     waiting_s = [one.age_s for one in seen.values() if one.is_beating]
     for rank, one in seen.items():
-        # The clocks of hosts may differ, but ranks that wait for this one stopped
-        # later, so its progress is at least as old as the newest of theirs.
+        # Host clocks may differ, but ranks that wait for this rank stopped after it, so
+        # its last progress is at least as old as the most recent progress of theirs.
         if one.is_beating is False and waiting_s:
             age_s = max(one.age_s, min(waiting_s))
             seen[rank] = dataclasses.replace(one, age_s=age_s)

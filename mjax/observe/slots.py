@@ -226,7 +226,7 @@ def recorded_slots(work_dir: Path, found: Merged) -> list[Recorded]:
     """Return the slots in the windows of merged steps.
 
     Raises:
-      ValueError: one cannot be read.
+      ValueError: a window cannot be read.
     """
     ranks = {rank.header.rank: rank for rank in found.ranks}
     first, last = found.steps

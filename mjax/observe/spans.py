@@ -11,8 +11,8 @@ incomplete last line is normal; any other unreadable line is reported and left o
 can read the same file twice.
 
 Times are nanoseconds of the host's monotonic clock (CLOCK_MONOTONIC), which never
-jumps. The header holds the wall-clock time at one of these times. The offsets between
-the clocks of hosts follow from barriers, see `mjax.observe.clocks`.
+jumps. The header has one reading of this clock and of the wall clock, taken together.
+The offsets between the clocks of hosts follow from barriers, see `mjax.observe.clocks`.
 """
 
 import dataclasses

@@ -34,9 +34,10 @@ INTERVALS: dict[int, tuple[str, Kind]] = {
 (`mjax.step.stamps`)."""
 _BEGIN, _BACKWARD, _TICK = 0, 2, 3
 _BESIDE_TICKS = {(_BEGIN, _TICK): 1, (_TICK, _BACKWARD): _TICK}
-"""Tag of the interval between two rows, by their tags, where it is not that of the
-later row. A tick writes its row when it begins: the interval before the first such row
-is not a tick, and the interval after the last one is."""
+"""Exceptions to the rule that an interval has the tag of its later row: from (tag of
+the earlier row, tag of the later row) to the tag of the interval. A tick writes its row
+when it begins: the interval before the first such row is not a tick, and the interval
+after the last one is."""
 _MOST_BOUNDS = 64
 """Number of steps that bound the offset. The value was picked by judgement: drift makes
 older ones useless."""
@@ -99,7 +100,10 @@ class DeviceClock:
         return [*found, Span("optimizer", "optimizer", stream, times_ns[-1], end_ns)]
 
     def _unwrap(self, clocks: Int32[np.ndarray, " rows"], ready_ns: int) -> list[int]:
-        """Return the clocks in ns without wraps; the last one is near ready_ns."""
+        """Return the device's clock readings in ns, with wraps undone.
+
+        On the host's clock, the last reading is just before `ready_ns`.
+        """
         units = clocks.view(np.uint32).astype(np.int64)
         passed = np.diff(units, prepend=units[:1]) % 2**32
         since_ns = (np.cumsum(passed) * UNIT_NS).tolist()
@@ -108,7 +112,8 @@ class DeviceClock:
             self._offset_ns = ready_ns - first_ns - since_ns[-1]
         last_ns = first_ns + since_ns[-1]
         # The host gets the metrics shortly after the last row, and the error of the
-        # offset is much less than half a wrap. So the difference tells the wraps.
+        # offset is much less than half a wrap. So the difference of the two times,
+        # rounded, is the number of wraps.
         num_wraps = round((ready_ns - self._offset_ns - last_ns) / _WRAP_NS)
         return [first_ns + num_wraps * _WRAP_NS + ns for ns in since_ns]
 

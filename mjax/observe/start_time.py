@@ -49,7 +49,7 @@ class Start:
     """`start`, or `restart` if it is not the first."""
 
     def until(self, limit_s: float) -> dict[str, float]:
-        """Return the seconds by part, at most `limit_s` after the first span."""
+        """Return the seconds by part, up to `limit_s` seconds after the first span."""
         end_ns = self.end_ns
         if self.begin_ns + limit_s * 1e9 < end_ns:
             end_ns = self.begin_ns + round(limit_s * 1e9)
@@ -188,8 +188,9 @@ def _host_spans(of: SpanFile) -> Iterator[tuple[int, Span]]:
     """Yield the spans of the host, each with its step.
 
     A host dispatches a step before it waits for the previous one, and writes the spans
-    of a step together. So a file without a last line lacks the newest dispatch, but has
-    later spans of the previous step. The time before these is yielded as the dispatch.
+    of a step together. So the file of a killed process lacks the newest dispatch, but
+    has later spans of the previous step. The gap before these spans is yielded as the
+    dispatch.
     """
     lines = [line for line in of.lines if any(s.stream == "host" for s in line.spans)]
     is_cut_off = bool(lines) and of.lines[-1].end is None
@@ -224,12 +225,14 @@ def _own_ns(of: SpanFile) -> tuple[int, int]:
 
 
 def _parts(of: SpanFile, kept: int, end_ns: int, kind: str) -> dict[str, float]:
-    """Return the seconds of one start by part; host time in no span is its own part.
+    """Return the seconds of one start by part.
+
+    Host time in no span is `other` until the first step, and unexplained after it.
 
     Args:
       of: spans of the start.
       kept: the last step whose work was kept.
-      end_ns: time after it is not counted.
+      end_ns: end of the counted time.
       kind: `start`, or `restart` if it is not the first.
     """
     parts: dict[str, float] = collections.defaultdict(float)

@@ -6,8 +6,8 @@ Input: the span files of one start of a run, with stamps. Output: a
 Operations of a device in a step, in sequence:
 
 - data, host: from the end of the previous step to the first pass. `data` is the part in
-  which its host waited for a batch. A host has two steps in flight, so its work that
-  overlaps the device's compute costs nothing and is in neither of the two.
+  which the device's host waited for a batch. A host has two steps in flight, so its
+  work that overlaps the device's compute costs nothing and is in neither operation.
 - forward and backward passes, or the ticks of a pipeline.
 - sync: the rest of the gradient reduction, and the gradient norm, a collective of all
   devices.
@@ -43,8 +43,8 @@ PASSES = ("forward", "backward", "tick")
 _INTERRUPTS = frozenset({"eval", "ckpt"})
 """Kinds of spans that make their step and the next one unusual."""
 _CLOCK_ERROR_NS = 1_000_000
-"""Tolerance for the ends of a sync. The value was picked by judgement: they differ by
-less between devices."""
+"""Smaller clock shifts are set to 0. The value was picked by judgement: the ends of one
+sync differ by less between devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -379,7 +379,7 @@ def _joint(
     before: Sequence[int],
     groups: _Groups,
 ) -> list[int]:
-    """Add an operation of all workers, in which groups wait; return the indices.
+    """Add an operation of each worker, which waits for a group; return the indices.
 
     A join (an operation without work) collects the ranks of a group: edges between all
     pairs of thousands of ranks would not fit into memory.

@@ -38,9 +38,9 @@ UNSTAMPED: dict[str, Role] = {
     "metrics": "host",
     "agree": "wait",
 }
-"""Phases of a host. The host that waits least for its device came last."""
+"""Phases of a host. The host that waits least for its device dispatched last."""
 _INTERRUPTS = frozenset({"eval", "ckpt"})
-"""Kinds of spans because of which their step and the next one are left out."""
+"""Kinds of spans: a step that has one is left out, and so is the next step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,7 @@ class StepTimes:
     layout: Layout
     """Layout of the columns; its hosts are indexes of `units`."""
     left_out: Bool[np.ndarray, " T"]
+    """Steps with a save or an evaluation, and the steps after them."""
     units: tuple[str, ...]
     """Names of hosts, or of processes if the run has fewer than three hosts."""
     hosts: tuple[str, ...]

@@ -149,7 +149,7 @@ def report(
     elif late:
         is_stuck, (ranks, reason) = True, _blame(seen, traces, mute)
         if ranks and all(seen[r].code is None and r not in late for r in ranks):
-            # It is within its own limit, although it blocks others.
+            # The blocking rank is within its own limit.
             is_stuck, reason, ranks = False, _patience(seen, ranks), ()
     return Report(
         is_stuck=is_stuck,
@@ -204,9 +204,9 @@ def _limit_s(one: Seen, limits: LimitsConfig, usual_s: float) -> float:
 
 
 def _p99_s(files: Mapping[int, SpanFile]) -> float:
-    """Return the 99th percentile of the last step times of one rank.
+    """Return the 99th percentile of the last step times of the lowest rank with steps.
 
-    It is the lowest rank that has steps; 0 if none has.
+    0 if no rank has steps.
     """
     for _, found in sorted(files.items()):
         steps = [s for line in found.lines for s in line.spans if s.name == "step"]
@@ -219,7 +219,7 @@ def _p99_s(files: Mapping[int, SpanFile]) -> float:
 def _stacks(
     work_dir: Path, records: Records, seen: Mapping[int, Seen]
 ) -> tuple[dict[int, str], list[int]]:
-    """Return the newest stacks of each rank, and the ranks whose GIL is held."""
+    """Return each rank's newest stacks, and the ranks with a held interpreter lock."""
     shown: dict[int, str] = {}
     folder = records.launch
     for rank in seen if folder else ():
@@ -258,7 +258,7 @@ def _blame(
     alive = {rank: one for rank, one in seen.items() if one.code is None}
     failed = [rank for rank, one in seen.items() if one.code]
     silent = [rank for rank, one in alive.items() if one.is_beating is False]
-    if silent and len(silent) == len(alive):  # no rank waits for ended ranks
+    if silent and len(silent) == len(alive):  # no rank is left to wait for others
         return (
             (),
             "no rank shows a sign of life: all have ended, were killed or are lost",

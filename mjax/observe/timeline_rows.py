@@ -27,9 +27,9 @@ class Arrow:
 
     @property
     def received_ns(self) -> int:
-        """Earliest possible time of arrival, inside the receiving slot.
+        """Earliest possible time of arrival, limited to the receiving slot.
 
-        A tick begins before its inputs have arrived.
+        A slot may begin before its input has arrived.
         """
         there_ns = max(self.sent.end_ns, self.received.start_ns)
         return max(self.received.start_ns, min(there_ns, self.received.end_ns - 1))
@@ -54,7 +54,7 @@ def arrows(slots: Slots, ranks: Sequence[Rank]) -> list[Arrow]:
 
 
 def _beside(device: int, mesh: dict[str, int], slot: Slot) -> int:
-    """Return the device on the stage of `slot` that shares the other coordinates."""
+    """Return the device on the stage of `slot`, with all other coordinates the same."""
     number = 0
     for axis, place in coordinates(device, mesh).items():
         number = number * mesh[axis] + (slot.stage if axis == PIPELINE else place)

@@ -9,8 +9,8 @@ input.
 
 `mjax.observe.step_graph` builds the graph of the steps and states its assumptions.
 `mjax.observe.detect.whatif_ranks` finds what makes an operation longer than usual.
-Without stamps there are no spans of devices, and all hosts see the step time of the
-slowest.
+Stamps are required: without them there are no spans of devices, and all hosts see the
+step time of the slowest.
 """
 
 import collections
@@ -33,8 +33,9 @@ _NAME_OF = {"data": "wait for data", "host": "between steps", "sync": "norm"}
 """Names of the phases, for people and programs."""
 _MOST_SHOWN = 8
 _SKIPPED_STEPS = 2
-"""Number of first steps of a start to leave out: they fill caches and connect devices.
-The value was picked by judgement, not measured."""
+"""Number of steps to leave out at the beginning of the replayed series: the first steps
+of a start fill caches and connect devices. The value was picked by judgement, not
+measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,8 @@ def answer(
 
     Args:
       work_dir: work dir of the run.
-      from_step: first step to use; None leaves out the first two.
+      from_step: first step to use; None leaves out the first two of the longest series
+        of consecutive steps.
       to_step: last step to use.
       files: its span files, if already read.
     Raises:
@@ -134,7 +136,7 @@ def answer(
     last = max((max(of, default=0) for of in steps.of), default=0)
     first = from_step or 0
     chosen = [s for s in steps.shared if first <= s <= (to_step or last)]
-    # Steps must be consecutive: time between other steps belongs to no step.
+    # Time between steps that are not consecutive belongs to no step.
     longest = max(runs_of(chosen), key=len, default=[])
     longest = longest[_SKIPPED_STEPS:] if from_step is None else longest
     if not longest:
