@@ -33,7 +33,8 @@ picked by judgement, not measured."""
 def level_of(late: np.ndarray, *, is_smooth: bool) -> np.ndarray:
     """Return the upper quantile of `late` over its first dim, the steps.
 
-    Steps that are NaN are left out; the level is NaN if all are.
+    Steps that are NaN are left out; the level is NaN if all are. If `is_smooth`, the
+    quantile is over medians of blocks of steps.
     """
     if is_smooth:
         late = _block_medians(late)

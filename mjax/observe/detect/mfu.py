@@ -1,12 +1,12 @@
-"""Classify the shape of an MFU series by the signatures of the field guide.
+"""Classify the shape of an MFU series by the signatures of Imbue's field guide.
 
 Input: time, duration and MFU of each step, marks, and the expected MFU if it is known.
 Output: the class, its margin over the runner-up, and the numbers behind it. Each class
 is a small model of the series (`mfu_models`), and the classes are compared by their
 evidence. `healthy` is one of them, with a higher prior than each of the others.
 
-Source of the classes: Imbue, "From bare metal to a 70B model: infrastructure set-up and
-scripts", imbue.com/research/70b-infrastructure/.
+Source of the classes, the field guide: Imbue, "From bare metal to a 70B model:
+infrastructure set-up and scripts", imbue.com/research/70b-infrastructure/.
 """
 
 import dataclasses

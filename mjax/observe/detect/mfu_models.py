@@ -39,8 +39,8 @@ _SLOPE_PER_S = 4e-7
 """Standard deviation of the daily drift's slope, in log MFU per second. Llama 3: 1-2% a
 day; a sine of that size with a period of 24 hours has at most 7e-7."""
 _LEVEL_TAIL = 0.05
-"""Standard deviation with which the prior of a log level falls beyond the edge of its
-range. The value was picked by judgement, not measured."""
+"""Standard deviation of the Gaussian tails of a log level's prior outside its range.
+The value was picked by judgement, not measured."""
 _OUTLIERS = 0.01
 """Fraction of blocks that are outliers; these are uniform within a factor of e. The
 value was picked by judgement, not measured."""
@@ -49,9 +49,9 @@ _WANDER_S = (6.0, 12.0, 25.0, 50.0, 100.0)
 seconds to minutes."""
 _HEALTHY_WANDER = (0.0, 0.004, 0.008, 0.012)
 _RAGGED_WANDER = (0.018, 0.025, 0.033, 0.045, 0.06)
-"""Deviations of the log MFU in a ragged wander, to try. Field guide: it wanders between
-90% and 100%, which is 0.03 if all depths are equally likely. Healthy runs stay below
-half of that, a bound that was picked by judgement."""
+"""Deviations of the log MFU in a healthy and in a ragged wander, to try. Field guide: a
+ragged MFU wanders between 90% and 100%, a deviation of 0.03 if all depths are equally
+likely. Healthy runs stay below half of that, a bound that was picked by judgement."""
 _WHITE = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6, 2.2)
 """White noise of a block to try, as multiples of the deviation between neighbouring
 blocks. The values were picked by judgement, not measured."""
@@ -71,8 +71,8 @@ class Curve:
     mean: Array
     """[N], log MFU."""
     prior: float
-    """Log prior density of its parameters, with a penalty for those that were
-    searched."""
+    """Log prior density of the curve's parameters, with a penalty for parameters that
+    were searched."""
     level: float = 1.0
     """The level as a fraction of the expected MFU."""
     onset_s: float | None = None

@@ -1,9 +1,9 @@
 """Prepare the MFU series of a run for the comparison of models.
 
 Input: time, duration and MFU of each step, and marks of saves, evaluations and
-restarts. Output: log MFU relative to the expected one, in blocks of some seconds,
-without steps that marks explain and without single slow steps; and the tenfold slow
-steps.
+restarts. Output: logarithm of the MFU relative to the expected MFU, in blocks of some
+seconds, without steps that marks explain and without single slow steps; and the
+tenfold slow steps.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ LOAD_PAUSE_S = 20.0
 in this time."""
 DIP = 5.0
 """A step this many times as long as its neighbours counts as tenfold slow. The value
-was picked by judgement: it is half of the field guide's factor of ten, and twice that
-of a usual stall."""
+was picked by judgement: it is half of the field guide's factor of ten, and twice the
+factor of a usual stall."""
 BLOCK_S = 4.0
 """Seconds of a block. The value was picked by judgement: it is a third of the 12 s of
 load that the thermal class needs."""
@@ -46,8 +46,9 @@ _NEIGHBOURS = 7
 """Number of steps whose median is the local level. The value was picked by judgement:
 dips last up to three steps."""
 _SLOW, _SLOW_DEVIATIONS = 0.14, 4.0
-"""A step that is slower than its neighbours by 15% and 4 deviations is ignored for the
-level. The values were picked by judgement, not measured."""
+"""A step that is slower than its neighbours by 15% (0.14 in the logarithm) and by 4
+deviations is ignored for the level. The values were picked by judgement, not
+measured."""
 _TOUCH = 0.02
 """A mark explains a step if they overlap by this fraction of a usual step. The value
 was picked by judgement, not measured."""
@@ -73,8 +74,8 @@ class Blocks:
     time_s: Array
     """[N], float64: middle of the block."""
     load_s: Array
-    """[N], float64: time since the last start or long pause, without the first
-    steps."""
+    """[N], float64: time since the last start or long pause; after a start, without
+    the first `FIRST_STEPS` steps."""
     age: Array
     """[N], float64: steps since the last start."""
     deviation: float
@@ -210,7 +211,7 @@ def _check(end_s: Array, step_s: Array, mfu: Array, expected: float | None) -> N
 
 
 def _find_starts(begin_s: Array, marks: Sequence[Mark]) -> Array:
-    """Return the positions of the first steps after each start, ascending."""
+    """Return the position of the first step after each start, ascending."""
     ends = [mark.end_s for mark in marks if mark.kind == "restart"]
     at = np.searchsorted(begin_s + 1e-6, ends)
     return np.unique([0, *at[at < len(begin_s)]]).astype(int)
@@ -229,7 +230,7 @@ def _mask(end_s: Array, step_s: Array, marks: Sequence[Mark], starts: Array) -> 
 
 
 def _find_slow(logs: Array) -> tuple[Array, float]:
-    """Return how far each log is below its neighbours, [T], and their deviation."""
+    """Return how far each log is below its neighbours, [T], and a log's deviation."""
     half = _NEIGHBOURS // 2
     around = np.lib.stride_tricks.sliding_window_view(
         np.pad(logs, half, mode="reflect"), _NEIGHBOURS
@@ -284,7 +285,7 @@ def _make_blocks(
 
 
 def _find_loads(begin_s: Array, starts: Array, marks: Sequence[Mark]) -> Array:
-    """Return the first steps after starts and long pauses, ascending."""
+    """Return the position of the first step after each start or long pause."""
     pauses: list[list[float]] = []
     for mark in sorted(marks, key=lambda mark: mark.start_s):
         if pauses and mark.start_s - pauses[-1][1] < 0.5:  # they may coincide

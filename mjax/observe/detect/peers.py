@@ -43,9 +43,9 @@ def residual(
 ) -> Float[np.ndarray, "T R"]:
     """Return the values minus the usual values of the stage and of the replica.
 
-    The value of a replica that is on one host is not subtracted, because the effects of
-    its sequence lengths and of its host's speed are indistinguishable. The same holds
-    for a stage on one host; the usual value of all ranks is then subtracted instead.
+    If any replica is on one host, no value of a replica is subtracted: the effects of
+    its sequence lengths and of its host's speed are indistinguishable. If any stage is
+    on one host, the usual value of all ranks is subtracted instead of the stage's.
     """
     has_stages, has_replicas = (
         all(len(np.unique(host[group == each])) > 1 for each in np.unique(group))

@@ -2,10 +2,10 @@
 
 Input: seconds of each step, rank and phase, and the position of each rank in the mesh.
 Output: the slow hosts with their causes, and the excess time of each host over its
-peers. Ranks are compared with peers in the same step by durations, so clock offsets do
-not matter.
+peers. A rank here is a device or a process, whichever was timed. Ranks are compared
+with peers in the same step by durations, so clock offsets do not matter.
 
-Ranks wait for each other, so a long step or a long wait points to the wrong host. Four
+Ranks wait for each other, so a long step or a long wait points to the wrong host. These
 measures are independent of waiting:
 
 - compute: forward and backward time, as a logarithm. Stages have different layers and
@@ -14,12 +14,12 @@ measures are independent of waiting:
   all show the time of the slowest.
 - data and host: work before the devices start, compared with the usual value of all
   ranks.
-- network: the end of the gradient sync compared with that of the ranks that sync with
-  this one. All of them wait until the last one begins; a rank with a slow network card
-  ends later.
+- network: the end of a rank's gradient sync compared with the end for the ranks that
+  sync with it. All of them wait until the last one begins; a rank with a slow network
+  card ends later.
 - last: the rank that waits least in the gradient sync arrived last. This measure is
   used if the sync ends for all ranks at the same time. It names a host only if no other
-  measure does.
+  measure names that host.
 
 A host may be slow in only some steps. Its measure is therefore an upper quantile over
 the steps, which ignores single garbage collections but includes episodes. A host is
@@ -44,9 +44,10 @@ from mjax.observe.detect.peers import low_median, residual, shortest
 
 type Role = Literal["data", "host", "compute", "wait", "sync"]
 """Role of a phase: `data` and `host` are work before the devices start, `compute` is
-work of the devices, `wait` is a wait, `sync` is the wait for the gradients of
-replicas."""
+work of the devices, `sync` is the wait for the gradients of replicas, `wait` is any
+other wait."""
 type Channel = Literal["compute", "data", "host", "network", "last"]
+"""Name of a measure."""
 type Cause = Literal[
     "compute", "one GPU", "throttled", "host", "data", "network", "unknown"
 ]
@@ -69,7 +70,7 @@ class Layout:
     """Position of each rank. All arrays are [R] and count from 0."""
 
     host: Int[np.ndarray, " R"]
-    """Unit of each rank: its host, or its process if all run on one host."""
+    """Host of each rank; with fewer than `MIN_UNITS` hosts, its process instead."""
     tp: Int[np.ndarray, " R"]
     pp: Int[np.ndarray, " R"]
     """Pipeline stage."""
@@ -107,6 +108,7 @@ class Outlier:
     """One slow host."""
 
     host: int
+    """Index of the host, as in `Layout`."""
     cause: Cause
     channel: Channel
     ratio: float
@@ -122,7 +124,7 @@ class Outlier:
     since_step: int
     """Index of the first slow step in the input of `find`."""
     ranks: tuple[int, ...]
-    """Ranks of the host that are above the limit."""
+    """Ranks of the host that are above the limit, as indexes in the input of `find`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -377,7 +379,7 @@ def _excess(
     found = np.full((len(hosts), values.shape[2]), np.nan)
     for phase, role in enumerate(roles):
         seconds = values[:, :, phase]
-        # Compute scales with the stage's compute; other phases are additive.
+        # Excess compute is a factor on the stage's compute; other excess is added time.
         is_factor = role == "compute"
         late = residual(
             _logs(seconds) if is_factor else seconds / usual_s,

@@ -8,12 +8,13 @@ The rule is that of MegaScale (arXiv 2402.15627, section 5.2): waiting ranks log
 operation that they wait for, and the rank without such a log is to blame. Four cases
 break the rule and are handled:
 
-- A record may be missing or old although its rank is healthy. If one member has left an
-  operation, all members have entered it; this corrects old records. If another
-  member of its group has not reached the rank's next operation either, the rank may
-  itself be waiting. It is then blamed only if no other rank explains as many waits.
-- A rank that skipped a collective waits too. Its group has then entered the same number
-  of operations, under different names.
+- A record may be missing or old although its rank is healthy. If one member of a group
+  has left an operation, all members have entered it; this corrects old records. If
+  another member of the rank's group has not reached the rank's next operation either,
+  the rank may itself be waiting. It is then blamed only if no other rank explains as
+  many waits.
+- A rank that skipped a collective waits too. The rank and its group have then entered
+  the same number of operations, but the last ones have different names.
 - The clocks of hosts may be wrong. Times are compared only within one host, except for
   the time since the last record, whose limits are far above the error of a clock.
 - A run that saves or is slow is not stuck.
@@ -69,8 +70,8 @@ class Records:
     """Number of operations entered; -1 for a rank without records."""
     left: Int64[np.ndarray, "R A"]
     entered_s: Float64[np.ndarray, "R A"]
-    """Times at which these were entered, by the clock of the host; NaN without a
-    record."""
+    """Times at which the last operations were entered, by the clock of the host; NaN
+    without a record."""
     left_s: Float64[np.ndarray, "R A"]
     names: Shaped[np.ndarray, "R A"]
     """Name of the operation entered last. The name of a transfer ends with the other
@@ -165,7 +166,7 @@ def _stopped(host_log_s: NDArray[np.float64]) -> NDArray[np.intp]:
     known = np.isfinite(host_log_s)
     if not known.any():
         return np.flatnonzero(known)
-    # The median of two hosts would lie between them, so use the newer half.
+    # The median of two hosts would lie between them, so use the 75th percentile.
     usual_s = float(np.quantile(host_log_s[known], 0.75))
     return np.flatnonzero(known & (host_log_s < usual_s - LOG_STOPPED_S))
 
@@ -358,8 +359,8 @@ def _odd(graph: _Graph, axis: int, names: Mapping[int, str]) -> list[int]:
     """Return the ranks of a group that are in the wrong operation.
 
     The operation of the majority is right. On a tie, the members that are further ahead
-    on other axes have skipped one. If that is also a tie and two collectives alternate,
-    as before and after the weights of a layer, the one that is next is right.
+    on other axes have skipped an operation. If that is also a tie and two collectives
+    alternate, as before and after the weights of a layer, `_turn` tells which is right.
     """
     by_name: dict[str, list[int]] = {}
     for rank, name in names.items():
@@ -378,10 +379,10 @@ def _odd(graph: _Graph, axis: int, names: Mapping[int, str]) -> list[int]:
 
 
 def _turn(graph: _Graph, axis: int, names: Mapping[int, str]) -> str | None:
-    """Return the name of the alternating collective that comes next.
+    """Return which of two alternating collectives comes next.
 
-    The other ranks show which. None if there are not exactly two names, or no other
-    rank is in one of them.
+    The records of other ranks show it. None if there are not exactly two names, or no
+    other rank was last in one of them.
     """
     two = sorted(set(names.values()))
     same = np.isin(graph.names[:, axis], two) & ~graph.is_unread

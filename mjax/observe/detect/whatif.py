@@ -147,7 +147,7 @@ class WhatIf:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Usual:
-    """Ratios of a run without these causes, which the run itself does not show."""
+    """Values in runs where these are not causes; the analysed run cannot show them."""
 
     last: float = USUAL_LAST
     """Ratio of the last stage's time to that of the others."""
@@ -160,9 +160,9 @@ def analyse(trace: Trace, usual: Usual | None = None) -> WhatIf:
 
     Args:
       trace: operations of the run.
-      usual: usual ratios, if known for this run.
+      usual: usual values, if known for this run.
     Raises:
-      ValueError: operations wait for each other, or a step has no optimizer.
+      ValueError: operations wait for each other in a cycle, or a step has no optimizer.
     """
     replay = Replay(trace)
     needed_s = replay.needed_s()
@@ -341,7 +341,11 @@ class _Effects:
         return length
 
     def usual_s(self) -> Floats:
-        """Return the median time of each phase in each step, [N]."""
+        """Return the usual seconds of each operation, [N].
+
+        They are the median of its phase in its step; the passes of the last stage take
+        at most `Usual.last` times that median.
+        """
         trace = self.trace
         usual_s = self.staged_s()
         for phase in np.unique(trace.phase).tolist():

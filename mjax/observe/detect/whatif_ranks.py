@@ -5,8 +5,8 @@ that slow single workers, ranked by cost, and the time of the run without them.
 
 A worker does the same work in every step, and so do its peers: the workers at the same
 position (stage and tp) in other replicas. The usual time of an operation is the lower
-median, over the peers, of their medians over the steps. The excess over it has one of
-these causes:
+median, over the peers, of their medians over the steps. Excess over the usual time has
+one of these causes:
 
 - slow host: the passes of a worker take longer than those of its peers, in most
   steps.
@@ -74,7 +74,7 @@ def analyse_ranks(trace: Trace) -> WhatIf:
     """Replay a run without each cause, worker, stage and phase.
 
     Raises:
-      ValueError: operations wait for each other, or a step has no optimizer.
+      ValueError: operations wait for each other in a cycle, or a step has no optimizer.
     """
     replay = Replay(trace)
     needed_s = replay.needed_s()
@@ -168,7 +168,7 @@ def _pauses_s(beyond_s: np.ndarray) -> np.ndarray:
 
 
 def _others(values: np.ndarray) -> np.ndarray:
-    """Return the usual excess of the workers other than a slow one, by step, [1, S].
+    """Return the usual value of the workers other than a slow one, by step, [1, S].
 
     It is the lower median without the largest value of each step.
     """
