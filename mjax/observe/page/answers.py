@@ -212,7 +212,7 @@ class Page:
         if first > last:
             raise BadQueryError(f"from must be at most to, got {first} and {last}")
         chosen = None if asked is None else frozenset(asked)
-        is_over = last < common  # its steps no longer change
+        is_over = last < common  # these steps no longer change
         return await self._asked(
             self._views,
             ("timeline", first, last, order, chosen),

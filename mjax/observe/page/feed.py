@@ -1,7 +1,8 @@
 """The source from which the page reads a run.
 
-Input: none. Output: shares of new data and, on request, the lines of earlier steps.
-`FileFeed` reads files. A feed only reads, and never changes the data of the run.
+Input: none. Output: shares of new data (one for each poll) and, on request, the lines
+of earlier steps. `FileFeed` reads files, `StoreFeed` a database. A feed never changes
+the data of the run.
 """
 
 import math

@@ -32,8 +32,8 @@ from mjax.observe.stream.tail import (
 )
 
 _SHARE_BYTES = 3_000_000
-"""Approximate bytes of one read. The value was picked by judgement: viewers wait 0.2 s
-for it."""
+"""Approximate bytes of spans in one share. The value was picked by judgement: viewers
+wait 0.2 s for it."""
 _MOST_PLACES = 4096
 """Maximum number of index entries for a file; beyond it, every second one is
 dropped."""
@@ -96,7 +96,7 @@ class FileFeed:
         """
         self._work_dir, self._spans_dir = work_dir, spans_dir
         self._has_begun = False
-        """Whether the work dir has been seen; the page may be older."""
+        """Whether the work dir has been seen; the page may start before it exists."""
         self._followed: dict[Key, _Followed] = {}
         self._known: set[str] = set()
         """Files that are followed, and files that are ignored for good."""

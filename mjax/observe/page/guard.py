@@ -74,7 +74,8 @@ def names_of(listen_host: str) -> frozenset[str]:
 def judge(asked: Request, token: str, names: frozenset[str]) -> Refusal | None:
     """Return the answer to a request that is not forwarded; None if it is forwarded.
 
-    The address with a valid token is redirected to the page, and sets its cookie.
+    A request for the page with a valid token in its query is answered with the page's
+    cookie and a redirect to the page without the token.
     """
     if not is_known_host(asked.host, names):
         return Refusal(

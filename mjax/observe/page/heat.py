@@ -1,8 +1,8 @@
-"""The heat map as bytes, one for each rank and step.
+"""The heat map as bytes, one for each cell.
 
 Input: a matrix of seconds. Output: 4 bytes with the length of a header, the header as
 JSON, and a byte for each cell, row by row. 255 is no value; 0 to 254 are linear between
-`lo` and `hi`. These ends leave out rare extreme cells, which get the colour of the end.
+`lo` and `hi`. Rare extreme cells outside of this range get the nearer end of the scale.
 `least` and `most` in the header give the full range.
 """
 
@@ -21,9 +21,9 @@ _TAIL = 0.005
 judgement: the first steps of a start take a hundred times as long, and would make all
 others look alike."""
 _ROOM = 2.0
-"""If a value is that large, the scale extends to this multiple of the median. The value
-was picked by judgement: one slow host among 4,096 ranks has far fewer cells than the
-fraction above, but must be visible."""
+"""The scale extends to at least this multiple of the median, or to the largest value if
+that is smaller. The value was picked by judgement: one slow host among 4,096 ranks has
+far fewer cells than the fraction above, but must be visible."""
 _SAMPLE = 200_000
 """Number of cells sampled to compute the ends. The value was picked by judgement: that
 takes 10 ms."""

@@ -46,7 +46,8 @@ class Process:
     code: int | None = None
     """Exit code, if the process ended by itself."""
     span: Span | None = None
-    """The span that ended last; if its line has a span of the host, that one."""
+    """The span that ended last in the newest line with spans: of the host's spans, or
+    of all spans if the line has none of the host."""
     lines: collections.deque[Line] = dataclasses.field(
         default_factory=lambda: collections.deque(maxlen=_NEWEST_LINES)
     )

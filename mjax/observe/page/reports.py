@@ -42,7 +42,7 @@ def last_steps(
     """Read the last steps of the processes of a start.
 
     Returns:
-      span files with the lines of these steps, and the number of steps.
+      span files with the lines of these steps, and the largest number of steps in them.
     """
     num = max(2, min(most, MOST_LINES // max(1, len(processes))))
     newest = max((of.newest_step for of in processes), default=0)

@@ -109,8 +109,8 @@ def thin(
 ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Thin rows, but keep the smallest and the largest value of each part.
 
-    The last tenth of the kept rows are the last rows of the run, all of them, since
-    means and medians of extremes would be wrong.
+    The last tenth of the kept rows are the consecutive last rows of the run: for these,
+    charts compute means and medians, which would be wrong over extremes only.
 
     Args:
       steps: [T].

@@ -24,10 +24,10 @@ from mjax.observe.spans import Line, Span, SpanFile
 from mjax.observe.store.base import VERSION, Store, StoreGoneError, open_store
 
 _SHARE_LINES = 20_000
-"""Approximate number of lines of one read. The value was picked by judgement: reading
+"""Approximate number of lines in one share. The value was picked by judgement: reading
 them takes half a second."""
 _HELD_LINES = 250_000
-"""Maximum number of lines in memory for one part of a run, over all processes. The
+"""Maximum number of lines in memory for one range of steps, over all processes. The
 value was picked by judgement: that many lines take 500 MB."""
 _BARRIERS_S = 60.0
 """Seconds between two reads of barriers, which scan the whole table."""
@@ -83,7 +83,7 @@ class _Followed:
     last_n: int = -1
     last_barrier: int = -1
     stored: int = 0
-    """Number of lines at the last poll."""
+    """Number of lines in the store at the last poll."""
     has_ended: bool = False
 
 
@@ -277,7 +277,7 @@ class StoreFeed:
             start = self._starts.get(generation, _Start())
             followed = start.files.get(file_id)
             if followed is None:
-                continue  # it arrived since the last poll
+                continue  # it arrived after the search for processes, or is left out
             followed.stored = last_n + 1
             if code is not None and not followed.has_ended:
                 followed.has_ended = True

@@ -50,7 +50,7 @@ class Worker:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more; the current computation may run until the process ends."""
+        """Accept no more computations; queued ones may run until the process ends."""
         self._jobs.put(None)
 
     async def get(
