@@ -56,7 +56,7 @@ class Store(Protocol):
     """The address given to `open_store`."""
 
     def marks(self) -> list[Mark]:
-        """Return, for each file, up to where it is stored."""
+        """Return the mark, the stored part, of each file."""
         ...
 
     def write(self, changes: Changes) -> None:

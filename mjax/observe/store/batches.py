@@ -14,6 +14,8 @@ from typing import Literal
 
 Kind = Literal["spans", "metrics", "events"]
 Verdict = Literal["stored", "known", "gap", "refused"]
+"""`known`: the store already had all bytes of the batch; `gap`: it lacks earlier bytes
+of the file."""
 MAX_LINES = 2_000
 """Maximum number of lines in a batch. The value was picked by judgement: the cost of a
 commit per batch is then small."""

@@ -78,7 +78,7 @@ class DuckStore:
             raise
 
     def marks(self) -> list[Mark]:
-        """Return the stored size of each file."""
+        """Return the mark, the stored part, of each file."""
         rows = self.query(f"select {', '.join(_MARK_FIELDS)} from files")
         return [Mark(**dict(zip(_MARK_FIELDS, row, strict=True))) for row in rows]
 
@@ -88,7 +88,7 @@ class DuckStore:
             self._write(base, changes)
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query. Any thread may call this, also while others do."""
+        """Run a query. Any number of threads may call this at the same time."""
         with self._lock:
             cursor = self._base.cursor()
         try:

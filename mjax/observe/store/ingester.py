@@ -48,7 +48,7 @@ class Ingester:
         return future
 
     def marks(self, run: str, sources: Sequence[str]) -> list[Mark]:
-        """Return the stored size of these files; unknown files are absent."""
+        """Return the marks of these files; unknown files are absent."""
         with self._lock:
             found = [self._known.marks.get((run, source)) for source in sources]
         return [mark for mark in found if mark is not None]
@@ -83,7 +83,7 @@ class Ingester:
                 return
 
     def _next_jobs(self) -> tuple[list[_Job], bool]:
-        """Wait for a job; return it with all queued jobs."""
+        """Wait for a job; return it with all queued jobs, and whether to end then."""
         jobs: list[_Job] = []
         job = self._jobs.get()
         while job is not None:
@@ -158,7 +158,7 @@ class Ingester:
             try:
                 self._store.write(plan.changes())
             except (ConflictError, StoreGoneError):
-                # A commit without an answer may have succeeded: read the marks.
+                # The commit may have succeeded: read the marks before the next write.
                 self._is_stale = True
                 raise
             with self._lock:

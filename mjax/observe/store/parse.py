@@ -60,13 +60,13 @@ def parse_spans(
 ) -> Parsed:
     """Parse lines of a file of spans.
 
-    Numbers that fit no column are rare, so single lines are searched for them only
-    after the whole batch has shown one.
+    Numbers that fit no column are rare, so single lines are checked for them only if
+    the conversion of the whole batch fails.
 
     Args:
       data: whole lines.
       start: position of the first line in the file.
-      first_line: number of that line; line 1 is the header.
+      first_line: number of the first line; line 1 is the header.
       mark: mark of the file so far.
       header: header of the process; None if it is in `data`.
     Raises:
@@ -180,7 +180,7 @@ def totals(table: pa.Table) -> pa.Table:
 
 
 def _lines(data: bytes, start: int) -> Iterator[tuple[int, bytes]]:
-    """Yield each line, without its end, and its position in the file."""
+    """Yield the position of each line in the file, and the line without its newline."""
     *whole, _ = data.split(b"\n")
     for text in whole:
         yield start, text

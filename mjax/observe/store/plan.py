@@ -35,7 +35,7 @@ class Known:
         }
         self.next_id = 1 + max((m.file_id for m in self.marks.values()), default=0)
         self.claimed = {_process(h): file for file, h in self.headers.items()}
-        """The number of the file that holds each (run, generation, rank)."""
+        """Id of the file that holds each (run, generation, rank)."""
 
     def learn(self, plan: "Plan") -> None:
         """Add committed changes."""

@@ -80,7 +80,7 @@ class PostgresStore:
             raise
 
     def marks(self) -> list[Mark]:
-        """Return, for each file, up to where it is stored."""
+        """Return the mark, the stored part, of each file."""
         with self._transaction() as base:
             rows = base.execute(
                 f"select {', '.join(_MARK_FIELDS)} from files".encode()

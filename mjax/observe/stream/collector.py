@@ -56,7 +56,7 @@ class Collector:
           host: send only spans of this host; None sends all.
           spans_dir: folder of the spans, if they are not in the work dir.
           run: run of metrics.jsonl and events.jsonl; None takes that of the spans.
-          name: name of this collector, for its backlog.
+          name: name of this collector, under which its backlog is reported.
           say: function that prints a message.
         """
         self._work_dir, self._sink = work_dir, sink

@@ -1,7 +1,7 @@
 """The HTTP side of the ingester: batches, marks, metrics.
 
-Input: requests on a port or a Unix socket. Output: answers; those to batches come
-after the commit. `answer` does not depend on sockets.
+Input: requests on a port or a Unix socket. Output: answers. Batches are answered after
+their commit. `answer` does not depend on sockets.
 
 | request | answer |
 |---|---|

@@ -1,9 +1,10 @@
-"""Find the logs of a run on this host, and those that no process writes, for the quota.
+"""Find the logs of a run on this host, for the quota, and which of them are closed.
 
 Input: a work dir. Output: a `Spool` for each log. The store has no logs, so they are
 deleted only on request.
 
-No process writes these logs:
+A log counts as closed, which means that no process writes it, if nothing has been
+written to it for a minute and it is one of these:
 
 - `launch/generation-N/`: `rank-R.log`, `stacks-R.txt` and `coordinator.log`, if a later
   generation has begun or the launch has ended; and always `rank-R.log.1`, to which the
@@ -11,10 +12,9 @@ No process writes these logs:
 - `stacks/HOST-RANK-GENERATION.txt`, if the run has been started again since; GENERATION
   counts all starts, including those without a launch.
 - `profile/GENERATION/step-N/HOST-RANK/`: under the same condition, or once its last
-  file exists.
+  file, window.json, exists.
 
-In addition, nothing may have written to them for a minute. Logs of agents are not
-touched.
+Logs of agents are not touched.
 """
 
 import os
@@ -28,8 +28,8 @@ from mjax.observe.stream.quota import Spool
 from mjax.observe.windows import folders
 
 _QUIET_S = 60.0
-"""Seconds since the last write. The value was picked by judgement: an agent reads the
-log of an ended rank for some seconds."""
+"""Seconds since the last write after which a log may count as closed. The value was
+picked by judgement: an agent reads the log of an ended rank for some seconds."""
 _NAME = re.compile(
     r"(?:coordinator\.log|(?:rank-(?P<rank>\d+)\.log(?P<aside>\.\w+)??|"
     r"stacks-(?P<of>\d+)\.txt))(?P<gz>\.gz)?"
@@ -99,7 +99,7 @@ def written_here() -> set[tuple[int, int]]:
 
 
 def is_among(path: Path, files: Collection[tuple[int, int]]) -> bool:
-    """Return whether a file, or any file in a folder, is among these."""
+    """Return whether a file, or any file in a folder, is among `files`."""
     inside = [path, *path.rglob("*")] if path.is_dir() else [path]
     try:
         return any((f.stat().st_dev, f.stat().st_ino) in files for f in inside)

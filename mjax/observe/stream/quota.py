@@ -1,4 +1,4 @@
-"""Quota on a host: compress, then delete the oldest files.
+"""Quota on a host: compress the oldest files, or delete them if that is not enough.
 
 Input: span files or logs of a host, the allowed actions for each, and a quota. Output:
 a list of actions (pure), and their execution. A file that a process may still write is
@@ -15,8 +15,8 @@ from typing import Literal
 from mjax.observe import gzipped
 
 _RATIO = 5
-"""Expected compression ratio, for planning. Span files of the demo shrink by 7; the
-next round uses the actual size."""
+"""Expected compression ratio, for planning. Span files of the demo shrink to a seventh;
+the next round uses the actual size."""
 
 _DELETED = ".deleted"
 """Folder below profile/ for a window that is being deleted."""
@@ -24,7 +24,7 @@ _DELETED = ".deleted"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Spool:
-    """One file of spans or one log on this host; a recorded window is a folder."""
+    """A span file, a log, or the folder of a recorded window, on this host."""
 
     path: Path
     disk_bytes: int

@@ -3,8 +3,9 @@
 Input: batches, outcomes, marks. Output: compressed bytes for a request or a message,
 and the reverse. Incoming data is untrusted: its type, size and checksum are verified.
 
-A body is a compressed sequence of frames. A frame consists of the length of its header,
-the header (JSON), and lines, whose size in bytes the header gives.
+A body is a compressed sequence of frames, one for each batch. A frame consists of the
+length of its header, the header (JSON), and lines, whose size in bytes the header
+gives.
 """
 
 import dataclasses
