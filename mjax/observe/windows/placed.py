@@ -4,9 +4,9 @@ Input: the events of a window, and the table of places of the step. Output: each
 with its place and the indices of the loop iterations in which it ran.
 
 An instruction in a loop has one event per iteration. On one device, iteration k of a
-loop begins with the earliest k-th event of the instructions that run in every
-iteration. Instructions inside a conditional run only in some iterations; the start
-times of the iterations tell which.
+loop begins at the earliest of the k-th events of all instructions that run in every
+iteration. Instructions inside a conditional run only in some iterations; for their
+events, the start times of the iterations show which.
 """
 
 import collections
@@ -49,8 +49,8 @@ def place_events(
       events: events of one window, in the order of their starts.
       tables: tables of the modules that may have run.
       is_gpu: whether the devices are GPUs. On a GPU, events of loops and calls are
-        copies of their conditions, and are kept; on a CPU they are wrappers around
-        the events inside, and are left out.
+        memory copies of their conditions, and are kept; on a CPU they are wrappers
+        around the events inside, and are left out.
     Returns:
       All events except those wrappers; an event in no table has the phase `unknown`.
     """
@@ -69,7 +69,7 @@ def place_events(
 
 
 def _place_some(events: list[Event], table: Table, *, is_gpu: bool) -> list[Placed]:
-    """Place the events of one device."""
+    """Place the events of one module on one device."""
     turns = _turns(events, table)
     seen: collections.Counter[str] = collections.Counter()
     found = []
@@ -114,7 +114,7 @@ def _nowhere(event: Event) -> Placed:
 
 
 def _turns(events: Sequence[Event], table: Table) -> dict[str, np.ndarray]:
-    """Find the start of each iteration of each loop in the window."""
+    """Find the starts of the iterations in the window, in ns, by loop."""
     starts: dict[str, dict[str, list[float]]] = {key: {} for key in table.loops}
     for event in events:
         place = table.ops.get(event.name)

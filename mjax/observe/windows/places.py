@@ -65,9 +65,11 @@ class LoopPlace:
 
     trip_count: int | None
     unit: Unit | None
-    """Meaning of an iteration; None: the loop has no scope, or XLA changed it."""
+    """What the loop runs over; None: the loop has no scope, or XLA changed it."""
     start: int
+    """Index of the unit in the first iteration."""
     step: int
+    """Increase of that index from one iteration to the next."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

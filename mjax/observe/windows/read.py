@@ -22,7 +22,7 @@ class Reading:
     by_device: Mapping[int, Sequence[Placed]]
     """Events in the order of their starts, by mesh number of the device."""
     offset_ns: float | None
-    """Host's monotonic clock minus the clock of events. It may be too large by up to
+    """Host's monotonic clock minus the clock of events. It may be too small by up to
     `window.start_ns - window.monotonic_ns`. None: the window has no mark."""
 
     @functools.cached_property
