@@ -27,7 +27,7 @@ from mjax.stores.objects import (
 from mjax.stores.opened import open_store
 
 FLAG = "--data.path"
-_PATIENCE_S = 15  # seconds; the mirror then retries
+_PATIENCE_S = 15  # seconds for which a request is repeated; the mirror then retries
 _log = logging.getLogger(__name__)
 
 

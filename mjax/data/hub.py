@@ -28,7 +28,7 @@ from mjax.data.mirror.mirror import RemoteFile
 PREFIX = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """Pattern of a commit, a revision that never changes."""
-# The parts of a URL before the host, and the query, which may contain a signature.
+# User and password of a URL, and its query, which may contain a signature.
 _SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"()]*")
 _NOUNS = {"dataset": "data set", "model": "model"}
 _TIMEOUT_S = 30
@@ -46,7 +46,7 @@ class Repository(NamedTuple):
     revision: str
     """A branch, a tag or a commit."""
     flag: str
-    """Flag that names it, such as --data.path; error messages begin with the flag."""
+    """Flag that names the repository, such as --data.path; begins error messages."""
 
     @property
     def is_fixed(self) -> bool:
@@ -141,7 +141,7 @@ class Snapshot:
         Args:
           files: some of `self.files`.
         Raises:
-          ValueError: the hub does not return their sizes, or the library's cache, where
+          ValueError: the hub does not return the sizes, or the library's cache, where
             the list of files is kept, cannot be written.
         """
         files = sorted(files)
@@ -183,7 +183,7 @@ class Snapshot:
         return answer.content[start : start + length]  # no support for ranges
 
     def tell(self) -> None:
-        """Log which commit is read, and why if the hub did not answer."""
+        """Log which commit is read; if the hub did not answer, log its error too."""
         repository = self.repository
         if self._failure is not None:
             _log.warning(
@@ -450,7 +450,7 @@ def _ref(repository: Repository, home: pathlib.Path) -> pathlib.Path:
 
 @contextlib.contextmanager
 def _writable(repository: Repository) -> Iterator[None]:
-    """Turn an error of writing the cache into one with a remedy."""
+    """Turn an error of writing the cache into a ValueError with a remedy."""
     try:
         yield
     except cache_files.UnwritableError as error:

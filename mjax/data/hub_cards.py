@@ -59,8 +59,8 @@ def choose(
       config: name of the configuration; None means the only one, or the card's default.
       split: name of the split; None means train, or the only split.
     Raises:
-      ValueError: the configuration or split does not exist, a name is needed to choose
-        one, or the split has no readable file.
+      ValueError: the configuration or split does not exist, there are several and no
+        name is given, or the split has no readable file.
     """
     files = sorted(files)
     configs = _configs(card)
@@ -205,9 +205,10 @@ def _parts_match(parts: Sequence[str], patterns: Sequence[str]) -> bool:
 
 
 def _inferred(files: Sequence[str]) -> dict[str, list[str]]:
-    """Return split -> files, inferred from file names, otherwise from folder names.
+    """Return split -> files, inferred from shard, file or folder names.
 
-    If no name contains a split, all files belong to train.
+    The first kind of name in which a split occurs is used, and files whose name of this
+    kind has no split are left out. If no name has a split, all files belong to train.
     """
     if not files:
         return {}

@@ -2,8 +2,8 @@
 
 With --data.cache.mirror-dir the hosts of a run share the blocks (see `mirror` and
 `remote_hosts`). Each host reads every file completely once, to check its checksum and
-to store the SHA-256 of the file and of its blocks. So later starts need not compute
-these again, and refuse blocks that differ.
+to store the SHA-256 of the file and of its blocks. Later starts do not compute these
+hashes again, and refuse blocks that differ from them.
 """
 
 import contextlib
@@ -45,8 +45,10 @@ class RemoteFiles:
         """
         self._listings, self._mirror = listings, mirror
         self._table = folder / _HASHES
+        # Identity of a file -> SHA-256 of the file, then of each block. `_kept` is the
+        # stored table, which includes files of other runs.
         self._digests: dict[str, list[str]] = {}
-        self._kept: dict[str, list[str]] = {}  # includes files of other runs
+        self._kept: dict[str, list[str]] = {}
 
     def __contains__(self, path: str) -> bool:
         """Return whether a path of a corpus is read through blocks."""
@@ -83,7 +85,7 @@ class RemoteFiles:
     # ------------------------------------------------------------------------- hashes
 
     def _sha256(self, file: RemoteFile) -> str:
-        """Return the SHA-256 of a file; the first call hashes all files without one."""
+        """Return the SHA-256 of a file; the first call hashes all unhashed files."""
         if file.identity not in self._digests:
             self._read_hashes()
             try:
@@ -148,7 +150,7 @@ class RemoteFiles:
             found = cache_files.read_json(self._table)
             self._kept |= checked_json.check(found, dict[str, list[str]], "")
         except (cache_files.DamagedFileError, ValueError):
-            return  # there are none, or they cannot be read: files are hashed again
+            return  # the table is missing or cannot be read: files are hashed again
         for file in self._all():
             digests = self._kept.get(file.identity, [])[1:]
             if file.identity not in self._digests and self._trusts(file, digests):
@@ -218,7 +220,7 @@ def listed(config: DataConfig) -> dict[str, Listing]:
 
 
 def kept_lists(config: DataConfig) -> str:
-    """Return the lists of objects on this host, for `keep_lists` on another."""
+    """Return the lists of objects on this host, for `keep_lists` on another host."""
     found = {}
     for path in filter(is_url, (p for paths in config.paths for p in paths)):
         kept = bucket_files.kept_list(path, block_folder(config))
@@ -281,7 +283,7 @@ def mirror_config(
 
     Args:
       cache: number of replicas, and rate limit of the whole run.
-      addresses: host -> (host name, port), for each host that serves blocks.
+      addresses: host -> (address, port), for each host that serves blocks.
       token: secret that each request carries.
     """
     rate = cache.mib_per_s

@@ -1,9 +1,9 @@
-"""Blocks on a host's disk: checked when read, replaced atomically, evicted by age.
+"""Blocks on a host's disk: checked when read, the least recently read evicted first.
 
 A block is one file: the SHA-256 of its bytes, then the bytes. It is renamed to its name
 when complete, so a killed process leaves no partial block. Processes of the host use
-locks of the operating system, which are released when their holder dies. A holder that
-is stopped, but alive, delays the others for a bounded time only.
+locks of the operating system, which are released when their holder dies. A stopped but
+live process delays other processes only for a bounded time.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from typing import IO, NamedTuple
 
 DIGEST_BYTES = 32
 """Size of the SHA-256 in front of each block, in bytes."""
-_LOCK_S = 30.0  # for locks that are held for at most one write
+_LOCK_S = 30.0  # maximum wait for a lock that is held for at most one write
 _LOCK_POLL_S = 0.01
 _LONG_S = 60.0  # a longer wait for the rate limit is logged
 _HELD = "in_use.lock"
@@ -74,14 +74,15 @@ class BlockStore:
 
     @contextlib.contextmanager
     def locked(self, name: str, wait_s: float = _LOCK_S) -> Iterator[None]:
-        """Keep other processes and threads of this host from fetching a block.
+        """Hold a lock against other processes and threads of this host.
 
-        No lock is taken on a disk that is full or read-only, nor after waiting for a
-        stopped process. A block may then be fetched twice, but no read fails.
+        If the disk is full or read-only, or the lock is not released within `wait_s`,
+        the body runs without the lock. A block may then be fetched twice, but no read
+        fails.
 
         Args:
-          name: name of the block, or of another action.
-          wait_s: maximum wait for the holder of the lock, in seconds.
+          name: name of the lock: a block, or another action, such as `rate`.
+          wait_s: maximum wait for the lock, in seconds.
         Raises:
           OSError: the store was closed meanwhile.
         """
@@ -125,7 +126,7 @@ class BlockStore:
         """Return a block as `sealed` returns it.
 
         Returns:
-          The block; None if it is absent, or was damaged and has been removed.
+          The block; None if it is absent or unreadable, or was damaged and is removed.
         """
         path = self._folder / f"{name}.block"
         try:
@@ -187,7 +188,7 @@ class BlockStore:
 
     @contextlib.contextmanager
     def _room(self, num_bytes: int) -> Iterator[None]:
-        """Evict blocks until `num_bytes` fit, under a lock of all writers."""
+        """Evict blocks until `num_bytes` fit, under a lock that all writers take."""
         if self._limit_bytes is None:
             yield
             return
@@ -282,7 +283,7 @@ def kept(folder: pathlib.Path) -> Kept:
 
 
 def purge(folder: pathlib.Path) -> int:
-    """Remove all blocks of a data set, and no other file; return their bytes.
+    """Remove the files of a block store, and no others; return the bytes of the blocks.
 
     Raises:
       InUseError: a live process has the folder open.
@@ -303,7 +304,7 @@ def purge(folder: pathlib.Path) -> int:
 
 @contextlib.contextmanager
 def _held_alone(folder: pathlib.Path) -> Iterator[bool]:
-    """Lock a folder against opening; yield whether no live process has it open."""
+    """Lock a folder against `BlockStore`; yield False if a live process has it open."""
     try:
         with (folder / _HELD).open("r") as held:
             try:

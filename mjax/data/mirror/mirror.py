@@ -1,6 +1,6 @@
 """Read blocks of a remote data set from this disk, another host, or the remote.
 
-Only one host per block reads it from the remote: the first of the block's hosts that
+Only one host reads a given block from the remote: the first of the block's hosts that
 answers. Each host has an equal share of the rate limit. Fixed shares need no
 communication, and they suffice because `placement` spreads the first hosts evenly. A
 shared token bucket would have to survive the loss of the host that holds it.
@@ -26,7 +26,7 @@ from mjax.data.mirror.peers import Answer, Method, Peers
 from mjax.data.mirror.server import Blocks, Server
 
 _RETRY_S = (1.0, 2.0, 4.0)  # seconds to wait before each retry of the remote
-_LOCK_S = 600.0  # maximum wait for a stopped process with a lock
+_LOCK_S = 600.0  # maximum wait for a lock, without the time of the rate limit
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +44,7 @@ class RemoteFile:
 
     @property
     def identity(self) -> str:
-        """Return a text that identifies the content: other content, other text."""
+        """Text that identifies the content; it differs if the content differs."""
         is_hash = self.checksum.startswith(("sha256:", "git:"))
         return f"{'' if is_hash else self.name}\n{self.checksum}\n{self.size}"
 
@@ -144,7 +144,7 @@ class Mirror:
         Raises:
           WrongContentError: see `check`.
           OSError: no host has a block, and the remote does not answer.
-          ValueError: the remote refuses, or the file has changed.
+          ValueError: the remote refuses access, or the file has changed.
         """
         self.fetch()
         for name in self._files:
@@ -156,7 +156,7 @@ class Mirror:
         return sum(map(self._length, self._own()))
 
     def fetch(self, on_read: Callable[[int], None] = lambda num_bytes: None) -> None:
-        """Fetch all blocks that this host keeps to its disk.
+        """Fetch the blocks that this host keeps, and store them on its disk.
 
         The blocks that this host reads from the remote come first, so all hosts read
         the remote at the same time. The very first block is read alone; if the remote
@@ -166,7 +166,7 @@ class Mirror:
           on_read: called with the number of bytes of each block.
         Raises:
           OSError: no host has a block, and the remote does not answer.
-          ValueError: the remote refuses, or the file has changed.
+          ValueError: the remote refuses access, or the file has changed.
         """
         own = sorted(self._own(), key=lambda b: self.table[b][0] != self.host)
         for blocks in (own[:1], own[1:]):
@@ -200,7 +200,7 @@ class Mirror:
           WrongContentError: the checksum differs; the blocks of the file are removed on
             this host and on the hosts that answer.
           OSError: no host has a block, and the remote does not answer.
-          ValueError: the remote refuses, or the file has changed.
+          ValueError: the remote refuses access, or the file has changed.
         """
         file = self._files[name]
         found, digests = Comparison(file.checksum, file.size), {}
@@ -275,7 +275,7 @@ class Mirror:
         """From now on, check blocks of a file against `digests` of an earlier run.
 
         Returns:
-          Whether the number of digests is the number of blocks of the file.
+          Whether there is one digest per block; if not, they are ignored.
         """
         blocks = self._blocks_of(self._files[name])
         if len(blocks) != len(digests):
@@ -288,7 +288,7 @@ class Mirror:
 
         Raises:
           OSError: no host has a block, and the remote does not answer.
-          ValueError: the remote refuses, or the file has changed.
+          ValueError: the remote refuses access, or the file has changed.
         """
         file, size = self._files[name], self.config.block_bytes
         stop = min(start + length, file.size)
@@ -378,7 +378,7 @@ class Mirror:
         Args:
           block: name of the block, which the remote does not return.
           failure: error of the remote on this host.
-          reasons: reasons of the hosts that should have read the block.
+          reasons: for each other host of the block, why it did not return the block.
         """
         others = self._others(self.config.addresses)
         answers = in_order(
@@ -396,7 +396,8 @@ class Mirror:
         """Return a block from this disk or from the remote, and keep it.
 
         Other hosts are asked before the remote: one may still have the block from an
-        earlier run with another number of hosts. No long wait is spent on such a host.
+        earlier run with another number of hosts. After `timeout_s` seconds no
+        further host is asked.
         """
         begin_s = time.monotonic()
         with self._locked(block):
@@ -404,7 +405,7 @@ class Mirror:
             if content is not None:
                 return content
             failed_s, failure = self._failures.get(block, (-math.inf, None))
-            # The fetch failed in another thread while this one waited for the lock.
+            # The fetch failed in another thread while this thread waited for the lock.
             if failure is not None and failed_s >= begin_s:
                 raise failure
             until_s = time.monotonic() + self.config.timeout_s

@@ -23,7 +23,7 @@ BUSY = http.HTTPStatus.ACCEPTED
 """Status of a host that is alive but has no answer yet; it is asked again."""
 _DOWN_S = 30.0  # seconds until a host that failed is asked again
 _MAX_DOWN_S = 480.0  # maximum, after several failures
-_UP = (0.0, 0.0, "")  # a host that answers: end of its pause, pause, reason
+_UP = (0.0, 0.0, "")  # end and length of a host's pause in seconds, and its reason
 _MAX_REASON_BYTES = 500
 _REFUSALS: dict[int, str] = {
     http.HTTPStatus.FORBIDDEN: "refused the token of this run",
@@ -86,8 +86,8 @@ class Peers:
           block: name of the block.
           method: see `Method`.
           is_right: returns whether a block's content is the expected one.
-          label: text that names the block in messages.
-          is_last_try: whether to ask a host even if it has just failed.
+          label: text that names the block in log messages.
+          is_last_try: whether to ask a host even during its pause.
         """
         until_s, _, reason = self._down.get(host, _UP)
         if time.monotonic() < until_s and not is_last_try:
@@ -137,11 +137,11 @@ class Peers:
             connection.close()
 
     def _failed(self, host: str, what: str, why: str, label: str) -> Answer:
-        """Do not ask a host for a while; return the reason as an answer."""
+        """Begin a pause in which a host is not asked; return the reason as answer."""
         now = time.monotonic()
         until_s, wait_s, _ = self._down.get(host, _UP)
         reason = f"{what} ({why})"
-        if until_s <= now:  # no other thread has just reported it
+        if until_s <= now:  # no other thread has just begun the pause
             wait_s = min(2 * wait_s, _MAX_DOWN_S) or _DOWN_S
             self._down[host] = now + wait_s, wait_s, reason
         self._say_once(host, what, f"{why}; asked for {label}")

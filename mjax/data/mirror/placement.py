@@ -22,7 +22,7 @@ _IMBALANCE = 0.05  # largest deviation of a host's load, as a part of the mean
 def replicas(
     blocks: Mapping[str, int], hosts: Sequence[str], num_replicas: int
 ) -> dict[str, tuple[str, ...]]:
-    """Return block -> hosts that keep it; the first host reads the remote.
+    """Return block -> hosts that keep it; the first host reads it from the remote.
 
     Args:
       blocks: name of each block -> bytes.
