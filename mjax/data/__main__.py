@@ -274,7 +274,7 @@ def info_lines(dataset: Dataset) -> Iterator[str]:
 
 
 def show_lines(dataset: Dataset, command: Show) -> Iterator[str]:
-    """Yield the decoded batch; each line begins with its sequence and segment."""
+    """Yield the decoded batch; each text line begins with the row and the segment."""
     ids = dataset.train.ids(command.step, command.batch_size)
     batch = read(dataset.train.corpora, ids)
     num_rows, seq_len = batch["tokens"].shape

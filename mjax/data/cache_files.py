@@ -22,7 +22,8 @@ import numpy as np
 from jaxtyping import UInt
 
 BLOCK_BYTES = 1 << 16
-"""Bytes of a token file per checksum: half of Linux's read-ahead for random access."""
+"""Bytes of a token file per checksum. A random read of a mapped file loads twice as
+many, the default read-ahead of Linux."""
 _CHECKSUM_DTYPE = np.dtype("<u4")
 _QUIET_S = 5.0
 _POLL_S = 0.05

@@ -67,7 +67,7 @@ class ChatSamples:
     starts: Int64[np.ndarray, "_"]
     """Result of `chat_starts`."""
     groups: Int64[np.ndarray, "_ 2"]
-    """Result of `group_chats` for this length."""
+    """Result of `group_chats` for this seq_len."""
     seq_len: int
     eos_id: int
     """Token used for padding."""

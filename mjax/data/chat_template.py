@@ -218,7 +218,7 @@ class _Worker:
                 process.stdin.flush()
                 reply = process.stdout.readline()
             except BrokenPipeError:
-                pass  # it has exited; reported below
+                pass  # the worker has exited; reported below
             finally:
                 timer.cancel()
                 if not reply.endswith("\n"):

@@ -2,9 +2,10 @@
 
 An answer is the text that an assistant turn adds, up to and including the mark that
 ends the turn. It is the text that a model must generate. `generation` blocks of a
-template mark the answers. Without such blocks, renderings of the first 1, 2, ...
-messages are compared. Each must begin with the previous rendering; otherwise the
-template changes earlier turns when more follow, and the answers cannot be located.
+template mark the answers. Without such blocks, the messages before an answer are
+rendered, then the messages up to and including it. Both texts must be prefixes of the
+whole chat's text; if the template changes earlier turns when more follow, the answers
+cannot be located.
 
 Source: `generation` blocks and their mask are those of transformers 5.23
 (`apply_chat_template`, `return_assistant_tokens_mask`).
@@ -44,7 +45,7 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
       record: {"messages": [{"role", "content"}, ...]}; or "conversations" of {"from",
         "value"}; or "prompt" and "completion".
       template: template of the tokenizer.
-      where: file and line, for messages.
+      where: file and line, for error messages.
     Raises:
       ValueError: the object is not a chat, has no answer or an empty one, or is refused
         by the template.
@@ -79,7 +80,7 @@ def messages_of(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """Return the messages of one object, converted to the format of "messages".
 
     Raises:
-      ValueError: the object has no messages, or one is not a message.
+      ValueError: the object has no messages, or an entry is not a message.
     """
     if "messages" in record:
         messages = record["messages"]
@@ -190,7 +191,7 @@ def _check_prefix(first: Rendered, second: Rendered, once: str) -> None:
 def _num_blank(added: str, content: Any) -> int:
     """Count the blanks after the mark that ends a turn; a model need not write them.
 
-    If only blanks follow the content, they are the mark, and the result is 0.
+    If only blanks follow the content, the blanks are the mark, and the result is 0.
     """
     stripped = added.rstrip()
     text = content.rstrip() if isinstance(content, str) else ""

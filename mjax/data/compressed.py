@@ -39,7 +39,7 @@ def opened(
 
     Args:
       path: path of the file.
-      on_read: called with the number of bytes after each read from the file.
+      on_read: called after each read from the file, with the number of bytes read.
     Raises:
       UnreadableError: the file cannot be read.
       ValueError: the file is truncated, or is not of the format that its name says;

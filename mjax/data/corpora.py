@@ -156,7 +156,7 @@ def documents(
         none.
       start: index in `sources` of the first file to read, and the first line or row to
         read in that file.
-      on_read: called with the number of bytes after each read from a file.
+      on_read: called after each read from a file, with the number of bytes read.
     Raises:
       ValueError: a file cannot be read, is truncated, is not text, or lacks the field;
         the message names the file and the line.
@@ -259,7 +259,7 @@ def _local_path(path: str) -> pathlib.Path:
     """Return an existing file or folder.
 
     Raises:
-      ValueError: it does not exist or cannot be read.
+      ValueError: the path does not exist or cannot be read.
     """
     root = pathlib.Path(path)
     try:
@@ -362,7 +362,7 @@ def _kind(path: File) -> Kind:
         case ".parquet":
             return "parquet"
         case megatron.TOKENS | megatron.INDEX:
-            assert isinstance(path, pathlib.Path)  # remote folders cannot be listed
+            assert isinstance(path, pathlib.Path)  # remote listings omit both suffixes
             megatron.check_pair(path)
             return "megatron"
         case _:

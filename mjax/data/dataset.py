@@ -159,7 +159,7 @@ class Dataset:
 
 
 def _times_read(side: Stream | HeldOut) -> list[fractions.Fraction]:
-    """Return how often a sample of each corpus is read, relative to the others."""
+    """Return the relative number of times that a sample of each corpus is read."""
     shares = mixture.shares(side.weights)
     return [
         fractions.Fraction(share, len(samples))
@@ -235,7 +235,8 @@ def prepare_files(config: DataConfig) -> list[TokenFiles]:
 
     The work of a killed process is continued.
 
-    The files do not depend on the order of samples, so runs with any seed can use them.
+    Token files do not depend on the order of samples, so runs with any seed can use
+    them.
 
     Raises:
       ValueError: data are missing, empty or unreadable, or the tokenizer is unknown.

@@ -1,9 +1,9 @@
 """Make samples of one document each from a token stream, without packing.
 
 A document of n tokens, including its end token, has n - 1 targets. It is split into
-pieces of at most seq_len + 1 tokens that overlap by one token, so every token except
-the first is a target once, as in a packed stream. Each piece, with padding, is one
-sample. A document of one token has no target and no sample.
+pieces of at most seq_len + 1 tokens that overlap by one token, so every token of the
+document except its first is a target once. Each piece, with padding, is one sample. A
+document of one token has no target and no sample.
 
 A file next to the token files holds an array with the positions of the documents. It is
 mapped into memory, so a process needs no more memory for more documents.
@@ -96,7 +96,7 @@ class DocumentSamples:
     def _piece(self, sample: int) -> UInt[np.ndarray, "_"]:
         """Return the tokens of a sample, one more than the number of its targets."""
         starts, firsts = self.index
-        # Documents without samples have the same number as the next: take the last.
+        # A document without samples has the same entry in `firsts` as the next one.
         document = int(np.searchsorted(firsts, sample, side="right")) - 1
         start = int(starts[document]) + (sample - int(firsts[document])) * self.seq_len
         stop = min(start + self.seq_len + 1, int(starts[document + 1]))

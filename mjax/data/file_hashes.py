@@ -2,8 +2,8 @@
 
 The cache folder keeps a table of hashes. Its key is a file's device, inode, size and
 time of status change (ctime). The kernel sets ctime whenever content, name or times
-change, and no program can set it. A file that changed within the last seconds is not
-added: the file system's clock may be too coarse to show another change.
+change, and no program can set it. A file that changed within the last two seconds is
+not added: the file system's clock may be too coarse to show another change.
 """
 
 import hashlib
@@ -66,13 +66,13 @@ def _hash_missing(
     known: dict[State, str],
     table: pathlib.Path | None = None,
 ) -> dict[pathlib.Path, str]:
-    """Hash the files that are not in the table, and add those that may be added.
+    """Hash the files that are not in the table; add all but those changed just now.
 
     Args:
       paths: paths of the files.
       known: hashes of the table; new hashes are added in place.
-      table: file in which hashes are saved now and then, so a killed process loses
-        little; None saves nothing.
+      table: file in which hashes are saved every SAVE_S seconds, so a killed process
+        loses little; None saves nothing.
     Returns:
       Path -> hexadecimal SHA-256, for all paths.
     """
@@ -126,7 +126,7 @@ class Unchanged:
         """Refuse files that were changed since this object was created.
 
         Args:
-          has_content: function that raises ValueError if their content has changed.
+          has_content: function that raises ValueError if the content of a file changed.
         Raises:
           TouchedError: a file was changed, but its content is as before; the content
             may have been different when it was read.

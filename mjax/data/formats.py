@@ -20,7 +20,7 @@ from mjax.data.files import File, RemotePath, size_of
 
 RecordKind = Literal["jsonl", "json", "csv", "parquet"]
 """Format of a file that holds records."""
-_BETWEEN = re.compile(r"\s*(,?)\s*(\]?)")  # the values of a JSON array
+_BETWEEN = re.compile(r"\s*(,?)\s*(\]?)")  # text between two values of an array
 
 PIECE_CHARS = 1 << 20
 """Characters per piece; longer documents are passed on and tokenized in pieces."""
@@ -49,7 +49,7 @@ def read_text(path: File, on_read: Callable[[int], None]) -> Iterator[str]:
 
     Args:
       path: path of the file.
-      on_read: called with the number of bytes after each read from the file.
+      on_read: called after each read from the file, with the number of bytes read.
     Raises:
       ValueError: the file cannot be read, is truncated, or is not text.
     """
@@ -101,7 +101,7 @@ def read_texts(
       field: field that holds the text; if no field is named a.b, a.b means the field b
         of the object a.
       first: number of the first record to yield.
-      on_read: called with the number of bytes after each read from the file.
+      on_read: called after each read from the file, with the number of bytes read.
     Raises:
       ValueError: as in `read_records`, or a record has no text in the field.
     """
@@ -123,11 +123,11 @@ def read_records(
       kind: format of the file. Lines of JSONL, objects of a JSON array and rows of CSV
         are numbered from 1, rows of parquet from 0.
       first: number of the first record to yield.
-      on_read: called with the number of bytes after each read from the file.
+      on_read: called after each read from the file, with the number of bytes read.
       field: the only field to read; None reads all fields.
     Raises:
       ValueError: the file cannot be read, is truncated, is not of its format, or has no
-        such column.
+        column for the field.
     """
     match kind:
         case "jsonl":

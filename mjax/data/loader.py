@@ -90,7 +90,7 @@ class Loader:
         self.close()
 
     def close(self) -> None:
-        """Stop the thread: wait for the batch being read, and drop the others."""
+        """Stop the thread: wait for the batch being read, and drop all batches."""
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._ahead.clear()
 
@@ -192,7 +192,7 @@ def _place(
     def local_part(
         index: tuple[slice, ...] | None, name: str
     ) -> Int32[np.ndarray, "_ _"]:
-        assert index is not None  # a process without devices
+        assert index is not None  # None only in a process without devices
         start, stop, _ = index[0].indices(shape[0])
         if (start, stop) not in read:
             read[start, stop] = read_rows(slice(start, stop))

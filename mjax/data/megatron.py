@@ -41,7 +41,8 @@ class IndexedDataset:
     tokens: Integer[np.ndarray, "_"]
     """Token ids of all documents in order, in the file's dtype."""
     starts: Int64[np.ndarray, "_"]
-    """[D + 1] for D documents: position of each one's first token, and the last end."""
+    """[D + 1] for D documents: position of the first token of each document, then the
+    end of the last document."""
 
     def __len__(self) -> int:
         return len(self.starts) - 1
@@ -79,7 +80,7 @@ class TokenIds:
 
 
 def has_tokens(path: pathlib.Path) -> bool:
-    """Return whether a file is an index, with its tokens in the same folder."""
+    """Return whether a file is an index whose .bin file beside it holds tokens."""
     tokens = path.with_suffix(TOKENS)
     is_index = path.suffix.lower() == INDEX
     return is_index and tokens.is_file() and tokens.stat().st_size > 0
@@ -146,7 +147,7 @@ def read_documents(
       path: path of the .bin file.
       tokenizer: tokenizer that made the ids.
       first: number of the first document to read, from 0.
-      on_read: called with the number of bytes after each read from the file.
+      on_read: called after each read from the file, with the number of bytes read.
     Raises:
       ValueError: a file is bad, see `open_indexed`, or an id is outside the vocabulary.
     """
@@ -185,7 +186,7 @@ def open_indexed(path: pathlib.Path) -> IndexedDataset:
       path: PREFIX.bin or PREFIX.idx; the other file is in the same folder.
     Raises:
       ValueError: a file cannot be read, is truncated or altered, is not of version 1,
-        has no integer type, has sequences with a mode, or has a document without
+        does not hold integers, has sequences with a mode, or has a document without
         tokens.
     """
     idx, bin_ = path.with_suffix(INDEX), path.with_suffix(TOKENS)
@@ -232,7 +233,7 @@ def _mapped(path: pathlib.Path) -> np.ndarray:
 
 
 def _read_header(idx: pathlib.Path, header: np.ndarray) -> tuple[np.dtype, int, int]:
-    """Return the dtype of ids, the number of sequences, and of documents plus one."""
+    """Return the dtype of ids, the sequence count, and the document count plus one."""
     raw = header.tobytes()
     if raw[: len(_MAGIC)] != _MAGIC:
         raise ValueError(

@@ -81,7 +81,7 @@ def places(
 
 
 def first_without(sizes: tuple[int, ...], weights: tuple[float, ...]) -> int:
-    """Return the number of samples until one corpus has no new sample left.
+    """Return the number of samples before the first repeated sample of any corpus.
 
     Args:
       sizes: number of samples of each corpus.

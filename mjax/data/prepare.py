@@ -58,7 +58,7 @@ class SideCounts:
     """Counts of one side of a tokenized corpus: training or held-out."""
 
     num_tokens: int
-    """Number of tokens, including one end token per document."""
+    """Number of tokens, including the end token of each document; chats have none."""
     num_bytes: int
     """Number of bytes of text, in UTF-8."""
     num_documents: int
@@ -67,7 +67,7 @@ class SideCounts:
     byte_counts: list[int]
     """Element i is the number of bytes of value i; for chats, in the answers only."""
     num_targets: int = 0
-    """For chats: number of tokens in answers."""
+    """For chats: number of tokens in answers, without the first token of a chat."""
 
 
 class Place(NamedTuple):
@@ -75,7 +75,7 @@ class Place(NamedTuple):
 
     source_index: int
     row: int
-    """Line or row of the document in its file; 0 if it is the whole file."""
+    """Line or row of the document in its file; 0 if the document is the whole file."""
     num_pieces: int
     """Number of pieces of the document before this position."""
 
@@ -103,7 +103,8 @@ Pieces = Callable[[Place | None], Iterator[Piece]]
 def is_held_out(name: str, fraction: float) -> bool:
     """Return whether a document is held out, decided by a hash of its name.
 
-    So the result for a document does not change when others are added or removed.
+    So the result for a document does not change when other documents are added or
+    removed.
     """
     digest = hashlib.sha256(name.encode()).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64

@@ -35,8 +35,8 @@ def chat_prompt(
       sample: tokens, targets and positions of a sample of `ChatSamples`.
       tokenizer: tokenizer of the samples.
     Returns:
-      prompt: the first chat up to its first answer, so with the header of the
-        assistant's turn, if the template has one.
+      prompt: the first chat up to its first answer, including the header of the
+        assistant's turn if the template has a header.
       end_ids: the token that ends a document, and the last token of this answer if it
         is a special token.
     """

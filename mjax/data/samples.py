@@ -2,7 +2,8 @@
 
 The stream contains all documents one after the other, each followed by an end token. A
 sample is a window of seq_len + 1 tokens of the stream. Windows overlap by one token, so
-every token except the first is a target once.
+every token except the first is a target once. Tokens after the last full window are
+left out.
 """
 
 import dataclasses

@@ -5,9 +5,9 @@ are left out. Output: the position of a step's batch in the order, and whether a
 is compatible with other skips. Everything is a function of these texts, so a restarted
 run reads the same batches.
 
-A run that diverges often recovers if it resumes from an earlier save and leaves out the
-data that followed (PaLM, arXiv:2204.02311, section 5.1; there the same data, read from
-another state, did no harm).
+A run that diverges often recovers if it resumes from an earlier checkpoint and leaves
+out the data that followed (PaLM, arXiv:2204.02311, section 5.1; there the same data,
+read from another state, did no harm).
 """
 
 import dataclasses
@@ -65,12 +65,13 @@ def seen(step: int, skips: Sequence[Skip]) -> tuple[Skip, ...]:
 
 
 def roll_back(skips: Sequence[Skip], to: int, step: int) -> tuple[Skip, ...]:
-    """Return the skips of a run that goes back, and leaves out the batches after that.
+    """Return the skips of a run that goes back and leaves out the batches since then.
 
     Args:
       skips: skips so far.
       to: number of steps of the state from which the run resumes.
-      step: number of steps of the state that cannot continue.
+      step: number of steps of the state that cannot continue; its last batch is the
+        last one left out.
     """
     kept = seen(to, skips)
     first = to + sum(skip.batches for skip in kept)

@@ -148,7 +148,7 @@ class HeldOut:
 def read(
     corpora: tuple[Samples, ...], ids: Int64[np.ndarray, "n 2"]
 ) -> dict[str, Int32[np.ndarray, "n T"]]:
-    """Return the samples (corpus, sample), in the order of `ids`."""
+    """Return the samples that `ids` names as (corpus, sample), in the same order."""
     parts = [
         (ids[:, 0] == corpus, corpora[corpus].rows(ids[ids[:, 0] == corpus, 1]))
         for corpus in np.unique(ids[:, 0]).tolist() or [0]

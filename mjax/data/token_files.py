@@ -269,7 +269,7 @@ def _build(
     )
 
     def pieces(place: Place | None) -> Iterator[prepare.Piece]:
-        # A split by position depends on all text before it.
+        # In a split by position, the side of a piece depends on all text before it.
         start = place[:2] if place and found.split == "document" else (0, 0)
 
         def read():
@@ -361,7 +361,7 @@ def _trained(
         with cache_files.written_whole(path) as temporary:
             temporary.write_text(trained, "utf-8")
         if known not in (None, _sha256(path)):
-            progress.put("streams", None)  # they have ids of another tokenizer
+            progress.put("streams", None)  # streams have ids of the old tokenizer
         progress.put("trained", _sha256(path))
     return _load_trained(folder)
 
@@ -384,11 +384,9 @@ def _rename(temporary: pathlib.Path, folder: pathlib.Path) -> None:
     """Rename the complete folder to its final name, atomically."""
     for file in temporary.iterdir():
         with file.open("rb") as opened:
-            os.fsync(
-                opened.fileno()
-            )  # so a power cut cannot keep the name without data
+            os.fsync(opened.fileno())  # a power cut cannot keep the name without data
     unfinished.remove(temporary)  # last, so a kill while files are synced loses little
-    temporary.chmod(0o755)  # mkdtemp makes it private; a shared cache must be readable
+    temporary.chmod(0o755)  # whatever the umask: a shared cache must be readable
     try:
         temporary.rename(folder)
     except OSError:

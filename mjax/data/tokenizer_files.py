@@ -1,7 +1,7 @@
 """The files of a tokenizer that a run keeps and that are exported with weights.
 
-Input: `bytes`, a tokenizer.json, the folder of one, or its name on a hub. Output: the
-contents of tokenizer.json, tokenizer_config.json and, if there is one,
+Input: `bytes`, a tokenizer.json, a folder that holds one, or a name on a hub. Output:
+the contents of tokenizer.json, tokenizer_config.json and, if there is one,
 chat_template.jinja, with vocabulary size, end token and digest. The library
 `tokenizers` is not needed.
 """
@@ -110,8 +110,8 @@ def _completed(
     """Return a tokenizer_config.json that names the class and the end token.
 
     Without a class, transformers uses the class of the model's family, which splits
-    text in its own way. Without `clean_up_tokenization_spaces`, releases before 5
-    remove spaces before punctuation when they decode.
+    text in its own way. Without `clean_up_tokenization_spaces`, transformers before
+    release 5 removes spaces before punctuation when it decodes.
 
     Args:
       content: content of the file; None if there is no file.

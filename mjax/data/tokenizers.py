@@ -125,7 +125,7 @@ class BytesTokenizer:
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; the end token becomes END_OF_TEXT."""
         listed = ids.tolist()
-        if self.eos_id not in listed:  # tokens are decoded one by one
+        if self.eos_id not in listed:  # fast, for decoding token by token
             return bytes(listed).decode(errors="replace")
         parts = np.split(ids, np.flatnonzero(ids == self.eos_id))
         texts = [
@@ -145,9 +145,9 @@ class BytesTokenizer:
 class HuggingFaceTokenizer:
     """A tokenizer.json, run by the `tokenizers` library.
 
-    Special tokens are never added, and the name of a special token in text is ordinary
-    text, so text cannot end a document. Only `encode_special` and `encode_spans`, for
-    text that a chat template rendered, treat the name as the token.
+    The name of a special token in text is ordinary text, so text cannot end a document.
+    Only `encode_special` and `encode_spans`, for text that a chat template rendered,
+    treat the name as the token. Only `encode_prompt` adds special tokens.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class HuggingFaceTokenizer:
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._tokenizer.encode_special_tokens = True
-        # A second object, because this setting applies to all threads.
+        # A second object, because encode_special_tokens applies to all threads.
         self._with_special = library.Tokenizer.from_str(spec_json)
         self._with_special.no_truncation()
         self._with_special.no_padding()
@@ -274,7 +274,7 @@ def load_tokenizer(
         eos_token = _configured_eos(path.with_name("tokenizer_config.json"), flag)
     is_bytes = eos_token in (None, END_OF_TEXT)
     if is_bytes and spec_json == byte_level.spec_json(END_OF_TEXT):
-        return BytesTokenizer()  # the form that a run stores; needs no library
+        return BytesTokenizer()  # a run stores `bytes` as this file
     return HuggingFaceTokenizer(
         spec_json, origin=str(path), eos_token=eos_token, flag=flag
     )
