@@ -69,8 +69,8 @@ def attention(
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      segment_ids: positions see each other only if these are equal; never decreasing
-        along T.
+      segment_ids: positions see each other only if their ids are equal. The ids never
+        decrease along T.
       causal: as in `reference.visible`.
       prefix_len: [B], causality hides no key before this position; None means 0.
       window: as in `reference.visible`.
@@ -256,7 +256,7 @@ def _split_qkv(static: _Static, q, k, v):
 
 
 def _split_segments(static: _Static, segment_ids):
-    """Cut the segments into [n, B, c]; all padding is equal, so it sees itself."""
+    """Cut the segments into [n, B, c]; the padding is a segment of its own."""
     return None if segment_ids is None else _split(static, segment_ids, -1)
 
 

@@ -30,8 +30,8 @@ def attention(
     Returns:
       The output in the dtype of q.
     """
-    # JAX does not count the query's own key. is_causal is set as well, because a window
-    # alone is lowered without a causal mask (jax 0.11.2).
+    # JAX's window leaves out the query's own key. is_causal is set as well, because a
+    # window alone is lowered without a causal mask (jax 0.11.2).
     local_window = None if window is None else (window - 1, 0)
     return jax.nn.dot_product_attention(
         q,

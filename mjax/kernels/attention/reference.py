@@ -29,8 +29,8 @@ def attention(
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      segment_ids: positions see each other only if these are equal; never decreasing
-        along T.
+      segment_ids: positions see each other only if their ids are equal. The ids never
+        decrease along T.
       causal: whether the keys after a query are hidden, as in `visible`.
       prefix_len: [B], causality hides no key before this position; None means 0.
       window: number of keys that a query sees, as in `visible`; None means all.

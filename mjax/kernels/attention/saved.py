@@ -3,7 +3,7 @@
 Input: a primitive that jax.checkpoint passes to a policy. Output: whether its results
 are kept. `blocked` and `mosaic_gpu` name their output and log-sum-exp. `cudnn` cannot,
 because jax defines its derivative. So the policy recognises the primitive of cuDNN's
-forward kernel, which has the same two results. Nothing is kept of `reference`.
+forward kernel, which has the same two results. No result of `reference` is kept.
 """
 
 from typing import Any

@@ -22,8 +22,8 @@ fastest, or within noise of the fastest, for forward + backward with B 1-32, T 1
 H 32-64, float32 and bfloat16, full causal and window T / 4."""
 
 BLOCKED_GPU = BlockedTuning(block=256)
-"""Not tuned: no GPU was measured. The tile is larger than on a CPU, because each loop
-iteration launches several kernels that need enough work."""
+"""Not tuned on a GPU. The tile is larger than on a CPU, because each loop iteration
+launches several kernels that need enough work."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class MosaicKernel:
     warpgroups: int = 2
     """Compute warpgroups of a thread block; each has 64 rows of the result."""
     block: int
-    """Rows of the other sequence (keys; queries for dkv) that are loaded at a time."""
+    """Keys (queries for dkv and fused) in a block, which is loaded at a time."""
     stages: int = 2
-    """Number of blocks of the other sequence that shared memory holds."""
+    """Number of these blocks that shared memory holds: entries of the ring buffer."""
     splits_width: bool = False
     """For dkv: the two warpgroups share 64 rows and split the width (`dkv_wide`)."""
 

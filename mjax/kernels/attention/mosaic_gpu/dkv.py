@@ -5,7 +5,7 @@ this key head, it walks the blocks of queries that see the keys. Scores are comp
 transposed, keys by queries, so they are the register operand of both following matmuls.
 dk and dv stay in registers; the sum over query heads needs no second pass.
 
-If these are too few thread blocks for the GPU, the query heads of each key head are
+If that gives too few thread blocks for the GPU, the query heads of each key head are
 split into parts. Each part has its own thread block, which writes its sums in float32.
 XLA adds the sums of the parts in a fixed order.
 
@@ -125,7 +125,7 @@ def key_value_gradients(
             """Sum dk and dv; skip query blocks that see no key of this warpgroup.
 
             Each step releases the buffer entry of the previous step, because the
-            matmuls that read it are done by then.
+            matmuls that read that entry are done by then.
             """
             both = [plgpu.load(r.at[wg], layout=TILE) for r in (k_s, v_s) if held]
 

@@ -105,7 +105,7 @@ def query_gradient(
             block's scores are computed. Each step releases the keys of the previous
             step, because the matmuls that read them are done by then.
             """
-            # A tile entirely beyond the end still visits one block, the last.
+            # Rows entirely beyond the end of the sequence still visit the last block.
             visible = keys.blocks(i0, ROWS, block)
             own = visible.within(low, high - 1)
             edges = keys.rows(i0) if keys.is_cut else None, keys.ends(i0, block)

@@ -6,7 +6,8 @@ that these queries see, from the diagonal or the last key back to the first.
 The softmax overlaps matmuls in two ways (Shah et al. 2024, FlashAttention-3,
 arXiv:2407.08608, sections 3.1 and 3.2). Inside a warpgroup, the output matmul of one
 block is in flight while the softmax of the next block is computed. The warpgroups take
-turns at issuing matmuls, so the matmul of one overlaps the exponentials of another.
+turns at issuing matmuls, so the matmuls of one warpgroup overlap the exponentials of
+another.
 """
 
 import functools
@@ -90,7 +91,7 @@ def forward(
             out_s = q_s[0].at[wg]
             out_s[...] = out.astype(q.dtype)
             lse = (row_max + jnp.log2(row_sum) + p.offset) / tiles.LOG2_E
-            # In the backward kernels, a query beyond the end must see nothing.
+            # In the backward kernels, a query beyond the sequence must see no key.
             lse_s[wg] = jnp.where(masks.positions(i0) < p.seq_len, lse, jnp.inf)
             plgpu.commit_smem()
             out_rows, lse_rows = out_g.at[b, rows, n], lse_g.at[b, n, rows]
@@ -170,9 +171,9 @@ def forward(
             sums_s[wg] = sums
             plgpu.wgmma_wait(0)
             tiles.arrive(v_free, step - 1, stages)
-            # Rounded only now: the matmul has been reading the old probabilities from
-            # these registers, and ptxas serialises matmuls whose registers are
-            # overwritten.
+            # The probabilities are rounded only here, because the matmul has been
+            # reading the old ones from these registers, and ptxas serialises matmuls
+            # whose registers are overwritten.
             new_probs = lax.optimization_barrier(new_probs).astype(q.dtype)
             out_acc[...] = out_acc[...] * tiles.along_rows(shrink, out_type.shape)
             return new_probs, row_max, sums

@@ -7,8 +7,8 @@ together. **The order of these additions is not fixed, so dq is not deterministi
 last bits differ between runs. dk and dv are deterministic.
 
 Both warpgroups store their gradients of scores in shared memory. Each then multiplies
-them, transposed, with its half of the columns of all keys of the tile. The two results
-form one block of dq, which is added once per tile, not once per warpgroup.
+the transposed gradients of both with half the columns of the tile's keys. The two
+results form one block of dq, which is added once per tile, not once per warpgroup.
 
 Source: Dao 2023, algorithm 2, arXiv:2307.08691; additions by the copy engine as in Shah
 et al. 2024, arXiv:2407.08608 (hopper/mainloop_bwd_sm90_tma_gmma_ws.hpp). Differs: the
@@ -131,7 +131,7 @@ def gradients(
         (q_g, k_g, v_g, do_g, lse_g, delta_g, *last_g), rest = refs[:-15], refs[-15:]
         dq_g, dk_g, dv_g, k_s, v_s, q_s, do_s, ds_s, dq_s, vectors_s, *rest = rest
         rows_full, q_full, do_full, free, met = rest
-        # One array for both, because every array begins at a multiple of 1 KiB.
+        # One array for all three, because every array begins at a multiple of 1 KiB.
         lse_s, delta_s, last_s = (
             vectors_s.at[pl.ds(i * stages, n)]
             for i, n in enumerate((stages, stages, wgs))
@@ -255,7 +255,7 @@ def gradients(
                 return probs * (d_probs - column(delta_s.at[s]))
 
             d_scores16 = pl.run_scoped(d_scores, scores_type).astype(q.dtype)
-            # Before the matmul for dq: in the other order ptxas serialises all matmuls.
+            # If the matmul for dq came first, ptxas would serialise all matmuls.
             plgpu.wgmma(dk_acc, d_scores16, q_s.at[s])
             ds_s[buffer, me] = d_scores16
             # The barrier also covers lse and delta, which have been read from this
@@ -304,7 +304,7 @@ def gradients(
 
     # The bounds need integers; the float32 array of vectors takes the same bits.
     edges = [] if last is None else [last, lax.bitcast_convert_type(last, jnp.float32)]
-    # Like the results, these do not vary over mesh axes: jax accepts no other refs.
+    # The sums, like the results, vary over no mesh axis: jax accepts no other refs.
     sums: Any = jax.new_ref(jnp.zeros(q.shape, jnp.float32))
     dk, dv = plgpu.kernel(
         kernel,

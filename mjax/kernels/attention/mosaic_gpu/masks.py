@@ -3,7 +3,7 @@
 Input: the rule of a `Problem`, and the edges that `op` computes from documents and
 prefixes. Output: the blocks that the rows of a tile visit, which of these blocks an
 edge cuts, and masked scores. An edge is the first or last visible column of each row;
-it never decreases with the position.
+it never decreases from one row to the next.
 
 Additional letters: i position of a query, j of a key; P is here the padded length.
 """
@@ -75,40 +75,40 @@ class Blocks:
 
 
 class FarEdge:
-    """The edge of a row's visible columns that is away from the diagonal.
+    """The far edge of a row's visible columns, on the side away from the diagonal.
 
-    On the other side the visible columns end at the diagonal or, without causality, at
-    an edge like this one.
+    The near edge, on the other side, is the diagonal or, without causality or with a
+    prefix, another column of each row.
     """
 
     def __init__(self, p: Problem, ref: Any | None, near: Any | None = None) -> None:
-        """Build the edge from arrays, or from the window.
+        """Build both edges from arrays, or from the diagonal and the window.
 
         Args:
-          p: sizes; its window determines the edge if `ref` is None.
-          ref: [P] in global memory, `op.first_keys` or `op.last_queries` of one
-            sequence, or None.
-          near: [P] in global memory, `op.last_keys` or `op.first_queries` of one
-            sequence. If None, the diagonal or the window determines the other edge.
+          p: sizes; its window determines the far edge if `ref` is None.
+          ref: far edge, [P] in global memory: `op.first_keys` or `op.last_queries` of
+            one sequence, or None.
+          near: near edge, [P] in global memory: `op.last_keys` or `op.first_queries` of
+            one sequence. If None, the diagonal or the window determines it.
         """
         self._p, self._ref, self._near = p, ref, near
         self.is_cut = ref is not None or p.window is not None
-        """Whether this edge hides any column from any row."""
+        """Whether the far edge hides any column from any row."""
         self.is_diagonal = p.causal and near is None
-        """Whether the visible columns end at the diagonal on the other side."""
+        """Whether the near edge is the diagonal."""
 
     def near_by_window(self, position: Any) -> Any:
-        """Return the other edge of positions, without documents or a prefix."""
+        """Return the near edge at positions, without documents or a prefix."""
         raise NotImplementedError
 
     def near_at(self, position: Scalar) -> Scalar:
-        """Return the other edge (nearer the diagonal) of one position."""
+        """Return the near edge at one position."""
         if self._near is not None:
             return self._near[position]
         return position if self._p.causal else self.near_by_window(position)
 
     def near_rows(self, start: Scalar) -> jax.Array:
-        """Return the other edge of positions start to start + ROWS - 1, as `ROW`."""
+        """Return the near edge at positions start to start + ROWS - 1, as `ROW`."""
         if self._near is not None:
             part = self._near.at[pl.ds(start, ROWS)]
             return plgpu.load(part, layout=ROW, optimized=False)
@@ -116,17 +116,17 @@ class FarEdge:
         return rows if self._p.causal else self.near_by_window(rows)
 
     def by_window(self, position: Any) -> Any:
-        """Return the edge of positions, without documents; it may be out of range."""
+        """Return the far edge at positions, without documents; may be out of range."""
         raise NotImplementedError
 
     def at(self, position: Scalar) -> Scalar:
-        """Return the edge of one position."""
+        """Return the far edge at one position."""
         if self._ref is not None:
             return self._ref[position]
         return self.by_window(position)
 
     def rows(self, start: Scalar) -> jax.Array:
-        """Return the edge of positions start to start + ROWS - 1, as `ROW`."""
+        """Return the far edge at positions start to start + ROWS - 1, as `ROW`."""
         if self._ref is not None:
             part = self._ref.at[pl.ds(start, ROWS)]
             return plgpu.load(part, layout=ROW, optimized=False)
@@ -241,7 +241,7 @@ def hide_outside(x: jax.Array, value: float, edges: Edges, start: Scalar) -> jax
 def hide(
     x: jax.Array, value: float, *, first: jax.Array | None, last: jax.Array | None
 ) -> jax.Array:
-    """Replace, in each row, the entries before its first column or after its last.
+    """Replace, in each row, the entries before column `first` or after column `last`.
 
     A thread holds the same columns of each group of 8, so one bit per group says
     whether they are visible. This takes two instructions per entry, with one edge or

@@ -1,11 +1,11 @@
 """Sliding-window attention by Pallas Mosaic GPU kernels, for Hopper.
 
 Input and output are those of `reference`, in bfloat16 or float16. There is one forward
-kernel, and two backward kernels, one for dq and one for dk and dv. With two, each sum
-is computed by a single thread block in a fixed order, so gradients are bit-identical in
-every run. With `MosaicTuning.fused` there is one backward kernel, and dq is not
-deterministic. Blocks outside the window, or entirely in other segments, are neither
-loaded nor computed, forward or backward.
+kernel, and two backward kernels, one for dq and one for dk and dv. These two compute
+every sum in a fixed order, so gradients are bit-identical in every run. With
+`MosaicTuning.fused` there is one backward kernel, and dq is not deterministic. Blocks
+outside the window, or entirely in other segments, are neither loaded nor computed,
+forward or backward.
 
 Source: Dao 2023, algorithms 1 and 2, arXiv:2307.08691. Differs: window, segments and
 prefix; a separate kernel for dq instead of atomic additions.
@@ -57,8 +57,8 @@ def attention(
       q: queries.
       k: keys; head n of q reads head n * K // N.
       v: values.
-      segment_ids: positions see each other only if these are equal; never decreasing
-        along T.
+      segment_ids: positions see each other only if their ids are equal. The ids never
+        decrease along T.
       causal: whether the keys after a query are hidden.
       prefix_len: [B], causality hides no key before this position; None means 0.
       window: query i sees key j only if |i - j| < window; None means no window.
@@ -162,7 +162,7 @@ def _query_edges(problem: Problem, segment_ids, prefix) -> tuple[Any, Any]:
 
 
 def _near_is_data(problem: Problem, segment_ids, prefix) -> bool:
-    """Return whether the kernels need an array for the edge at the diagonal."""
+    """Return whether the kernels need an array for the near edge of `masks.FarEdge`."""
     return prefix is not None or (segment_ids is not None and not problem.causal)
 
 
@@ -231,13 +231,13 @@ def _ends(problem: Problem, segment_ids):
 def _padded(
     problem: Problem, segment_ids: Int32[Array, "B T"]
 ) -> tuple[Int32[Array, "B P"], Int32[Array, "1 P"]]:
-    """Return the ids, padded with copies of the last one, and the positions."""
+    """Return the ids, padded with copies of the last id, and the positions."""
     ids = _lengthen(segment_ids, problem.padded_len - problem.seq_len, mode="edge")
     return ids, jnp.arange(problem.padded_len, dtype=jnp.int32)[None]
 
 
 def _lengthen(x: Any, rest: int, mode: str = "constant") -> Any:
-    """Append `rest` positions to dim 1: zeros, or copies of the last one ("edge")."""
+    """Append `rest` positions to dim 1: zeros, or copies of the last entry ("edge")."""
     if rest == 0:
         return x
     widths = [(0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2)]

@@ -34,8 +34,8 @@ _CACHED_BYTES = 25 * 2**20
 """Bytes in half of the L2 cache of an H100 or H200 (50 MiB). A multiprocessor reads the
 other half through its own half, which keeps a copy."""
 _LEAST_SECTION = 240
-"""Thread blocks per section, about two for each of 132 multiprocessors. With fewer,
-each section would end with idle multiprocessors. Doubled if walks are uneven."""
+"""Minimum thread blocks per section, about two for each of 132 multiprocessors. With
+fewer, each section would end with idle multiprocessors. Doubled if walks are uneven."""
 Scalar = Any
 """An int, or an int32 scalar of the kernel."""
 
@@ -45,7 +45,7 @@ class Problem:
     """The sizes of one call, and the rule for which keys a query sees."""
 
     seq_len: int
-    """T."""
+    """T, which `op.attention` rounds up to a multiple of 8."""
     padded_len: int
     """P, length of arrays with one number per position (log-sum-exp, delta, segments).
     It is a multiple of tiles and blocks, so every copy of a part is aligned and in
@@ -61,7 +61,7 @@ class Problem:
     causal: bool = True
     """Query i sees key j only if j <= i, or if j is in the prefix."""
     num_keys: int | None = None
-    """T before `seq_len` was rounded up to whole copies; None means `seq_len`."""
+    """T before rounding: keys from here on are padding. None means `seq_len`."""
     window: int | None
     """Query i sees key j only if |i - j| < window; None means no window."""
     scale: float
@@ -197,7 +197,7 @@ class Order:
 
 
 def add_eighths(sums: jax.Array, x: jax.Array) -> jax.Array:
-    """Add every eighth column of x [ROWS, n] to sums [ROWS, 8]."""
+    """Add column c of x [ROWS, n] to column c mod 8 of sums [ROWS, 8], for all c."""
     for start in range(0, x.shape[1], 8):
         sums = sums + lax.slice(x, (0, start), (ROWS, start + 8))
     return sums
@@ -267,8 +267,8 @@ def accumulator(columns: int) -> Any:
 def smem_tile(shape: tuple[int, ...], dtype: Any, block: int = 64) -> Any:
     """Describe shared memory that wgmma reads: 16-bit, 8-row swizzles.
 
-    The swizzle is the wider of 64 and 32 numbers that divides the rows and the block,
-    because a matmul sums over whole swizzles.
+    The swizzle is 64 numbers wide if that divides the last dim and the block, otherwise
+    32, because a matmul sums over whole swizzles.
     """
     columns = 64 if shape[-1] % 64 == 0 and block % 64 == 0 else 32
     tiling = plgpu.TilingTransform((8, columns))  # pyright: ignore[reportAbstractUsage]
