@@ -127,7 +127,7 @@ def test_a_fused_backward_pass_of_few_thread_blocks_is_refused(
     if parts is None:
         refuse_few_blocks(q, k, **options)
         return
-    message = rf"{kv_heads} key heads .* divides by {parts}; .*backward deterministic"
+    message = rf"{kv_heads} key heads .* into {parts} parts; .*backward deterministic"
     with pytest.raises(ValueError, match=message):
         refuse_few_blocks(q, k, **options)
 

@@ -74,9 +74,10 @@ def refuse_few_blocks(
     if parts > 1:
         raise ValueError(
             f"the fused backward pass of attention would be slow: {B} sequences x "
-            f"{k.shape[2]} key heads on a device are too few thread blocks, each with "
-            f"all {problem.group} query heads of a key head, which the deterministic "
-            f"one divides by {parts}; use --model.attention-backward deterministic"
+            f"{k.shape[2]} key heads on a device give too few thread blocks, because "
+            f"each takes all {problem.group} query heads of a key head; the "
+            f"deterministic one splits them into {parts} parts; use "
+            "--model.attention-backward deterministic"
         )
 
 
