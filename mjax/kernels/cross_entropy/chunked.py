@@ -1,7 +1,7 @@
 """Cross-entropy in chunks of positions, with gradients computed in the forward pass.
 
-The loss is a sum over positions. So the gradient of the logits is softmax - onehot
-times one factor, the same for all positions, which the backward pass supplies. A chunk
+The loss is a sum over positions. So the gradient of the logits is (softmax - onehot)
+times one factor for all positions, which the backward pass supplies. A chunk
 therefore computes its logits once, uses them for the loss and both gradients, and
 discards them: three matmuls, as without chunks, and no recomputation.
 
@@ -44,7 +44,7 @@ class Options:
     """Static arguments of one call."""
 
     num_chunks: int
-    """Number of chunks that the positions are split into, of (almost) equal size."""
+    """Number of chunks of equal size into which the padded positions are split."""
     scale: float
     """Factor on the logits."""
     vocabulary: Vocabulary
@@ -122,7 +122,7 @@ def _over_chunks(chunk: Any, carry: Any, num_chunks: int, arrays: Any) -> Any:
 def _nll(
     options: Options, x: Any, targets: Any, w: Any, bias: Any, first_token: Any
 ) -> tuple[Any, Any]:
-    """Return the loss of each position, [c], and its gradient in x w^T, [c, v]."""
+    """Return each position's loss [c] and its gradient with respect to x w^T [c, v]."""
     vocabulary, scale = options.vocabulary, options.scale
     z = jnp.einsum("nd,vd->nv", x, w, preferred_element_type=_F32)
     z = (z if bias is None else z + bias[None].astype(_F32)) * scale

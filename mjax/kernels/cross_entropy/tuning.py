@@ -28,10 +28,10 @@ class ChunkedTuning:
 
 
 CHUNKED = ChunkedTuning(max_logits=2**27, min_positions=1024)
-"""Not timed: chosen with the model of scripts/kernels/loss_chunks.py for the H200,
-which takes its bytes from the compiled program (docs/benchmarks/loss_chunks.md). Over V
-32768 to 262144, D 2048 to 12288, tp 1 and 8, with 8192 positions, these sizes are
-slower than the fastest number of chunks by 1.3% on average and by 2.9% at most. Half of
+"""Not tuned on a GPU: chosen with scripts/kernels/loss_chunks.py, a model of the H200
+with the bytes of the compiled program (docs/benchmarks/loss_chunks.md). Over V 32768 to
+262144, D 2048 to 12288, tp 1 and 8, with 8192 positions, these sizes are slower than
+the fastest number of chunks by 1.3% on average and by 2.9% at most. Half of
 `max_logits` is up to 9.4% slower; twice as many logits are 0.6% faster, but take 1.5
 GiB instead of 0.75. Half of `min_positions` is up to 10.8% slower if a device has V
 above 131072. There each chunk reads w twice and rewrites the sum of w's gradient, 12

@@ -32,8 +32,7 @@ def gelu(tanh: bool, x: Any, bias: Any) -> Any:
     if tanh:
         return (z * _tanh_distribution(z)).astype(x.dtype)
     if x.dtype == _F32:
-        # 1 + erf loses the digits of the tail, which 16-bit types cannot represent
-        # anyway.
+        # 1 + erf loses digits of the tail that float32 keeps and 16-bit types do not.
         return reference.gelu(x, bias, tanh=False)
     return (z * _distribution(z)).astype(x.dtype)
 
@@ -123,7 +122,7 @@ geglu_tanh.defvjp(_geglu_tanh_forward, _geglu_tanh_backward)
 
 
 def _gradients(slope: jax.Array, g: Any, x: Any, bias: Any) -> tuple[Any, Any]:
-    """Return the gradients of x and bias; slope is the derivative in their sum."""
+    """Return the gradients of x and bias; slope is the derivative at x + bias."""
     # Round the slope, not the float32 product, which XLA would store for the sum.
     dx = g * slope.astype(x.dtype)
     if bias is None:

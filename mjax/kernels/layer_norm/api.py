@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm: the norm alone, or together with the residual stream.
 
 Input: activations, scale and bias. Output: the normalised activations, in their dtype.
-Only x and scale are kept for the backward pass. The forward pass is `reference.norm`,
+Only the arguments are kept for the backward pass. The forward pass is `reference.norm`,
 which XLA compiles to one kernel that reads x once. The backward pass has two backends.
 """
 
@@ -66,7 +66,7 @@ def skip_and_norm(
     centred: bool,
     eps: float,
 ) -> tuple[Float[Array, "*dims D"], Float[Array, "*dims D"]]:
-    """Return x and its norm, for the start of a residual branch.
+    """Return x and `norm` of x, for the start of a residual branch.
 
     The backward kernel adds the gradients of both results, which saves a separate pass.
 
@@ -149,8 +149,8 @@ def _backward(options: _Options, saved: Any, g: Any, g_x: Any) -> tuple[Any, Any
     x, scale, bias = saved
     statics = {"centred": options.centred, "eps": options.eps}
     if options.backend == "mosaic_gpu":
-        # Imported here, not at the top: runs without a GPU save the 0.3 s that it
-        # takes.
+        # Imported here, not at the top, so that runs without a GPU save the 0.3 s of
+        # this import.
         from mjax.kernels.layer_norm import mosaic_gpu
 
         width = x.shape[-1]

@@ -1,8 +1,8 @@
 """LayerNorm and RMSNorm by their formulas, in float32.
 
-Input: activations, scale and bias. Output: the normalised activations. The forward
-pass of `xla` is this function: on a GPU it compiles to one kernel that reads x once.
-The backward pass of `xla` is tested against automatic gradients of this function.
+Input: activations, scale and bias. Output: the normalised activations. `api` uses this
+function as the forward pass: on a GPU it compiles to one kernel that reads x once. The
+backward pass of `xla` is tested against automatic gradients of this function.
 """
 
 import jax.numpy as jnp

@@ -6,9 +6,9 @@ the values have been computed, and code that reads the returned values runs afte
 So the compiler cannot move the stamp. The host never waits for a stamp: the log is an
 output of the step, like its metrics.
 
-Row 0 of a log is (rows appended, 0). Row i is (tag, clock), with the clock in units of
-2**8 ns, modulo 2**32: differences of up to 18 minutes are exact. If the log is full, a
-new row replaces the last one and is counted.
+Row 0 of a log is (rows appended, unused). Row i is (tag, clock), with the clock in
+units of 2**8 ns, modulo 2**32: differences of up to 18 minutes are exact. If the log is
+full, a new row replaces the last one and is counted.
 
 On a GPU a kernel of one thread writes the row, and the clock is `%globaltimer`. On CPU
 a callback writes it in 0.4 to 0.5 ms, and the clock is CLOCK_MONOTONIC. XLA for CPUs
@@ -56,7 +56,7 @@ def begin(
         raise ValueError(f"a log must have room for at least 1 row, got {num_rows}")
     tags, values = lax.optimization_barrier((jnp.full((1,), tag, jnp.int32), values))
     if choose(target()) == "mosaic_gpu":
-        from mjax.kernels.stamp import mosaic_gpu  # a quarter of a second
+        from mjax.kernels.stamp import mosaic_gpu  # takes 0.25 s
 
         log = mosaic_gpu.begin(num_rows, tags)
     else:

@@ -1,6 +1,6 @@
 """Append a row by a kernel of one thread, which reads the clock of the GPU.
 
-Not yet run on a GPU: compiled for described H200s, see docs/benchmarks/stamps.md.
+Clock and cost measured on an H200, 2026-11: docs/benchmarks/gpu_stamps.md.
 """
 
 import functools
@@ -24,7 +24,7 @@ def begin(num_rows: int, tag: Int32[Array, "1"]) -> Int32[Array, "rows 2"]:
     return plgpu.kernel(_begin, out_type=out, kernel_name="stamp")(tag)
 
 
-@jax.jit  # All call sites share one kernel; its text contains the line of its caller.
+@jax.jit  # All call sites share one kernel, though its text has its caller's line.
 def append(
     log: Int32[Array, "rows 2"], tag: Int32[Array, "1"]
 ) -> Int32[Array, "rows 2"]:
