@@ -272,9 +272,9 @@ def attention(
       scale: factor on the scores, positive; None is 1 / sqrt(H).
       soft_cap: scores become soft_cap * tanh(score / soft_cap); None means no cap.
       backend: "auto", or a name in `CAPABILITIES`.
-      backward: "deterministic" or "fused". The fused one is faster where it is
-        supported, but its order of additions to dq is not fixed, so the last bits of dq
-        differ between calls.
+      backward: "deterministic" or "fused". The fused backward pass is predicted to be
+        faster where it is supported, but its order of additions to dq is not fixed, so
+        the last bits of dq differ between calls.
 
     Returns:
       [B, T, N, Hv], dtype of q.

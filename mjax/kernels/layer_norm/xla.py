@@ -2,8 +2,8 @@
 
 With automatic differentiation every sum depends on the centred x, and XLA stores
 float32 intermediates as large as x. Here one read of x and g computes all sums over a
-position. They use moments about a value near the mean instead of the mean itself, so no
-sum depends on another. A second read computes dx and the sums over positions.
+position. These are moments about a value near the mean, not about the mean itself, so
+no sum depends on another. A second read computes dx and the sums over positions.
 
 Source: Ba et al. 2016, arXiv:1607.06450, eq. 4, differentiated; shifted moments: Chan
 et al. 1983, doi:10.1080/00031305.1983.10483115, section 2.

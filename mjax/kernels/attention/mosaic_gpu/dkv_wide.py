@@ -3,8 +3,8 @@
 Input and output are those of `dkv`. At width 256 the sums dk and dv of 64 keys take 256
 registers per thread. So the two warpgroups share a tile of 64 keys, and each keeps half
 the width of dk and of dv. Each computes the scores of half the queries of a block, and
-passes the probabilities and their gradients to the other warpgroup through shared
-memory.
+passes the probabilities and the gradients of the scores to the other warpgroup through
+shared memory.
 
 Source: Dao 2023, algorithm 2, arXiv:2307.08691; the split into halves: the backward
 kernel of FlashAttention-3 at width 256 (hopper/flash_bwd_launch_template.h). Differs:

@@ -303,7 +303,7 @@ def gradients(
         pl.when(wg < wgs)(compute)
         pl.when(wg == wgs)(load)
 
-    # The bounds need integers; the float32 array of vectors takes the same bits.
+    # The bounds read `last` as integers, the array of vectors as float32 of equal bits.
     edges = [] if last is None else [last, lax.bitcast_convert_type(last, jnp.float32)]
     # The sums, like the results, vary over no mesh axis: jax accepts no other refs.
     sums: Any = jax.new_ref(jnp.zeros(q.shape, jnp.float32))
