@@ -38,7 +38,7 @@ def list_files(path: str, folder: pathlib.Path) -> Listing:
       path: s3://BUCKET/PREFIX or gs://BUCKET/PREFIX.
       folder: folder in which the list is kept.
     Raises:
-      ValueError: there is no object, or none with text; the store refuses access
+      ValueError: there is no object, or no text among them; the store refuses access
         (bucket, permission, credentials); or it does not answer and no list is kept.
     """
     address = parse(path, FLAG)

@@ -34,7 +34,7 @@ def cache_dir(configured: str | None) -> pathlib.Path:
     """Return the folder of token files.
 
     Args:
-      configured: --data.cache-dir; None means in the user's cache folder.
+      configured: --data.cache-dir; None means `mjax/tokens` in the user's cache folder.
     """
     if configured is not None:
         return pathlib.Path(configured).expanduser()

@@ -47,8 +47,8 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
       template: template of the tokenizer.
       where: file and line, for error messages.
     Raises:
-      ValueError: the object is not a chat, has no answer or an empty one, or is refused
-        by the template.
+      ValueError: the object is not a chat, has no answer or an empty answer, or is
+        refused by the template.
     """
     messages = messages_of(record, where)
     if not any(message["role"] == "assistant" for message in messages):

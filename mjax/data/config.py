@@ -125,7 +125,7 @@ class DataConfig:
             )
         for path in (path for paths in self.paths for path in paths):
             if "://" in path and not path.startswith("hf://"):
-                address.parse(path, "--data.path")  # refuses a bad one
+                address.parse(path, "--data.path")  # refuses a bad URL
         for name in (
             "tokenizer",
             "eos_token",
@@ -147,7 +147,7 @@ class DataConfig:
             )
         trained_vocab_size(self.tokenizer)  # refuses a bad N
         self._check_chats()
-        skips.read(self.skip)  # refuses bad ones
+        skips.read(self.skip)  # refuses bad skips
 
     def goes_on(self, skip: Sequence[str]) -> bool:
         """Return whether a run with this --data.skip may resume with this config.

@@ -67,7 +67,7 @@ class TokenFiles:
 
     @property
     def trained_tokenizer(self) -> pathlib.Path | None:
-        """Path of the tokenizer.json trained on this corpus; None if none was."""
+        """Path of the tokenizer.json trained on this corpus; None if there is none."""
         path = self.folder / _TRAINED
         return path if path.exists() else None
 

@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
         ...
 
     def encode_batch(self, texts: list[str]) -> list[Int64[np.ndarray, "_"]]:
-        """Return the ids of each text; faster than one by one."""
+        """Return the ids of each text; faster than one call per text."""
         ...
 
     def encode_special(self, text: str) -> Int64[np.ndarray, "n"]:

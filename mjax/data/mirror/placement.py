@@ -1,6 +1,7 @@
 """Choose the hosts that keep each block.
 
-Every host computes the same table from the names alone, without communication.
+Every host computes the same table from the names of hosts and the names and sizes of
+blocks, without communication.
 
 Rendezvous hashing chooses the hosts. With few blocks the hosts are then unevenly
 loaded. So single blocks move from the fullest to the emptiest host until the bytes of
