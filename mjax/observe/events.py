@@ -27,8 +27,9 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     """Consecutive number of the event in the journal of its source."""
     kind: str
     source: str = DRIVER
-    generation: int = 0
-    """Number of the start within the launch, from 1; 0 before the first start."""
+    generation: int | None = 0
+    """Number of the start within the launch, from 1; 0 before the first start. None if
+    the source does not know it, as the commands of `mjax.health` that watch a host."""
     severity: str = "info"
     """`debug`, `info`, `warning` or `error`."""
     host: str | None = None

@@ -179,6 +179,11 @@ def _check(events: Sequence[Event]) -> None:
         raise ValueError("events.jsonl has no event of kind state; no launch ran there")
     newest = 0
     for event in events:
+        if event.generation is None:
+            raise ValueError(
+                f"events.jsonl, event {event.number}: a driver's event needs a "
+                "generation, got null; restore the file, or move it away"
+            )
         if event.generation < newest:
             raise ValueError(
                 f"events.jsonl goes back from generation {newest} to "
@@ -188,9 +193,15 @@ def _check(events: Sequence[Event]) -> None:
         newest = event.generation
 
 
+def _generation(event: Event) -> int:
+    """Return the generation of an event that `_check` has seen."""
+    assert event.generation is not None
+    return event.generation
+
+
 def _rank_times(timed: Sequence[Timed]) -> dict[int, Timed]:
     """Return by generation the event with the times that the counted rank reported."""
-    return {one.event.generation: one for one in timed if one.event.kind == "times"}
+    return {_generation(of.event): of for of in timed if of.event.kind == "times"}
 
 
 def _spent(event: Event) -> _Spent:
@@ -221,7 +232,7 @@ def _driver_times(
     heard_s = since_s  # the last time at which a driver was known to run
     for one in timed:
         event = one.event
-        number = event.generation
+        number = _generation(event)
         is_end = event.kind == "rank_end" and event.rank == (ranks.get(number) or 0)
         if is_end or event.kind in ("state", "end", BEGAN, _CLOSED):
             lives_on = state in _RANKS_LIVE and generation not in ended

@@ -6,10 +6,11 @@ hosts, and the number of unreadable lines. An unterminated last line is still be
 written, and is left for the next import. A copy of the file gives the same events, so
 importing it again adds nothing.
 
-Lines of these kinds become events of hosts: `failure` (its hosts share the blame),
-`evict`, `check` of one host, `host` if the host is back as a spare, and `log` if the
-line names hardware. `rank_end` is left out: most ranks end because another rank ended
-first, and the `failure` line names that rank.
+The launcher's lines of these kinds become events of hosts: `failure` (its hosts share
+the blame), `evict`, `check` of one host, `host` if the host is back as a spare, and
+`log` if the line names hardware. `rank_end` is left out: most ranks end because another
+rank ended first, and the `failure` line names that rank. Lines of other sources, such
+as `mjax.health ports --events`, are skipped.
 """
 
 import dataclasses
@@ -34,11 +35,13 @@ HARDWARE_RULES = frozenset(
 _EVICTED_BY_CHECK = "sick"
 _EVICTED_FOR_GOOD = "evicted"
 _BACK = " is back as a spare"
+_LAUNCHER = "driver"
+"""Source of the launcher's lines."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Line:
-    """A line of events.jsonl; other keys are ignored."""
+    """A line of the launcher in events.jsonl; other keys are ignored."""
 
     time_ns: int
     kind: str
@@ -103,6 +106,8 @@ def parse(lines: Iterable[bytes], source: str, counts: Counts) -> Iterator[HostE
             if not is_whole:
                 raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
             line = _line(text)
+            if line is None:
+                continue
             yield from _of_line(line, run, failure)
             failure = line.text if line.kind == "failure" else failure
         except ValueError as error:
@@ -111,8 +116,11 @@ def parse(lines: Iterable[bytes], source: str, counts: Counts) -> Iterator[HostE
             counts.first_unreadable = counts.first_unreadable or f"{place}: {error}"
 
 
-def _line(text: bytes) -> Line:
+def _line(text: bytes) -> Line | None:
+    """Return a line of the launcher, None for a line of another source."""
     value = checked_json.read(text, dict[str, Any])
+    if value.get("source", _LAUNCHER) != _LAUNCHER:
+        return None
     names = {field.name for field in dataclasses.fields(Line)}
     kept = {key: item for key, item in value.items() if key in names}
     line: Line = checked_json.check(kept, Line)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mjax.health.events import command
+from mjax.observe import events as run_events
 
 PIPE = subprocess.PIPE
 REPOSITORY = Path(__file__).parents[3]
@@ -92,6 +93,9 @@ def test_events_have_the_fields_of_the_launcher_and_are_appended(site, capsys):
     assert first["data"]["clock"] == "since boot"
     steps = [json.loads(line)["data"]["step"] for line in printed[1:]]
     assert steps == ["disable", "test", "enable"]
+    read, (problem,) = run_events.read(site)
+    assert [one.kind for one in read] == [json.loads(line)["kind"] for line in printed]
+    assert "line 1 is left out" in problem
 
 
 def test_a_replay_gives_the_same_events_as_full_speed(site):

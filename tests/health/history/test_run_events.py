@@ -38,6 +38,10 @@ def failure(cause: str, hosts: list[str], **fields: Any) -> bytes:
 
 
 CASES = {
+    "a line of another source, which knows no generation": (
+        line("check", "ok", host="gpu1", source="health.ports", generation=None),
+        [],
+    ),
     "a failure blames its host": (
         failure("GPU fault", ["gpu1"]),
         [("gpu1", "fault", "GPU fault")],
@@ -85,7 +89,9 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_line_says_of_hosts(name: str):
     text, expected = CASES[name]
-    assert brief(events(text)) == expected
+    counts = Counts()
+    assert brief(events(text, counts=counts)) == expected
+    assert counts.num_unreadable == 0
 
 
 def test_hosts_that_are_blamed_together_share_the_blame():

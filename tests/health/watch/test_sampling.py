@@ -9,6 +9,7 @@ from mjax.health import __main__ as health
 from mjax.health.watch import command
 from mjax.health.watch.samples import Sample, Step, Window
 from mjax.health.watch.sampling import Rates, Rows, find_ports, observe
+from mjax.observe import events as run_events
 
 
 class Host:
@@ -81,6 +82,9 @@ def test_a_link_that_falls_is_told_with_its_port_and_time(tmp_path):
     assert (said["kind"], said["data"]["port"]) == ("port_flap", "mlx5_1/1")
     assert 1005 <= said["data"]["onset_s"] <= said["data"]["until_s"] <= 1007
     assert said["time_ns"] == int(said["data"]["until_s"] * 1e9)
+    (read,), problems = run_events.read(tmp_path)
+    assert (read.kind, read.generation, read.text) == ("port_flap", None, said["text"])
+    assert problems == []
 
 
 def test_new_rows_of_a_run_are_steps_and_old_ones_are_not(tmp_path):
