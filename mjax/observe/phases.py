@@ -262,7 +262,7 @@ def page(found: Phases, *, each: bool = False) -> str:
     if unknown:
         named = ", ".join(name for name, _ in unknown.most_common(5))
         lines += ["", f"Instructions whose phase is unknown: {named}"]
-    return "\n".join(lines) + "\n"
+    return "".join(f"{output.printable(line)}\n" for line in lines)
 
 
 def _phase_table(parts: Parts) -> list[str]:
@@ -274,7 +274,7 @@ def _phase_table(parts: Parts) -> list[str]:
         share = f"{one.overlapped_s / one.total_s:.0%}" if one.total_s else "-"
         times = (one.total_s, one.exposed_s, one.overlapped_s)
         rows.append((*key, *map(_ms, times), share, str(one.events)))
-    return _aligned(rows, left=2)
+    return output.aligned(rows, left=2)
 
 
 def _device_table(devices: Iterable[DevicePhases]) -> list[str]:
@@ -288,21 +288,8 @@ def _device_table(devices: Iterable[DevicePhases]) -> list[str]:
         who = (device.device, device.rank, device.host, device.stage)
         times = (device.span_s, *(exposed[role] for role in ROLES), device.idle_s)
         rows.append((*map(str, who), *map(_ms, (*times, exposed[UNKNOWN]))))
-    return _aligned(rows, left=0)
+    return output.aligned(rows, left=0)
 
 
 def _ms(seconds: float) -> str:
     return f"{seconds * 1e3:.2f}"
-
-
-def _aligned(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Return rows as lines with aligned columns, the first `left` ones to the left."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for row in rows:
-        cells = [
-            text.ljust(width) if at < left else text.rjust(width)
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return lines

@@ -191,6 +191,20 @@ def test_the_command_shows_phases_and_devices(plain, work_dir, capsys):
     assert "device 3, rank 0 on a b, stage 0:" in out
 
 
+def test_names_of_hosts_and_instructions_cannot_control_the_terminal():
+    device = phases_module.DevicePhases(
+        **{"device": 0, "rank": 0, "host": "a\x1b[2J", "stage": 0, "windows": 1},
+        **{"span_s": 1.0, "idle_s": 0.0, "parts": {}, "unknown": {"b\x1b[2J": 1.0}},
+    )
+    found = phases_module.Phases(
+        generation=1, steps=(1,), devices=(device,), problems=()
+    )
+    text = phases_module.page(found, each=True)
+    assert text.count("a\ufffd[2J") == 2
+    assert "b\ufffd[2J" in text
+    assert "\x1b" not in text
+
+
 def test_the_command_writes_one_json_object(plain, work_dir, tmp_path, capsys):
     out = tmp_path / "phases.json"
     words = ["phases", "--work-dir", str(work_dir), "--json", "--out", str(out)]
