@@ -1,4 +1,4 @@
-"""Write a heartbeat of this process each second, from a Python thread.
+"""Write heartbeats of this process at a fixed interval, from a Python thread.
 
 Input: the progress word and the spans of the process, which say what it is doing.
 Output: the file of `mjax.observe.beats`, overwritten in place. The thread needs the
@@ -19,7 +19,8 @@ from mjax.processes.progress import Word, Writer
 from mjax.run.spans import Spans
 
 _DEPTH = 12
-"""Number of stack frames written; `mjax.launch.stacks` compares as many."""
+"""Maximum number of stack frames written, the number that `mjax.launch.stacks`
+compares."""
 _JOIN_S = 5.0
 """Maximum seconds to wait for the thread at exit. The value was picked by judgement: a
 hung disk must not delay the exit."""
@@ -102,8 +103,8 @@ class Beats:
         self._write(encode(beat))
 
     def _write(self, line: bytes) -> None:
-        # Opened and closed each time, so that network file systems show it to other
-        # hosts.
+        # The file is opened and closed for each heartbeat, so that network file systems
+        # show it to other hosts.
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)

@@ -54,7 +54,7 @@ class _Watch:
         threading.Thread(target=self._run, name="mjax-signals", daemon=True).start()
 
     def join(self, client: Any, rank: int, num_processes: int) -> None:
-        """Tell the other processes when this one is stopped, and stop when they are."""
+        """From now on, end all processes when a signal stops one of them."""
         with self._lock:
             self._client, self._rank = client, rank
             self._poll_s = max(_POLL_S, num_processes / _POLLS_PER_S)
@@ -106,9 +106,9 @@ class _Watch:
     def _tell_others(self, cause: str) -> None:
         with contextlib.suppress(
             RuntimeError
-        ):  # another process was faster, or the coordinator is gone
+        ):  # another process has set the key, or the coordinator is gone
             self._client.key_value_set(_STOPPED, f"{cause} to process {self._rank}")
-        if self._rank == 0:  # this is the coordinator: the others must read it first
+        if self._rank == 0:  # the coordinator: the others must read the key first
             time.sleep(3 * self._poll_s)
 
 
@@ -165,7 +165,7 @@ class StopRequest:
         if not is_alone:
             self._agreed = _start_agreement()
         if _watch is not None and _watch.received is not None:
-            # The signal came between the two handlers, and neither has acted on it.
+            # The watch noted a signal, but `hold` came before it acted: repeat it.
             os.kill(os.getpid(), _watch.received)
         return self
 
@@ -189,7 +189,7 @@ class StopRequest:
         return self._is_reached
 
     def ask(self) -> None:
-        """Request the stop from inside this process; the others learn of it too."""
+        """Request the stop from inside this process; all processes stop."""
         if self._is_asked:
             return
         self._is_asked = True
@@ -206,8 +206,8 @@ class StopRequest:
     def stopped_s(self) -> float | None:
         """Return the seconds since the stop; None: the run goes on.
 
-        This is a safe point, see `reached`. With several processes the time counts from
-        their agreement to stop, because jax does not tell when the signal came.
+        Each call is a safe point, see `reached`. With several processes the time counts
+        from their agreement to stop, because jax does not report when the signal came.
         """
         if not self.reached():
             return None

@@ -25,7 +25,7 @@ def evaluate(
     Args:
       program: program of the run, which provides `eval_step`.
       params: parameters of the state, with its shardings.
-      batches: the same ones at every evaluation.
+      batches: held-out batches, the same at every evaluation.
       num_bytes: number of text bytes of all targets of the batches.
       is_stopped: called before each batch; True ends the evaluation.
     Returns:

@@ -51,13 +51,14 @@ _MAX_FILES = 64
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kept:
-    """Contents of a file."""
+    """Contents of a cache file."""
 
     memory: memory.Estimate
     """Memory of one device, estimated when the step was traced."""
     lowered: str
     """Hash of the lowered program that was compiled."""
     payload: bytes
+    """The serialized executable."""
     metrics: tuple[str, ...]
     """Names of the step's metrics, in the order of jax's pytrees."""
 
@@ -88,7 +89,8 @@ class Executables:
         kept = self._read()
         is_found = agreement.merge("found" * (kept is not None), _if_all)
         self.kept = kept if is_found else None
-        """Contents of the file until the step is loaded; None if there is no file."""
+        """Contents of the file, until the step is loaded; None if some process has no
+        file."""
 
     def load(self, program: Program) -> jax.stages.Compiled | None:
         """Return the cached step, ready to run; None if any process cannot load it.
@@ -132,7 +134,8 @@ class Executables:
         lowered = self._agreement.together(step.lower)
         digest = hashlib.sha256(lowered.as_text().encode()).hexdigest()[:_SHOWN_DIGITS]
         check_same(self._agreement, {_LOWERED: digest}, _SAME_STEP)
-        # gloo aborts a process that waits 30 s for the others in its first collective.
+        # All processes wait here until the last has compiled: gloo aborts a process
+        # that waits 30 s for the others in its first collective.
         return self._agreement.together(lambda: self._compile(lowered, digest, needed))
 
     def _compile(

@@ -81,7 +81,7 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
     Returns:
       a description of what was written, as lines of text.
     Raises:
-      ValueError: no family can express the model, its tokenizer is unknown or differs
+      ValueError: no family can express the model, the tokenizer is unknown or differs
         from the run's, or `out` is not empty.
       RuntimeError: a disk failed or the step is damaged.
     """
@@ -190,7 +190,8 @@ def tokenizer_files(
 def _find_tokenizer(path: str, place: Place, data: DataConfig) -> str | None:
     """Return the path of the tokenizer: beside the checkpoints, or from the config.
 
-    None if it is on another machine or was trained for the run.
+    None if it is not beside the checkpoints, and the config names a tokenizer that is
+    not on this machine or that was trained for the run.
     """
     for folder in (epath.Path(path), place.store.directory.parent):
         if "://" not in str(folder) and (folder / "tokenizer").is_dir():

@@ -22,7 +22,8 @@ class Start:
     state: Any
     """State of the program, on its mesh."""
     is_evaluated: bool
-    """Whether the held-out loss of the state has been evaluated."""
+    """Whether the held-out loss of the state is known; true for a new state, which is
+    not evaluated."""
 
 
 def first_state(run: Run) -> Start:
@@ -34,7 +35,8 @@ def first_state(run: Run) -> Start:
     Args:
       run: the run, with its compiled program.
     Raises:
-      ValueError: the saved state, or the source of --init-from, is of another run.
+      ValueError: the saved state is of another run, or the source of --init-from does
+        not fit the model.
       LostError: steps were saved but none is intact.
       RuntimeError: the store does not answer.
     """
@@ -67,7 +69,7 @@ def first_state(run: Run) -> Start:
 
 
 def _tell_repeated(run: Run, step: int) -> None:
-    """Print which steps an earlier start has taken and this one takes again."""
+    """Print which steps of an earlier start this start takes again."""
     if run.agreement.rank != 0:
         return
     rows = metrics.read_rows(run.work_dir / "metrics.jsonl")

@@ -44,7 +44,7 @@ class Weights:
     """Returns the values of any part of a leaf, given the name of the leaf
     ("params...") and the slices."""
     names: frozenset[str]
-    """Names of the leaves to read; the others keep their random initial values."""
+    """Names of the leaves to read; other leaves keep their random initial values."""
 
 
 def open_weights(
@@ -71,7 +71,7 @@ def open_weights(
         weights.
       adapters_from: folder in PEFT format with initial adapters.
     Raises:
-      ValueError: `path` holds no model, or it does not fit.
+      ValueError: `path` holds no model, or a model that does not fit this run.
       RuntimeError: files are missing or damaged.
     """
     wanted = by_path({"params": abstract_params})
@@ -138,7 +138,7 @@ def _with_adapters(
     model: ModelConfig,
     adapters: AdapterConfig,
 ) -> Weights:
-    """Add adapters in PEFT format, named as in the family of the base model.
+    """Add adapters in PEFT format, whose names are those of the base model's family.
 
     Raises:
       ValueError: the adapters do not fit `adapters` or the model.
@@ -178,7 +178,7 @@ def initial_params(
         none.
       agreement: agreement of all processes.
     Returns:
-      the same tree of arrays, in the dtypes of `abstract_params`.
+      a tree of arrays with the structure and dtypes of `abstract_params`.
     Raises:
       RuntimeError: files are damaged or cannot be read.
     """

@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclasses.dataclass(kw_only=True)
 class Loop:
-    """One run of steps. Every process of the run executes the same one."""
+    """The loop over the steps. Every process of the run executes the same loop."""
 
     program: Program
     state: Any
@@ -147,7 +147,7 @@ class Loop:
         )
 
     def _dispatch(self, step: int) -> _Unfinished:
-        """Dispatch a step; the separate gather, if any, goes before the batch."""
+        """Dispatch a step; a separate gather is dispatched before the batch arrives."""
         first: tuple[Any, ...] = ()
         if self.program.gather_first is not None:
             self.watch.spans.enter("gather", "host", step)
@@ -196,7 +196,7 @@ class Loop:
         is_last = step == self.cadence.num_steps
         self.report_saves()
         if self.checkpoints.is_taken_over:
-            stop.ask()  # process 0 alone knows; a stop is seen by all
+            stop.ask()  # only process 0 knows of the takeover; all see a stop
         is_stopped = stop.reached()
         evaluates = self._evaluation_is_due(step) and not is_stopped
         if evaluates:
@@ -223,7 +223,7 @@ class Loop:
             self._save(step, is_last=ends)
         if copy_due:
             self._copy(step)
-        if evaluates or save_due or copy_due:  # excluded from the next step
+        if evaluates or save_due or copy_due:  # not part of the next step's time
             self._finished_ns = time.monotonic_ns()
         if ends:
             code = self._wait_for_save(step, None if is_stopped else stop)
@@ -300,7 +300,7 @@ class Loop:
         return found is not None
 
     def _saved_before(self, step: int) -> int | None:
-        """Return the newest saved step before this one; None if none can be found."""
+        """Return the newest saved step before `step`; None if none is known."""
         steps: list[int] = []
         with contextlib.suppress(OSError):  # the store does not answer
             steps = self.checkpoints.store.steps()
@@ -341,7 +341,7 @@ class Loop:
         self._save_facts = {}
 
     def _evaluate(self, step: int, is_stopped: Callable[[], bool]) -> Row:
-        """Return the metrics of an evaluation; updates the progress word per batch."""
+        """Return the metrics of an evaluation; update the progress word per batch."""
         self.watch.slow_steps.skip()
         self.watch.spans.enter("eval", "eval", step)
         batches = itertools.count()
@@ -355,8 +355,8 @@ class Loop:
         return evaluated
 
     def _ask_to_save(self, step: int, *, is_last: bool) -> Answer:
-        """Ask whether a save that is due can begin; print a line if one still runs."""
-        # The processes synchronise here in any case.
+        """Ask whether a save can begin; print a line if an earlier save still runs."""
+        # `ask` synchronises the processes in any case.
         self.watch.spans.barrier(self.watch.meet)
         answer = self.checkpoints.ask(step, is_last=is_last)
         if answer is Answer.BUSY and not self._is_overdue:
@@ -368,7 +368,7 @@ class Loop:
         return answer
 
     def _save(self, step: int, *, is_last: bool) -> None:
-        """Start a save after writing its rows to disk."""
+        """Write the rows so far to disk, then start a save of the state."""
         self._begin_save("save", step)
         self.recorder.sync()
         with self._state_to_save() as make:
@@ -380,7 +380,7 @@ class Loop:
             }
 
     def _copy(self, step: int) -> None:
-        """Copy the state to the hosts after writing its rows to disk."""
+        """Write the rows so far to disk, then copy the state to the hosts."""
         self._begin_save("copy", step)
         self.recorder.sync()
         with self._state_to_save() as make:
@@ -416,7 +416,7 @@ class Loop:
                 self._save_facts |= attempt.metrics
 
     def _free(self, saved: Any) -> None:
-        """Free the device memory that a save needed; keep leaves of the state."""
+        """Free the arrays that were made for a save; keep leaves of the state."""
         kept = {id(leaf) for leaf in jax.tree.leaves(self.state)}
         for leaf in jax.tree.leaves(saved):
             if id(leaf) not in kept:
@@ -432,7 +432,7 @@ class Loop:
 
         Args:
           step: optimizer steps of the state.
-          stop: ends further tries; None if a signal has asked for the save.
+          stop: a stop request ends further attempts; None if the run already stops.
         """
         self._begin_save("wait for save", step)
         is_stopped = (lambda: False) if stop is None else stop.reached

@@ -16,12 +16,12 @@ class Corruption(Protocol):
 
     @property
     def processes(self) -> tuple[int, ...]:
-        """Processes whose devices hold wrong bits."""
+        """Processes that differ from the majority; without one, all that disagree."""
         ...
 
     @property
     def is_sure(self) -> bool:
-        """Whether most replicas agree."""
+        """Whether a majority of the replicas agrees."""
         ...
 
 
@@ -44,7 +44,7 @@ class Program(Protocol):
 
     @property
     def find_corruption(self) -> Callable[[Any], Corruption | None] | None:
-        """A function that compares the replicas of a state; None if it has only one."""
+        """A function that compares the replicas of a state; None with one replica."""
         ...
 
     @property

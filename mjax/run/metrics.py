@@ -37,8 +37,8 @@ _TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "profiled")
 """Fields of timing, not of results. All fields that begin with `ckpt_` are timing too.
 """
 _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
-"""Seconds that trackers have to send queued rows at the end of a run, and of a stopped
-run. The values were picked by judgement: a stopped run must exit soon."""
+"""Seconds that trackers have to send queued rows when a run ends, and when it is
+stopped. The values were picked by judgement: a stopped run must exit soon."""
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of characters that a terminal interprets or cannot display."""
 
@@ -100,7 +100,7 @@ def without_timing(row: Row) -> Row:
 
 
 def read_computed(work_dir: Path) -> list[Row]:
-    """Read the results of a run by step: its rows without timing."""
+    """Read the rows of a run, without their timing."""
     return [without_timing(row) for row in read_rows(work_dir / "metrics.jsonl")]
 
 
@@ -176,7 +176,7 @@ class Recorder:
           remake: recreates the folder with its initial files if it is gone; None
             creates an empty folder.
           is_ours: returns whether no other start has taken over the folder. It is
-            called if the folder has changed, and before rows are replaced.
+            called if the folder has changed, before a row is amended, and at the end.
           open_trackers: starts the trackers, given a function that prints.
           memory: memory of a device, for the live line; None if unknown.
         Raises:
@@ -255,7 +255,7 @@ class Recorder:
         if not self._active:
             return
         if self._is_lost:
-            ending = "stopped"  # the other start goes on with the run of the tracker
+            ending = "stopped"  # the other start continues the tracker's run
         patience_s = _STOP_PATIENCE_S if ending == "stopped" else _PATIENCE_S
         for tracker in self._trackers:
             tracker.end(ending)
@@ -295,7 +295,7 @@ class Recorder:
         self._write()
 
     def _write(self) -> None:
-        """Write the remaining rows; recreate the file if it was deleted or moved."""
+        """Write the unwritten rows; recreate the file if it was deleted or moved."""
         if not self._is_in_place():
             if self.is_taken_over():
                 return

@@ -1,4 +1,4 @@
-"""Turn an error of a full memory into a message with remedies.
+"""Turn an out-of-memory error into a message with remedies.
 
 Input: an error that JAX, XLA or Python raised while a run was compiled, started or
 trained. Output: an `OutOfMemoryError` that names the memory, the run's flags that need
@@ -25,12 +25,11 @@ from mjax.run import report
 from mjax.run.prepare import Run
 
 _MEMORY = re.compile("out of memory|allocat", re.IGNORECASE)
-"""Distinguishes a full memory from other limits that XLA calls RESOURCE_EXHAUSTED, such
-as that of a kernel's shared memory or of a message between processes."""
+"""Distinguishes out of memory from other errors that XLA calls RESOURCE_EXHAUSTED, such
+as too much shared memory in a kernel or too long a message between processes."""
 _SHOWN_CHARS = 200
 _OTHER_GPU = "h200"
-"""Planner's GPU in place of a GPU that it does not describe; the memory is then given
-as a number."""
+"""GPU in the planner's command if the planner does not describe the GPU of the run."""
 
 
 class OutOfMemoryError(RuntimeError):
@@ -97,10 +96,10 @@ def needs_of(
 
 @contextlib.contextmanager
 def explained(needs: Needs, what: str) -> Iterator[None]:
-    """Replace errors of a full memory inside a with statement; pass on all others.
+    """Replace out-of-memory errors inside a with statement; pass on all other errors.
 
     Args:
-      needs: the run.
+      needs: the run and its devices.
       what: what the run does inside, for the message.
     Raises:
       OutOfMemoryError: the memory of a device or of the host is full.
@@ -119,7 +118,7 @@ def explained(needs: Needs, what: str) -> Iterator[None]:
 
 
 def planner_command(needs: Needs) -> str:
-    """Return the command that searches layouts of a run which fit these GPUs."""
+    """Return the planner's command that searches layouts with which the run fits."""
     kind = needs.device_kind
     described = (x for x in GPUS if x.partition("-")[0].upper() in kind)
     words = ["python", "-m", "mjax.plan", *needs.flags]
@@ -165,12 +164,12 @@ def _host_is_full(needs: Needs, what: str, text: str) -> OutOfMemoryError:
 
 
 def _remedies(needs: Needs) -> str:
-    """List flags that need less memory; the first ones change the least."""
+    """List flags that reduce the memory; the first flags change the run the least."""
     config, words = needs.config, dict[str, str]()
     if (problem := _state_problem(needs)) is not None:
         return problem
     for change, changed in smaller(config, needs.sizes):
-        # The memory of a CPU device is that of the host, so offload frees nothing.
+        # A CPU device uses the host's memory, so offload frees nothing.
         if needs.is_cpu and changed.model.remat == "offload":
             continue
         if change.count("--") == 1:
@@ -188,9 +187,9 @@ def _remedies(needs: Needs) -> str:
 
 
 def _state_problem(needs: Needs) -> str | None:
-    """Return what helps if the state at rest does not fit; None if it fits.
+    """Return a text with remedies if the state at rest does not fit; None if it fits.
 
-    Remat and microbatches change only the activations, so they cannot help then.
+    If it does not, remat and microbatches cannot help: they change only activations.
     """
     count, available, place = 1, needs.available_bytes, "the memory of a GPU"
     if needs.is_cpu:

@@ -25,8 +25,8 @@ _DECADES = 30
 """Ratio of high to low gradient norms above which their scale is logarithmic. The value
 was picked by judgement, not measured."""
 _SMOOTHED_OVER = 50
-"""Length of a run divided by that of its smoothing window. The value was picked by
-judgement, not measured."""
+"""Steps of a run per step of its smoothing window. The value was picked by judgement,
+not measured."""
 
 
 def draw(
@@ -42,8 +42,8 @@ def draw(
       rows: rows of metrics.jsonl; a value may be absent or None.
       path: path of the PNG file; its folder is created.
       bytes_per_token: mean of the corpus; converts nats per token to bits per byte.
-      unigram_loss: unigram entropy in nats per token, drawn as a line; a useful model
-        is below it.
+      unigram_loss: entropy of single bytes, in nats per token, drawn as a line; a
+        useful model is below it.
     """
     # Matplotlib takes about a second to import, so it is loaded only to draw.
     from matplotlib.figure import Figure
@@ -96,7 +96,7 @@ def smoothed(values: Sequence[float]) -> list[float]:
 def thinned(
     steps: Sequence[int], values: Sequence[float], most: int
 ) -> tuple[list[int], list[float]]:
-    """Return steps and values of a curve; of a long one, the extremes of each piece.
+    """Return the points of a curve; if it is long, only the extremes of each piece.
 
     Args:
       steps: step numbers, ascending.
@@ -185,7 +185,7 @@ def _second_scale(
 
 
 def _draw_speed(panel: Any, rows: Sequence[Row]) -> None:
-    """Draw the throughput; it is smoothed as seconds per token, which add up."""
+    """Draw the throughput; the smoothed curve averages seconds per token, not rates."""
     steps, rates = _points([row for row in rows if row.get("tokens_per_s")], _SPEED)
     _plot(panel, steps, rates, color=_RAW, linewidth=0.6)
     _plot(

@@ -1,8 +1,8 @@
 """Turn a config into a run that is ready to compile: build, check, claim.
 
 Input: a config, and the mesh of all processes. Output: a `Run`. Nothing is compiled
-here, and nothing is written, moved or printed before every check has passed on every
-process.
+here. Until every check has passed on every process, nothing is printed or moved, and
+nothing is written except caches of the data.
 """
 
 import dataclasses
@@ -173,7 +173,7 @@ def _begun(config: TrainConfig, command: Command) -> Path | None:
 def _check_versions(
     config: TrainConfig, command: Command, files: remote.RemoteFiles | None
 ) -> str:
-    """Refuse files in stores that changed since the run began. Called on process 0.
+    """On process 0, refuse files in object stores that changed since the run began.
 
     Returns:
       an empty string, the value that all processes agree on.
@@ -218,7 +218,7 @@ def _open(
         dataset.check_vocab_size(opened.model.vocab_size)
         return opened, dataset
 
-    # The hosts serve each other until all have read what they need.
+    # The hosts serve files to each other until all have read what they need.
     with remote_hosts.shared(data, agreement) as files:
         agreement.decide(lambda: _check_versions(config, command, files))
         return agreement.together(lambda: act(files), timeout_s=DAY_S)
@@ -301,7 +301,8 @@ def _check(
             checkpoints.check_nothing_remote()
         else:
             saved = _check_newest(built, checkpoints, agreement)
-    # A run that has begun may have copies on the hosts, which the restore checks.
+    # A run that has begun may have copies on the hosts. Only the restore finds them, so
+    # the source of --init-from is opened after it.
     may_have_copies = found["has_begun"] and config.ckpt.local_dir is not None
     weights = None
     if saved is None and not may_have_copies:
@@ -413,7 +414,7 @@ def init_from(
 
 
 def _check_memory(built: Built, mesh: Mesh) -> None:
-    """Refuse a run that does not fit in device memory, if that is known."""
+    """Refuse a run that does not fit in device memory, if its size is known."""
     available = report.device_memory_bytes(built.config)
     if available is not None:
         others = smaller(built.config, built.sizes)

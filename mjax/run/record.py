@@ -1,8 +1,8 @@
 """A record of each start of a run: code, machine and settings.
 
 Input: the settings of the start. Output: `starts/0001.json` in the work dir, one file
-for each start, never changed afterwards. If a launch started the processes, the record
-also has the generation.
+for each start, never changed afterwards. The record also has the name and generation of
+the launch that started the processes, if there is one.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""Lines that a run prints: its description before, its results after.
+"""Lines that a run prints: a description before its steps, the results after them.
 
 Input: the config, dataset and rows of the run. Output: lines of text, summary.json,
 plots/curves.png, sample.txt.
@@ -111,7 +111,7 @@ def describe_epochs(
 
     Args:
       num_samples: samples that the run reads, over all corpora.
-      sizes: different samples of each corpus.
+      sizes: number of different samples of each corpus.
       weights: share of each corpus in the samples, in any unit.
     """
     per_weight = num_samples / sum(weights)
@@ -179,7 +179,8 @@ def describe_combine(
 ) -> Iterator[str]:
     """Yield warnings about limits of combined collectives that have no effect.
 
-    A run may be resumed where its limits have no effect, so they are not refused.
+    Limits without an effect are not refused, because a run may be resumed on devices
+    on which its limits have none.
 
     Args:
       combine: limits that the user sets.
@@ -326,7 +327,7 @@ def device_memory() -> terminal.Memory | None:
 def brief(
     lines: Iterable[str], config: TrainConfig, needed: memory.Estimate
 ) -> Iterator[str]:
-    """Yield the lines of a description that a terminal shows first.
+    """Yield the lines of a description that a terminal shows without -v.
 
     Args:
       lines: texts of the description, each of one or more lines.
@@ -423,9 +424,9 @@ def write_summary(
     """Write summary.json and the figure from all rows of the run; return the exit code.
 
     If another start has taken over the work dir, nothing is written and the run gives
-    up. A stopped run must exit soon, so its figure, which takes seconds, is drawn after
-    it resumes. A run that is otherwise done fails if rows, summary or last checkpoint
-    are missing.
+    up. A stopped run must exit soon, and the figure takes seconds, so it is not drawn
+    then. A run that is otherwise done fails if rows, summary or last checkpoint are
+    missing.
 
     Args:
       work_dir: work dir with metrics.jsonl.
@@ -434,7 +435,7 @@ def write_summary(
       recorder: prints the result and ignores a full disk.
       exit_code: exit code so far.
       is_saved: returns whether the last checkpoint is in the store.
-      wall_s: seconds of this process in the loop, including its start and end.
+      wall_s: seconds since this process began to restore or initialise the state.
     """
     if recorder.is_taken_over():
         recorder.say(

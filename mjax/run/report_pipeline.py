@@ -22,7 +22,7 @@ from mjax.pipeline.schedule import Phase, Schedule
 def describe(
     config: TrainConfig, sizes: AxisSizes, needed: memory.Estimate
 ) -> Iterator[str]:
-    """Yield lines about the pipeline; without one, about options without effect.
+    """Yield lines about the pipeline, or about ignored options if there is none.
 
     Args:
       config: config of the run.
@@ -151,7 +151,7 @@ def _sent_bytes(config: TrainConfig, sizes: AxisSizes) -> int:
 
 
 def _sent_lines(schedule: Schedule, num_bytes: int) -> Iterator[str]:
-    """Yield lines on the bytes that stages must send, and those that they do send."""
+    """Yield lines on the bytes that stages must send, and on the bytes they do send."""
     last = schedule.num_stages - 1
     if last == 0:
         yield "sent between stages: nothing, there is one stage"

@@ -54,7 +54,7 @@ def generate(
     sharding = program.batch_sharding
     whole = NamedSharding(sharding.mesh, PartitionSpec())
 
-    # The key is made inside: jax cannot put one on the devices of other processes.
+    # The key is made inside jit: jax cannot put a key on devices of other processes.
     def draw(logits, count):
         known = jnp.arange(logits.shape[-1]) < vocab_size
         logits = jnp.where(known, logits.astype(jnp.float32) / _TEMPERATURE, -jnp.inf)

@@ -19,11 +19,11 @@ from typing import TextIO
 from mjax.observe.spans import Event
 
 _NUM_USUAL = 200
-"""Recent steps of which the percentile is taken. The value was picked by judgement: the
-99th percentile of fewer than 100 steps is their maximum."""
+"""Number of recent steps that the percentile covers. The value was picked by judgement:
+the 99th percentile of fewer than 100 steps is their maximum."""
 _NUM_BEFORE = 20
-"""Steps before the first check. The value was picked by judgement: the first steps
-compile and fill caches."""
+"""Number of steps before the first check. The value was picked by judgement: the first
+steps compile and fill caches."""
 _LEAST_S = 1.0
 """Seconds below which no step is slow. The value was picked by judgement: it is above
 the noise of the operating system."""

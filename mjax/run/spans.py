@@ -1,10 +1,10 @@
 """Write the spans of this process: the host's work in each step.
 
 Input: calls of the loop that mark the start of each span. Output: lines in the format
-of `mjax.observe.spans`, at most one write per step. The line of a step is written when
-its metrics have been read. It reaches the operating system at once, so killing the
-process loses no line. A full disk never stops a run: it is reported once, and the
-missing lines are written when there is space.
+of `mjax.observe.spans`, with one write per step and per event. The line of a step is
+written when the metrics of the step have been read. Each line reaches the operating
+system at once, so killing the process loses no line. A full disk never stops a run: it
+is reported once, and the missing lines are written when there is space.
 """
 
 import os
@@ -29,7 +29,7 @@ reported. The value was picked by judgement: the lines of hours of steps fit int
 
 
 class Spans:
-    """The spans of one process. Called from one thread."""
+    """The spans of one process. One thread calls the methods; any may read `doing`."""
 
     def __init__(
         self,

@@ -131,8 +131,8 @@ class Progress:
     def _left_s(self, now_s: float) -> float | None:
         """Return the seconds left; None before the second row.
 
-        Each remaining step counts as the mean of the past steps, which includes
-        evaluations and saves.
+        Each remaining step is assumed to take the mean time of the past steps,
+        including their evaluations and saves.
         """
         if self._first is None or self._step == self._first[0]:
             return None

@@ -35,7 +35,7 @@ _NUM_BARRIERS = 3
 
 The number was picked by a simulation with the ranges of
 tests/observe/synthetic_clocks.py. Processes reach the first barrier seconds apart and
-the others together, so a second barrier makes the bound on clock offsets 2.6 to 130
+later barriers together, so a second barrier makes the bound on clock offsets 2.6 to 130
 times smaller. A third makes it another 3 to 4 times smaller for 16 processes. For 4,096
 processes, even eight barriers make the median bound only 2% smaller than two. Each
 barrier costs process 0 one read per process."""
@@ -79,7 +79,7 @@ class Watch:
     ) -> None:
         """Start the reports that the config enables. All processes call this.
 
-        Spans begin with the startup phases. The barriers are skipped without spans.
+        The first spans are the startup phases. Without spans there are no barriers.
 
         Args:
           config: settings that choose the reports and their folders.
@@ -120,7 +120,7 @@ class Watch:
           logs: int32 [devices x rows, 2], split over the devices of the mesh; see
             `mjax.step.stamps`.
           dispatched_ns: time before the host dispatched the step.
-          ready_ns: time after the host had its metrics.
+          ready_ns: time after the host had read the metrics of the step.
         """
         for shard in logs.addressable_shards:
             log = np.asarray(shard.data)

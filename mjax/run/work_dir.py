@@ -185,7 +185,7 @@ def check_data_files(path: Path, versions: Mapping[str, str]) -> None:
         read.
     """
     record = path / _DATA_FILES
-    if not record.exists():  # the run read no such file when it began
+    if not record.exists():  # the run read no file of an object store when it began
         return
     try:
         before = checked_json.read(record.read_bytes(), dict[str, str])
@@ -261,8 +261,8 @@ def move_aside(path: Path) -> Path | None:
 def resume_command(argv: Sequence[str], path: Path, *, is_launched: bool) -> str:
     """Return a text with the command that resumes this run.
 
-    The work dir has the config of the run. Only the flags by which processes find each
-    other belong to a start; the number of the process is omitted, since all processes
+    The work dir has the config of the run, so only the flags by which processes find
+    each other are repeated. --distributed.process-id is omitted, since all processes
     use the command.
 
     Args:

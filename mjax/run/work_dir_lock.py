@@ -1,8 +1,8 @@
 """Refuse a work dir in which another process of this host trains.
 
-Input: the work dir. Output: its lock, held by process 0 until the run ends, or an error
-that names the process that holds it, with its step, and the way to stop it. docs/
-resilience.md says which starts are refused.
+Input: the work dir. Output: its lock, held by process 0 until the run ends; or an error
+that names the process that trains there and its step, and says how to stop it.
+docs/resilience.md says which starts are refused.
 """
 
 from pathlib import Path
@@ -46,7 +46,7 @@ class WorkDirLock:
         self._refuse(work_dir, lock.holder_of(work_dir / lock.TRAINING))
 
     def take(self, work_dir: Path) -> None:
-        """Hold a work dir that exists, or a new folder in place of a moved one.
+        """Take the lock of a work dir that exists; call again if it was replaced.
 
         Raises:
           ValueError: as in `check`.
@@ -74,7 +74,7 @@ def _step_of(work_dir: Path, found: Holder) -> int | None:
     for path in (work_dir / beats.FOLDER).glob("*.json"):
         try:
             beat = beats.read(path)
-        except ValueError:  # it cannot be read, and the step is only a help
+        except ValueError:  # unreadable: the message then lacks the step
             continue
         if beat is None or (beat.whose.pid, beat.whose.boot) != (found.pid, found.boot):
             continue

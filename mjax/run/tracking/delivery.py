@@ -1,8 +1,8 @@
 """Send rows to a tracker from a thread, so that no tracker stops or slows a run.
 
-Input: rows, at the pace of the run. Output: calls of a `Tracker`, in order, at its own
-pace; and `tracking/NAME.json` in the work dir with the last step sent, for trackers
-that cannot remove steps.
+Input: rows, at the pace of the run. Output: calls of a `Tracker`, in order, at the pace
+of the tracker; and `tracking/NAME.json` in the work dir with the last step sent, for
+trackers that cannot remove steps.
 
 The queue is bounded: when it is full, new rows are dropped and counted. A call that
 raises (even SystemExit) is repeated, with pauses that double. A row that fails `_TRIES`

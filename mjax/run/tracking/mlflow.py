@@ -58,7 +58,7 @@ class MLflow:
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
         """Log one step in one request.
 
-        A repeated request has the time of the first, so MLflow recognises the
+        A repeated request has the time of the first request, so MLflow recognises the
         repetition.
         """
         if self._sent[0] != step:

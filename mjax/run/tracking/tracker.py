@@ -49,7 +49,7 @@ class Tracker(Protocol):
         ...
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the numbers of one step. Called again with the same ones if it raised.
+        """Take the numbers of one step. Called again with the same step if it raised.
 
         Args:
           step: from 1, ascending. If the evaluation of `run.start_step` had been
