@@ -433,7 +433,7 @@ def _fetch(command: Fetch) -> int:
 
 
 def _reshard(command: Reshard) -> int:
-    import jax  # imported here, and starts a backend, as in `_verified`
+    import jax  # imported here, and set to the CPU, as in `_verified`
 
     from mjax.ckpt.reshard import copy_step
     from mjax.ckpt.saved_step import SavedStep

@@ -52,7 +52,7 @@ class PieceWriter:
     """Writes a step piece by piece from one process; buffers pieces until `flush`.
 
     A save writes all its pieces in one transaction, from an existing host copy. This
-    class is for states that never fit in memory as a whole.
+    class is for copies of steps, whose state is never in memory as a whole.
     """
 
     def __init__(

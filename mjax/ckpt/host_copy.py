@@ -36,7 +36,7 @@ class HostPiece:
     """Whether this process is the one that writes this box to the store."""
 
     def array(self) -> Shaped[np.ndarray, "..."]:
-        """Return the values, on a CPU without a copy."""
+        """Return the values; if the devices are CPUs, without copying them."""
         return np.asarray(self.data)
 
     @property
@@ -97,8 +97,8 @@ class HostMemory:
 
         Args:
           leaves: global arrays by leaf name.
-          replicas: whether to copy each box that this process holds, even if another
-            process has its replica 0.
+          replicas: whether to copy each box that this process holds, even if replica 0
+            of the box is on another process.
         Returns:
           The copy, which is valid until the next call.
         """
@@ -127,8 +127,8 @@ class HostMemory:
         """Return the values of one shard in memory that nothing else writes to."""
         if next(iter(data.devices())).platform != "cpu":
             return jax.block_until_ready(data)  # already in pinned memory, see `_start`
-        # np.asarray does not copy a CPU array: a step that donates it would overwrite
-        # it.
+        # np.asarray does not copy a CPU array, and a step to which the array is donated
+        # would overwrite the values.
         values = np.asarray(data)
         buffer = self._buffers.get((name, box))
         if (
@@ -155,11 +155,12 @@ def _start(shard: Any) -> tuple[jax.Array, bool]:
     """Start copying a shard to host memory, without waiting for the end of the copy.
 
     Returns:
-      The copy, and whether the shard is replica 0. On a CPU the shard's own array.
+      The copy (on a CPU the array of the shard, not copied), and whether the shard is
+      replica 0.
     """
     data = shard.data
     if shard.device.platform != "cpu":
         pinned = SingleDeviceSharding(shard.device, memory_kind=HOST_KIND)
-        # Copy arrays on the host as well, because the next step overwrites them.
+        # Copy arrays in host memory as well, because the next step overwrites them.
         data = jax.device_put(data, pinned, may_alias=False)
     return data, shard.replica_id == 0

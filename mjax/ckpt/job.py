@@ -28,7 +28,7 @@ class Job:
     step: int
     save_id: str
     copy: HostCopy | str
-    """The host copy. If it failed, the reason, which is the error of every attempt."""
+    """The host copy, or the error text with which every attempt fails."""
     run: Mapping[str, Any]
     """JSON metadata to store with the state."""
     max_attempts: int | None

@@ -5,10 +5,10 @@ a folder on its host (a RAM disk, an SSD), without waiting for other processes:
 
     <local dir>/<run>/process-<i>/<step>/
 
-A copy exists as long as its host. At a restart on the same mesh, each process reads its
-own copy if it is intact. Otherwise it receives each box over the devices' network from
-a process with a replica of that box. If no process has some box, the copy is useless,
-and an older copy or the newest step of the store is used instead.
+A copy is lost with its host. At a restart on the same mesh, each process reads its own
+copy if it is intact. Otherwise it receives each box over the devices' network from a
+process with a replica of that box. If no process has some box, the copies of this step
+are useless, and older copies or the newest step of the store are used instead.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _UNFINISHED = ".unfinished-"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Offer:
-    """A copy that a process has, as its manifest describes it."""
+    """A copy that a process has, as its copy.json describes it."""
 
     step: int
     copy_id: str
@@ -126,7 +126,7 @@ class LocalCopies:
         self._guarded("delete abandoned copies in", lambda: self._discard_after(step))
 
     def offers(self) -> list[Offer]:
-        """List the copies whose manifests are readable and intact, oldest first."""
+        """List the copies whose copy.json is readable and intact, oldest first."""
         found = []
         for step in self._steps():
             with contextlib.suppress(ValueError, RuntimeError):
@@ -140,7 +140,7 @@ class LocalCopies:
         """Read boxes of a copy, and compare each with its checksum.
 
         Args:
-          offer: step and id of the copy, as any process that made the copy offers it.
+          offer: step and id of the copy, from any process that took part in it.
           wanted: leaf name -> its description and the boxes to read.
         Returns:
           Leaf name -> box -> values, and the JSON metadata that was saved with them.
@@ -174,7 +174,7 @@ class LocalCopies:
         return sorted(int(name) for name in names if kind_of(name) == "step")
 
     def _manifest(self, step: int) -> _Copy:
-        """Return copy.json of a folder, which must hold this step of this run."""
+        """Return the content of a step's copy.json; refuse another step or run."""
         path = self._folder / str(step) / _FILE
         found: _Copy = manifest.unseal(read_file(path), str(path), _Copy)
         if found.step not in (None, step) or found.run_name not in (
@@ -237,7 +237,7 @@ class LocalCopies:
         unfinished.rename(target)
 
     def _make_room(self, step: int) -> None:
-        """Delete unfinished copies, any of this step, and all others but the newest."""
+        """Delete unfinished copies, this step's copy, and all others but the newest."""
         if not self._folder.exists():
             return
         for path in self._folder.iterdir():

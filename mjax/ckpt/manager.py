@@ -143,7 +143,7 @@ class Checkpoints:
           is_last: whether to give up after a few attempts.
         Returns:
           The copy; None if the step is already saved, the store hangs, or the copy
-          failed. `attempts` then reports a failed copy.
+          failed. `attempts` reports a failed copy.
         """
         save_id = self._agreement.decide(lambda: self._new_save_id(step))
         self._wanted_step = step
@@ -203,7 +203,7 @@ class Checkpoints:
             copies.save(offer, lambda: by_path(make_state()), run)
 
     def attempts(self) -> list[Attempt]:
-        """Return outcomes of writes since the last call; empty except on process 0.
+        """Return attempts that ended since the last call; empty except on process 0.
 
         Also records them in the journal.
 
@@ -260,9 +260,9 @@ class Checkpoints:
         return self.store.fence.problem is not None
 
     def owns_store(self) -> bool:
-        """Return whether no other start owns the store, as far as the store answers.
+        """Return whether no other start is known to own the store, on process 0.
 
-        It reads the store, on process 0.
+        This reads owner.json; if the store does not answer, the last answer counts.
         """
         with contextlib.suppress(TakenOverError, OSError):
             self.store.fence.check()
@@ -316,7 +316,7 @@ class Checkpoints:
         A save is given up if its store hangs; `why_last_unsaved` then gives the reason.
 
         Args:
-          tell: called about once a second, to report tries that failed.
+          tell: called about once a second, to report failed attempts.
           is_stopped: called as often, and equally often on every process. After True, a
             save that fails is not tried again.
         """
@@ -393,7 +393,8 @@ class Checkpoints:
         restored = self._restored(abstract_state)
         if restored is not None:
             self._last_good_step = restored.store_step
-            if restored.store_step == restored.step:  # a host copy is always newer
+            # Copies on the hosts are restored only if they are newer than the store.
+            if restored.store_step == restored.step:
                 self._writer.saved_step = self._wanted_step = restored.step
         if self._copies is not None:
             self._copies.discard_after(0 if restored is None else restored.step)
@@ -431,7 +432,8 @@ class Checkpoints:
         Arguments as in `Fence.claim`.
 
         Raises:
-          RuntimeError: a later start has claimed the store, or the store refuses.
+          RuntimeError: a later start owns the store, or the store cannot be written.
+          ValueError: --ckpt.remote refuses access, or holds the steps of another run.
         """
 
         def act() -> str:
@@ -449,7 +451,7 @@ class Checkpoints:
             self._link.start(launch, generation)
 
     def _run_name(self) -> str:
-        """Return the run's name for host copies; a copied work dir has another name."""
+        """Return the run's name in --ckpt.local-dir; a copied work dir has another."""
         path = hashlib.sha256(str(self._work_dir.resolve()).encode()).hexdigest()
         return f"{self._journal.run_id(self._find_run_id())}-{path[:8]}"
 

@@ -165,7 +165,8 @@ def unseal(text: str, where: str, kind: Any = Any) -> Any:
 def _seal_crc32c(name: str, version: int, text: str) -> int:
     """Return the CRC32C of the format, its version and the body.
 
-    The version is covered, because a flipped bit could make the file look newer.
+    The checksum covers the version, because a flipped bit could make the file look
+    newer.
     """
     return text_crc32c(f"{name} {version}\n{text}")
 

@@ -50,7 +50,7 @@ def save_once(job: Job, store: Store, phases: Phases, progress: Progress) -> Non
     Args:
       job: host copy and description of the step.
       store: folder of the steps.
-      phases: the phases PHASES of a new attempt.
+      phases: a new attempt at the phases of `job.PHASES`.
       progress: updated in place, even if the attempt fails.
     Raises:
       FailedError: a phase failed on some process; the step was not committed.
@@ -80,7 +80,7 @@ def save_once(job: Job, store: Store, phases: Phases, progress: Progress) -> Non
         with checkpointer:
             checkpointer.save(store.path(job.step), args=_StepSave(job))
     finally:
-        concurrent.futures.wait(handler.writing)  # if Orbax itself failed
+        concurrent.futures.wait(handler.writing)  # still runs if Orbax itself failed
 
 
 class _StepHandler(ocp.AsyncCheckpointHandler):

@@ -222,7 +222,7 @@ def _entry(folder: epath.Path, reason: str | None, records: Records) -> Entry:
 
     Args:
       folder: folder of the step.
-      reason: why the folder was quarantined; None if its name is that of a step.
+      reason: why the folder was renamed to quarantine it; None if it was not.
       records: records of the run, which name the steps that were quarantined without
         being renamed, with the reason.
     """

@@ -127,9 +127,9 @@ def place(
     """Put the values that all processes have read on the devices.
 
     Every process calls this. A box that another process has read arrives as a sum over
-    devices, of which one has the values and the others zeros. If such a leaf belongs in
-    host memory, the sum is then moved there; these leaves are placed one after the
-    other, so a device holds only one of them at a time.
+    devices, one of which has the values; all others have zeros. If such a leaf belongs
+    in host memory, the sum is then moved there; these leaves are placed one by one, so
+    a device holds only one of them at a time.
 
     Args:
       host: values that this process has read; emptied leaf by leaf.
@@ -162,7 +162,7 @@ def place(
 
 
 def _moved(x: jax.Array, sharding: jax.sharding.Sharding) -> jax.Array:
-    """Return an array in other memory, after waiting until its old one can be freed."""
+    """Move an array to other memory; wait, so that its old memory can be freed."""
     return jax.device_put(x, sharding).block_until_ready()
 
 
@@ -188,7 +188,7 @@ def _scattered(
 ) -> jax.Array:
     """Return the bits of a leaf as unsigned integers [copies, *shape], to be summed.
 
-    In one copy a box has its values; in all other copies it has zeros.
+    Each box has its values in one copy, and zeros in all other copies.
     """
     sharding = leaf.sharding
     assert isinstance(sharding, NamedSharding)

@@ -1,8 +1,8 @@
 """Find the newest intact state and load it onto the devices.
 
-All processes agree on the step. A damaged step of the store is put aside: it is
-renamed, or if that is impossible, recorded in the journal and ignored from then on. The
-same happens to a step that is newer than the one to which the run goes back (`Unfit`).
+All processes agree on the step. A damaged step of the store is put aside (quarantined):
+it is renamed, or if that is impossible, recorded in the journal and ignored from then
+on. The same happens to a step from which the run cannot continue (`Unfit`).
 """
 
 import contextlib
@@ -59,7 +59,9 @@ class _Found:
     run: Mapping[str, Any]
     bytes_read: int = 0
     damage: str = ""
+    """What is damaged or missing; "" if nothing is."""
     trouble: Exception | None = None
+    """Any other error; None if there was none."""
 
 
 class Recovery:
@@ -73,7 +75,7 @@ class Recovery:
         copies: LocalCopies | None,
         unfit: Unfit,
     ) -> None:
-        """Store the arguments; `copies` are those on the host of this process."""
+        """Store the arguments; `copies` are the copies on the host of this process."""
         self._store, self._journal = store, journal
         self._agreement, self._copies = agreement, copies
         self._unfit = unfit
@@ -182,7 +184,7 @@ class Recovery:
         """
         newest = self._steps()[-1:]
         for step in newest:
-            with contextlib.suppress(DamagedError):  # found when it is read
+            with contextlib.suppress(DamagedError):  # reported when the step is read
                 self._check_own(self._store.manifest(step))
         return newest
 
@@ -229,7 +231,7 @@ class Recovery:
         return _Found(host=host, run=saved.manifest.run, bytes_read=saved.bytes_read)
 
     def _agree_on(self, found: _Found) -> list[str]:
-        """Return the damages that any process found; raise if one had another error."""
+        """Return the damage that each process found; raise if any had another error."""
         other = "" if found.trouble is None else str(found.trouble)
         texts = self._agreement.all_of(json.dumps([found.damage, other]))
         if found.trouble is not None:
@@ -285,7 +287,7 @@ class Recovery:
             return ""
 
     def _put_aside(self, step: int, reason: str) -> str:
-        """Quarantine a damaged step; return a text on where it is now, and why."""
+        """Put a damaged step aside; return a text: where it is now, and why."""
         return self._agreement.decide(lambda: self._move(step, reason))
 
     def _move(self, step: int, reason: str, *, is_damaged: bool = True) -> str:

@@ -33,8 +33,8 @@ def copy_step(
       store: destination; its folder need not exist, and no run may write there.
       max_piece_bytes: maximum size of a piece of the copy; None keeps the pieces.
     Returns:
-      The manifest of the copy. It equals that of the source, except for a new save id
-      that begins with the same run id.
+      The manifest of the copy. It equals the source's manifest, except for a new save
+      id that begins with the same run id, and the checksum of the new list of pieces.
     Raises:
       ValueError: the destination already has the step, or is in use.
       DamagedError: the source differs from what was saved; the copy is deleted.
@@ -130,7 +130,7 @@ def _all_pieces(source: SavedStep) -> Iterator[tuple[str, Piece]]:
 
 
 def _chunk(source: SavedStep, name: str, max_bytes: int | None) -> tuple[int, ...]:
-    """Return the shape of a leaf's new pieces; those at the ends may be smaller."""
+    """Return the shape of a leaf's new pieces; the last pieces may be smaller."""
     [first] = {
         shape_of(piece.box)
         for piece in source.pieces[name]
@@ -143,7 +143,7 @@ def _chunk(source: SavedStep, name: str, max_bytes: int | None) -> tuple[int, ..
 
 
 def _cut(box: Box, chunk: Sequence[int]) -> Iterator[Box]:
-    """Yield the parts of a box on a grid of chunks; its start is on the grid."""
+    """Yield the parts of a box on a grid of pieces; the box begins on the grid."""
     edges = [
         [(at, min(at + size, stop)) for at in range(start, stop, size)]
         or [(start, stop)]

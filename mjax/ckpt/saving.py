@@ -2,9 +2,10 @@
 
 Each process has one thread for this. Orbax writes, checks and commits the host copy
 (`orbax_save`). The thread adds retries and retention. If an attempt fails, the folder
-is deleted and the same host copy is tried again after a pause, until it succeeds or a
-newer copy replaces it. Older steps are deleted after a newer one is committed. Process
-0 decides whether there is another attempt, and tells the other processes.
+is deleted and the same host copy is written again after a pause, until an attempt
+succeeds or a newer copy replaces it. Older steps are deleted after a newer step is
+committed. Process 0 decides whether there is another attempt, and tells the other
+processes.
 """
 
 import concurrent.futures.thread
@@ -29,16 +30,16 @@ _POLL_S = 1.0
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """Outcome of one try to save, on process 0."""
+    """Outcome of one attempt to save, on process 0; messages call it a try."""
 
     step: int
     save_id: str
     number: int
-    """Number of the try: 1 for the first try of a job."""
+    """Number of the attempt: 1 for the first attempt of a job."""
     error: str | None
-    """Why the try failed; None if the step is saved."""
+    """Why the attempt failed; None if the step is saved."""
     pause_s: float | None
-    """Seconds until the next try; None if there is none."""
+    """Seconds until the next attempt; None if there is none."""
     is_last: bool
     """Whether the run takes no more steps, and waits for this save."""
     write_s: float
@@ -116,7 +117,7 @@ class Writer:
         self._save_once = orbax_save.save_once
         self._remove_unfinished = orbax_save.remove_unfinished
         self.attempts: queue.SimpleQueue[Attempt] = queue.SimpleQueue()
-        """Outcomes of tries, on process 0."""
+        """Outcomes of attempts, on process 0."""
         self.saved_step: int | None = None
         """The last step that was committed, or that the run resumed from."""
         self._store, self._retention, self._agreement = store, retention, agreement
@@ -139,16 +140,16 @@ class Writer:
 
     @property
     def is_writing(self) -> bool:
-        """Whether process 0 is writing, rather than pausing between two tries."""
+        """Whether process 0 is writing, rather than pausing between two attempts."""
         return self._is_writing
 
     @property
     def is_stalled(self) -> bool:
-        """Whether process 0 has been in one try for longer than the time limit."""
+        """Whether the attempt of process 0 has lasted longer than the time limit."""
         return self._is_writing and time.monotonic() - self._since_s > self._timeout_s
 
     def claim(self) -> bool:
-        """Keep process 0 from beginning another try; return False if it is in one.
+        """Prevent another attempt of process 0; return False if one is in progress.
 
         After True, a newer job may be submitted without waiting for a store.
         """
@@ -158,7 +159,7 @@ class Writer:
             return not self._is_writing
 
     def _begin_try(self) -> bool:
-        """Return whether process 0 should try again; if so, a try has begun."""
+        """Begin an attempt unless the job is superseded; return whether it began."""
         with self._lock:
             self._is_writing = not self._superseded.is_set()
             self._since_s = time.monotonic()
@@ -244,7 +245,7 @@ class Writer:
                     self._is_idle.set()
 
     def _save(self, job: Job) -> None:
-        """Try until the job is saved or given up, or a newer job waits."""
+        """Repeat attempts until the job is saved, given up or superseded."""
         pause_s = _FIRST_PAUSE_S
         for number in range(1, 1 << 30):
             phases = Phases(self._agreement, PHASES, timeout_s=self._timeout_s)
@@ -272,7 +273,7 @@ class Writer:
         except FailedError as problem:
             error, bug = str(problem), problem.__cause__
             pause_s = None if problem.is_final else pause_s
-        except BaseException as problem:  # on this process only, between two phases
+        except BaseException as problem:  # raised here only, between two phases
             error, bug = phases.fail(problem), problem
         if bug is not None and not isinstance(bug, EXPECTED):
             phases.close({"saved": False, "again": False})
@@ -310,7 +311,7 @@ class Writer:
         return goes_on
 
     def _pruned(self, attempt: Attempt) -> Attempt:
-        """Delete steps that are no longer kept; return the attempt with them added."""
+        """Delete steps that no rule keeps; return the attempt with their numbers."""
         try:
             removed = self._store.prune(
                 self._retention,

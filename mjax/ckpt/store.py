@@ -114,7 +114,7 @@ class Store:
         _sync_tree(unfinished)
         self.fence.check()
         target = self.path(step)
-        if target.exists():  # the run did not resume from it, so it is unusable
+        if target.exists():  # the run did not resume from this step: it is unusable
             self.quarantine(step, "another save of this step has taken its place")
         unfinished.rename(target)
         _sync(self.directory)

@@ -2,7 +2,7 @@
 
 This is `mjax.ckpt.fence` for an object store. A start replaces the owner's name only if
 the object still has the version that the start has read. So if two starts claim the URL
-at the same time, the second one sees the first.
+at the same time, the second start sees that the first has claimed it.
 """
 
 import dataclasses

@@ -33,7 +33,7 @@ def opened(url: str, flag: str = FLAG) -> ObjectStore:
     """Return the object store of a URL; this makes no request.
 
     Raises:
-      ValueError: the URL is not that of an object store, or obstore is not installed.
+      ValueError: the URL does not name an object store, or obstore is not installed.
     """
     return open_store(address.parse(url, flag), flag, patience_s=_PATIENCE_S)
 
@@ -150,8 +150,8 @@ class Link:
     def start(self, launch: str, generation: int) -> None:
         """Claim the store, and start uploading; arguments as in `Fence.claim`.
 
-        A store that does not answer is claimed as soon as it does. Its steps above the
-        restored one are then put aside, because the run has left their branch.
+        A store that does not answer is claimed as soon as it answers. Its steps above
+        the restored step are then put aside, because the run has left their branch.
 
         Raises:
           RuntimeError: a later start has claimed the store.

@@ -1,8 +1,8 @@
 """List and read the steps at a URL, for `python -m mjax.ckpt COMMAND URL`.
 
 A URL is the --ckpt.remote of a run, or one step below it, `URL/120`. Nothing is changed
-there. Without the journal of the run, only the object store determines the state of a
-step.
+there. The journal of the run is not read, so the state of a step depends only on the
+object store.
 """
 
 import dataclasses
@@ -67,7 +67,7 @@ def choose(remote: RemoteSteps, only: int | None, step: int | None) -> list[int]
       only: step that the URL names; None if it names a run.
       step: --step; None selects all steps.
     Raises:
-      ValueError: there is no step, or the selected one is absent.
+      ValueError: there is no step, or the selected step is absent.
     """
     steps, wanted = remote.steps(), step if only is None else only
     if not steps:
@@ -86,7 +86,7 @@ def entries(remote: RemoteSteps, only: int | None) -> list[RemoteEntry]:
     """List the steps from their commits, then the steps that were put aside.
 
     Raises:
-      ValueError: there is no step of any kind, or the one that the URL names is absent.
+      ValueError: there is no step of any kind, or not the step that the URL names.
     """
     aside = {} if only is not None else remote.aside()
     steps = remote.steps() if aside else choose(remote, only, None)
@@ -120,7 +120,7 @@ def described(remote: RemoteSteps, step: int) -> tuple[Commit, Manifest]:
     """Return the commit and the manifest of a step.
 
     Raises:
-      DamagedError: one of them is missing, or is not what was written.
+      DamagedError: commit or manifest is missing, or is not what was written.
       ValueError: a newer version of mjax wrote the step.
     """
     commit = remote.commit(step)

@@ -5,8 +5,8 @@ folder in the work dir, whose files match their SHA-256; it is then restored lik
 other step. A step with a missing or changed object is skipped with a message, and the
 previous step is used. All processes download about as many bytes each.
 
-The newest step is the last one of the newest branch (`journal.age_of`), not the one
-with the highest number. A run may resume from an older step while the store does not
+The newest step is the last step of the newest branch (`journal.age_of`), which may not
+have the highest number. A run may resume from an older step while the store does not
 answer, or on another machine. It then leaves the higher steps of the earlier branch,
 which are put aside.
 """
@@ -50,7 +50,7 @@ class _Order:
     commit: Commit
     folder: str
     is_newer_branch: bool
-    """Whether the start that saved the step is later than those of all local steps."""
+    """Whether a later start saved the step than the starts that saved local steps."""
 
 
 class Source:
@@ -85,7 +85,7 @@ class Source:
         self.fetched: dict[int, Commit] = {}
         """Step that was downloaded into the work dir -> its commit."""
         self.branch_step: int | None = None
-        """The last fetched step whose branch is newer than that of the work dir."""
+        """The last fetched step whose branch is newer than the work dir's branch."""
         self.left_branch: list[str] = []
         """On process 0, one text per local step whose branch was left, with the
         reason."""
@@ -135,9 +135,9 @@ class Source:
                 return
 
     def _check_outside(self) -> None:
-        """Refuse a URL among the objects of another run, which might delete them."""
+        """Refuse a URL inside another run's URL: that run might delete its objects."""
         for outer in self._outer:
-            # Credentials that are valid only for this URL are refused above it.
+            # Credentials may be for this URL only: a refusal above it is no error.
             with contextlib.suppress(MissingError, RefusedError):
                 outer.find(OWNER_FILE)
                 raise ValueError(
@@ -182,8 +182,8 @@ class Source:
     def _newest_first(self, *, above: int) -> list[Commit]:
         """Return the commits of the store, those of the newest branch first.
 
-        The store is read once. A commit that cannot be read is refused if its step is
-        higher than all local steps.
+        The store is read at the first call only. A commit that cannot be read is
+        refused if its step is above `above`.
         """
         if not self._listed:
             self._listed = dict(self._remote.commits_and_damage())
@@ -288,7 +288,7 @@ class Source:
         return _DAMAGED
 
     def _leave_branch(self, step: int) -> None:
-        """Quarantine the local steps above a newer step of the store.
+        """Quarantine the local steps above `step`, a step of a newer branch.
 
         Call this before the step is committed: after a kill, a restart would otherwise
         resume from the local steps, because their numbers are higher.

@@ -220,7 +220,7 @@ class RemoteSteps:
         """Delete the files of saves without a commit, unless they were put aside.
 
         Args:
-          keep: (step, save id) of saves to keep, because they are being uploaded.
+          keep: (step, save id) of saves to keep, because they may still be uploaded.
         """
         kept = {(commit.step, commit.save_id) for _, commit in self.commits()}
         kept |= {*self.aside(), *keep}
@@ -230,8 +230,8 @@ class RemoteSteps:
                 continue
             for save_id in self.store.folders(f"{_STEPS}/{step}"):
                 number = int(step)
-                # A commit that cannot be read does not tell its save id; its step keeps
-                # all saves.
+                # If the commit of a step cannot be read, its save id is unknown, so all
+                # saves of the step are kept.
                 is_unknown = number in steps and all(s != number for s, _ in kept)
                 if (number, save_id) not in kept and not is_unknown:
                     self._delete_folder(self._folder(number, save_id))

@@ -65,7 +65,7 @@ def hashed(path: Path) -> File:
 
 
 def hashed_files(folder: Path, names: Iterable[str]) -> dict[str, File]:
-    """Return name -> size and SHA-256, for files of a local step; errors: `hashed`."""
+    """Return name -> size and SHA-256, of files of a step; errors as in `hashed`."""
     return {name: hashed(folder / name) for name in names}
 
 

@@ -91,7 +91,7 @@ class Upload:
 
 
 class Uploader:
-    """The thread of one process; all processes make the same calls."""
+    """The uploading thread of one process; all processes make the same calls."""
 
     def __init__(
         self,
@@ -284,7 +284,7 @@ class Uploader:
     def _wanted(self, there: Mapping[int, Commit]) -> set[int]:
         """Return the local steps that must be uploaded.
 
-        These are the newest step, and those that the store's retention keeps.
+        These are the newest step, and the steps that the store's retention keeps.
         """
         here = self._good()
         done = {(step, commit.save_id) for step, commit in there.items()}
@@ -393,7 +393,7 @@ class Uploader:
             self._agreement.all_of(self._send(step, save_id))
 
     def _send(self, step: int, save_id: str) -> str:
-        """Upload this process's files; return them, its damage and its error as JSON.
+        """Upload this process's files; return files, damage and other error as JSON.
 
         The pieces of this process are compared with their checksums first.
         """

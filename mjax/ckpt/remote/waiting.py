@@ -35,7 +35,8 @@ def wait_for_uploads(
       uploader: the uploader of this process.
       agreement: agreement of the training threads.
       wait_s: time limit, --ckpt.remote-wait-s.
-      stop_wait_s: time limit from a stop by a signal on, --ckpt.remote-stop-wait-s.
+      stop_wait_s: time limit after a signal stopped the run,
+        --ckpt.remote-stop-wait-s.
       stopped_s: returns the seconds since a signal stopped the run; None if none did.
         All processes call it in every round.
       missing: returns the text on what is missing. Process 0 calls it at the end with
