@@ -169,7 +169,7 @@ def _driver(words: list[str]) -> int:
     has_pods = config.kubernetes.namespace is not None
     bind = split_address(config.bind, "--bind", least_port=0)
     api = kubernetes.connect(config.kubernetes) if has_pods else None
-    with driving(work_dir):  # creates a folder: only after the checks of the flags
+    with driving(work_dir):  # after the checks of the flags, since it makes a folder
         driver = Driver(
             config,
             train,

@@ -172,7 +172,7 @@ class Agent:
         return any(rank.process.poll() is None for rank in self._ranks.values())
 
     async def _coordinate(self, message: messages.FindPorts) -> int:
-        """Return a free port; start the coordinator on it if that was requested."""
+        """Return a free port, with the coordinator on it if requested; 0 on failure."""
         self._end_coordinator()
         self._coordinated, port = message.generation, free_port()
         if not message.coordinator:
@@ -221,7 +221,7 @@ class Agent:
         """Send a heartbeat immediately when a rank ends."""
         try:
             descriptor = os.pidfd_open(rank.process.pid)
-        except ProcessLookupError:  # it has ended, and a heartbeat has reported this
+        except ProcessLookupError:  # the rank has ended, and a heartbeat reported it
             return
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -245,7 +245,7 @@ class Agent:
         for index, rank in asked.items():
             path = rank.stacks_path
             sizes[index] = path.stat().st_size if path.exists() else -1
-            if sizes[index] >= 0:  # it has a handler for the signal
+            if sizes[index] >= 0:  # the rank has installed a handler for the signal
                 rank.process.send_signal(progress.STACKS_SIGNAL)
                 progress.ask_for_lock(path)
         await asyncio.sleep(_STACKS_S)

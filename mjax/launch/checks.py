@@ -21,8 +21,8 @@ HOST_VARIABLE = "MJAX_HOST"
 _SHOWN_CHARS = 500
 _NUMBERS_PER_S = 1000
 _NO_FAULT = ("ok", "pass", "unknown")
-"""States of a check for which a host is not excluded. A check is "unknown" if its tool
-is not installed."""
+"""States of a check that are no fault, so its reason is not reported. A check is
+"unknown" if its tool is not installed."""
 
 
 class _Round:
@@ -37,8 +37,8 @@ class _Round:
     def begin(
         self, command: Sequence[str], names: Collection[str], now_s: float
     ) -> None:
-        # Larger than the numbers of earlier rounds, including those of the previous
-        # driver, because hosts may answer old orders late.
+        # Hosts may answer old orders late, so the number is larger than in all earlier
+        # rounds, including those of the previous driver.
         self._number = max(self._number + 1, int(now_s * _NUMBERS_PER_S))
         self._asked, self._said = {*names}, {}
         self._until_s = now_s + self._limit_s
@@ -54,7 +54,7 @@ class _Round:
         return now_s > self._until_s or not self._asked - self._said.keys() - {*lost}
 
     def results(self) -> list[tuple[Host, str]]:
-        """End the round; return (host, reason), or (host, "") if it passed, by name."""
+        """End the round; return (host, reason) by name; "" if the host passed."""
         names, self._asked = sorted(self._asked), set()
         return [(self._fleet.hosts[name], self._why_not(name)) for name in names]
 
@@ -98,7 +98,7 @@ class Checks:
             one.said(name, answer)
 
     def is_over(self, now_s: float, lost: Collection[str] = ()) -> bool:
-        """Return whether all suspects have answered or the time is up."""
+        """Return whether all suspects have answered or are lost, or the time is up."""
         return self._suspects.is_over(now_s, lost)
 
     def take_results(self, now_s: float) -> None:

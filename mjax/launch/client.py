@@ -40,8 +40,8 @@ def ask(
       reason: text for the journal.
       flags: new trainer flags.
     Raises:
-      ValueError: no launch has run in the work dir, or it has ended; no driver answers,
-        or it refuses the command. The message says why.
+      ValueError: no launch has run in the work dir, or the run has ended; no driver
+        answers, or the driver refuses the command. The message says why.
     """
     folder = work_dir / "launch"
     # Checked first, because another launch may use the port of a driver that has ended.

@@ -141,7 +141,7 @@ class Driver:
         if is_running:
             self._flags.take_up(snapshot.get("flags", self._flags.to_json()))
             self._supervisor.resume(snapshot, time.monotonic())
-        else:  # it has ended: keep only generation numbers and skips
+        else:  # the run has ended: keep only its generation number and skipped data
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
 
@@ -154,7 +154,7 @@ class Driver:
             raise ValueError(f"--history: {error}") from error
 
     def _make_pods(self, api: Api) -> Pods:
-        """Make the pods, with the state that the previous driver saved."""
+        """Return the `Pods` object, with the state that the previous driver saved."""
         pods = Pods(
             api,
             run=str(self._work_dir),
@@ -204,7 +204,7 @@ class Driver:
             exit_code = await self._watch(stop)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
-                    while self._agents:  # agents exit when they read the end
+                    while self._agents:  # agents exit when they read `Quit`
                         await asyncio.sleep(0.01)
             closed = _process_event("closed", "the driver ends")
             self._journal.record(closed, self.generation)
@@ -455,7 +455,7 @@ class Driver:
         )
 
     def _send(self, host: str, message: Message) -> None:
-        if not isinstance(message, Prepare):  # state that a new driver does not need
+        if not isinstance(message, Prepare):  # `Prepare` needs no saved state
             self._save()
         if host in self._agents:
             self._agents[host].send(message)

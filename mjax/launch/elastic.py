@@ -1,7 +1,7 @@
 """Run on fewer hosts: same global batch, same data, more microbatches.
 
 Input: the trainer's config for all hosts. Output: the numbers of hosts on which it can
-train, and the flags that differ with each. Hosts are removed from the data-parallel
+train, and the flags that each number changes. Hosts are removed from the data-parallel
 axis. A device never has more sequences in a microbatch than before, so a step takes
 more microbatches. The trainer checks all other divisibility rules, such as those of
 state shards.
@@ -88,7 +88,7 @@ def sizes(
 
 
 def _microbatches(size: int, before: int, dp: int, smaller: int) -> int | None:
-    """Return the fewest microbatches that give no device more sequences, or None."""
+    """Return the fewest microbatches no larger per device than before, or None."""
     rows = size / (dp * before)
     for number in range(before, size // smaller + 1):
         if size % (smaller * number) == 0 and size / (smaller * number) <= rows:

@@ -19,7 +19,8 @@ _SETTLE_S = 0.3
 """Seconds to wait for other ranks to end after the first one; all are then examined
 together."""
 _SIGNAL_SETTLE_S = 0.05
-"""The same if a signal ended a rank: the other ends cannot explain a signal."""
+"""Seconds to wait instead of `_SETTLE_S` if a signal ended a rank: the end of another
+rank cannot explain a signal."""
 _STARTED_S = 15.0
 """Seconds that a host has to report its ranks after the order to start them."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
@@ -81,8 +82,8 @@ def of_ranks(
       age_s: seconds since the hosts were ordered to start the generation.
       since_end_s: seconds since the first end of a rank; negative if none has ended.
       are_heard: whether every host is connected and has sent a message since the first
-        end. If a host is gone, ranks of other hosts end because of it, before it counts
-        as lost.
+        end. If a host is gone, the ranks of other hosts end before that host counts as
+        lost.
     """
     ended = {rank: state for rank, state in states.items() if state.code is not None}
     is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
@@ -102,7 +103,10 @@ def of_ranks(
 
 
 def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Failure:
-    """Find the rank whose end explains the others: by order of cause, then by time.
+    """Find the rank whose end explains the ends of all others.
+
+    Ends that may follow from another end come last; otherwise `policy.RANKING` decides,
+    and then the time.
 
     Args:
       ended: rank -> state, for ranks with an exit code; at least one.
@@ -165,9 +169,9 @@ def of_devices(
 def explained(failure: Failure, matches: Mapping[str, Sequence[Match]]) -> Failure:
     """Return the failure with a cause from the hosts' logs, if they have one.
 
-    A hardware fault explains any end except one with a known cause. Other lines count
-    only on the hosts that caused the failure, because the other ranks log errors as
-    well.
+    A failure whose cause is known is returned unchanged. A hardware fault on any host
+    explains any other failure. Other log lines count only on the hosts that caused the
+    failure, because ranks on other hosts log errors as well.
 
     Args:
       failure: failure found from exit codes or stacks.

@@ -1,9 +1,9 @@
 """The first error of a failed generation: the cause, then the ends of all ranks.
 
 Input: the events of a run. Output: the launch's diagnosis, and the ends of all ranks in
-order of time. An end that is a consequence of another end is marked, and one by which
-the launch itself ended the generation. Clocks of hosts may differ by some milliseconds,
-but a consequence takes longer.
+order of time. Two kinds of ends are marked: those that may follow from another end, and
+those of ranks that the launch killed after the failure. The clocks of hosts may differ
+by some milliseconds, but an end that follows from another one comes later than that.
 """
 
 import signal
@@ -47,7 +47,7 @@ def first_error(events: Sequence[Event], generation: int | None = None) -> Event
             "step": event["data"]["step"],
             "ended_ns": event["data"].get("ended_ns") or event["time_ns"],
             "is_consequence": policy.is_consequence(event["data"]["code"]),
-            # The launch kills the ranks that are left once it has told the failure.
+            # The launch kills the remaining ranks after it has recorded the failure.
             "is_by_launch": place > told_at
             and event["data"]["code"] == -signal.SIGKILL,
         }

@@ -40,7 +40,8 @@ class Request(msgspec.Struct, kw_only=True, frozen=True):
     arguments: list[str]
     """Arguments after the module's name."""
     environment: dict[str, str]
-    """Complete environment of the rank. (Imports have already read the server's.)"""
+    """Complete environment of the rank. Modules that read variables when imported have
+    read those of the server."""
     log: str
     """File to which the rank's output is appended."""
 
@@ -50,7 +51,7 @@ class Forked(msgspec.Struct, kw_only=True, frozen=True):
 
     pid: int = 0
     error: str = ""
-    """Why no rank was forked, after which the server ends; "" if one was forked."""
+    """Why no rank was forked; the agent then ends the server. "" on success."""
 
 
 def die_with(parent: int) -> None:
@@ -123,7 +124,7 @@ def _become(request: Request) -> None:
     os.environ.update(request.environment)
     sys.argv = [module, *request.arguments]
     importlib.reload(sys.modules[module.partition(".")[0]])  # sets the start time
-    sys.modules.pop(module, None)  # executed again, as a program
+    sys.modules.pop(module, None)  # so that it is executed again, as a program
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 

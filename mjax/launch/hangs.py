@@ -57,7 +57,8 @@ class Hangs:
         ]
 
     def _hangs(self, state: RankState, now_s: float) -> bool:
-        # A host that has been silent for longer may be lost; its state is unknown.
+        # At most one heartbeat of silence counts: a host that is silent for longer may
+        # be lost, and the progress of its ranks is unknown.
         silent_s = min(self._fleet.silent_s(state.rank, now_s), BEAT_S)
         return state.age_s + silent_s > self._liveness.limit_s(state)
 
@@ -89,9 +90,9 @@ class Hangs:
         self._answered.add(name)
 
     def is_answered(self, now_s: float) -> bool:
-        """Return whether all live hosts have answered or the time is up.
+        """Return whether all hosts with ranks have answered or are lost, or time is up.
 
-        Silent hosts count as live until they answer or are lost.
+        While a host is silent, the wait continues until the host is heard or lost.
         """
         missing = {*self._fleet.placement} - self._answered - self._fleet.lost(now_s)
         heard_s = [self._fleet.hosts[name].heard_s for name in missing]

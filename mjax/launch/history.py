@@ -36,7 +36,7 @@ class HostHistory:
         self._is_current = self._has_failed = False
 
     def note(self, event: Event) -> None:
-        """Mark the scores to be read again if the event may change them."""
+        """Mark the scores as outdated if the event may change them."""
         if event.kind in _KINDS:
             self._is_current = False
 

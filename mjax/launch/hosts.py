@@ -21,7 +21,7 @@ class HostState(enum.StrEnum):
     LOST = "lost"
     """Has been silent for too long; may return as a spare."""
     SICK = "sick"
-    """Failed its check; is checked again when the run lacks hosts."""
+    """Failed its check, or is suspected or faulty; is checked until it passes."""
     EVICTED = "evicted"
 
 
@@ -143,12 +143,12 @@ class Fleet:
         return now_s - self.hosts[self.host_of(rank)].heard_s
 
     def are_heard_since(self, since_s: float) -> bool:
-        """Return whether all hosts with ranks are connected and have reported since."""
+        """Return whether all hosts with ranks are connected and heard since a time."""
         hosts = (self.hosts[name] for name in self.placement)
         return all(host.is_connected and host.heard_s >= since_s for host in hosts)
 
     def matches(self, since_s: float) -> dict[str, list[Match]]:
-        """Return host -> matches since a time, for hosts with ranks and matches."""
+        """Return host -> matches since a time; only hosts with ranks and matches."""
         found = {}
         for name in self.placement:
             late = [one for at_s, one in self.hosts[name].matches if at_s >= since_s]
@@ -157,7 +157,7 @@ class Fleet:
         return found
 
     def lost(self, now_s: float, *, active_only: bool = True) -> set[str]:
-        """Return the hosts that have been silent for too long."""
+        """Return hosts silent for too long; by default only hosts with ranks."""
         names = self.placement if active_only else self.hosts.keys()
         return {name for name in names if self.is_lost(name, now_s)}
 
@@ -192,7 +192,7 @@ class Fleet:
         )
 
     def num_spares(self, now_s: float) -> int:
-        """Return the number of hosts that could replace others."""
+        """Return the number of spares that can have ranks now."""
         return sum(host.state is HostState.SPARE for host in self.ready(now_s))
 
     def place(self, ready: Sequence[Host], size: int) -> None:

@@ -76,9 +76,9 @@ class Journal:
         try:
             self._base = sqlite3.connect(self.path, isolation_level=None)
             self._base.execute("pragma journal_mode=wal")
-            # A commit survives the death of the process. To survive that of the
-            # machine, which ends the run anyway, each commit would have to wait for the
-            # disk.
+            # A commit survives the death of the process. To survive a crash of the
+            # machine, each commit would have to wait for the disk; such a crash ends
+            # the run anyway.
             self._base.execute("pragma synchronous=normal")
             self._base.executescript(_TABLES)
         except sqlite3.DatabaseError as error:
@@ -149,7 +149,7 @@ def read_events(work_dir: Path) -> list[Mapping[str, Any]]:
 
 
 def read_ending(work_dir: Path) -> Ending | None:
-    """Return how a run ended; None if it has not, even if it has no driver now.
+    """Return how a run ended; None if it has not ended, even if it has no driver now.
 
     Raises:
       ValueError: there is no journal, or the journal cannot be read.

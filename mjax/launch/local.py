@@ -25,7 +25,7 @@ from mjax.processes.lock import driving
 
 _POLL_S = 0.1
 _FOLLOW_S = 0.25
-"""Seconds between reads of rank 0's output, which are most of an idle launch's work."""
+"""Seconds between reads of rank 0's output, the main work of an idle launch."""
 _RESPAWN_S = 1.0
 _PARTING_S = 5.0
 LOOPBACK = "127.0.0.1"
@@ -102,7 +102,7 @@ class AgentsOfRun(Protocol):
         ...
 
     async def end(self) -> None:
-        """Wait for a limited time until the agents end, then kill the others."""
+        """Wait for a limited time until all agents end; kill those that still run."""
         ...
 
 
@@ -159,7 +159,7 @@ class Agents:
             await asyncio.sleep(_RESPAWN_S)
 
     async def end(self) -> None:
-        """Wait for a limited time until the agents end, then kill the others."""
+        """Wait for a limited time until all agents end; kill those that still run."""
         for _ in range(int(_PARTING_S / _POLL_S)):
             if not any(self._runs(name) for name in self._names):
                 return

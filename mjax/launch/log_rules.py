@@ -2,12 +2,12 @@
 
 Input: the logs of the ranks of a host, and the kernel's log (/dev/kmsg). Output: lines
 that match a rule, with the name of the rule. A match never ends a run. If a rank ends
-or hangs, the matches on its host in this generation may explain this
+or hangs, matches in the logs of this generation may explain why
 (`failures.explained`).
 
 The table of `mjax.health.kernel_rules` lists the kernel lines that mean a fault, with
 sources. Corrected errors, Xids caused by programs, and transient faults do not explain
-a failure. `RULES` match error texts of CUDA, NCCL and JAX.
+a failure. `RULES` match error texts of CUDA, NCCL, JAX and file systems.
 """
 
 import contextlib
@@ -26,8 +26,8 @@ KERNEL_LOG = Path("/dev/kmsg")
 _MOST_BYTES = 2**20
 """Maximum number of bytes of a log read at a time; older unread bytes are skipped."""
 _MOST_LINES = 3
-"""Maximum number of matches reported per rule and log, because a broken host repeats
-lines."""
+"""Maximum number of matches reported per rule and log, because a broken host logs the
+same line again and again."""
 _SHOWN_CHARS = 400
 _RECORD_BYTES = 8192  # maximum size; each read of the kernel's log returns one record
 
@@ -40,8 +40,8 @@ class Rule:
     pattern: str
     """Regular expression to search for in a line."""
     cause: Cause | None
-    """Cause of a failure of this host that the line explains; None: it explains none,
-    and is only reported."""
+    """Cause of a failure on the host that wrote the line; None if the line explains no
+    failure and is only reported."""
 
 
 RULES = (
@@ -83,8 +83,8 @@ _OF_CHECK = {
     "kernel.machine_check": "machine check",
     "kernel.memory_errors": "machine check",
 }
-"""Check that reads the kernel's log -> rule name. Lines of other checks, such as the
-one for slow disks, do not explain the end of a rank."""
+"""Name of a health check of the kernel's log -> rule name. Lines of other checks, such
+as the check for slow disks, do not explain the end of a rank."""
 CAUSES = {rule.name: rule.cause for rule in RULES} | {
     XID: Cause.GPU_FAULT,
     XID_OF_A_PROGRAM: None,

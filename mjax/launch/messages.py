@@ -98,7 +98,8 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
     spent_s: list[float] = msgspec.field(default_factory=lambda: [0.0] * len(Phase))
     """Seconds in each `Phase` since the rank's start was requested."""
     first_step_s: float | None = None
-    """Seconds from that start request to the end of the first step; None until then."""
+    """Seconds from the rank's start request to the end of its first step; None until
+    then."""
     last_lines: str = ""
     """Last lines of the rank's log, once it has ended."""
     last_words: LastWords | None = None
@@ -108,7 +109,7 @@ class RankState(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Match(msgspec.Struct, kw_only=True, frozen=True):
-    """A line of a log that matches one of `log_rules.RULES`."""
+    """A line of a rank's or the kernel's log that matches a rule of `log_rules`."""
 
     rule: str
     line: str

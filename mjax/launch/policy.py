@@ -93,7 +93,7 @@ EXIT_CODES = {
     Cause.CORRUPTED: 93,
     Cause.SUSPECTED: 93,
 }
-"""Cause -> exit code of `python -m mjax.train`, and of a launch that ends for it."""
+"""Cause -> exit code of `python -m mjax.train`, and of a launch with this cause."""
 OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT, Cause.CORRUPTED)
 """Causes after which a host may train again only if it passes a test under load."""
 _KILLED_IN_A_SHELL = 128 + signal.SIGKILL  # containers also report this
@@ -116,7 +116,7 @@ RANKING = (
     Cause.PREEMPTED,
     Cause.DONE,
 )
-"""Order of the causes of simultaneous ends: each cause explains those after it."""
+"""Order of the causes of simultaneous ends: each cause explains the causes after it."""
 
 
 def cause_of(

@@ -58,7 +58,7 @@ class Adopted:
 
 
 class NotYet:
-    """A process that cannot be forked before a fork server has done its imports."""
+    """Placeholder for a rank's process until `Starter.start` has started it."""
 
     pid = 0
 
@@ -250,7 +250,7 @@ class Starter:
             environment={**environment},
             log=str(log.absolute()),
         )
-        for _ in range(2):  # replace a server once if it has ended or is outdated
+        for _ in range(2):  # if the server has ended or is outdated, replace it once
             if self._server is None:
                 self._server = _Server(self._module)
             try:
@@ -333,13 +333,13 @@ def log_path(folder: Path, rank: int) -> Path:
 
 
 def rotate(log: Path, limit_bytes: int) -> None:
-    """Copy a log that is too long to `<log>.1`, and empty it while it is in use.
+    """If a log exceeds the limit, copy it to `<log>.1` and empty it while it is in use.
 
     Output written during the rotation is lost.
 
     Args:
       log: file to which a process appends.
-      limit_bytes: maximum size of the log, and of the old part.
+      limit_bytes: size at which the log is copied.
     """
     try:
         if log.stat().st_size <= limit_bytes:

@@ -78,7 +78,7 @@ def judge(
       places: rank -> progress, for all ranks.
       stacks: rank -> frames, for the ranks that answered.
       stopped: ranks whose processes are stopped (SIGSTOP, a debugger).
-      mute: ranks whose stacks lack LOCK_ANSWER.
+      mute: ranks whose stacks lack LOCK_ANSWER, so their interpreter lock is held.
     """
     if stopped and len(stopped) < len(places):
         return Verdict(ranks=tuple(sorted(stopped)), reason="stopped by a signal")

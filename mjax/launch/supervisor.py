@@ -162,7 +162,7 @@ class Supervisor:
         return f"{host.name} joined; it is {'a spare' if is_spare else host.state}"
 
     def waits_for_place(self, host: Host) -> bool:
-        """Return whether it is not yet decided if a host trains or is a spare."""
+        """Return whether the next placement decides if a host trains or is a spare."""
         return host.state is HostState.SPARE and self.state is State.GATHERING
 
     def progress_text(self) -> str:
@@ -416,7 +416,7 @@ class Supervisor:
                     self._enter(State.GATHERING, now_s)
 
     def _gather(self, now_s: float) -> None:
-        """Place the ranks if there are enough hosts; previous hosts keep theirs."""
+        """Place ranks if there are enough hosts; hosts that stay keep their ranks."""
         ready = self._fleet.ready(now_s)
         waited_s, limits = now_s - self._since_s, self.config.restart
         patience_s = limits.shrink_s if self.generation else limits.wait_s
@@ -453,7 +453,7 @@ class Supervisor:
             self._fail(Failure(cause=Cause.FAILED, text=text, hosts=(first,)), now_s)
 
     def _grow(self, now_s: float) -> None:
-        """If a run on fewer hosts can use new ones, make its ranks save and end."""
+        """If a run on fewer hosts can use more, make its ranks save and end."""
         if len(self.placement) >= self.config.hosts or self._is_growing:
             return
         size = self._sizes.best(len(self._fleet.ready(now_s)), waits=False) or 0
@@ -498,7 +498,7 @@ class Supervisor:
         self._grow(now_s)
 
     def _has_lost(self, now_s: float) -> bool:
-        """End the generation if a host with ranks is lost; return whether one is."""
+        """End the generation if a host with ranks is lost; return whether it did so."""
         lost = self._fleet.lost(now_s)
         if lost:
             limit_s = self.config.restart.lost_s
@@ -527,8 +527,8 @@ class Supervisor:
         if failure.cause is not Cause.DONE:
             text, severity = f"{failure.cause}: {failure.text}", "error"
             if failure.cause is Cause.PREEMPTED:
-                # Nothing failed. Unless all ranks were told to save, somebody else
-                # stopped them, which the user may not expect.
+                # Nothing failed. If this driver did not tell the ranks to save, they
+                # were stopped from outside, which the user may not expect.
                 is_ordered = math.isfinite(self._stop_by_s)
                 severity = "info" if is_ordered else "warning"
                 text += "" if is_ordered else ", after a signal from outside"

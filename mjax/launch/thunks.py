@@ -49,7 +49,7 @@ class Reader:
         queue."""
 
     def feed(self, line: str) -> None:
-        """Process a line of the log; most are ignored."""
+        """Process a line of the log; lines that are not XLA's report are ignored."""
         found = _LINE.match(line)
         if found is None:
             return
@@ -111,11 +111,11 @@ def behind(devices: Mapping[int, Sequence[DeviceProgress]]) -> tuple[int, ...]:
     """Return the ranks that block the others, ascending; empty if none differ.
 
     Within one program, a device that waits in a collective has done more operations
-    than one that never arrived. With more than two ranks, the result is empty if at
-    least half of them are behind: they may be waiting inside the collective that the
-    others have already left, so it is unclear who blocks. It is also empty if devices
-    are in different programs (a step, or the gather before it), because their numbers
-    of operations cannot be compared.
+    than a device that has not reached it. With more than two ranks, the result is empty
+    if at least half of them are behind: they may wait inside a collective that the
+    others have left, so it is unclear who blocks. It is also empty if devices are in
+    different programs (a step, or the gather before it), because their numbers of
+    operations cannot be compared.
 
     Args:
       devices: rank -> progress of its devices, for all ranks with a report of XLA; at

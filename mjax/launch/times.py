@@ -45,7 +45,8 @@ class Times:
           now_s: current time.
         """
         for rank, state in states.items():
-            if rank not in self._asked_s:  # the rank's age on its own clock
+            # The sum of `spent_s` is the rank's age by the clock of its host.
+            if rank not in self._asked_s:
                 self._asked_s[rank] = now_s - sum(state.spent_s)
         rank = min(states, default=None)
         if rank is not None and (self._lowest is None or rank <= self._lowest[0].rank):

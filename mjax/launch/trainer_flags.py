@@ -1,8 +1,8 @@
-"""The trainer's flags of each generation: those of the launch, then as updated.
+"""The trainer's flags of each generation: the launch's flags, with later updates.
 
 Input: the flags of the launch, and later changes by a user. Output: the flags of the
-next generation. If the trainer refuses an update at its first start, the update is
-undone.
+next generation. If the trainer refuses updated flags at its first start with them, the
+update is undone.
 """
 
 from collections.abc import Mapping, Sequence
