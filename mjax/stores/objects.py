@@ -45,7 +45,7 @@ ABSENT = Absent.ABSENT
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Version:
-    """Identifies the content of an object; different contents differ in version."""
+    """Identifies the content of an object; a change of content changes the version."""
 
     etag: str | None
     generation: str | None
@@ -197,7 +197,7 @@ class ObjectStore(abc.ABC):
         for first in range(start, found.num_bytes, chunk_bytes):
             last = min(first + chunk_bytes, found.num_bytes)
             chunk = self.read(name, first, last, version=found.version)
-            if len(chunk) != last - first:  # of the right version
+            if len(chunk) != last - first:  # `read` has checked only the version
                 raise UnavailableError(
                     f"cannot read {self.url}/{name}: the store sent {len(chunk)} bytes "
                     f"for bytes {first} to {last} of {found.num_bytes}"

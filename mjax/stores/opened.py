@@ -85,7 +85,7 @@ def open_store(
 
     Args:
       address: the URL.
-      flag: flag that gave it, for messages.
+      flag: flag that gave the URL, for messages.
       patience_s: seconds for which a request is repeated before UnavailableError.
     Raises:
       ValueError: obstore is not installed, or a setting in the environment is wrong.
@@ -264,7 +264,7 @@ def _is_of_credentials(text: str) -> bool:
 
 
 def _reason(text: str) -> str:
-    """Return an error text of obstore without its end, the cause in debug format."""
+    """Return obstore's error text without its end, which is the cause in debug form."""
     if found := _XML_REASON.search(text):
         return f"{found[1]} ({found[2]})"
     return text.partition("\n")[0].partition(" - ")[2] or text.partition("\n")[0]
