@@ -336,7 +336,7 @@ class Recovery:
             put_aside.append(f"the copies of step {offer.step} on the hosts: {why}")
             return None
         lost = sorted({*range(self._agreement.num)} - holders)
-        peers = f"; processes {lost} had none and got their peers'" if lost else ""
+        peers = f"; processes {lost} had no copy and received one" if lost else ""
         return Restored(
             step=offer.step,
             state=placing.place(found.host, wanted, holders),

@@ -34,7 +34,7 @@ class LimitsConfig:
     sample_s: float = 600.0
     """Limit to generate the sample at the end."""
     exit_s: float = 60.0
-    """Limit to exit; the other ranks have as long after the first one has ended."""
+    """Limit to exit; also the time that other ranks have to end after the first."""
 
     def __post_init__(self) -> None:
         _check_positive(self, "limits")
@@ -66,8 +66,8 @@ class RestartConfig:
     stop_s: float = 120.0
     """Seconds that ranks have to save and exit after SIGTERM."""
     rollback_saves: int = 1
-    """Number of saves to go back when the run diverges. If it diverges again before it
-    gets further, it goes back as many saves more."""
+    """Number of saves to go back when the run diverges; twice, three times as many if
+    it diverges again before it has passed the step of the earlier divergence."""
     max_rollbacks: int = 3
     """Number of times that a diverged run goes back; after these it gives up."""
     warm: bool = True

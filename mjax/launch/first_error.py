@@ -70,7 +70,7 @@ def describe(found: Event) -> str:
     lines = [f"generation {found['generation']}: {found['text']}"]
     for end in found["ends"]:
         after_s = (end["ended_ns"] - found["ends"][0]["ended_ns"]) / 1e9
-        follows = ", which follows from another" if end["is_consequence"] else ""
+        follows = ", which may follow from another end" if end["is_consequence"] else ""
         if end["is_by_launch"]:
             follows = ": the launch killed it after the failure"
         code = failures.describe_code(end["code"])

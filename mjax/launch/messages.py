@@ -308,6 +308,6 @@ def version_problem(version: int) -> str | None:
     if VERSION - 1 <= version <= VERSION:
         return None
     return (
-        f"protocol version {version}; this one speaks {VERSION} and reads "
-        f"{VERSION - 1}; install the same version of mjax on all hosts"
+        f"protocol version {version} is not supported, only {VERSION - 1} and "
+        f"{VERSION}; install the same version of mjax on all hosts"
     )

@@ -60,10 +60,9 @@ def _zero_line(config: TrainConfig, sizes: AxisSizes) -> str:
             what = f"weights are gathered layer by layer in the first tick and {what}"
     else:
         what = "weights are gathered and gradients" if gathers else "gradients are"
-        what += (
-            " reduced in pieces while the stages compute; the first virtual stage's "
-        )
-        what += "in the first tick and in the last" if gathers else "in the last tick"
+        what += " reduced in pieces while the stages compute; the first virtual stage "
+        what += "gathers in the first tick and " if gathers else ""
+        what += "reduces in the last tick"
     return f"over dp {sizes.dp}, ZeRO {config.zero}: {what}"
 
 

@@ -38,10 +38,10 @@ def test_the_ends_are_told_in_their_order_with_what_follows():
     assert describe(found).splitlines() == [
         "generation 1: crashed: rank 1",
         "  +0.000 s  rank 1 on host-1 ended with SIGSEGV after step 7",
-        "  +0.250 s  rank 0 on host-0 ended with SIGABRT after step 7, which follows "
-        "from another",
-        "  +0.500 s  rank 2 on host-2 ended with code 1 after step 7, which follows "
-        "from another",
+        "  +0.250 s  rank 0 on host-0 ended with SIGABRT after step 7, which may "
+        "follow from another end",
+        "  +0.500 s  rank 2 on host-2 ended with code 1 after step 7, which may "
+        "follow from another end",
     ]
 
 
@@ -53,8 +53,8 @@ def test_a_rank_that_the_launch_killed_is_told_apart_from_one_that_was_killed():
         "  +0.000 s  rank 0 on host-0 ended with SIGKILL after step 7",
         "  +0.250 s  rank 1 on host-1 ended with SIGKILL after step 7: the launch "
         "killed it after the failure",
-        "  +0.500 s  rank 2 on host-2 ended with code 1 after step 7, which follows "
-        "from another",
+        "  +0.500 s  rank 2 on host-2 ended with code 1 after step 7, which may "
+        "follow from another end",
     ]
 
 

@@ -413,7 +413,7 @@ def test_another_protocol_is_refused_with_both_versions(tmp_path, capsys, monkey
     launch.wait_for(lambda: len(launch.rows()) >= 4)
     monkeypatch.setattr(messages, "VERSION", VERSION + 1)
     assert command.main(["stop", "--work-dir", str(tmp_path / "run")]) == 2
-    assert f"protocol version {VERSION + 1}; this one" in capsys.readouterr().err
+    assert f"protocol version {VERSION + 1} is not supported" in capsys.readouterr().err
     assert launch.end() == 0
 
 

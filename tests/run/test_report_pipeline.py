@@ -56,8 +56,8 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
         "device of stages 0 to 3, at most 4.0 MiB; in fact 4.8 MiB from each, because "
         "the whole ring sends in all 19 ticks",
         "over dp 2, ZeRO 2: weights are gathered and gradients reduced in pieces while "
-        "the stages compute; the first virtual stage's in the first tick and in the "
-        "last",
+        "the stages compute; the first virtual stage gathers in the first tick and "
+        "reduces in the last tick",
     ]
 
 
@@ -102,7 +102,7 @@ def test_every_number_of_an_interleaved_pipeline_is_said():
             PipelineConfig(chunks=2),
             {"dp_replicate": 2},
             "over dp 2, ZeRO 2: gradients are reduced in pieces while the stages "
-            "compute; the first virtual stage's in the last tick",
+            "compute; the first virtual stage reduces in the last tick",
         ),
         (
             PipelineConfig(schedule="gpipe", stash="input", uneven_layers=True),

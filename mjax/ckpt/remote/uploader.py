@@ -327,7 +327,10 @@ class Uploader:
         own = self._send(step, manifest.save_id)
         files = self._merged(step, manifest.save_id, own)
         if lacking := sorted({*expected} - {*files}):
-            raise OSError(f"{lacking[0]} of step {step} is not seen by its process")
+            raise OSError(
+                f"{lacking[0]} of step {step} is not visible to the process that must "
+                "upload it"
+            )
         commit = Commit(
             step=step,
             save_id=manifest.save_id,
