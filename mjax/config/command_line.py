@@ -52,7 +52,8 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
     are made absolute.
     """
     fields = dataclasses.asdict(command) | flattened(json.loads(to_json(config)))
-    # Hosts may have these files in different folders; their values are compared.
+    # Hosts may keep the files of --recipe and --config in different folders, so their
+    # settings are compared, not their paths.
     fields["recipe"] = own_recipe.short_name(command.recipe)
     for name in ("config", "verbose", *_OF_ONE_PROCESS):
         del fields[name]
@@ -105,7 +106,7 @@ def _differing(config: Any, base: Any, prefix: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nothing:
-    """A program without flags of its own."""
+    """Flags of a program that has none of its own."""
 
 
 _TRAIN_EXAMPLES = (
@@ -197,10 +198,10 @@ def parse_with[Own](
 
 
 def _tell_lacking(settings: Mapping[str, files.Setting], path: str | None) -> None:
-    """Report the fields that an almost complete config file lacks.
+    """Report the missing fields of a config file that has most of the fields.
 
-    Such a file comes from an older run. Fields added since then have the values of
-    the recipe.
+    Such a file usually comes from an older run. Fields added since then have the values
+    of the recipe.
     """
     names = [flag.name for flag in flags.flags_of(TrainConfig)]
     lacking = [name for name in names if name not in settings]
@@ -266,7 +267,7 @@ def _made(recipe: str, recipes: Mapping[str, Callable[[], TrainConfig]]) -> Trai
 def _with_lines(
     message: str, argv: Sequence[str], settings: Mapping[str, files.Setting]
 ) -> str:
-    """Return a message with the lines of the config file that set the flags in it."""
+    """Add to a message the lines of the config file that set the flags it names."""
     named = [
         f"{flag} is given in line {settings[flag].line}"
         for flag in dict.fromkeys(files.names_in(settings, message))

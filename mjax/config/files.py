@@ -35,7 +35,7 @@ Keys = tuple[str, ...]
 
 
 class _PlacedError(Exception):
-    """An error whose message begins with the line."""
+    """An error whose message begins with the line number."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ def _text(path: Path) -> str:
 
 
 def _placed(error: ValueError) -> str:
-    """Return a parser's message, with the line in front."""
+    """Return a parser's message, in JSON with its line and column in front."""
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}, column {error.colno}: {error.msg}"
     return str(error)
@@ -273,7 +273,7 @@ def _leaves(values: Mapping[str, Any], above: Keys) -> Iterator[tuple[Keys, Any]
 
 
 def _toml_lines(text: str) -> dict[Keys, int]:
-    """Return the lines of the keys; skip the lines of multi-line strings."""
+    """Return the line number of each key; skip the lines of multi-line strings."""
     found: dict[Keys, int] = {}
     table: Keys = ()
     is_inside = False

@@ -26,8 +26,8 @@ _MAX_KEPT = 2
 """Maximum number of values per field that solve the current problem but cause another
 one; a further flag is tried with each."""
 _MAX_NODES = 16
-"""Maximum number of changes to which a further flag is added; this bounds the search
-time."""
+"""Maximum number of changes to which each round of the search adds a flag; this bounds
+the search time."""
 
 Change = dict[str, Any]
 """Fields that a fix sets, by flag name, and their values."""
@@ -228,7 +228,7 @@ def _values(
 
 
 def _device_counts(asked: tuple[int, ...], devices: Devices) -> list[int]:
-    """List the values of the flag with which the product of the axes is right."""
+    """List the values of `devices.flag` at which the axes use exactly all devices."""
     fixed = math.prod(size for size in asked if size != -1)
     step = math.lcm(fixed, devices.per_flag) // devices.per_flag
     if -1 in asked:

@@ -44,7 +44,7 @@ class OptimConfig:
     skip_spike_factor: float | None = None
     """Skip a step whose gradient norm exceeds this factor times its running mean."""
     spike_mean_decay: float = 0.98
-    """Decay of that running mean, per accepted step."""
+    """Decay rate of the running mean of gradient norms, per accepted step."""
     spike_warmup_steps: int = 20
     """Number of accepted steps before spikes are detected."""
     max_consecutive_skips: int = 20
@@ -53,7 +53,7 @@ class OptimConfig:
     """Memory of the moments between updates: device, or pinned host memory."""
 
     def __post_init__(self) -> None:
-        """Check each field alone; `check_schedule` checks them against the steps.
+        """Check each field alone; `check_schedule` checks them against `--steps`.
 
         Raises:
           ValueError: a field is out of range.

@@ -11,8 +11,8 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Values of --track, besides FILE.py:NAME."""
 
 _LEAST_BEAT_S = 0.1
-"""Minimum of --observe.beat-s. The value was picked by judgement: more heartbeats would
-slow the steps down."""
+"""Minimum of --observe.beat-s. The value was picked by judgement: more frequent
+heartbeats would slow the steps down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ class ProfileConfig:
 
     @property
     def series(self) -> tuple[int, int] | None:
-        """The first step of the series and the one after its last, or None.
+        """The first step of `steps` and the step after the last one, or None.
 
         Raises:
           ValueError: `steps` is not of the form A:B.

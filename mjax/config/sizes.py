@@ -139,7 +139,7 @@ def smaller(config: TrainConfig, sizes: AxisSizes) -> Iterator[tuple[str, TrainC
 
 
 def _less_kept(remat: Remat) -> tuple[Remat, ...]:
-    """Return the remat policies that keep less on the device, the one with most first.
+    """Return the remat policies that keep less on the device, in decreasing order.
 
     `attention` is left out: with a fused backend it keeps as much as `none`.
     """

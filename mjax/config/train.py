@@ -340,6 +340,3 @@ def flattened(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         else:
             flat[prefix + name] = value
     return flat
-
-
-# ------------------------------------------------------------------------------- flags

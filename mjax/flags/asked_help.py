@@ -30,7 +30,7 @@ def text(
     """Return the help.
 
     Args:
-      flags: all of them.
+      flags: all flags of the program.
       titles: titles by group name; an empty title shows the name alone.
       groups: names of the groups to show; empty shows all.
       prog: the command as typed.

@@ -83,7 +83,7 @@ def _parsed(word: str, kind: type) -> Any:
 
 
 def _refusal(word: str, kinds: Sequence[Any], choices: list[str], flag: str) -> str:
-    """Return the error for a word that is not a value, with valid ones."""
+    """Return the error for a word that is not a valid value, with valid values."""
     absent = ["None"] if types.NoneType in kinds else []
     if choices:
         return (

@@ -64,7 +64,7 @@ class Flag:
 
     @property
     def group(self) -> str:
-        """The config of the field; empty for flags of the command itself."""
+        """Name of the nested config, such as mesh; empty for a flag outside of one."""
         return self.path[0] if len(self.path) > 1 else ""
 
     @property

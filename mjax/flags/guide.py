@@ -14,10 +14,10 @@ class Guide:
     description: str = ""
     """Description above the flags in the help."""
     commands: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Commands with one-line descriptions, if the program also runs without one."""
+    """Commands with one-line descriptions, of a program that also runs without any."""
     examples: Sequence[str] = ()
     """Example commands in the help."""
     meanings: Meanings = dataclasses.field(default_factory=dict)
     """Names of flags in other programs."""
     path: str = ""
-    """What to do with a path that no flag is before, with {path} for it."""
+    """Advice for a path without a flag before it; {path} stands for the path."""

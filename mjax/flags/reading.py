@@ -301,7 +301,7 @@ class _Words:
         return word == "--" or slips.is_flag(word) or self._is_slip(word)
 
     def _is_slip(self, word: str) -> bool:
-        """Return whether a word is a flag: also -x, and other dashes of known flags."""
+        """Return whether a word is -x, or a known flag with a wrong dash."""
         if word.startswith("-"):
             return slips.is_slip(word)
         return slips.is_slip_of(word, self._names)

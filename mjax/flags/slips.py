@@ -142,7 +142,7 @@ def is_slip(word: str) -> bool:
 
 
 def is_slip_of(word: str, known: Collection[str]) -> bool:
-    """Return whether a word is one of the flags except for its dashes."""
+    """Return whether a word is a known flag with wrong dashes."""
     name = _SLIP.sub("", word, count=1).partition("=")[0]
     return is_slip(word) and f"--{normal(name)}" in known
 
@@ -155,7 +155,7 @@ def _named(name: str, known: Iterable[str], meanings: Meanings) -> str:
 
 
 def _slip(flag: str, known: Collection[str]) -> str | None:
-    """Return a misprinted flag corrected: a joined value, or a no- prefix; or None."""
+    """Correct a joined value, a misplaced no- or capital letters; None otherwise."""
     match = re.fullmatch(r"(--.*?[^\W\d])[:-]?(\d[\w.]*)", flag)
     if match and match[1] in known:
         return f"{match[1]} {match[2]}"
