@@ -72,8 +72,8 @@ def choose_thresholds(
       reduce_itemsize: bytes of a reduced entry.
       level: ZeRO level.
       shards: number of devices over which state is sharded.
-      shards_per_node: number of devices in the first stage of a reduce-scatter; all
-        shards if it has one stage.
+      shards_per_node: number of devices in the first step of a reduce-scatter; all
+        shards if it has one step.
       is_pipeline: whether weights are joined and gathered in pieces.
     Returns:
       The thresholds. An all-reduce carries whole gradients at levels 0 and 1, and one

@@ -45,8 +45,8 @@ def build_mesh(
       A mesh of axes `AXES`, each of type Auto.
     Raises:
       ValueError: the number of devices is not the product of the sizes, a
-        tensor-parallel group spans hosts, or dp_shard is not the shards of one host.
-        Simulated devices share one host; for them any dp_node is accepted.
+        tensor-parallel group spans hosts, or dp_shard is not the number of shards on a
+        host. Simulated devices share one host; for them any dp_node is accepted.
     """
     devices = jax.devices() if devices is None else devices
     if len(devices) != sizes.num_devices:

@@ -114,7 +114,7 @@ def _send_by(x: jax.Array, distance: int) -> jax.Array:
 
 @jax.custom_vjp
 def to_natural(x: Shaped[Array, "n B s F"]) -> Shaped[Array, "B T F"]:
-    """Join shards in relative order to a sequence; n = 1 is a sequence already."""
+    """Join n shards in relative order into a sequence; one shard is the sequence."""
     num_shards, batch, length, width = x.shape
     if num_shards > 1:
         x = _roll(x, -lax.axis_index(TP))
@@ -159,7 +159,7 @@ def sequence_offset(local_len: int) -> Shaped[Array, ""]:
 
 
 def sum_over_vocab(x: Shaped[Array, "*dims"]) -> Shaped[Array, "*dims"]:
-    """Sum over the vocabulary shards; equal on (and, if tp > 1, invariant over) tp."""
+    """Sum over the vocabulary shards; if tp > 1, the result is invariant over tp."""
     return x if lax.axis_size(TP) == 1 else lax.psum(x, TP)
 
 
@@ -251,7 +251,7 @@ def gather_vocab(x: Shaped[Array, "*dims v"]) -> Shaped[Array, "*dims V"]:
 
 
 def settle[Tree](tree: Tree, *, over_dp: bool = True) -> Tree:
-    """Remove mesh axes over which values are equal from their types.
+    """Remove from the types of arrays the mesh axes over which they are equal.
 
     The values are equal over tp and pp, and also over dp if `over_dp`, but their types
     vary over these axes. Use this for small arrays: it computes a maximum over the

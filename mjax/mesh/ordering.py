@@ -47,7 +47,7 @@ _INLINED = {
 """Primitive that XLA inlines -> name of the parameter that holds its jaxpr."""
 
 _tie = core.Primitive("tie")
-"""Return the first operand, unchanged, once the others are ready."""
+"""Return the first operand, unchanged, once the other operands are ready."""
 _tie.def_abstract_eval(lambda x, *after: x)
 
 _reduced_alone = core.Primitive("reduced_alone")
@@ -246,7 +246,7 @@ def _result_of(eqn: core.JaxprEqn) -> int:
 
 
 def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
-    """Return result index -> operand index, for what a loop returns unchanged."""
+    """Return result index -> operand index, for carry that a loop does not change."""
     body = _body(eqn)
     if body is None:
         return {}
@@ -289,7 +289,7 @@ def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
 
     This is the smallest float array, or the smallest of other dtypes if there is no
     float array. XLA may evaluate operations on other dtypes at compile time, which
-    would remove the dependence; it never evaluates those on floats. PRNG keys and empty
+    would remove the dependence, but never operations on floats. PRNG keys and empty
     arrays come last.
     """
 

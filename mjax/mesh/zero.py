@@ -35,8 +35,8 @@ are.
 Source: Rajbhandari et al. 2020, arXiv:1910.02054. Differs: their level 1
 reduce-scatters too. Here it all-reduces, so the gradients of levels 1 and 2 differ.
 
-Functions here run per device inside shard_map. Their arguments vary over all axes; the
-result of a reduction no longer varies over the reduced axis.
+Functions here run per device inside shard_map. Their arguments vary over all axes; a
+completely reduced gradient varies only over the axes in its spec.
 """
 
 from collections.abc import Sequence
@@ -170,7 +170,7 @@ def reduce_over(axes: Sequence[str], grads: Any, specs: Any) -> Any:
 
 
 def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) -> Any:
-    """Sum gradients over every axis that their parameter is not split over.
+    """Sum gradients over `SHARDS` and all axes that do not split their parameter.
 
     Args:
       grads: tree of gradients of gathered parameters.
@@ -188,7 +188,7 @@ def own_parts(grads: Any, specs: Any) -> Any:
     """Keep this device's parts over `SHARDS` of reduced gradients.
 
     Args:
-      grads: tree of gradients, whole over `SHARDS` and the same on all of them.
+      grads: tree of complete gradients, equal on all devices of `SHARDS`.
       specs: PartitionSpecs of the stored parameters.
     """
 

@@ -9,9 +9,9 @@ one are reduced. The other virtual stages are sent in pieces, at most P per virt
 stage, while the stage computes. Embedding and head are sent whole; `pipeline.run` says
 when.
 
-Pieces are equal slices of each weight along a dim that is not sharded. A weight without
-such a dim (a norm's scale) is gathered before the first tick and reduced after the
-last, for all virtual stages together.
+Pieces are equal slices of each weight along a dim that is not split over dp_shard. A
+weight without such a dim (a norm's scale) is gathered before the first tick and reduced
+after the last, for all virtual stages together.
 
 Source: Jiang et al. 2024 (MegaScale), arXiv:2402.15627, section 3.2 and figure 4: the
 gather of the next chunk is prefetched, the reduce-scatter of the finished one deferred.
@@ -54,7 +54,7 @@ class Pieces:
     """v, virtual stages per stage."""
     split: bool
     """Whether to communicate in pieces. If False, everything is gathered before the
-    first tick and reduced after the last one; use it if dp has size 1."""
+    first tick and reduced after the last one; use False if dp has size 1."""
     specs: Weights
     """PartitionSpec of each stored leaf; leaves of the blocks are [slots, ...]."""
     level: int
@@ -66,7 +66,7 @@ class Pieces:
 
     @property
     def num_ticks(self) -> int:
-        """Number of first ticks that gather pieces, and of last ticks that reduce."""
+        """Ticks that gather pieces at the start; as many reduce pieces at the end."""
         return (self.num_chunks - 1) * self.num_stages if self.split else 0
 
     def gather_whole(
@@ -84,7 +84,7 @@ class Pieces:
         return zero.gather(stored, specs, self.compute_dtype, gathered)
 
     def reduce_whole(self, grads: PyTree, specs: PyTree) -> PyTree:
-        """Reduce gradients at once, each over the axes that do not split its weight.
+        """Reduce gradients at once, as `zero.reduce_gradients`.
 
         Args:
           grads: this device's gradients of gathered weights.
@@ -160,7 +160,9 @@ class Pieces:
         return Chunks(joined, rest), tuple(layers)
 
     def gather(self, stored: PyTree, copy: PyTree, tick: Int[Array, ""]) -> PyTree:
-        """Gather this tick's piece; virtual stage c has the P ticks before tick c P.
+        """Gather this tick's piece.
+
+        The pieces of virtual stage c are gathered in the P ticks before tick c P.
 
         Args:
           stored: this device's parts, leaves [v, n, ...].
@@ -204,8 +206,8 @@ class Pieces:
         """Reduce the first virtual stage and weights without pieces; join all parts.
 
         Args:
-          grads: this device's gradients, leaves [v, n, ...]. `totals` has the gradients
-            of the first virtual stage's joined weights instead; None if v = 1.
+          grads: this device's gradients, leaves [v, n, ...], without those in `totals`;
+            `grads.joined` is None if v = 1.
           totals: gradients of the joined weights of the first virtual stage, by layer;
             with `split` each layer is reduced separately.
           parts: results of `reduce`, stacked over the ticks.
@@ -274,7 +276,7 @@ class Pieces:
             yield x, spec, self._cut(x, spec)
 
     def _cut(self, x: Array, spec: PartitionSpec) -> "_Cut | None":
-        """Split along the unsharded dim with the most pieces, up to P; None if none."""
+        """Choose the dim with the most pieces, at most P; None: the weight is whole."""
         if self.num_ticks == 0:
             return None
         sizes = x.shape[1:]

@@ -374,12 +374,12 @@ class Execution:
             carry.forward_layers,
         )
         # Without the barrier XLA overlaps the transfers of x over tp with this
-        # selection. The first matmul then waits for one of them and overlaps none.
+        # selection. The first matmul then waits for a transfer and overlaps none.
         x, layers = lax.optimization_barrier((carry.x, layers))
         return carry._replace(x=x, forward_layers=layers)
 
     def _exchange_backward(self, carry: Carry, row: Row) -> Carry:
-        """Write the gradient sums back; select those of the next backward half-tick."""
+        """Write the gradient sums back; select sums and weights for the next tick."""
         before, after = row["backward_held"], row["backward_held_after"]
 
         def exchange(sums: PyTree, totals: Any, layers: Any) -> tuple[Any, Any, Any]:
