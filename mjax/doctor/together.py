@@ -196,7 +196,7 @@ def _limit(
 
 
 def _files(work_dir: Path, limit_s: int | float) -> str:
-    """Check that each process reads a file of process 0, and process 0 one of each.
+    """Check that all processes read a file of process 0, and process 0 reads theirs.
 
     Returns:
       the number of files and the work dir, as text.

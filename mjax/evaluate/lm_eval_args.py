@@ -47,7 +47,7 @@ class Args:
     """Use this many simulated CPU devices."""
     batch_size: int | None = None
     """Sequences per batch, and number of concurrent answers; None (`--batch_size
-    auto`): sequences of some thousand tokens in all, and 8 answers."""
+    auto`): about 8192 tokens per device, and 8 answers."""
 
     def __post_init__(self) -> None:
         for name in ("max_length", "max_gen_toks", "batch_size", "simulate_devices"):
@@ -68,7 +68,7 @@ def read_args(words: Mapping[str, Any]) -> Args:
             f"--model mjax takes model=PATH, got pretrained={given['pretrained']}; "
             "write model= instead"
         )
-    given.pop("max_batch_size", None)  # of --batch_size auto, which needs no search
+    given.pop("max_batch_size", None)  # limits lm-eval's search for a batch size
     device = given.pop("device", None)
     if device not in (None, _DEFAULT_DEVICE):
         raise BadArgsError(

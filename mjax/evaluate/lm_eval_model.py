@@ -194,7 +194,7 @@ class MjaxLM(TemplateLM):
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return the text of messages; with no generation prompt, leave the last open.
+        """Return messages as text; without a generation prompt, the last stays open.
 
         Raises:
           BadArgsError: the model has no template, or the template refuses the messages.

@@ -34,7 +34,7 @@ _CHUNK_BYTES = 1 << 26
 was picked by judgement, not measured."""
 _IN_FLIGHT = 2
 """Batches in flight. Two overlap the preparation of a batch with compute; more would
-hold memory, and queued programs starve simulated devices (see `run.sampling`)."""
+need more memory, and queued programs starve simulated devices (see `run.sampling`)."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ class Scores:
     nll: Float32[np.ndarray, "n"]
     """Nats of each target; 0 without a target."""
     best: Int32[np.ndarray, "n"]
-    """The most probable token after each position; of equals, the lowest id."""
+    """The most probable token after each position; the lowest id if several are."""
 
     @property
     def total(self) -> float:
@@ -185,8 +185,8 @@ def _scores(
     hit = ids == targets[..., None]
     at_target = collectives.sum_over_vocab(jnp.where(hit, logits, 0.0).sum(-1))
     nll = jnp.where(targets == NO_TARGET, 0.0, top + jnp.log(total) - at_target)
-    # The lowest id with the largest logit, as a max of the negatives, which devices can
-    # reduce.
+    # Of the ids with the largest logit choose the lowest, as a maximum of negative ids:
+    # `collectives` has a maximum over the vocabulary, but no minimum.
     lowest = jnp.iinfo(jnp.int32).min
     best = jnp.where(logits == top[..., None], -ids, lowest).max(-1)
     return nll, -collectives.max_over_vocab(best)

@@ -32,7 +32,7 @@ class Layout:
     """How documents become sequences."""
 
     isolate: bool
-    """Whether each document is a sequence; otherwise all form one, in order."""
+    """Whether each document is a sequence; otherwise all documents are one sequence."""
     start_ids: tuple[int, ...]
     """Tokens before a sequence, not scored; without any, the first token of the text
     has no context and is not scored."""
