@@ -44,7 +44,7 @@ def read(text: str | bytes, kind: Any) -> Any:
 
 
 def check(value: Any, kind: Any, name: str = "") -> Any:
-    """Return a parsed value as a type; raises as `read`.
+    """Convert a parsed value to a type; raises as `read`.
 
     Args:
       value: as `json.loads` returns it.

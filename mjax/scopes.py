@@ -102,13 +102,13 @@ class Scopes:
     is_recomputed: bool
     """Whether the instruction is recomputed in the backward pass (remat)."""
     singles: dict[Unit, int]
-    """Units outside of loops."""
+    """Index of the unit outside a loop, by kind of unit."""
     place: int
     """Index of the layer in the repeating pattern; 0 without a pattern."""
     is_slot: bool
     """Whether the instruction belongs to the work of a pipeline's half-tick."""
     own_loop: Loop | None
-    """The loop of a while instruction; None if it is not a loop with a scope."""
+    """The loop that a while instruction runs; None if no scope describes it."""
 
 
 def is_phase(word: str) -> bool:
@@ -117,16 +117,16 @@ def is_phase(word: str) -> bool:
 
 
 def is_position(word: str) -> bool:
-    """Return whether a part of an op_name is the scope of a loop or of its unit."""
+    """Return whether a part of an op_name is the scope of a loop, unit or place."""
     return any(p.fullmatch(word) for p in (_LOOP, _SINGLE, _PLACE))
 
 
 def read(op_name: str) -> Scopes:
     """Read the op_name of an instruction.
 
-    The phase is `eval` if any scope is, otherwise the innermost phase. Transposed code
-    in the scope of the forward pass is the backward pass. XLA joins the names of
-    combined instructions by colons; the most frequent phase counts.
+    The phase is `eval` if any scope is that phase, otherwise the innermost phase.
+    Transposed code in the scope of the forward pass is the backward pass. XLA joins the
+    names of combined instructions by colons; the most frequent phase counts.
     """
     words = _WORD.findall(op_name)
     votes: collections.Counter[Phase] = collections.Counter()
@@ -137,7 +137,7 @@ def read(op_name: str) -> Scopes:
     turns = [one for _, m in loops if (one := _loop(m)).count == 1]
     units: dict[Unit, int] = {x.unit: x.start for x in turns if x.unit != "layers"}
     units.update((_UNITS[m[1]], int(m[2])) for m in singles)
-    # A while instruction is the innermost loop, unless it is nested inside that loop.
+    # A while instruction runs the innermost scoped loop, unless it is nested in it.
     is_own = bool(loops) and words[loops[-1][0] :].count(_WHILE) == 1
     return Scopes(
         phase=votes.most_common(1)[0][0] if votes else None,

@@ -241,7 +241,7 @@ def train(
 def _trackers(
     run: Run, recorded: record.Start, start_step: int
 ) -> Callable[[Callable[[str], None]], Sequence[Delivery]]:
-    """Return a function that starts the trackers, and none except on process 0."""
+    """Return a function that starts the trackers; only process 0 has trackers."""
     names = run.config.trackers if jax.process_index() == 0 else ()
     made = {name: tracker_names.make(name) for name in names}
     facts = RunFacts(
@@ -355,7 +355,7 @@ def _start_processes(
       the agreement between processes, and the description of code and environment that
       they share.
     """
-    # Until the loop begins we handle signals, see `ending`; then jax does.
+    # `ending` turns jax's handling of signals on when the loop begins.
     jax.config.update("jax_enable_preemption_service", False)
     distributed.start(config.distributed)
     ending.watch_processes()
@@ -403,7 +403,7 @@ def _compile(run: Run, marks: progress.Writer) -> Program:
 def _tell_operations(
     programs: Sequence[jax.stages.Compiled], marks: progress.Writer
 ) -> None:
-    """Record the place in the traced code of the operations that XLA names in hangs."""
+    """Record where in the traced code the operations are that XLA names in a hang."""
     if not operations.are_tracked():
         return
     try:

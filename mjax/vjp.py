@@ -31,7 +31,7 @@ class SplitVJP:
 
         Args:
           function: function to differentiate; traced here, and again by `forward`.
-          types: its arguments, as arrays or as results of `jax.eval_shape`.
+          types: arguments of the function: arrays, or results of `jax.eval_shape`.
         """
         self.function = function
         closed = jax.make_jaxpr(self._residuals)(*types)

@@ -367,7 +367,7 @@ class ModelConfig:
 
     @property
     def windowed_rope_config(self) -> RopeConfig | None:
-        """Rotation in layers with a window; None if it is that of all other layers."""
+        """Rotation in layers with a window; None: the same as in all other layers."""
         if self.rope_windowed_base is None:
             return None
         return RopeConfig(

@@ -156,7 +156,7 @@ class Transformer(nnx.Module):
           key: as in `start`.
           first_layer: index of the first block in the whole model, a multiple of the
             length of the pattern of layer kinds.
-          guard: (index in these blocks, layer, input) -> output; may skip layers.
+          guard: applies or skips a layer, see `layers.stack.Guard`; None applies all.
         """
         if stacked is None:
             stacked = nnx.to_pure_dict(nnx.state(self.blocks))

@@ -35,6 +35,6 @@ TUNED_FOR: dict[str, tuple[str, int]] = {
     "megascale-175b": ("h200", 32),
     "megascale-530b": ("h200", 280),
 }
-"""The cluster for which the search lays out each recipe: GPU, as `python -m mjax.plan`
-names it, and number of nodes with 8 GPUs. `python -m scripts.plan.tune_recipes` prints
-it."""
+"""The cluster for which each recipe is tuned: GPU, as `python -m mjax.plan` names it,
+and number of nodes with 8 GPUs. `python -m scripts.plan.tune_recipes` searches for
+faster layouts."""

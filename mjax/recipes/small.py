@@ -2,7 +2,7 @@
 
 Both are Cohere2 models, so the result can be exported: layers with a window have rotary
 positions of neighbouring pairs, layers without one have no positions, and the
-feed-forward layer is a SwiGLU. This has three matrices and a GELU layer two, so a
+feed-forward layer is a SwiGLU. A SwiGLU has three matrices and a GELU layer two, so a
 SwiGLU of width 8/3 D has the FLOPs of a GELU layer of width 4 D. In the demo the
 embedding is also the output projection, as vLLM requires for this family
 (docs/serving_elsewhere.md).
@@ -53,8 +53,8 @@ def demo() -> TrainConfig:
 
     Command: python -m mjax.train
     Hardware: 2 CPU cores. Time: about 4 minutes (docs/benchmarks/demo.md).
-    Expect: about 1.8 bits per byte on all held-out text, 37% of its unigram entropy,
-    which is printed beside it.
+    Expect: about 1.8 bits per byte on all held-out text, 37% of the unigram entropy of
+    that text, which is printed too.
     """
     return TrainConfig(
         steps=1500,
