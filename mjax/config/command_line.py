@@ -57,7 +57,7 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
     fields["recipe"] = own_recipe.short_name(command.recipe)
     for name in ("config", "verbose", *_OF_ONE_PROCESS):
         del fields[name]
-    # The path may differ between hosts; whether it is set may not.
+    # Hosts may have different paths, but a path must be set on all hosts or on none.
     for name in ("ckpt.local_dir", "data.cache.mirror_dir"):
         fields[name] = None if fields[name] is None else "given"
     for name in ("work_dir", "ckpt.dir"):

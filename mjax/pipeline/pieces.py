@@ -276,7 +276,7 @@ class Pieces:
             yield x, spec, self._cut(x, spec)
 
     def _cut(self, x: Array, spec: PartitionSpec) -> "_Cut | None":
-        """Choose the dim with the most pieces, at most P; None: the weight is whole."""
+        """Choose the dim with the most pieces, at most P; None if there are none."""
         if self.num_ticks == 0:
             return None
         sizes = x.shape[1:]

@@ -3,10 +3,10 @@
 Source: Grattafiori et al. 2024, arXiv:2407.21783, Table 3 (layers, widths, heads,
 key/value heads, peak learning rate, SwiGLU, rotary base) and section 3.4.1 (AdamW,
 linear warm-up of 8,000 steps, cosine to 1% over 1,200,000 steps, sequences of 8,192
-tokens). The vocabulary is that of the released tokenizer, 128,256, of which the table
-counts 128,000. The paper gives no batch size for this model: here it is 4.2 million
-tokens, the initial batch of the largest model. Text is synthetic and the vocabulary is
-the model's own, so the shapes are those of the table on any machine.
+tokens). The vocabulary has the 128,256 tokens of the released tokenizer; the table has
+128,000. The paper gives no batch size for this model: here it is 4.2 million tokens,
+the initial batch of the largest model. Text is synthetic and the vocabulary is the
+model's own, so the shapes are those of the table on any machine.
 """
 
 from mjax.config.optim import OptimConfig
