@@ -19,7 +19,7 @@ from mjax.mesh.axes import DP, PP, SHARDS, TP
 from mjax.model.transformer import DropoutKey, Params, Transformer
 from mjax.step.forward import Batch, Forward, dropout_key, last_position
 from mjax.step.prefetch import OverlappedLayers, Weights, gather_first_layer
-from mjax.step.stamps import Log, Place, mark_smallest
+from mjax.step.stamps import Log, Place, mark, mark_smallest
 
 
 class _First(NamedTuple):
@@ -78,7 +78,13 @@ class Plain(Forward):
         ) -> tuple[Weights, Float[Array, ""], tuple[_Sum, Log]]:
             rows = jax.tree.map(lambda x: x[index], micro)
             # Microbatches run one after another, without overlap.
-            rows, so_far = jax.lax.optimization_barrier((rows, so_far))
+            rows, (total, log) = jax.lax.optimization_barrier((rows, so_far))
+            if total is not None:
+                # Before the barrier, the stamp would wait for reduced gradients, and
+                # delay kernels that overlap the reduction.
+                log, tokens = mark(log, rows["tokens"], Place.BACKWARD)
+                rows = rows | {"tokens": tokens}
+            so_far = (total, log)
             return self._microbatch(
                 weights, ends, so_far, rows, key, scale, finish=last, first=first
             )
@@ -152,7 +158,8 @@ class Plain(Forward):
             dx, blocks = layers.backward(
                 dy, weights, kept, total and total.blocks, places, finish=finish
             )
-            log, blocks = mark_smallest(log, Place.BACKWARD, blocks)
+            if finish:
+                log, blocks = mark_smallest(log, Place.BACKWARD, blocks)
             (d_embed,) = pull_start(dx)
             d_ends["embed"] = jax.tree.map(jnp.add, d_ends["embed"], d_embed)
             d_ends, specs = map(self.trained.of, (d_ends, self._end_specs))

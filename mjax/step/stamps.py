@@ -29,8 +29,8 @@ class Place(enum.IntEnum):
     FORWARD = 1
     """The forward pass of a microbatch, its loss, and the gradient of the loss."""
     BACKWARD = 2
-    """The backward pass of the layers for one microbatch; in a pipeline, for all
-    microbatches."""
+    """The backward pass of a microbatch. For the last microbatch, and in a pipeline,
+    the backward pass of the layers."""
     TICK = 3
     """All earlier ticks of a pipeline; the next tick begins."""
     NORM = 4
