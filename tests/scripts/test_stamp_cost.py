@@ -1,11 +1,17 @@
-"""What counts as a change by stamps, in schedules written by hand."""
+"""Stamps add no wait for collectives: schedules by hand, and one from XLA."""
 
 import re
 
 import pytest
 
 from mjax.mesh.axes import AxisSizes
-from scripts.observe.stamp_cost import compare, read
+from scripts.observe.stamp_cost import (
+    CASES,
+    compare,
+    compile_case,
+    find_faults,
+    read,
+)
 
 BIG, NUMBER = "f32[4096,4096]{1,0}", "s32[]"
 LINES = {
@@ -54,3 +60,12 @@ def test_a_stamp_or_the_copy_of_a_number_overlaps_nothing(plain, stamped):
 def test_a_longer_wait_for_a_collective_is_a_fault(stamped):
     (fault,) = compare(schedule("start work done"), schedule(stamped))
     assert re.match(r"compute waits 32\.\d us more for tp", fault)
+
+
+@pytest.mark.plan
+@pytest.mark.slow
+def test_stamps_between_microbatches_add_no_wait():
+    """A stamp that waited for reduced gradients took 16 us of overlap from them."""
+    case = next(case for case in CASES if case.zero == 3)
+    assert compile_case(case, stamps=True).launches["stamp"] == 8
+    assert find_faults(case) == []
