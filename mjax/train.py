@@ -54,6 +54,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return ending.BAD_INPUT
     config, command = parse(argv, RECIPES, "python -m mjax.train", base=found)
+    try:
+        _check_simulated(config, command)
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ending.BAD_INPUT
     if command.print_config:
         print(to_json(config), end="")
         return ending.DONE
@@ -74,6 +79,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_resumed=found is not None,
         imported_s=time.perf_counter(),
     )
+
+
+def _check_simulated(config: TrainConfig, command: Command) -> None:
+    """Refuse sizes that do not fit the simulated devices, before the slow imports.
+
+    Only flags give their number; other devices are counted once they have started. As
+    for paths, one of several processes decides nothing alone. With --print-config it
+    only answers a launcher, which gives it the number of processes.
+
+    Raises:
+      ValueError: model, batch or mesh do not fit the devices.
+    """
+    num_processes = config.distributed.num_processes
+    is_unknown = may_have_others(config.distributed, os.environ)
+    if command.print_config:
+        is_unknown = num_processes is None
+    if config.simulate_devices is None or is_unknown:
+        return
+    from mjax.config.fixes import Devices, sizes_of  # imports numpy
+
+    per_flag = num_processes or 1
+    count = config.simulate_devices * per_flag
+    sizes_of(config, Devices(count=count, flag="simulate_devices", per_flag=per_flag))
 
 
 def _check_paths(config: TrainConfig, command: Command) -> None:

@@ -24,7 +24,7 @@ from mjax import flags, interrupts
 from mjax.launch import client, elastic, kubernetes, local, slurm
 from mjax.launch.agent import Agent
 from mjax.launch.config import KubernetesConfig, RunConfig
-from mjax.launch.driver import Driver
+from mjax.launch.driver import TRAINER, Driver
 from mjax.launch.first_error import describe, first_error
 from mjax.launch.journal import read_ending, read_events
 from mjax.launch.messages import Answer
@@ -145,6 +145,7 @@ def _local(words: list[str]) -> int:
     lines = {name: _summary(command) for name, command in COMMANDS.items()}
     config: RunConfig = _read(RunConfig, own, "", __doc__ or "", lines)
     train, work_dir = _train_flags(train)
+    _ask_trainer(config, train, work_dir)
     return asyncio.run(local.run(config, train, work_dir))
 
 
@@ -158,6 +159,7 @@ def _slurm(words: list[str]) -> int:
     own, train = _split(words)
     config: RunConfig = _read(RunConfig, own, " slurm")
     train, work_dir = _train_flags(train)
+    _ask_trainer(config, train, work_dir)
     return asyncio.run(slurm.run(config, train, work_dir))
 
 
@@ -302,12 +304,37 @@ def _train_flags(words: list[str]) -> tuple[list[str], Path]:
     return words, Path(work_dir)
 
 
+def _ask_trainer(config: RunConfig, words: list[str], work_dir: Path) -> None:
+    """Let the trainer refuse its flags before any rank starts, with its own message.
+
+    An unfinished run is left alone: it continues with the flags in its journal, which
+    an update may have changed. So is `driver`, which may run on a host without the
+    files that the flags name.
+
+    Raises:
+      ValueError: the trainer refuses a flag, or, with simulated devices, a model or a
+        batch that does not fit them.
+    """
+    try:
+        is_unfinished = read_ending(work_dir) is None
+    except ValueError:  # no launch has run there
+        is_unfinished = False
+    if not is_unfinished:
+        rank = elastic.of_one_rank(config.hosts * config.ranks_per_host)
+        elastic.trainer_config([*TRAINER, *words, *rank], config.limits.import_s)
+
+
 def _check_train_flags(words: list[str]) -> None:
     """Refuse trainer flags that a launch cannot pass on.
 
     Raises:
       ValueError: a flag is one that the launch sets, or that restarts cannot repeat.
     """
+    if {"-h", "--help"} & {*words}:
+        raise ValueError(
+            "-h after -- would start a run; for the trainer's flags, run python -m "
+            "mjax.train -h"
+        )
     for flag in _OWN_FLAGS:
         if flags.given(words, flag) is not None:
             raise ValueError(f"{flag} is set by the launch; leave it out")

@@ -17,6 +17,20 @@ _DP, _MICROBATCHES = "--mesh.dp", "--batch.microbatches"
 _PER_NODE = "--mesh.dp-shard-per-node"
 
 
+def of_one_rank(num_ranks: int) -> list[str]:
+    """Return flags with which the trainer checks its config for all ranks of a run.
+
+    Args:
+      num_ranks: number of ranks. With simulated devices, the trainer then knows the
+        number of devices, and refuses a model or a batch that does not fit them.
+    """
+    flags = ["--distributed.num-processes", str(num_ranks)]
+    if num_ranks > 1:  # the trainer wants all three; it connects to nothing
+        flags += ["--distributed.coordinator", "localhost:1"]
+        flags += ["--distributed.process-id", "0"]
+    return flags
+
+
 def trainer_config(command: Sequence[str], timeout_s: float) -> Mapping[str, Any]:
     """Return the configuration that the trainer reads from its flags.
 

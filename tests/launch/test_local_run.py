@@ -438,6 +438,12 @@ def test_help_lists_every_command_with_what_it_does(capsys):
             "-- --distributed.process-id 1",
             "--distributed.process-id is set by the launch",
         ),
+        ("-- --recipe debug -h", "for the trainer's flags, run python -m mjax.train"),
+        ("-- --recipe debug --batch.size 0", "--batch.size must be at least 1, got 0"),
+        (
+            "--hosts 2 -- --recipe debug --simulate-devices 2 --batch.size 7",
+            "dp x --batch.microbatches = 4 x 1 = 4, got 7; nearest that fit: --batch.",
+        ),
         ("-- --restart-from-scratch", "would discard the run at every restart"),
         ("-- --work-dir gs://b/x", "--work-dir must be a folder, got the URL gs://b/x"),
         ("statu --work-dir a", "unknown command statu; the nearest is status"),
