@@ -42,6 +42,7 @@ from mjax.launch.messages import (
     Refused,
 )
 from mjax.launch.pods import Pods
+from mjax.launch.ranks import generation_folder
 from mjax.launch.supervisor import Supervisor
 from mjax.launch.trainer_flags import TrainerFlags
 from mjax.processes import lock, progress
@@ -491,8 +492,3 @@ class Driver:
 def _process_event(kind: str, text: str) -> Event:
     """Return an event about the driver's process, with data for programs."""
     return Event(kind=kind, text=text, severity="debug", data=process_facts())
-
-
-def generation_folder(work_dir: Path, generation: int) -> Path:
-    """Return the folder of a generation's logs."""
-    return work_dir / "launch" / f"generation-{generation:04d}"

@@ -19,8 +19,8 @@ from typing import Protocol, runtime_checkable
 
 from mjax.launch.client import read_token, write_private
 from mjax.launch.config import RunConfig
-from mjax.launch.driver import TRAINER, Driver, generation_folder
-from mjax.launch.ranks import log_path
+from mjax.launch.driver import TRAINER, Driver
+from mjax.launch.ranks import generation_folder, log_path
 from mjax.processes.lock import driving
 
 _POLL_S = 0.1

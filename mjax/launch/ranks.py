@@ -327,6 +327,11 @@ def _start(
         )
 
 
+def generation_folder(work_dir: Path, generation: int) -> Path:
+    """Return the folder of a generation's logs."""
+    return work_dir / "launch" / f"generation-{generation:04d}"
+
+
 def log_path(folder: Path, rank: int) -> Path:
     """Return the file for the output of a rank."""
     return folder / f"rank-{rank}.log"

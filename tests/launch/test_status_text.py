@@ -7,11 +7,11 @@ import time
 import pytest
 
 from mjax.launch.config import RunConfig
-from mjax.launch.driver import Driver, generation_folder
+from mjax.launch.driver import Driver
 from mjax.launch.hosts import HostState
 from mjax.launch.local import follow, output_so_far
 from mjax.launch.messages import Beat, Hello, Ports, RankState
-from mjax.launch.ranks import log_path
+from mjax.launch.ranks import generation_folder, log_path
 
 
 class Run:
