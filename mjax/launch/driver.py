@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from mjax.flags import with_flags
-from mjax.launch import elastic, messages
+from mjax.launch import elastic, failures, messages
 from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.connections import Buffer, Connection
@@ -117,6 +117,8 @@ class Driver:
         self.address: tuple[str, int] = bind
         """Address on which the driver listens, once `is_listening`."""
         self.is_listening = False
+        self.follows_rank_0 = False
+        """Whether the terminal also shows the output of rank 0."""
         self._take_up()
 
     def _take_up(self) -> None:
@@ -474,7 +476,11 @@ class Driver:
         if event.severity == "debug":
             return
         mark = "" if event.severity == "info" else f"{event.severity}: "
-        print(f"launch: {mark}{event.text}", file=sys.stderr, flush=True)
+        text = event.text
+        if self.follows_rank_0:
+            states = [host.ranks for host in self._supervisor.hosts.values()]
+            text = failures.without_lines(text, states)
+        print(f"launch: {mark}{text}", file=sys.stderr, flush=True)
 
     def _save(self) -> None:
         """Write the snapshot if it changed, before any message and at each tick.

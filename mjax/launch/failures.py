@@ -6,7 +6,7 @@ the failure that explains all others.
 
 import dataclasses
 import signal
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from mjax.launch import log_rules, policy, stacks, thunks
@@ -14,6 +14,8 @@ from mjax.launch.messages import Divergence, LastWords, Match, RankState
 from mjax.launch.policy import Cause, is_consequence
 from mjax.processes.progress import LOCK_ANSWER, Phase
 
+LOG_FOLLOWS = "; the last lines of its log:"
+"""Separates the text of a failure from the lines of a log in it."""
 _MAX_SHOWN = 8
 _SETTLE_S = 0.3
 """Seconds to wait for other ranks to end after the first one; all are then examined
@@ -133,7 +135,7 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     text = f"rank {rank} on {host} ended with {describe_code(code)}"
     is_mute = code == -signal.SIGKILL or not policy.is_failure(code)
     if not is_mute and first.last_lines:
-        text += f"; the last lines of its log:\n{first.last_lines}"
+        text += f"{LOG_FOLLOWS}\n{first.last_lines}"
     words = first.last_words or LastWords()
     ranks, hosts = (rank,), (host,)
     if words.corrupted is not None:
@@ -236,6 +238,21 @@ def of_hang(
         suspects=tuple(sorted({host_of(rank) for rank in odd})),
     )
     return failure, evidence
+
+
+def without_lines(text: str, states: Iterable[Mapping[int, RankState]]) -> str:
+    """Return the text of a failure for a terminal that also shows rank 0's output.
+
+    Ranks often fail with the same message, which is then shown once.
+
+    Args:
+      text: text that may end with the last lines of a log.
+      states: for each host, rank -> state.
+    """
+    head, _, lines = text.partition(f"{LOG_FOLLOWS}\n")
+    shown = [ranks[0].last_lines for ranks in states if 0 in ranks]
+    is_shown = lines != "" and lines in shown
+    return f"{head}, with the last lines of rank 0" if is_shown else text
 
 
 def describe_end(state: RankState) -> str:

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from mjax.launch.events import Event
+from mjax.launch.failures import LOG_FOLLOWS
 from mjax.launch.policy import EXIT_CODES, Cause
 
 VERSION = 1
-_LOG_FOLLOWS = "; the last lines of its log:"
 _TABLES = """
 create table if not exists facts (name text primary key, value text not null);
 create table if not exists events (
@@ -172,7 +172,7 @@ def read_ending(work_dir: Path) -> Ending | None:
         (*(("stop", "stop") if is_stop else ("failure", "gave_up")), began, number),
     )
     is_done = exit_code == EXIT_CODES[Cause.DONE] or not reasons
-    why = "" if is_done else reasons[0][0].partition(_LOG_FOLLOWS)[0]
+    why = "" if is_done else reasons[0][0].partition(LOG_FOLLOWS)[0]
     return Ending(exit_code=exit_code, time_ns=time_ns, generation=generation, why=why)
 
 

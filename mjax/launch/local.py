@@ -113,6 +113,7 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
       OSError: the port of the driver is not available.
     """
     helpers: list[asyncio.Task[None]] = []
+    driver.follows_rank_0 = True
     begin = driver.generation, output_so_far(driver.generation, work_dir)
     serving = asyncio.create_task(driver.run())
     try:

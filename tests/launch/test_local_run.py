@@ -211,6 +211,15 @@ def test_bad_input_of_a_rank_is_said_once_and_not_tried_again(tmp_path):
     assert len(launch.events("generation")) == 1
 
 
+def test_a_message_of_all_ranks_is_printed_once(tmp_path):
+    faults = {"1:0": [0, "exit 2"], "1:1": [0, "exit 2"]}
+    launch = Launch(tmp_path / "run", faults=faults)
+    assert launch.end() == 2
+    assert launch.out == "error: told to exit 2\n"
+    assert "ended with code 2, with the last lines of rank 0\n" in launch.err
+    assert "told to exit 2" not in launch.err
+
+
 def test_a_signal_to_the_launch_saves_and_ends_with_42(tmp_path):
     launch = Launch(tmp_path / "run")
     launch.wait_for(lambda: len(launch.rows()) >= 10)
@@ -486,7 +495,5 @@ def test_a_work_dir_with_another_run_that_has_not_ended_is_refused(tmp_path):
 
 def test_importing_a_launch_loads_no_jax():
     code = "import mjax.launch.__main__, sys; print('jax' in sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "False\n"
+    words = [sys.executable, "-c", code]
+    assert subprocess.check_output(words, text=True) == "False\n"
