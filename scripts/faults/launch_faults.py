@@ -35,7 +35,7 @@ from scripts.faults.chaos import differences
 from scripts.faults.cut_off import CutOff
 from scripts.faults.fault_kinds import KINDS, Found, Kind, suffer
 from scripts.faults.launched import Launched, StuckError
-from scripts.faults.store_faults import tmpfs
+from scripts.faults.small_disks import tmpfs
 
 HOSTS, SPARES, STEPS, SAVE_EVERY = 2, 1, 200, 3
 RUN = (

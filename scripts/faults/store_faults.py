@@ -30,6 +30,7 @@ from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import Store
 from scripts.evidence import REPOSITORY, Table, commit, read_metrics, write_page
 from scripts.faults.checkpoint_damage import flip
+from scripts.faults.small_disks import fill, remount, tmpfs
 
 FAILED, PREEMPTED, GAVE_UP = 1, 42, 93
 RUN = (
@@ -226,41 +227,6 @@ def main() -> int:
 COMMAND = "python -m scripts.faults.store_faults"
 
 
-@contextlib.contextmanager
-def tmpfs(path: Path, size_mb: int) -> Iterator[None]:
-    """Mount a file system of a given size.
-
-    Raises:
-      RuntimeError: mounting is refused.
-    """
-    path.mkdir(parents=True)
-    options = f"size={size_mb}M"
-    _mount("-t", "tmpfs", "-o", options, "tmpfs", str(path))
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", "-l", str(path)], check=True)
-
-
-def _mount(*arguments: str) -> None:
-    done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
-    if done.returncode != 0:
-        raise RuntimeError(
-            f"mount {' '.join(arguments)} is refused: {done.stderr.strip()}; this "
-            "script needs root and the right to mount a tmpfs"
-        )
-
-
-def fill(folder: Path, left_bytes: int) -> Path:
-    """Write a file that leaves this many free bytes; return its path."""
-    path = folder / "filler"
-    found = os.statvfs(folder)
-    size = found.f_bavail * found.f_frsize - left_bytes
-    with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
-    return path
-
-
 # --------------------------------------------------------------------------- the cases
 
 
@@ -318,18 +284,6 @@ def read_only(folder: Path, store: Path) -> Result:
         return watch.result(
             f"read-only for {READ_ONLY_S:.0f} s", run.stop(), problems=[]
         )
-
-
-def remount(store: Path, how: str) -> None:
-    """Change a file system to ro or rw, as soon as no file is being written there."""
-    until_s = time.perf_counter() + LIMIT_S
-    while True:
-        try:
-            return _mount("-o", f"remount,{how}", str(store))
-        except RuntimeError:
-            if time.perf_counter() > until_s:
-                raise
-            time.sleep(0.01)
 
 
 def slow(folder: Path, store: Path) -> Result:

@@ -28,7 +28,7 @@ from scripts.faults.cut_off import CutOff
 from scripts.faults.fault_kinds import KINDS, Found, Kind, suffer
 from scripts.faults.launch_faults import HOSTS, RUN, SPARES, XLA_FLAGS
 from scripts.faults.launched import StuckError
-from scripts.faults.store_faults import tmpfs
+from scripts.faults.small_disks import tmpfs
 from scripts.observe.ledger_page import WATCHED, Watched, write
 
 _STEPS = 20_000
