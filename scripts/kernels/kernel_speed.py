@@ -17,6 +17,7 @@ from mjax.hardware.gpus import GPUS, Gpu
 from mjax.kernels.attention.tuning import MosaicKernel
 from scripts.kernels import (
     attention_loops,
+    block_grid,
     loop_program,
     loop_variants,
     published,
@@ -245,7 +246,7 @@ def flash3_us(
     step_us = constants.us(kernel.step_clocks(constants))
     work = [n * step_us for n in steps for _ in range(batch * heads)]
     hidden = 0.0 if backward else schedule.HIDDEN
-    end_us = schedule.makespan(work, fixed_us=fixed_us * (1 - hidden))
+    end_us = block_grid.makespan(work, fixed_us=fixed_us * (1 - hidden))
     entries = float(batch * seq_len * heads * kernel.head_dim)
     gpu = GPUS["h100"]
     if not backward:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from scripts.kernels import schedule
+from scripts.kernels import block_grid, schedule
 from scripts.kernels.attention_shapes import Shape
 from scripts.kernels.sm_model import NUM_SMS
 
@@ -109,7 +109,7 @@ def efficiencies(shape: Shape, kernel: str, step: float) -> list[float]:
       many tiles each takes. The rest repeat this on SMs of unequal speed.
     """
 
-    def grid(shape: Shape) -> tuple[list[schedule.Block], float]:
+    def grid(shape: Shape) -> tuple[list[block_grid.Block], float]:
         return schedule.shipped_blocks(
             schedule.blocks_of(shape, kernel, step), shape, kernel
         )

@@ -14,20 +14,17 @@ overlapped.
 import argparse
 import dataclasses
 import functools
-import heapq
-import itertools
 import math
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mjax.hardware.gpus import GPUS
 from mjax.kernels.attention.mosaic_gpu import dkv, masks, op, tiles
 from mjax.kernels.attention.tuning import FUSED_H200, MOSAIC_H200, MosaicKernel
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape
+from scripts.kernels.block_grid import GPU, Block, Outcome, makespan, read_bytes
 from scripts.kernels.sm_model import CLOCK_GHZ, FLOPS_PER_CLOCK, NUM_SMS
 
 ORDERS = (
@@ -58,86 +55,8 @@ BY_KEYS = ("dkv", "fused")
 """Kernels with tiles of keys and blocks of queries."""
 _FUSED = MosaicKernel(block=64, stages=3)
 """Sizes of the fused kernel for head widths that it is not built for."""
-_GPU = GPUS["h200"]
-_CACHE_BYTES = _GPU.l2_bytes // 2
-"""Half of the L2: an SM reads the other half through its own, which keeps a copy."""
 _CHUNK = 128
 """Number of positions that the simulated cache loads and evicts together."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Block:
-    """One thread block."""
-
-    batch: int
-    head: int
-    """Head of the grid: a key head in dkv, a query head otherwise."""
-    tile: int
-    """Index of the tile in the order of the grid."""
-    work_us: float
-    reads: tuple[tuple[int, ...], ...]
-    """Identifiers of the chunks of memory that the block reads, in order."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """Simulated result of an order of thread blocks."""
-
-    efficiency: float
-    """Time in which SMs do work, over the total time of all SMs; at most 1."""
-    makespan_us: float
-    read_us: float
-    """Microseconds of all reads from memory, which overlap the work."""
-
-    @property
-    def bound_by_memory(self) -> bool:
-        """Whether reading takes longer than computing."""
-        return self.read_us > self.makespan_us
-
-
-def makespan(
-    work_us: Sequence[float], *, fixed_us: float = 0.0, sms: int = NUM_SMS
-) -> float:
-    """Return when the last block ends, if each starts in order on the first free SM."""
-    free = [0.0] * sms
-    for work in work_us:
-        heapq.heapreplace(free, free[0] + work + fixed_us)
-    return max(free)
-
-
-def read_bytes(
-    blocks: Sequence[Block],
-    chunk_bytes: float,
-    *,
-    cache_bytes: int = _CACHE_BYTES,
-    at_once: int = 1,
-) -> float:
-    """Return the bytes that are read from memory because the L2 does not have them.
-
-    Blocks read whole chunks in order; the cache evicts the least recently used.
-
-    Args:
-      blocks: thread blocks of a grid, in order.
-      chunk_bytes: size of a chunk.
-      cache_bytes: size of the cache.
-      at_once: blocks that run at the same time: all read their first chunks, then all
-        their second ones.
-    """
-    cached = OrderedDict[tuple[int, ...], None]()
-    slots, missed = int(cache_bytes // chunk_bytes), 0
-    sides = (blocks[i : i + at_once] for i in range(0, len(blocks), at_once))
-    walks = (itertools.zip_longest(*(block.reads for block in side)) for side in sides)
-    for chunk in itertools.chain.from_iterable(itertools.chain.from_iterable(walks)):
-        if chunk is None:  # This block has read all its chunks.
-            continue
-        if chunk in cached:
-            cached.move_to_end(chunk)
-            continue
-        missed += 1
-        cached[chunk] = None
-        if len(cached) > slots:
-            cached.popitem(last=False)
-    return missed * chunk_bytes
 
 
 def step_us(kernel: str, head_dim: int, sizes: MosaicKernel) -> float:
@@ -377,7 +296,7 @@ def _sum_us(shape: Shape, kernel: str, num_partial: int) -> float:
     partial_bytes = num_partial * sums * tile * shape.head_dim * 4.0
     positions = shape.batch * shape.seq_len * heads
     num_bytes = 2 * partial_bytes + positions * sums * shape.head_dim * 2.0
-    return LAUNCH_US + num_bytes / _GPU.memory_bytes_per_s * 1e6
+    return LAUNCH_US + num_bytes / GPU.memory_bytes_per_s * 1e6
 
 
 def outcomes(
@@ -410,7 +329,7 @@ def outcomes(
     def outcome(order: Sequence[Block], fixed: float, extra_us: float = 0.0):
         end_us = makespan([block.work_us for block in order], fixed_us=fixed)
         num_bytes = read_bytes(order, chunk_bytes, at_once=NUM_SMS) * more
-        read_us = num_bytes / _GPU.memory_bytes_per_s * 1e6
+        read_us = num_bytes / GPU.memory_bytes_per_s * 1e6
         whole_us = max(end_us, read_us) + extra_us
         return Outcome(
             efficiency=total_us / NUM_SMS / whole_us,

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjax.kernels.attention.mosaic_gpu import tiles
-from scripts.kernels import persistent, schedule
+from scripts.kernels import block_grid, persistent, schedule
 from scripts.kernels.attention_shapes import KERNELS, SHAPES, Shape, traced_grid
-from scripts.kernels.schedule import Block
+from scripts.kernels.block_grid import Block
 from scripts.kernels.sm_model import NUM_SMS
 
 SMALL = Shape(name="small", batch=2, seq_len=1024, heads=4, kv_heads=2)
@@ -25,14 +25,14 @@ def block(head: int, tile: int, work_us: float) -> Block:
 
 def test_blocks_start_on_the_first_free_sm():
     # SM 0: 3, then 2. SM 1: 1, 4, 1.
-    assert schedule.makespan([3, 1, 4, 2, 1], sms=2) == 6
-    assert schedule.makespan([4, 3, 2, 1, 1], sms=2) == 6
-    assert schedule.makespan([1, 1, 2, 3, 4], sms=2) == 7
+    assert block_grid.makespan([3, 1, 4, 2, 1], sms=2) == 6
+    assert block_grid.makespan([4, 3, 2, 1, 1], sms=2) == 6
+    assert block_grid.makespan([1, 1, 2, 3, 4], sms=2) == 7
 
 
 def test_every_block_costs_the_fixed_time():
-    assert schedule.makespan([3, 1, 4], fixed_us=0.5, sms=2) == 6
-    assert schedule.makespan([3, 1], fixed_us=0.5, sms=2) == 3.5
+    assert block_grid.makespan([3, 1, 4], fixed_us=0.5, sms=2) == 6
+    assert block_grid.makespan([3, 1], fixed_us=0.5, sms=2) == 3.5
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -45,24 +45,24 @@ def test_longest_first_is_as_good_as_graham_proved(seed):
         max(sum(w for w, s in zip(work, sms, strict=True) if s == one) for one in sms)
         for sms in itertools.product(range(m), repeat=len(work))
     )
-    end = schedule.makespan(work, sms=m)
+    end = block_grid.makespan(work, sms=m)
     assert best <= end <= (4 / 3 - 1 / (3 * m)) * best + 1e-9
 
 
 def test_only_what_is_not_cached_is_read():
     order = [block(0, 0, 1), block(1, 0, 1), block(0, 0, 1), block(1, 0, 1)]
-    assert schedule.read_bytes(order, 10.0, cache_bytes=20) == 20
-    assert schedule.read_bytes(order, 10.0, cache_bytes=10) == 40
+    assert block_grid.read_bytes(order, 10.0, cache_bytes=20) == 20
+    assert block_grid.read_bytes(order, 10.0, cache_bytes=10) == 40
 
 
 def test_the_cache_drops_what_was_not_read_for_the_longest_time():
     order = [block(head, 0, 1) for head in (0, 1, 0, 2, 0)]
-    assert schedule.read_bytes(order, 10.0, cache_bytes=20) == 30
+    assert block_grid.read_bytes(order, 10.0, cache_bytes=20) == 30
 
 
 def test_a_plan_that_holds_is_as_good_as_starting_when_free():
     work = [5, 3, 3, 2, 2, 1]
-    end = schedule.makespan(work, fixed_us=0.5, sms=2)
+    end = block_grid.makespan(work, fixed_us=0.5, sms=2)
     assert persistent.planned(work, work, fixed_us=0.5, slowness=[1, 1]) == end
     same = persistent.started_when_free(work, fixed_us=0.5, slowness=[1, 1])
     assert same == end
@@ -114,12 +114,12 @@ def test_blocks_side_by_side_read_the_same_chunks_once():
     walk = dataclasses.replace(block(0, 0, 1.0), reads=reads)
     last = dataclasses.replace(walk, reads=reads[5:])
     both = [walk, walk, last]
-    apart = schedule.read_bytes(both, 1.0, cache_bytes=4)
+    apart = block_grid.read_bytes(both, 1.0, cache_bytes=4)
     assert apart == 10 + 10 + 5
-    beside = schedule.read_bytes(both, 1.0, cache_bytes=4, at_once=2)
+    beside = block_grid.read_bytes(both, 1.0, cache_bytes=4, at_once=2)
     assert beside == 10 + 5
     # The third is five chunks ahead of the others.
-    assert schedule.read_bytes(both, 1.0, cache_bytes=4, at_once=3) == 10 + 5
+    assert block_grid.read_bytes(both, 1.0, cache_bytes=4, at_once=3) == 10 + 5
 
 
 def test_longest_first_begins_with_the_longest():
@@ -298,7 +298,7 @@ def test_no_other_number_of_parts_is_much_faster(shape):
         pieces, sum_us = schedule.split(blocks, shape, parts)
         ordered = schedule.shipped(pieces, schedule.order_of(shape, "dkv", parts))
         work_us = [block.work_us for block in ordered]
-        end_us = schedule.makespan(work_us, fixed_us=schedule.FIXED_US)
+        end_us = block_grid.makespan(work_us, fixed_us=schedule.FIXED_US)
         ends[parts] = end_us + sum_us
     most = 1.01 if shape.mean_document is None else 1.08
     assert ends[schedule.parts_of(shape, "dkv")] <= most * min(ends.values())
