@@ -258,7 +258,7 @@ def plant() -> tuple[Table, int]:
             "`test_a_planted_bug_changes_the_gradients`; the table lists the largest "
             f"relative error of a leaf, at least {BUG_BOUND:g}. Those in a table are "
             "also refused before anything runs, by the named test in "
-            f"tests/pipeline/test_schedule.py. {len(rows) - num_missed} of "
+            f"tests/pipeline/test_planted_tables.py. {len(rows) - num_missed} of "
             f"{len(rows)} are caught."
         ),
         header=("bug", "table refused in", "error of the gradients"),

@@ -36,7 +36,7 @@ class Bug:
     patched: tuple[object, str, Callable] | None = None
     """An object, the name of an attribute of it, and the value that replaces it."""
     by_schedule: str | None = None
-    """Test in test_schedule.py that refuses such a table."""
+    """Test in test_planted_tables.py that refuses such a table."""
 
     def apply(self) -> contextlib.AbstractContextManager:
         if self.patched is None:
