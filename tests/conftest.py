@@ -78,3 +78,15 @@ def _strict_promotion(request: pytest.FixtureRequest) -> Iterator[None]:
     marker = request.node.get_closest_marker("promotion")
     with promotion(**(marker.kwargs if marker else {})):
         yield
+
+
+@pytest.fixture
+def caches(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
+    """Keep the compilation cache of the user out of the tests."""
+    home = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    before = jax.config.jax_compilation_cache_dir
+    yield
+    jax.config.update("jax_compilation_cache_dir", before)

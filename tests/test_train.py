@@ -22,16 +22,7 @@ from mjax.run import ending, executables, loop
 from mjax.run.metrics import read_computed, read_rows
 
 REPOSITORY = Path(__file__).parents[1]
-
-
-@pytest.fixture(autouse=True)
-def caches(tmp_path_factory, monkeypatch):
-    """Keep the compilation cache of the user out of the tests."""
-    home = tmp_path_factory.getbasetemp() / "cache"
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
-    before = jax.config.jax_compilation_cache_dir
-    yield
-    jax.config.update("jax_compilation_cache_dir", before)
+pytestmark = pytest.mark.usefixtures("caches")
 
 
 def flags(work_dir, *more):
@@ -459,45 +450,3 @@ def test_two_processes_train_to_the_end_as_one(finished, tmp_path):
     assert losses == pytest.approx(
         [row["loss"] for row in read_computed(finished)], rel=1e-5
     )
-
-
-OWN = """\
-import dataclasses
-from mjax.recipes import RECIPES
-
-def small():
-    debug = RECIPES["debug"]()
-    model = dataclasses.replace(debug.model, layers=1, window=(None,), rope=(True,))
-    return dataclasses.replace(debug, steps=3, model=model)
-"""
-
-
-def test_a_run_of_files_is_resumed_without_them(tmp_path, capsys, monkeypatch):
-    """Its config.json has all that a config file and an own recipe said."""
-    monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text(OWN)
-    Path("c.toml").write_text(
-        'recipe = "own.py:small"\nlog.sample_tokens = 0\noptim.lr = 1e-3\n'
-        '[data]\npath = ["synthetic"]\n[distributed]\ntimeout_s = 299\n'
-    )
-    assert train.main(["--config", "c.toml", "--work-dir", "run"]) == ending.DONE
-    out = capsys.readouterr().out
-    assert "resume with: python -m mjax.train --work-dir run\n" in out
-    Path("own.py").unlink()
-    Path("c.toml").unlink()
-    monkeypatch.setenv("MJAX_LAUNCH", "launch")
-    assert train.main(["--work-dir", "run", "--steps", "4"]) == ending.DONE
-    out = capsys.readouterr().out
-    assert "work dir run, resumed by the launch; after its end, repeat the" in out
-    assert "resume with" not in out
-    assert "resuming after step 3" in out
-    monkeypatch.delenv("MJAX_LAUNCH")
-    config = json.loads(Path("run/config.json").read_text())
-    assert (config["model"]["layers"], config["optim"]["lr"]) == (1, 1e-3)
-    assert config["distributed"]["timeout_s"] == 300, "of a start, not of a run"
-    Path("more.toml").write_text("steps = 5\nseed = 7\n")
-    more = ["--work-dir", "run", "--config", "more.toml"]
-    assert train.main(more) == ending.BAD_INPUT
-    assert "seed: 0 there, 7 in this run" in capsys.readouterr().err
-    assert train.main([*more, "--seed", "0"]) == ending.DONE
-    assert "resuming after step 4" in capsys.readouterr().out
