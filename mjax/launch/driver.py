@@ -25,8 +25,7 @@ from mjax.launch import elastic, failures, messages
 from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.connections import Buffer, Connection
-from mjax.launch.events import Event, teller
-from mjax.launch.facts import process_facts
+from mjax.launch.events import Event, process_event, teller
 from mjax.launch.history import HostHistory
 from mjax.launch.journal import Journal
 from mjax.launch.kubernetes import Api
@@ -138,7 +137,7 @@ class Driver:
             )
         self._journal.set_fact("run", shape)
         generation = 0 if snapshot is None else snapshot["generation"]
-        self._journal.record(_process_event("launch", "a driver has begun"), generation)
+        self._journal.record(process_event("launch", "a driver has begun"), generation)
         if snapshot is None:
             return
         if is_running:
@@ -209,7 +208,7 @@ class Driver:
                 async with asyncio.timeout(_LAST_WORDS_S):
                     while self._agents:  # agents exit when they read `Quit`
                         await asyncio.sleep(0.01)
-            closed = _process_event("closed", "the driver ends")
+            closed = process_event("closed", "the driver ends")
             self._journal.record(closed, self.generation)
         finally:
             if self._pods is not None:
@@ -493,8 +492,3 @@ class Driver:
         self._is_saved, self._saved_place = True, place
         snapshot = self._supervisor.snapshot() | {"flags": self._flags.to_json()}
         self._journal.set_fact("snapshot", snapshot)
-
-
-def _process_event(kind: str, text: str) -> Event:
-    """Return an event about the driver's process, with data for programs."""
-    return Event(kind=kind, text=text, severity="debug", data=process_facts())

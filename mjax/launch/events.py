@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from mjax.launch.facts import process_facts
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Event:
@@ -25,3 +27,8 @@ def teller(record: Callable[[Event], None]) -> Callable[..., None]:
         record(Event(kind=kind, text=text, severity=severity, **fields))
 
     return tell
+
+
+def process_event(kind: str, text: str) -> Event:
+    """Return an event about the driver's process, with data for programs."""
+    return Event(kind=kind, text=text, severity="debug", data=process_facts())
