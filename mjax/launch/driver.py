@@ -239,6 +239,11 @@ class Driver:
         return self._supervisor.exit_code
 
     @property
+    def is_over(self) -> bool:
+        """Whether the run has ended."""
+        return self._supervisor.exit_code is not None
+
+    @property
     def generation(self) -> int:
         """Number of the current generation."""
         return self._supervisor.generation

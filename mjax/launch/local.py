@@ -97,8 +97,8 @@ async def drive(
 class AgentsOfRun(Protocol):
     """Interface of the agents that a launch starts itself."""
 
-    async def keep(self, driver: tuple[str, int]) -> None:
-        """Start the agents, and restart those that die, until cancelled."""
+    async def keep(self, driver: tuple[str, int], is_over: Callable[[], bool]) -> None:
+        """Start the agents, and restart those that die, until the run is over."""
         ...
 
     async def end(self) -> None:
@@ -121,7 +121,9 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
             await asyncio.sleep(_POLL_S / 10)
         if driver.is_listening:
             helpers = [
-                asyncio.create_task(agents.keep(driver.address)),
+                asyncio.create_task(
+                    agents.keep(driver.address, lambda: driver.is_over)
+                ),
                 asyncio.create_task(follow(lambda: driver.generation, work_dir, begin)),
             ]
         code = await serving
@@ -151,9 +153,9 @@ class Agents:
         self._names, self._folder, self._token = names, work_dir / "launch", token
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
-    async def keep(self, driver: tuple[str, int]) -> None:
-        """Start the missing agents, now and whenever one dies."""
-        while True:
+    async def keep(self, driver: tuple[str, int], is_over: Callable[[], bool]) -> None:
+        """Start the missing agents, now and whenever one dies in the run."""
+        while not is_over():
             for name in self._names:
                 if not self._runs(name):
                     self._start(name, driver)

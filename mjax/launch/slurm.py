@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from mjax.launch.config import RunConfig
@@ -90,10 +90,10 @@ class Agents:
         self._log = work_dir / "launch" / "agent-%N.log"
         self._process: subprocess.Popen[bytes] | None = None
 
-    async def keep(self, driver: tuple[str, int]) -> None:
-        """Start the job step, and restart it whenever it ends."""
+    async def keep(self, driver: tuple[str, int], is_over: Callable[[], bool]) -> None:
+        """Start the job step, and restart it whenever it ends in the run."""
         address = f"{socket.gethostname()}:{driver[1]}"
-        while True:
+        while not is_over():
             if not self._runs():
                 self._process = subprocess.Popen(
                     self.command(address), stdin=subprocess.DEVNULL
