@@ -25,7 +25,6 @@ from mjax.config import command_line
 from mjax.config.train import TrainConfig
 from mjax.launch.__main__ import COMMANDS as LAUNCH_COMMANDS
 from mjax.recipes import RECIPES
-from mjax.step.optim import check_schedule
 
 ROOT = Path(__file__).parents[1]
 MAKEFILE = ROOT / "Makefile"
@@ -76,9 +75,8 @@ def make_train_commands(page: Path) -> list[list[str]]:
 
 
 def configured(words: list[str], base: TrainConfig | None = None) -> TrainConfig:
-    """The config of a trainer's flags, whose learning rate schedule fits the steps."""
+    """The config of a trainer's flags."""
     config, _ = command_line.parse(words, RECIPES, prog="mjax train", base=base)
-    check_schedule(config.optim, config.steps)
     return config
 
 

@@ -93,6 +93,42 @@ class OptimConfig:
         ok = self.warmup_steps >= 0
         _check(self, "warmup_steps", ok, "be at least 0", "0 means no warm-up")
 
+    def decay_steps(self, num_steps: int) -> int:
+        """Return the number of steps in the final decay of wsd, of this many steps."""
+        return max(1, round(self.decay_fraction * num_steps))
+
+
+def check_schedule(config: OptimConfig, num_steps: int) -> None:
+    """Check that the learning rate schedule fits into the run.
+
+    `TrainConfig` calls this when it is made; `step.optim` calls it for optimizers that
+    are built without one.
+
+    Args:
+      config: the optimizer config whose warm-up and decay are checked.
+      num_steps: optimizer steps of the whole run.
+
+    Raises:
+      ValueError: the warm-up, or warm-up and decay together, are longer than the run.
+    """
+    warmup = config.warmup_steps
+    if num_steps < 1:
+        raise ValueError(f"--steps must be at least 1, got {num_steps}")
+    if warmup > num_steps:
+        raise ValueError(
+            f"--optim.warmup-steps must be at most --steps {num_steps}, got "
+            f"{warmup}; give --optim.warmup-steps {num_steps // 10} or --steps "
+            f"{10 * warmup}"
+        )
+    decay_steps = config.decay_steps(num_steps)
+    if config.schedule == "wsd" and warmup + decay_steps > num_steps:
+        raise ValueError(
+            f"--optim.warmup-steps must be at most {num_steps - decay_steps}, got "
+            f"{warmup}, because --optim.schedule wsd with --optim.decay-fraction "
+            f"{config.decay_fraction} decays over the last {decay_steps} of --steps "
+            f"{num_steps}; lower one of the two"
+        )
+
 
 def _check(config: OptimConfig, name: str, ok: bool, rule: str, fix: str = "") -> None:
     if not ok:

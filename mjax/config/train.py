@@ -15,7 +15,7 @@ from typing import Any
 from mjax import checked_json, flags
 from mjax.ckpt.config import CkptConfig
 from mjax.config.lora import LoraConfig, adapters
-from mjax.config.optim import OptimConfig
+from mjax.config.optim import OptimConfig, check_schedule
 from mjax.config.run import (
     EvalConfig,
     LogConfig,
@@ -94,14 +94,7 @@ class TrainConfig:
                 f"{self.work_dir}; only --ckpt.dir may be one"
             )
         check_trackers(self.track)
-        if self.steps < 1:
-            raise ValueError(f"--steps must be at least 1, got {self.steps}")
-        if (warmup := self.optim.warmup_steps) > self.steps:
-            raise ValueError(
-                f"--optim.warmup-steps must be at most --steps {self.steps}, got "
-                f"{warmup}; give --optim.warmup-steps {self.steps // 10} or --steps "
-                f"{10 * warmup}"
-            )
+        check_schedule(self.optim, self.steps)
         series = self.profile.series
         if series is not None and series[1] > self.steps + 1:
             raise ValueError(

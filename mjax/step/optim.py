@@ -19,38 +19,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, ArrayLike, Bool, Float, Int, PyTree
 
-from mjax.config.optim import OptimConfig
-
-
-def check_schedule(config: OptimConfig, num_steps: int) -> None:
-    """Check that the learning rate schedule fits into the run.
-
-    Args:
-      config: the optimizer config whose warm-up and decay are checked.
-      num_steps: optimizer steps of the whole run.
-
-    Raises:
-      ValueError: the warm-up, or warm-up and decay together, are longer than the run.
-    """
-    if num_steps < 1:
-        raise ValueError(f"--steps must be at least 1, got {num_steps}")
-    if config.warmup_steps > num_steps:
-        raise ValueError(
-            f"--optim.warmup-steps must be at most --steps {num_steps}, got "
-            f"{config.warmup_steps}; shorten the warm-up or train for more steps"
-        )
-    decay_steps = _decay_steps(config, num_steps)
-    if config.schedule == "wsd" and config.warmup_steps + decay_steps > num_steps:
-        raise ValueError(
-            f"--optim.warmup-steps must be at most {num_steps - decay_steps}, got "
-            f"{config.warmup_steps}, because --optim.schedule wsd with "
-            f"--optim.decay-fraction {config.decay_fraction} decays over the last "
-            f"{decay_steps} of --steps {num_steps}; lower one of the two"
-        )
-
-
-def _decay_steps(config: OptimConfig, num_steps: int) -> int:
-    return max(1, round(config.decay_fraction * num_steps))
+from mjax.config.optim import OptimConfig, check_schedule
 
 
 def learning_rate(config: OptimConfig, num_steps: int) -> optax.Schedule:
@@ -86,7 +55,7 @@ def learning_rate(config: OptimConfig, num_steps: int) -> optax.Schedule:
         alpha = config.final_lr_fraction
         pieces.append(optax.cosine_decay_schedule(config.lr, rest, alpha))
     else:
-        decay_steps = _decay_steps(config, num_steps)
+        decay_steps = config.decay_steps(num_steps)
         final = config.lr * config.final_lr_fraction
         pieces.append(optax.constant_schedule(config.lr))
         pieces.append(optax.linear_schedule(config.lr, final, decay_steps))

@@ -74,6 +74,11 @@ def test_the_trainer_refuses_values_and_prints_its_config_as_fast():
         ("train", "--work-dir README.md/run", "README.md is a file; choose another"),
         ("train", "--init-from absent", "absent does not exist; give a work dir"),
         ("train", "--simulate-devices 2 --batch.size 7", "= 2, got 7; nearest that"),
+        (
+            "train",
+            "--steps 110 --optim.schedule wsd",
+            "--optim.warmup-steps must be at most 88, got 100, because --optim.sched",
+        ),
         ("train", "--steps 20", "got 100; give --optim.warmup-steps 2 or --steps 1000"),
         ("generate", "absent --prompt x", "absent does not exist; give a work dir"),
         ("evaluate", "absent --held-out", "absent does not exist; give a work dir"),

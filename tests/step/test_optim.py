@@ -190,7 +190,7 @@ def test_the_current_rate_is_that_of_the_next_update():
         (
             {"warmup_steps": 11},
             10,
-            ["--optim.warmup-steps must be at most --steps 10, got 11;"],
+            ["at most --steps 10, got 11; give --optim.warmup-steps 1 or --steps 110"],
         ),
         (
             {"schedule": "wsd", "warmup_steps": 6, "decay_fraction": 0.5},
