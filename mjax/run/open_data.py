@@ -1,0 +1,92 @@
+"""Open the data of a run, with the same commits and versions in all processes.
+
+Input: the config of the flags. Output: the config with the commits of names on a hub
+and the vocabulary of the tokenizer, and the data. Process 0 decides on commits and
+compares versions; every process opens its own data.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+from mjax.config.command_line import Command
+from mjax.config.own_recipe import short_name
+from mjax.config.train import TrainConfig, with_tokenizer
+from mjax.data import pinned, remote, remote_hosts
+from mjax.data.dataset import Dataset, open_dataset
+from mjax.processes.agreement import DAY_S, Agreement
+from mjax.run import work_dir
+
+
+def open_data(
+    config: TrainConfig, command: Command, agreement: Agreement
+) -> tuple[TrainConfig, Dataset]:
+    """Open the data.
+
+    Args:
+      config: config of the flags.
+      command: command of this start.
+      agreement: agreement of all processes.
+    Returns:
+      the config with the commits and the vocabulary of the tokenizer, and the data.
+    """
+    commits = json.loads(agreement.decide(lambda: _commits(config, command)))
+    data = config.data
+    if commits:
+        data = dataclasses.replace(
+            data,
+            tokenizer=commits["tokenizer"],
+            path=tuple(commits["path"]),
+            mixture=tuple(commits["mixture"]),
+        )
+
+    def act(files: remote.RemoteFiles | None) -> tuple[TrainConfig, Dataset]:
+        dataset = open_dataset(data, seed=config.seed, remote=files)
+        if commits and commits["is_new"]:
+            pinned.remember(config.data, data)
+        opened = dataclasses.replace(config, data=data)
+        opened = with_tokenizer(opened, dataset.tokenizer.vocab_size)
+        dataset.check_vocab_size(opened.model.vocab_size)
+        return opened, dataset
+
+    # The hosts serve files to each other until all have read what they need.
+    with remote_hosts.shared(data, agreement) as files:
+        agreement.decide(lambda: _check_versions(config, command, files))
+        return agreement.together(lambda: act(files), timeout_s=DAY_S)
+
+
+def _commits(config: TrainConfig, command: Command) -> str:
+    """Return JSON of the hub names in the data, with revisions resolved to commits.
+
+    Called on process 0. A resumed run keeps the commits of its config.json.
+    """
+    if not pinned.has_names(config.data):
+        return "{}"
+    path = _begun(config, command)
+    recorded = (
+        {} if path is None else (work_dir.read_config(path) or {}).get("data", {})
+    )
+    data = pinned.pinned(config.data, recorded if isinstance(recorded, dict) else {})
+    names = {"tokenizer": data.tokenizer, "path": data.path, "mixture": data.mixture}
+    return json.dumps({"is_new": path is None, **names})
+
+
+def _begun(config: TrainConfig, command: Command) -> Path | None:
+    """Return the work dir of a run that continues; None for a new run."""
+    path = work_dir.choose(config.work_dir, short_name(command.recipe))
+    is_new = command.restart_from_scratch or not work_dir.has_begun(path)
+    return None if is_new else path
+
+
+def _check_versions(
+    config: TrainConfig, command: Command, files: remote.RemoteFiles | None
+) -> str:
+    """On process 0, refuse files in object stores that changed since the run began.
+
+    Returns:
+      an empty string, the value that all processes agree on.
+    """
+    path = _begun(config, command)
+    if path is not None and files is not None:
+        work_dir.check_data_files(path, files.versions)
+    return ""
