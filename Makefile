@@ -55,7 +55,7 @@ help:
 	@echo "make test-stores  s3:// and gs://, against servers on this machine"
 	@echo "make test-slurm   launch on a real Slurm on this machine, as root"
 	@echo "make try-slurm SCRIPT=my.sbatch  run your batch script on such a Slurm"
-	@echo "make test-services  PostgreSQL, NATS, the live page and the docs in Chromium, as root"
+	@echo "make test-services  PostgreSQL, NATS, a full disk, page and docs in Chromium, as root"
 	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make evidence     make the pages of docs/benchmarks anew that need no GPU"
 	@echo "make evidence-quick  the cheap ones; make evidence-long: faults, kills, training"
@@ -175,16 +175,16 @@ try-slurm: env
 	@.venv/bin/python -m scripts.clusters.try_slurm "$(SCRIPT)" \
 	  --nodes "$(NODES)" --gpus "$(GPUS)" -- $(ARGS)
 
-# A real PostgreSQL, NATS and Chromium on this machine, in their own folders. It needs root
-# and installs missing Debian packages. npm downloads axe-core, which checks the
-# accessibility of the live page and the docs.
+# A real PostgreSQL, NATS, Chromium and small disk on this machine, in their own folders.
+# It needs root and the right to mount a tmpfs, and installs missing Debian packages. npm
+# downloads axe-core, which checks the accessibility of the live page and the docs.
 test-services: env docs
 	@ls /usr/sbin/nats-server /usr/lib/postgresql/*/bin/initdb > /dev/null 2>&1 || \
 	  apt-get install -y --no-install-recommends nats-server postgresql
 	@ls /usr/bin/chromium /usr/bin/npm > /dev/null 2>&1 || \
 	  apt-get install -y --no-install-recommends chromium npm
-	.venv/bin/python -m pytest tests/observe tests/scripts/test_site_pages.py \
-	  -m services $(ARGS)
+	.venv/bin/python -m pytest tests/observe tests/run/test_disk_space.py \
+	  tests/scripts/test_site_pages.py -m services $(ARGS)
 
 env-newest: .venv-newest/installed
 

@@ -44,6 +44,7 @@ from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same, code_facts, environment_facts
 from mjax.processes.progress import Phase
 from mjax.run import (
+    disk_space,
     ending,
     evaluation,
     loop,
@@ -153,20 +154,22 @@ def _run(
         return ending.DONE
     started_s = time.perf_counter()
     watch.start(Phase.RESTORE)
+    full_disk = functools.partial(disk_space.explained, run.work_dir)
     try:
-        with out_of_memory.explained(needs, "the start"):
-            start = first_state(run)
-        assert run.checkpoints is not None
-        launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
-        run.checkpoints.claim(launch, watch.marks.generation)
-        recorded = record.write(
-            *(run.work_dir, mesh, agreement, facts, argv),
-            launch=launch,
-            generation=watch.marks.generation,
-            start_step=start.step,
-        )
-        if jax.process_index() == 0:
-            schedule_record.write(run.work_dir, recorded, run.program.pipeline)
+        with full_disk():
+            with out_of_memory.explained(needs, "the start"):
+                start = first_state(run)
+            assert run.checkpoints is not None
+            launch = os.environ.get(progress.LAUNCH_VARIABLE, "")
+            run.checkpoints.claim(launch, watch.marks.generation)
+            recorded = record.write(
+                *(run.work_dir, mesh, agreement, facts, argv),
+                launch=launch,
+                generation=watch.marks.generation,
+                start_step=start.step,
+            )
+            if jax.process_index() == 0:
+                schedule_record.write(run.work_dir, recorded, run.program.pipeline)
         if start.step:
             watch.marks.saved(start.step)
         trackers = agreement.together(lambda: _trackers(run, recorded, start.step))
@@ -174,12 +177,20 @@ def _run(
         return _refused(error)
     agreement.together(lambda: None)  # from here on all processes stop together
     try:
-        with out_of_memory.explained(needs, "training"), ending.StopRequest() as stop:
+        with (
+            full_disk(),
+            out_of_memory.explained(needs, "training"),
+            ending.StopRequest() as stop,
+        ):
             watch.open(config.observe, run.work_dir, recorded, mesh, agreement)
             text = functools.partial(_text_of_step, run)
             watch.open_windows(config.profile, run.work_dir, recorded, mesh, text)
             return train(run, start, stop, watch, trackers, started_s=started_s)
-    except (DamagedFileError, out_of_memory.OutOfMemoryError) as error:
+    except (
+        DamagedFileError,
+        disk_space.NoSpaceError,
+        out_of_memory.OutOfMemoryError,
+    ) as error:
         return _refused(error)
 
 

@@ -37,10 +37,19 @@ def without_nonfinite(row: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a text file under a temporary name, then rename it."""
+    """Write a text file under a temporary name, then rename it.
+
+    Raises:
+      OSError: the file cannot be written; no temporary file stays.
+    """
     temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        # An error of a write names no file.
+        raise OSError(error.errno, error.strerror, str(path)) from error

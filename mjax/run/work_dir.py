@@ -4,6 +4,7 @@ Input: flags and the run's config as JSON. Output: a writable folder with this r
 config.json and tokenizer. Nothing here deletes a run: an unwanted run is moved aside.
 """
 
+import contextlib
 import json
 import os
 import shlex
@@ -11,11 +12,12 @@ import shutil
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from mjax import checked_json
+from mjax.run import disk_space
 from mjax.run.json_files import write_json
 
 TOKENIZER = "tokenizer"
@@ -139,11 +141,10 @@ def make(path: Path) -> None:
 
     Raises:
       ValueError: the folder cannot be written.
+      NoSpaceError: the disk is full.
     """
-    try:
+    with _writing(path):
         (path / "checkpoints").mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from error
 
 
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
@@ -151,11 +152,10 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 
     Raises:
       ValueError: the folder cannot be written.
+      NoSpaceError: the disk is full.
     """
-    try:
+    with _writing(path):
         write_json(path / "config.json", config)
-    except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from error
 
 
 def keep_data_files(path: Path, versions: Mapping[str, str]) -> None:
@@ -166,12 +166,11 @@ def keep_data_files(path: Path, versions: Mapping[str, str]) -> None:
       versions: size and version in words, by URL; nothing is written if it is empty.
     Raises:
       ValueError: the record cannot be written.
+      NoSpaceError: the disk is full.
     """
     if versions:
-        try:
+        with _writing(path):
             write_json(path / _DATA_FILES, versions)
-        except OSError as error:
-            raise _unwritable(path, error.strerror or str(error)) from None
 
 
 def check_data_files(path: Path, versions: Mapping[str, str]) -> None:
@@ -211,25 +210,25 @@ def keep_tokenizer(path: Path, contents: Mapping[str, bytes]) -> None:
       contents: contents of the files by name.
     Raises:
       ValueError: another tokenizer is there, or the folder cannot be written.
+      NoSpaceError: the disk is full.
     """
     folder = path / TOKENIZER
     unfinished = f".{TOKENIZER}.writing-"
     temporary = path / f"{unfinished}{uuid.uuid4().hex[:8]}"
     try:
-        for abandoned in path.glob(f"{unfinished}*"):  # left by a killed process
-            shutil.rmtree(abandoned)
-        if folder.exists():
-            _check_tokenizer(folder, contents)
-            return
-        temporary.mkdir()
-        for name, content in contents.items():
-            with (temporary / name).open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        temporary.rename(folder)
-    except OSError as error:
-        raise _unwritable(path, error.strerror or str(error)) from error
+        with _writing(path):
+            for abandoned in path.glob(f"{unfinished}*"):  # left by a killed process
+                shutil.rmtree(abandoned)
+            if folder.exists():
+                _check_tokenizer(folder, contents)
+                return
+            temporary.mkdir()
+            for name, content in contents.items():
+                with (temporary / name).open("wb") as file:
+                    file.write(content)
+                    file.flush()
+                    os.fsync(file.fileno())
+            temporary.rename(folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
@@ -294,6 +293,16 @@ def _typed_program() -> list[str]:
     if Path("".join(sys.orig_argv[1:2])).name == "mjax":
         return ["mjax", "train"]
     return ["python", "-m", "mjax.train"]
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Explain errors of writing the work dir inside a with statement."""
+    try:
+        with disk_space.explained(path):
+            yield
+    except OSError as error:
+        raise _unwritable(path, error.strerror or str(error)) from error
 
 
 def _unwritable(path: Path, why: str) -> ValueError:
