@@ -10,9 +10,7 @@ hf_hub_download; HF_ENDPOINT, HF_HUB_OFFLINE, HF_TOKEN).
 """
 
 import contextlib
-import importlib
 import logging
-import os
 import pathlib
 import re
 import urllib.parse
@@ -22,14 +20,20 @@ from typing import Any, Literal, NamedTuple
 from mjax import checked_json
 from mjax.data import cache_files
 from mjax.data.file_hashes import hash_files
+from mjax.data.hub_library import (
+    cache_dir_of,
+    endpoint_of,
+    first_line,
+    host_of,
+    http_error_of,
+    import_library,
+)
 from mjax.data.mirror.checksums import Comparison
 from mjax.data.mirror.mirror import RemoteFile
 
 PREFIX = "hf://"
 COMMIT = re.compile(r"[0-9a-f]{40}")
 """Pattern of a commit, a revision that never changes."""
-# User and password of a URL, and its query, which may contain a signature.
-_SECRET = re.compile(r"(?<=://)[^/@\s]*@|\?[^\s'\"()]*")
 _NOUNS = {"dataset": "data set", "model": "model"}
 _TIMEOUT_S = 30
 _PARTIAL = 206  # HTTP: the answer has the requested range
@@ -98,8 +102,8 @@ class Snapshot:
             answer and this machine has no complete copy.
         """
         self.repository = repository
-        self._library = _import_library(repository)
-        self._cache = _cache_dir(self._library)
+        self._library = import_library(repository)
+        self._cache = cache_dir_of(self._library)
         self._home = _home(repository, self._cache)
         self._failure: Exception | None = None
         known = self._read_listing(repository.revision) if repository.is_fixed else None
@@ -165,7 +169,7 @@ class Snapshot:
             *(repository.name, file),
             repo_type=repository.kind,
             revision=self.commit,
-            endpoint=_endpoint(library),
+            endpoint=endpoint_of(library),
         )
         headers = library.utils.build_hf_headers()
         headers["Range"] = f"bytes={start}-{start + length - 1}"
@@ -176,8 +180,8 @@ class Snapshot:
             library.utils.hf_raise_for_status(answer)
         except library.errors.GatedRepoError:
             raise self._is_gated() from None
-        except (OSError, _http_error(library)) as error:
-            raise OSError(_first_line(error)) from None
+        except (OSError, http_error_of(library)) as error:
+            raise OSError(first_line(error)) from None
         if answer.status_code == _PARTIAL:
             return answer.content
         return answer.content[start : start + length]  # no support for ranges
@@ -189,7 +193,7 @@ class Snapshot:
             _log.warning(
                 "%s: the hub %s does not answer as it should (%s); reading the copy of "
                 "commit %s on this machine",
-                *(repository, _host(self._library), _first_line(self._failure)),
+                *(repository, host_of(self._library), first_line(self._failure)),
                 self.commit,
             )
         elif not repository.is_fixed:
@@ -205,8 +209,8 @@ class Snapshot:
     def _ask(self) -> _Listing:
         """Return the hub's listing: the commit of the revision, and its files."""
         repository, library = self.repository, self._library
-        errors, host, noun = library.errors, _host(library), _NOUNS[repository.kind]
-        api = library.HfApi(endpoint=_endpoint(library))
+        errors, host, noun = library.errors, host_of(library), _NOUNS[repository.kind]
+        api = library.HfApi(endpoint=endpoint_of(library))
         try:
             info = api.repo_info(
                 repository.name,
@@ -228,7 +232,7 @@ class Snapshot:
                 f"{repository}: {host} has no {noun} {repository.name}, or it is "
                 "private; check the name, or set HF_TOKEN to a token that may read it"
             ) from None
-        except (OSError, _http_error(library), ValueError) as error:
+        except (OSError, http_error_of(library), ValueError) as error:
             return self._known(error)
         except (KeyError, TypeError):  # JSON of another kind
             return self._known(ValueError(f"the answer does not describe a {noun}"))
@@ -261,9 +265,9 @@ class Snapshot:
         else:
             remedy = "start again when the hub can be reached, or set HF_ENDPOINT"
         return ValueError(
-            f"{self.repository}: the hub {_host(self._library)} does not answer as it "
-            f"should ({_first_line(error)}), and this machine has no complete copy of "
-            f"the {_NOUNS[self.repository.kind]}; {remedy}"
+            f"{self.repository}: the hub {host_of(self._library)} does not answer as "
+            f"it should ({first_line(error)}), and this machine has no complete copy "
+            f"of the {_NOUNS[self.repository.kind]}; {remedy}"
         )
 
     def _is_gated(self) -> ValueError:
@@ -271,8 +275,8 @@ class Snapshot:
         page = repository.at("").removeprefix(PREFIX).removesuffix("@")
         return ValueError(
             f"{repository}: the {repository.noun} is only for users who accepted its "
-            f"terms; accept them on {_host(self._library)}/{page}, and set HF_TOKEN to "
-            "your token"
+            f"terms; accept them on {host_of(self._library)}/{page}, and set HF_TOKEN "
+            "to your token"
         )
 
     # ----------------------------------------------------------------------- the cache
@@ -318,15 +322,15 @@ class Snapshot:
                 *(self.repository.name, file),
                 repo_type=self.repository.kind,
                 revision=self.commit,
-                endpoint=_endpoint(library),
+                endpoint=endpoint_of(library),
                 cache_dir=self._cache,
             )
         except library.errors.GatedRepoError:
             raise self._is_gated() from None
-        except (OSError, _http_error(library), ValueError) as error:
+        except (OSError, http_error_of(library), ValueError) as error:
             raise ValueError(
                 f"{self.repository}: the download of {file} stopped "
-                f"({_first_line(error)}); start again; the downloaded part is kept"
+                f"({first_line(error)}); start again; the downloaded part is kept"
             ) from None
 
     def _checked(self, file: pathlib.Path, checksum: str) -> str:
@@ -399,7 +403,7 @@ def remember(repository: Repository, commit: str) -> None:
     Raises:
       ValueError: the cache cannot be written.
     """
-    path = _ref(repository, _home(repository, _cache_dir(_import_library(repository))))
+    path = _ref(repository, _home(repository, cache_dir_of(import_library(repository))))
     if not path.is_file() or path.read_text() != commit:
         with (
             _writable(repository),
@@ -432,11 +436,6 @@ def kept_commit(repository: Repository, before: str) -> str:
     return before
 
 
-def _cache_dir(library: Any) -> pathlib.Path:
-    configured = os.environ.get("HF_HUB_CACHE")
-    return pathlib.Path(configured or library.constants.HF_HUB_CACHE)
-
-
 def _home(repository: Repository, cache: pathlib.Path) -> pathlib.Path:
     """Return the folder of a repository in the cache."""
     return cache / f"{repository.kind}s--{repository.name.replace('/', '--')}"
@@ -460,39 +459,7 @@ def _writable(repository: Repository) -> Iterator[None]:
         ) from None
 
 
-def _import_library(repository: Repository) -> Any:
-    try:
-        import huggingface_hub
-        import huggingface_hub.constants
-        import huggingface_hub.errors
-    except ImportError:
-        raise ValueError(
-            f"{repository} needs huggingface_hub; pip install 'mjax[hub]'"
-        ) from None
-    return huggingface_hub
-
-
-def _http_error(library: Any) -> type[Exception]:
-    """Return the exception class of the library's HTTP client."""
-    module = type(library.get_session()).__module__.partition(".")[0]
-    return importlib.import_module(module).HTTPError
-
-
-def _endpoint(library: Any) -> str:
-    return os.environ.get("HF_ENDPOINT") or library.constants.ENDPOINT
-
-
-def _host(library: Any) -> str:
-    """Return the address of the hub without secrets."""
-    return _SECRET.sub("", _endpoint(library))
-
-
 def _is_inside(file: str) -> bool:
     """Return whether a path stays inside the repository and is not hidden."""
     parts = pathlib.PurePosixPath(file).parts
     return not any(part.startswith((".", "/")) for part in parts)
-
-
-def _first_line(error: Exception) -> str:
-    text = (str(error) or type(error).__name__).strip().splitlines()[0]
-    return _SECRET.sub("", text)

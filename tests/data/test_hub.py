@@ -7,8 +7,7 @@ import pathlib
 
 import pytest
 
-from mjax.data import cache_files, corpora, file_hashes
-from mjax.data import hub as hub_module
+from mjax.data import cache_files, corpora, file_hashes, hub_library
 from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
 from mjax.data.hub_datasets import fetch
@@ -141,7 +140,7 @@ def test_passwords_and_signatures_of_addresses_are_not_told(hub, monkeypatch):
         fetch(PATH)
     assert "secret" not in str(caught.value)
     error = OSError("403 for url: https://cdn.io/a?X-Amz-Signature=abc (Forbidden)")
-    assert hub_module._first_line(error) == "403 for url: https://cdn.io/a (Forbidden)"
+    assert hub_library.first_line(error) == "403 for url: https://cdn.io/a (Forbidden)"
 
 
 def test_processes_that_start_together_and_a_cache_without_room(hub, monkeypatch):
