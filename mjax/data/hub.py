@@ -41,6 +41,15 @@ _REFUSED = (401, 403)  # HTTP: no authentication, or no permission
 _log = logging.getLogger(__name__)
 
 
+class NoCopyError(ValueError):
+    """The hub does not answer, and this machine has no copy of what is needed."""
+
+    def __init__(self, message: str, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        """Kind of the repository, as in `Repository`."""
+
+
 class Repository(NamedTuple):
     """A repository at a revision, and the flag that names it."""
 
@@ -259,15 +268,19 @@ class Snapshot:
             raise self._has_no_copy(error)
         return listing
 
-    def _has_no_copy(self, error: Exception) -> ValueError:
+    def _has_no_copy(self, error: Exception) -> NoCopyError:
         if getattr(getattr(error, "response", None), "status_code", 0) in _REFUSED:
             remedy = "set HF_TOKEN to a token that may read it, or unset a wrong one"
         else:
-            remedy = "start again when the hub can be reached, or set HF_ENDPOINT"
-        return ValueError(
+            remedy = (
+                f"copy {self._home} from a machine that has read it, start again when "
+                "the hub can be reached, or set HF_ENDPOINT"
+            )
+        return NoCopyError(
             f"{self.repository}: the hub {host_of(self._library)} does not answer as "
             f"it should ({first_line(error)}), and this machine has no complete copy "
-            f"of the {_NOUNS[self.repository.kind]}; {remedy}"
+            f"of the {_NOUNS[self.repository.kind]}; {remedy}",
+            self.repository.kind,
         )
 
     def _is_gated(self) -> ValueError:

@@ -62,7 +62,9 @@ def pinned(name: str, recorded: str | None = None, *, flag: str = FLAG) -> str:
     repository = _repository(name, flag)
     match = _NAME.fullmatch(recorded or "")
     before = Repository("model", match[1], match[2], flag) if match else repository
-    if repository.is_fixed or before.name != repository.name or not before.is_fixed:
+    if repository.is_fixed:
+        return name
+    if before.name != repository.name or not before.is_fixed:
         return hub.fetch(repository, _choose).origin
     return before.at(hub.kept_commit(repository, before.revision))
 

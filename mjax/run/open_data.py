@@ -7,6 +7,7 @@ compares versions; every process opens its own data.
 
 import dataclasses
 import json
+import logging
 from pathlib import Path
 
 from mjax.config.command_line import Command
@@ -14,8 +15,11 @@ from mjax.config.own_recipe import short_name
 from mjax.config.train import TrainConfig, with_tokenizer
 from mjax.data import pinned, remote, remote_hosts
 from mjax.data.dataset import Dataset, open_dataset
+from mjax.data.hub import NoCopyError
 from mjax.processes.agreement import DAY_S, Agreement
 from mjax.run import work_dir
+
+_log = logging.getLogger(__name__)
 
 
 def open_data(
@@ -41,7 +45,15 @@ def open_data(
         )
 
     def act(files: remote.RemoteFiles | None) -> tuple[TrainConfig, Dataset]:
-        dataset = open_dataset(data, seed=config.seed, remote=files)
+        try:
+            dataset = open_dataset(data, seed=config.seed, remote=files)
+        except NoCopyError as error:
+            kept = commits["kept_tokenizer"]
+            if error.kind != "model" or kept is None:
+                raise
+            _log.warning("%s; the run reads its own copy in %s", error, kept)
+            own = dataclasses.replace(data, tokenizer=kept)
+            dataset = open_dataset(own, seed=config.seed, remote=files)
         if commits and commits["is_new"]:
             pinned.remember(config.data, data)
         opened = dataclasses.replace(config, data=data)
@@ -68,7 +80,9 @@ def _commits(config: TrainConfig, command: Command) -> str:
     )
     data = pinned.pinned(config.data, recorded if isinstance(recorded, dict) else {})
     names = {"tokenizer": data.tokenizer, "path": data.path, "mixture": data.mixture}
-    return json.dumps({"is_new": path is None, **names})
+    kept = None if path is None else work_dir.kept_tokenizer(path)
+    kept_path = None if kept is None else str(kept.absolute())
+    return json.dumps({"is_new": path is None, "kept_tokenizer": kept_path, **names})
 
 
 def _begun(config: TrainConfig, command: Command) -> Path | None:

@@ -233,6 +233,12 @@ def keep_tokenizer(path: Path, contents: Mapping[str, bytes]) -> None:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def kept_tokenizer(path: Path) -> Path | None:
+    """Return the folder of the run's tokenizer in a work dir; None if there is none."""
+    folder = path / TOKENIZER
+    return folder if (folder / "tokenizer.json").is_file() else None
+
+
 def _check_tokenizer(folder: Path, contents: Mapping[str, bytes]) -> None:
     """Refuse another tokenizer.json; configuration and template may differ."""
     path = folder / "tokenizer.json"

@@ -1,6 +1,7 @@
 """A run keeps its tokenizer beside its checkpoints, and its digest in them."""
 
 import json
+import socket
 from pathlib import Path
 
 import jax
@@ -8,6 +9,7 @@ import pytest
 
 from mjax import train
 from mjax.ckpt import places
+from mjax.data import hub as hub_module
 from mjax.data.tokenizers import load_tokenizer, train_bpe
 from mjax.run import ending
 from tests.data.hub_server import COMMIT, NEXT, serving
@@ -122,3 +124,45 @@ def test_a_tokenizer_that_was_changed_in_the_work_dir_is_refused(
     capsys.readouterr()
     assert start(run, corpus, "--steps", "2") == ending.BAD_INPUT
     assert "is not the tokenizer of this run; move" in capsys.readouterr().err
+
+
+def no_answer(hub, monkeypatch, how: str) -> None:
+    """Take the hub away, and the copy of its files."""
+    if how == "refuses":
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            port = closed.getsockname()[1]
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
+    elif how == "hangs":
+        hub.delay_s = 1.0
+        monkeypatch.setattr(hub_module, "_TIMEOUT_S", 0.1)
+    else:
+        hub.status = 503
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs", "is busy"])
+def test_a_run_goes_on_with_its_own_tokenizer_on_a_new_host_without_the_hub(
+    tmp_path, corpus, monkeypatch, caplog, capsys, how
+):
+    run, name = tmp_path / "run", "hf://org/model@main"
+    with serving(tmp_path / "hub", monkeypatch) as hub:
+        hub.model_files = {"tokenizer.json": train_bpe([TEXT], 280).encode()}
+        assert start(run, corpus, "--data.tokenizer", name) == ending.DONE
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "new"))
+        no_answer(hub, monkeypatch, how)
+        assert train.main(["--work-dir", str(run), "--steps", "2"]) == ending.DONE
+        assert f"the run reads its own copy in {run}/tokenizer" in caplog.text
+        config = json.loads((run / "config.json").read_text())
+        assert config["data"]["tokenizer"] == f"hf://org/model@{COMMIT}"
+
+        own = run / "tokenizer" / "tokenizer.json"
+        own.write_text(train_bpe([TEXT[::-1]], 280))
+        capsys.readouterr()
+        more = ["--work-dir", str(run), "--steps", "3"]
+        assert train.main(more) == ending.BAD_INPUT
+        assert "the tokenizer is not that of the checkpoint" in capsys.readouterr().err
+        own.unlink()
+        assert train.main(more) == ending.BAD_INPUT
+        said = capsys.readouterr().err
+        assert f"copy {tmp_path}/new/models--org--model from a machine that" in said
+        assert "start again when the hub can be reached, or set HF_ENDPOINT" in said
