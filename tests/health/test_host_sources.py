@@ -172,7 +172,7 @@ def test_the_packages_of_this_interpreter_are_listed():
     assert reading.cut == ""
     settings = cases.cases()[0].settings
     finding = judge(BY_NAME["versions.packages"], reading, settings)
-    assert finding.reason == "packages is not in the expectations"
+    assert finding.reason == "the expectations have no entry in table [packages]"
     assert f"pytest=={pytest.__version__}\n" in reading.text
 
 

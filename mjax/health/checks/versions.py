@@ -45,7 +45,7 @@ def compared(name: str, has: str, settings: Settings) -> Verdict:
     """Compare a version with the expectation of the same name."""
     wanted = settings.expect.get("versions", {}).get(name)
     if wanted is None:
-        return unknown(f"{has}; versions has no {name} in the expectations")
+        return unknown(f"{has}; the expectations have no {name} in table [versions]")
     if not fits(has, str(wanted)):
         return failed(f"{name} is {has}, not {wanted}", has, wanted)
     return ok(has, wanted)
@@ -111,7 +111,7 @@ def packages(text: str, settings: Settings) -> Verdict:
     """The Python packages have the expected versions: jax, NCCL, cuDNN."""
     wanted = settings.expect.get("packages")
     if not wanted:
-        return unknown("packages is not in the expectations")
+        return unknown("the expectations have no entry in table [packages]")
     has = {}
     for line in text.split("\n")[:-1]:
         found = _PACKAGE.match(line)
