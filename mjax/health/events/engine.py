@@ -1,9 +1,10 @@
-"""Detect events in lines: sliding windows over log time, in bounded memory.
+"""Detect events in the lines of a log, in bounded memory.
 
-Input: rules and lines. Output: `Detection`s. Pure: no clock, no file. Times come from
-the log, so the result does not depend on the speed of arrival. Per device, each rule
-keeps the times of at most a small multiple of `count` lines. A late line is counted at
-its own time, and a repeated line is counted once.
+Input: rules and lines. Output: `Detection`s. A rule fires if `Rule.count` lines of one
+device match it within `Rule.within_s` seconds. Times come from the log, so the result
+does not depend on the speed of arrival. A late line is counted at its own time, and a
+repeated line is counted once. For each rule and device, the times of at most 4 `count`
+lines are kept. Pure: no clock, no file.
 """
 
 import bisect
@@ -18,9 +19,11 @@ MAX_KEYS = 10_000
 """Maximum number of pairs of a rule and a device. The value was picked by judgement: it
 is enough for ten rules over a fabric of 1,000 ports."""
 _KEPT = 4
-"""Timestamps kept per rule and device, as a multiple of `count`. Before a rule fires,
-each period of `within_s` has fewer than `count` timestamps, so a line may be up to
-3 `within_s` late. The value 4 is a choice, not a measurement."""
+"""Timestamps kept per rule and device, as a multiple of `count`. Until a rule fires,
+each period of `within_s` has fewer than `count` timestamps, so 4 `count` timestamps
+cover more than 4 `within_s`. A line that is up to 3 `within_s` late is therefore still
+compared with all lines of the `within_s` before it. The value 4 is a choice, not a
+measurement."""
 _NS = 10**9
 
 
@@ -34,7 +37,7 @@ class Detection:
     first_ns: int
     count: int
     device: Mapping[str, str]
-    """Values of the groups that `by` names, and of `host` if the log names it."""
+    """Values of the groups in `Rule.by`, and the host if the log names it."""
     values: Mapping[str, str]
     """Values to fill into the templates of the rule."""
     line: Line
@@ -109,8 +112,8 @@ class Engine:
             self.counts.untimed += 1
             return None
         time_ns = line.time_ns or 0
-        # UFM runs on two machines that take over from each other: its name is not part
-        # of a port's identity.
+        # UFM runs on two machines that take over from each other, so the name of the
+        # machine is not part of a port's identity.
         host = "" if line.kind == "ufm" else line.host or ""
         device = {name: groups[name] for name in rule.by}
         window = self._window((index, line.boot, host, tuple(device.values())), rule)
@@ -168,10 +171,11 @@ class Engine:
 
 
 def _completed(times_ns: list[int], time_ns: int, rule: Rule) -> tuple[int, int] | None:
-    """Add a time to the sorted list, and look for `count` times in `within_s` seconds.
+    """Add a time to the sorted list; return the event that this time completes.
 
     Returns:
-      the first and the last of these times; None if there are too few.
+      the first and the last of `rule.count` times within `rule.within_s` seconds; None
+      if there are too few.
     """
     at = bisect.bisect_right(times_ns, time_ns)
     times_ns.insert(at, time_ns)

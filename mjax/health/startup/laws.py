@@ -6,9 +6,9 @@ other size. All functions are pure.
 A law is a curve with two parameters, the value at the largest size and the share of it
 that grows: y(N) = value * (1 - share + share * g(N) / g(largest)), with share from 0 to
 1 and g(N) = 1, log N, N or N squared. Share 0 is the null model, a constant. Residuals
-are of log y, because timing errors are factors, not numbers of seconds. Each size has
-one duration, the median of its repeats: repeats make it precise, but only deviations of
-sizes from a curve distinguish between curves.
+are differences of log y, because timing errors are factors, not numbers of seconds.
+Each size has one duration, the median of its repeats. Repeats do not count as separate
+data: they make the median precise, but only different sizes show the form of the curve.
 """
 
 import dataclasses
@@ -28,26 +28,27 @@ LEAST_SIZES = 5
 """Minimum number of sizes for which the criterion is defined, see `_aicc`."""
 LEAD = 4.0
 """Margin by which the criterion of a law must be below all others to name that law. The
-value was picked by judgement: at this margin the data are exp(LEAD / 2), more than 7,
-times likelier under that law (the evidence ratio of Burnham, Anderson and Huyvaert
-2011, doi:10.1007/s00265-010-1029-6)."""
+value was picked by judgement: the evidence for that law is then exp(LEAD / 2) = 7.4
+times the evidence for any other (evidence ratio of Burnham, Anderson and Huyvaert 2011,
+doi:10.1007/s00265-010-1029-6)."""
 FLAT = 1.25
-"""Largest growth factor from the smallest to the largest size that counts as no growth.
-The value was picked by judgement: such a growth does not matter for starting 10,000
-processes."""
+"""A duration counts as constant if it grows at most by this factor from the smallest to
+the largest size. The value was picked by judgement: such growth does not matter for
+starting 10,000 processes."""
 CONFIDENCE = 0.95
 """Confidence of the joint region of value and share. The value was picked by judgement:
 it is the usual confidence."""
 LEAST_NOISE = 0.02
-"""Standard deviation of log y below which two fits are equally good. The value was
+"""Standard deviation of log y below which all fits count as equally good. The value was
 picked by judgement: medians of a few starts on one host are not more reproducible."""
 LEAST_S = 1e-6
 """Shorter durations count as this one. The value was picked by judgement: the clocks
 tick in nanoseconds, and reading them takes a microsecond."""
 _LOGITS = np.linspace(-25.0, 15.0, 4001)
 _SHARES = np.concatenate([[0.0], 1.0 / (1.0 + np.exp(-_LOGITS)), [1.0]])
-"""Grid of shares in steps of 1 percent of the odds. It starts so close to 0 that it
-misses no share that matters at 10,000 processes."""
+"""Shares to try. The odds, share / (1 - share), grow by 1 percent from one share to the
+next. The smallest share above 0 is so small that no share below it matters at 10,000
+processes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -89,7 +90,8 @@ class Growth:
     law: str | None
     """Name of the law; None: the data do not decide."""
     candidates: tuple[str, ...]
-    """The laws that fit about as well as the best; all if there are too few sizes."""
+    """The laws that fit about as well as the best one; all laws if there are too few
+    sizes."""
     criteria: Mapping[str, float]
     """Criterion of each law; the lowest is the best. Empty if there are too few
     sizes."""
@@ -103,13 +105,13 @@ class Growth:
     def at(self, size: int, *, most: str = QUADRATIC) -> Range:
         """Return the duration at another size.
 
-        The range holds every curve of every law inside the joint confidence region of
-        value and share.
+        The range covers the curves of all laws up to `most` whose value and share are
+        in the joint confidence region.
 
         Args:
           size: number of processes.
-          most: the steepest law that the work can follow, known for other reasons than
-            these data; a law named by the data is used even if it is steeper.
+          most: the steepest law that is possible, known from the kind of work and not
+            from these data. If `self.law` is steeper, it is used all the same.
         """
         last = max(LAWS.index(most), LAWS.index(self.law or CONSTANT))
         ranges = [c.at(size) for c in self.curves if c.law in LAWS[: last + 1]]
@@ -157,7 +159,8 @@ def growth(sizes: Sequence[int], seconds: Sequence[float]) -> Growth:
     least = count * LEAST_NOISE**2
     fits = {law: _fit(law, sizes, largest, logs) for law in LAWS}
     squares = {law: max(least, float(fits[law][2].min())) for law in LAWS}
-    # The joint region of two numbers: F(2, n - 2), whose quantiles have a closed form.
+    # The joint confidence region of two parameters follows from the distribution
+    # F(2, n - 2), whose quantiles have a closed form.
     limit = min(squares.values()) * (1 - CONFIDENCE) ** (-2 / (count - 2))
     curves = tuple(_inside(law, fits[law], limit, largest, count) for law in LAWS)
     criteria = {law: _aicc(squares[law], count, law) for law in LAWS}
@@ -203,10 +206,10 @@ def _shape(
 def _fit(
     law: str, sizes: Sequence[int], largest: int, logs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Fit the value at the largest size for each share that grows.
+    """Find, for each share in the grid, the value at the largest size that fits best.
 
     Returns:
-      the shares; for each, the log of the best value, and the sum of squared residuals.
+      the shares; for each, the log of the value, and the sum of squared residuals.
     """
     shares = _SHARES if law != CONSTANT else np.zeros(1)
     off = logs - np.log(_shape(law, sizes, largest, shares))
