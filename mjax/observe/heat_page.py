@@ -103,7 +103,7 @@ def svg(heat: Heat, most_rows: int = MOST_ROWS) -> str:
 
 
 def _frame(x: float, y: int) -> str:
-    """Return the frame of a slow cell, which is drawn above its neighbours."""
+    """Return the frame of a slow cell. Frames are drawn after all cells."""
     return (
         f'<rect x="{x + 1:.1f}" y="{y + 1}" width="{_CELL_WIDTH - 3}" '
         f'height="{_CELL_HEIGHT - 3}" fill="none" stroke="#1a1a1a" stroke-width="2"/>'

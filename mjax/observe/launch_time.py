@@ -1,18 +1,25 @@
 """Account for the wall time of a launched run from the events of its driver.
 
 Input: the events of `events.jsonl`. Output: seconds by part, and the time that no
-event explains. The driver's states cover the run from the start of its first process.
-One rank is counted: rank 0, or the lowest rank whose end the driver saw. While it runs,
-the phases in its progress word split the time, by the clock of its host. The driver
-knows only an upper bound of the time at which the rank's start was requested on its
-host. Time before that bound is the delay of the start order; time after the rank's end
-is the delay of the report of that end. The rest is `unexplained`.
+event explains. The events of kind `state` cover the time from the start of the first
+driver process.
+
+One rank is counted: rank 0, or the lowest rank whose end the driver saw. While this
+rank runs, its progress word tells the seconds of each phase, by the clock of its host.
+The driver sees the rank run for longer, because two messages take time:
+
+- the start order. Its delay ends when the host requests the start of the rank. The
+  driver knows an upper bound of that time;
+- the report that the rank has ended. Its delay is the time that then remains.
+
+A delay that is negative, or longer than `_MESSAGE_S`, is `unexplained`.
 
 Steps after the newest saved step of a failed generation are lost. The time lost is the
 time of their spans; without spans it is their share of the time in steps. Spans also
 show what a rank did while its host was out of contact. If a rank hung or waited for a
-rank that hung, the time since its last report is not step time. While a rank exits, it
-reports nothing for seconds; this counts as a hang only if the driver asked for stacks.
+rank that hung, the time since its last report is `hung`, not step time. While a rank
+exits, it reports nothing for seconds; this counts as a hang only if the driver asked
+for stacks.
 """
 
 import collections
@@ -46,8 +53,8 @@ _KEPT, _LOST = "productive steps", "lost steps"
 _START = ("import", "init", "build", "compile", "restore")
 _HUNG_S = 1.0
 """Seconds of silence after which a rank counts as hung. The value was picked by
-judgement: a rank reports several times a second, except during a long step; its last
-step is rarely long."""
+judgement: a rank reports several times a second, except during a long step. A rank that
+ends during a long step is wrongly counted as hung; this is rare."""
 _STARTING = "driver: starting"
 _MESSAGE_S = 1.0
 """Longest delay of a start order or of the report of an end. The value was picked by
@@ -116,7 +123,8 @@ def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> 
       events: events of one work dir, oldest first; only those of the driver are used.
       seen: for each generation, the times from the spans of a rank.
     Raises:
-      ValueError: there are no states, or events of two journals.
+      ValueError: there is no event of kind `state`, or the events are from two
+        journals.
     """
     events = [event for event in events if event.source == DRIVER]
     _check(events)
@@ -161,7 +169,9 @@ def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> 
 def kept_steps(begins: Mapping[int, int]) -> dict[int, int]:
     """Return, by start, the last step whose work was kept.
 
-    That is the smallest initial step of all later starts that ran steps.
+    A later start repeats all steps after its initial step. So the result is the
+    smallest initial step of all later starts that ran steps; it has no limit if there
+    are none.
 
     Args:
       begins: for each start, the step of its initial state; -1 if it ran no steps.
@@ -217,13 +227,14 @@ def _spent(event: Event) -> _Spent:
 def _driver_times(
     timed: Sequence[Timed], ranks: Mapping[int, int | None]
 ) -> tuple[dict[str, float], dict[int, _Life]]:
-    """Return the seconds in which no rank is counted, and the counted ranks' lives.
+    """Return the seconds in which no counted rank ran, and those in which one ran.
 
     Args:
       timed: the events.
       ranks: the counted rank by generation; if absent or None, rank 0 is counted.
     Returns:
-      seconds by part, and the life of the counted rank by generation.
+      seconds without a counted rank, by part; and the life of the counted rank, by
+      generation.
     """
     parts: dict[str, float] = collections.defaultdict(float)
     lives: dict[int, _Life] = {}
@@ -264,7 +275,7 @@ def _driver_times(
 
 
 def _part(state: str) -> str:
-    """Return the part for a state in which no rank is counted."""
+    """Return the part for a driver's state while no counted rank runs."""
     return f"driver: {STOPPING if state in _RANKS_LIVE else state}"
 
 
@@ -279,7 +290,7 @@ def _on_the_way(life: _Life, known_s: float, asked_s: float | None) -> dict[str,
     left_s = life.total_s - known_s
     if asked_s is None:
         return {UNEXPLAINED: left_s}
-    # An upper bound, because the rank's first report also took time.
+    # `asked_s` is an upper bound, because the rank's first report also took time.
     order_s = min(max(0.0, asked_s - life.first_s), max(0.0, left_s))
     news_s = left_s - order_s
     ended_s = life.last_s - news_s

@@ -52,8 +52,8 @@ class Span(NamedTuple):
     name: str
     kind: Kind
     stream: str
-    """Name of the sequence of spans: `host`, `step`, or `device:N` with N as in the
-    mesh."""
+    """Name of the sequence of spans: `host`, `step`, or `device:N`, where N is the
+    number of the device in the mesh."""
     start_ns: int
     end_ns: int
 
@@ -77,7 +77,7 @@ class Header(
     host: str
     rank: int
     generation: int
-    """Number of starts of the run, including this one."""
+    """Number of this start within the run, over all launches, from 1."""
     pid: int
     wall_ns: int
     """Wall-clock time since 1970, read together with monotonic_ns."""
@@ -127,7 +127,7 @@ class SpanFile:
     header: Header
     lines: tuple[Line, ...]
     problems: tuple[str, ...]
-    """Problems with file and line, for people."""
+    """Problems, for people; each names the file and, if possible, the line."""
 
 
 def file_name(header: Header) -> str:

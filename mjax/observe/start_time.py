@@ -1,13 +1,14 @@
 """Account for the wall time of a run from the spans of one rank of each start.
 
 Input: the span files of a run. Output: seconds by part, as in `launch_time`, and
-problems. Within a start the spans of the host cover the time, by its monotonic clock.
-That clock also measures the gap between two starts if their host has not rebooted;
-otherwise the wall clocks in the headers do. A killed process has no span for its last
-moments, so they belong to the gap.
+problems. The spans of the host cover the time of a start; their times are of the host's
+monotonic clock. If two starts ran in the same boot of one host, this clock also
+measures the gap between them. Otherwise the wall clocks in the headers measure it. A
+killed process has no span for its last moments, so they belong to the gap.
 
-The events of a launch say more about the time between starts and less about steps. So
-`by_generation` passes the seconds of each start to `launch_time`.
+For a launched run, `launch_time` uses the events of the driver. They say more about the
+time between starts, but less about steps. So `by_generation` gives `launch_time` the
+seconds of each start.
 """
 
 import collections
@@ -28,7 +29,8 @@ from mjax.observe.spans import Span, SpanFile
 BETWEEN = "between starts"
 _SAVES = "save"
 _JUMP_S = 1.0
-"""Smallest reported difference of wall and monotonic clock, as in `event_clock`."""
+"""Smallest reported difference between the wall clock and the monotonic clock, as in
+`event_clock`."""
 _PHASE = {"eval": "eval", "sample": "sample", "exit": "exit"}
 """Names of spans that are also the names of parts."""
 
@@ -127,7 +129,7 @@ def starts(files: Sequence[SpanFile]) -> tuple[list[Start], list[str]]:
 
 
 def by_generation(files: Sequence[SpanFile]) -> dict[int, Seen]:
-    """Return, for each generation of the newest launch, its `Start.until`."""
+    """Return, by generation of the newest launch, the method `until` of its `Start`."""
     found = [one for one in starts(files)[0] if one.file.header.launch is not None]
     names = [one.file.header.launch.name for one in found if one.file.header.launch]
     return {
@@ -187,10 +189,10 @@ def _chosen(files: Sequence[SpanFile]) -> tuple[list[SpanFile], list[str]]:
 def _host_spans(of: SpanFile) -> Iterator[tuple[int, Span]]:
     """Yield the spans of the host, each with its step.
 
-    A host dispatches a step before it waits for the previous one, and writes the spans
-    of a step together. So the file of a killed process lacks the newest dispatch, but
-    has later spans of the previous step. The gap before these spans is yielded as the
-    dispatch.
+    A host dispatches step n + 1 before it waits for step n (span `device`), and writes
+    all spans of a step together. So the file of a killed process may end with step n
+    and lack the dispatch of step n + 1, which came before the wait for step n. The gap
+    before this wait is yielded as the dispatch of step n + 1.
     """
     lines = [line for line in of.lines if any(s.stream == "host" for s in line.spans)]
     is_cut_off = bool(lines) and of.lines[-1].end is None
@@ -227,7 +229,8 @@ def _own_ns(of: SpanFile) -> tuple[int, int]:
 def _parts(of: SpanFile, kept: int, end_ns: int, kind: str) -> dict[str, float]:
     """Return the seconds of one start by part.
 
-    Host time in no span is `other` until the first step, and unexplained after it.
+    Host time that no span covers is `other` before the first step, and unexplained
+    after it.
 
     Args:
       of: spans of the start.

@@ -1,8 +1,8 @@
-"""Put some steps of chosen ranks on one clock, in columns.
+"""Put some steps of chosen ranks on one clock, for the page to draw.
 
 Input: span files with the lines of these steps, and the recorded pipeline schedule of
-the run. Output: rows, spans, arrows and groups for the page to draw. Times are
-microseconds since the first span.
+the run. Output: rows, spans, arrows and groups. The spans are stored by column: a list
+of names, a list of start times, and so on. Times are microseconds since the first span.
 """
 
 import math
@@ -36,7 +36,8 @@ def view(
     """Return steps of a run.
 
     Args:
-      work_dir: work dir of the run, with its pipeline schedule and its windows.
+      work_dir: work dir of the run, with its pipeline schedule and the windows that
+        the profiler recorded.
       files: span files of one start; lines of ranks that are not shown may be absent.
       events: events of the run.
       first: first step.
@@ -85,7 +86,7 @@ def empty(problem: str) -> dict[str, Any]:
 
 
 def _columns(found: Merged, order: View, known: Slots) -> dict[str, Any]:
-    """Put spans into columns; if there are too many, leave out the latest."""
+    """Store the spans by column; if there are too many, leave out the latest."""
     rows: list[dict[str, Any]] = []
     at: dict[tuple[int, str], int] = {}
     lanes = timeline_rows.lanes(found.ranks, order, known)
