@@ -7,33 +7,37 @@ From level 1 on, stored (master) parameters and moments are split over the axes
 - level 1: all-gathers the weights, all-reduces the gradients, and keeps the part of
   them that this device stores;
 - level 2: all-gathers the weights, reduce-scatters the gradients;
-- level 3: all-gathers each layer before use, again in the backward pass, and
-  reduce-scatters the layer's gradient there.
+- level 3: all-gathers each layer's weights before the layer is used, in the forward
+  and in the backward pass, and reduce-scatters its gradient in the backward pass.
 
 The gather sends the compute dtype (bfloat16), never the float32 masters; gradients are
 reduced in `precision.reduce`. With dp_replicate > 1 (HSDP) the reduction has two hops:
 over `SHARDS`, then over dp_replicate, where a device sends only its shard (MiCS, Zhang
 et al. 2022, arXiv:2205.00119, section 3.4). Each microbatch adds its local gradient
-(`summand`) to the sum on the device. This sends nothing at levels 0 to 2, and stays
-inside `SHARDS` at level 3. The last microbatch ends with `scatter` and `reduce_over`.
-So communication over dp_replicate happens once per step.
+(`summand`) to the sum on the device. At levels 0 to 2 this sends nothing, and at level
+3 only over `SHARDS`. The last microbatch ends with `scatter` and `reduce_over`. So
+communication over dp_replicate happens once per step.
 
 If the shards span nodes, dp_node above 1 splits each gather into two steps. The first
-is between nodes: each device receives the shards of the devices with its own position
-on the other nodes. The second is inside the node. A reduce-scatter has the same steps
-in reverse order. So a byte crosses to each other node once, and the hops between nodes
-grow with the number of nodes, not of shards (MiCS, section 3.3). The shards are ordered
-with dp_shard major, so each step joins neighbours and the result is in order; MiCS
-needs a second pass over the bytes. A gather in two steps equals one in a single step
-bit for bit; a sum differs by rounding in `precision.reduce`. The all-reduce of level 1
-is one collective over both axes.
+step gathers between nodes: each device receives the shards of the devices with its own
+position on the other nodes. The second step gathers inside the node. A reduce-scatter
+has the same steps in reverse order. So each node receives a byte from other nodes only
+once, and the number of hops between nodes grows with the number of nodes, not of shards
+(MiCS, section 3.3).
 
-`mjax.step.prefetch` decides when each layer is gathered and reduced, `mjax.step.plain`
-when embedding and head are, and `mjax.pipeline.pieces` when the stages of a pipeline
-are.
+The shards are numbered with dp_shard as the major index. So each step joins neighbours,
+and the gathered array is in order. MiCS numbers the shards in another order and must
+move the gathered bytes again. A gather in two steps gives the same bits as a gather in
+one step. A sum in two steps is rounded differently, in `precision.reduce`. The
+all-reduce of level 1 is one collective over both axes.
 
-Source: Rajbhandari et al. 2020, arXiv:1910.02054. Differs: their level 1
-reduce-scatters too. Here it all-reduces, so the gradients of levels 1 and 2 differ.
+`mjax.step.prefetch` decides when each layer is gathered and reduced. `mjax.step.plain`
+decides this for the embedding and the head, and `mjax.pipeline.pieces` for the stages
+of a pipeline.
+
+Source: Rajbhandari et al. 2020, arXiv:1910.02054. Differs: level 1 of the paper
+reduce-scatters the gradients, as level 2 does; here level 1 all-reduces them, so the
+gradients of levels 1 and 2 are rounded differently.
 
 Functions here run per device inside shard_map. Their arguments vary over all axes; a
 completely reduced gradient varies only over the axes in its spec.
@@ -90,8 +94,8 @@ def gather_split(params: Any, specs: Any, dtype: DTypeLike) -> Any:
       specs: as for `gather`.
       dtype: as for `gather`.
     Returns:
-      the tree with a tuple for each leaf: the gathered leaf alone, or empty if `SHARDS`
-      do not split the leaf.
+      the tree with a tuple for each leaf. The tuple contains the gathered leaf; it is
+      empty if `SHARDS` do not split the leaf.
     """
 
     def leaf(x: jax.Array, spec: PartitionSpec) -> tuple[jax.Array, ...]:
@@ -116,8 +120,8 @@ def summand(
       specs: PartitionSpecs of the stored parameters.
       level: the ZeRO level.
       dtype: dtype in which gradients are accumulated and reduced.
-      axes: axes of `SHARDS` to sum over. For two steps call this twice: first with
-        dp_shard, then with dp_node on the result.
+      axes: axes of `SHARDS` to sum over. To do the two steps of a reduce-scatter one by
+        one, call this twice: with dp_shard, then with dp_node on the result.
     Returns:
       `grads` in `dtype` at levels 0 to 2; at level 3 this device's parts of their sums
       over `SHARDS`.
@@ -131,7 +135,7 @@ def summand(
 
 
 def scatter(grads: Any, specs: Any, *, level: int, axes: Sequence[str] = SHARDS) -> Any:
-    """Reduce the sum of the microbatches over `SHARDS`: the first hop.
+    """Reduce gradients, summed over the microbatches, over `SHARDS`: the first hop.
 
     Args:
       grads: tree of sums of the results of `summand`.
@@ -185,7 +189,7 @@ def reduce_gradients(grads: Any, specs: Any, *, level: int, dtype: DTypeLike) ->
 
 
 def own_parts(grads: Any, specs: Any) -> Any:
-    """Keep this device's parts over `SHARDS` of reduced gradients.
+    """Return the parts of complete gradients that this device stores.
 
     Args:
       grads: tree of complete gradients, equal on all devices of `SHARDS`.

@@ -1,11 +1,15 @@
 """The joined weights of the current virtual stage, and the sums of its gradients.
 
+Identifiers call a virtual stage `chunk`. A tick has a forward half-tick and a backward
+half-tick, and each runs one virtual stage (`pipeline.schedule`).
+
 A matmul accumulates gradients in place only if the sum is a whole array in the loop's
-carry. If the sums of all virtual stages (`chunk` in names) were one array, XLA would
-copy each sum out and back. So the carry *holds*, layer by layer, the weights of the
-virtual stages that the two half-ticks run, and the gradient sums of the backward one. A
-stage replaces them when it changes to another virtual stage, at most once in P ticks.
-With one virtual stage it replaces nothing.
+carry. If the sums of all virtual stages were parts of one array, XLA would copy each
+sum out and back. So the carry *holds* separate arrays for each layer: the weights of
+the virtual stage of the forward half-tick, and the weights and the gradient sums of the
+virtual stage of the backward half-tick. A stage replaces these arrays when it changes
+to another virtual stage, at most once in P ticks. With one virtual stage it replaces
+nothing.
 """
 
 from typing import NamedTuple
@@ -34,8 +38,8 @@ class Held(NamedTuple):
 def held_in_forward(chunks: Table) -> Table:
     """Return a table [ticks, P]: the virtual stage held for forward half-ticks.
 
-    An idle stage keeps its last virtual stage, because the gather of the next one may
-    not be complete.
+    In idle half-ticks a stage holds the virtual stage that it ran last, because the
+    weights of the next virtual stage may not be completely gathered.
 
     Args:
       chunks: `Schedule.forward_chunk`.
@@ -46,9 +50,10 @@ def held_in_forward(chunks: Table) -> Table:
 def held_in_backward(chunks: Table) -> Table:
     """Return a table [ticks, P]: the virtual stage held for backward half-ticks.
 
-    An idle stage already holds the next virtual stage. So it writes sums back right
-    after the last backward half-tick of a virtual stage, and the next tick may reduce
-    them.
+    In idle half-ticks a stage holds the virtual stage that it runs next. So it changes
+    to that virtual stage right after the last backward half-tick of the previous one.
+    At the change it stores the gradient sums of the previous virtual stage, and the
+    next tick may reduce these sums.
 
     Args:
       chunks: `Schedule.backward_chunk`.

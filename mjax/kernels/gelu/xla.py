@@ -32,7 +32,8 @@ def gelu(tanh: bool, x: Any, bias: Any) -> Any:
     if tanh:
         return (z * _tanh_distribution(z)).astype(x.dtype)
     if x.dtype == _F32:
-        # 1 + erf loses digits of the tail that float32 keeps and 16-bit types do not.
+        # For negative z, 1 + erf loses digits that a float32 result would have and a
+        # 16-bit result does not have.
         return reference.gelu(x, bias, tanh=False)
     return (z * _distribution(z)).astype(x.dtype)
 
@@ -123,7 +124,8 @@ geglu_tanh.defvjp(_geglu_tanh_forward, _geglu_tanh_backward)
 
 def _gradients(slope: jax.Array, g: Any, x: Any, bias: Any) -> tuple[Any, Any]:
     """Return the gradients of x and bias; slope is the derivative at x + bias."""
-    # Round the slope, not the float32 product, which XLA would store for the sum.
+    # Round the slope before multiplying: XLA would store a float32 product in memory,
+    # for the sum below.
     dx = g * slope.astype(x.dtype)
     if bias is None:
         return dx, None

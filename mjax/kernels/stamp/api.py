@@ -6,24 +6,25 @@ the values have been computed, and code that reads the returned values runs afte
 So the compiler cannot move the stamp. The host never waits for a stamp: the log is an
 output of the step, like its metrics.
 
-Row 0 of a log is (rows appended, unused). Row i is (tag, clock), with the clock in
-units of 2**8 ns, modulo 2**32: differences of up to 18 minutes are exact. If the log is
-full, a new row replaces the last one and is counted.
+Row 0 of a log is (number of appended rows, unused). Row i is (tag, clock), with the
+clock in units of 2**8 ns, modulo 2**32: differences of up to 18 minutes are exact. If
+the log is full, a new row replaces the last row, and the number still grows.
 
 On a GPU a kernel of one thread writes the row, and the clock is `%globaltimer`. On CPU
 a callback writes it in 0.4 to 0.5 ms, and the clock is CLOCK_MONOTONIC. XLA for CPUs
-orders operations by data dependencies only, so a row is guaranteed to follow only the
-first element of each value.
+orders operations by data dependencies only, and the callback takes the first element of
+each value. So a row is written after these elements have been computed, but possibly
+before the rest of the values.
 
-In a loop, put a stamp at the start of the body. At the end it would keep the compiler
-from overlapping the collectives of that body with compute.
+In a loop, put a stamp at the start of the body. A stamp at the end would keep the
+compiler from overlapping the collectives of that body with compute.
 
 Everything runs per device inside shard_map. The type of the log must not vary over a
-mesh axis (create it with `begin`, never cast it); it may still be returned split over
-all axes.
+mesh axis, so create it with `begin` and never cast it. `out_specs` of the shard_map may
+still split the log over all axes: each device has its own log.
 
-Source: MegaScale, arXiv:2402.15627, section 5.1, times segments of code on every rank
-with CUDA events; PTX ISA, special register %globaltimer.
+Source: MegaScale, arXiv:2402.15627, section 5.1 (CUDA events measure segments of code
+on every rank); PTX ISA, special register %globaltimer.
 """
 
 from typing import Literal
@@ -56,7 +57,7 @@ def begin(
         raise ValueError(f"a log must have room for at least 1 row, got {num_rows}")
     tags, values = lax.optimization_barrier((jnp.full((1,), tag, jnp.int32), values))
     if choose(target()) == "mosaic_gpu":
-        from mjax.kernels.stamp import mosaic_gpu  # takes 0.25 s
+        from mjax.kernels.stamp import mosaic_gpu  # the import takes 0.25 s
 
         log = mosaic_gpu.begin(num_rows, tags)
     else:
