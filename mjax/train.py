@@ -107,14 +107,15 @@ def _check_simulated(config: TrainConfig, command: Command) -> None:
 def _check_paths(config: TrainConfig, command: Command) -> None:
     """Refuse wrong paths before the slow imports, in a run of one process.
 
-    With several processes, all must learn of an error on one, see `run.prepare`.
+    A run of several processes checks its paths later (`run.prepare`), because all
+    processes must learn of an error in one of them.
 
     Raises:
       ValueError: a path is absent, or the work dir cannot be written.
     """
     if command.print_mesh or may_have_others(config.distributed, os.environ):
         return
-    from mjax.ckpt import places  # packages: only after the flags have been read
+    from mjax.ckpt import places  # imports packages: only after the flags are read
     from mjax.data import corpora
 
     writes = not (command.dry_run or command.restart_from_scratch)

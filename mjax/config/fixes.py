@@ -92,8 +92,8 @@ def _fixes(config: TrainConfig, devices: Devices, problem: str) -> list[Change]:
     """Return fixes, fewest flags first: one for each field that the problem names.
 
     If a value solves the problem but another check then refuses the run, a flag that
-    this check names is changed too. A fix has more than two flags only if no fix has
-    fewer.
+    this check names is changed too. Fixes of three or more flags are tried only if no
+    fix with fewer flags was found.
     """
     found: dict[str, Change] = {}
     nodes: list[tuple[Change, str]] = [({}, problem)]
@@ -110,7 +110,7 @@ def _fixes(config: TrainConfig, devices: Devices, problem: str) -> list[Change]:
         nodes = list(following.values())
     fixes: list[Change] = []
     for fix in sorted(found.values(), key=len):
-        # A second flag is useless if the first is enough.
+        # Leave out a fix if some of its flags are enough.
         if not any(fewer.keys() <= fix.keys() for fewer in fixes):
             fixes.append(fix)
     return fixes[:MAX_FIXES]

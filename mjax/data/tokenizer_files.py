@@ -1,4 +1,4 @@
-"""The files of a tokenizer that a run keeps and that are exported with weights.
+"""The files of a tokenizer. A run keeps them and exports them with its weights.
 
 Input: `bytes`, a tokenizer.json, a folder that holds one, or a name on a hub. Output:
 the contents of tokenizer.json, tokenizer_config.json and, if there is one,
@@ -42,8 +42,8 @@ class TokenizerFiles:
 def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
     """Read the files of a tokenizer that needs no training.
 
-    tokenizer.json is returned unchanged. tokenizer_config.json is unchanged unless it
-    names another end token, or no class.
+    tokenizer.json is returned unchanged. tokenizer_config.json is changed only if it
+    does not name the class and the end token of the tokenizer.
 
     Args:
       name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.

@@ -27,11 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             Evaluate, words, prog="python -m mjax.evaluate", guide=GUIDE
         )
         environment.check()
-        from mjax.ckpt import places  # packages: once the flags are read
+        from mjax.ckpt import places  # imports packages: after the flags are read
 
         if "://" not in command.model:
             places.check_exists(command.model)
-        from mjax.evaluate.command import run  # JAX: once the model has been found
+        from mjax.evaluate.command import run  # imports jax: after the model is found
 
         found = run(command)
         if command.out is not None:

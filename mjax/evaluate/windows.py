@@ -1,9 +1,10 @@
 """Split token sequences into batches of fixed shape, and return scores in order.
 
 A *window* is the input of the model: n consecutive tokens and, for each, the next token
-if it is scored here. Windows of a sequence begin every `stride` tokens. Each token is
-scored exactly once, in the first window that has it, with at least `length - stride`
-tokens before it if the sequence has as many.
+if this window scores it. Windows of a sequence begin every `stride` tokens. Each token
+is scored exactly once, in the first window that can predict it. In that window, at
+least `length - stride` tokens precede it, or all earlier tokens of the sequence if
+there are fewer.
 
 Several windows share a row. Segments keep attention within each window, and positions
 restart. All batches have the same shape, so one program is compiled.
@@ -41,7 +42,7 @@ class Window:
 
     tokens: Int32[np.ndarray, "n"]
     targets: Int32[np.ndarray, "n"]
-    """The next token of each position; NO_TARGET if not scored here."""
+    """The next token of each position; NO_TARGET if this window does not score it."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -84,8 +85,8 @@ def windows_of(
     Args:
       pieces: pieces of the sequences, in order.
       length: maximum number of tokens of a window.
-      stride: tokens between the starts of windows, at most length. A stride of length
-        computes every token once, which costs least.
+      stride: tokens between the starts of windows, at most `length`. If it equals
+        `length`, the model computes every token once, which costs least.
     """
     check(length, stride)
     sequence = _Sequence(length, stride)

@@ -1,9 +1,13 @@
 """Account for the time of a run, in events for the ledger.
 
-Input: the states of the ranks of a generation. Output: an event when all ranks have
-taken their first step, with the seconds of each phase until then; and an event when
-they have ended, with the seconds that the lowest rank spent in each phase and the time
-of its start request. The driver's own times are in its events of kind `state`.
+Input: the states of the ranks of a generation. Output: two events.
+
+- `under_way`, when all ranks have taken their first step: the seconds of each phase
+  until then, for the rank whose first step ended last.
+- `times`, when the ranks have ended: the seconds of each phase of the lowest rank, and
+  an upper bound of the time at which the start of this rank was requested.
+
+The driver's own times are in its events of kind `state`.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,14 +42,15 @@ class Times:
         self._asked_s, self._lowest = {}, None
 
     def look(self, states: Mapping[int, RankState], now_s: float) -> None:
-        """Record the start of ranks; report once when all of them have taken a step.
+        """Record start times; send `under_way` once when all ranks have taken a step.
 
         Args:
           states: states of the ranks of one host.
           now_s: current time.
         """
         for rank, state in states.items():
-            # The sum of `spent_s` is the rank's age by the clock of its host.
+            # The sum of `spent_s` is the time since the rank's start was requested, by
+            # the clock of its host.
             if rank not in self._asked_s:
                 self._asked_s[rank] = now_s - sum(state.spent_s)
         rank = min(states, default=None)
@@ -84,8 +89,8 @@ class Times:
         """Report the seconds of the lowest rank of an ended generation by phase.
 
         Args:
-          states: last states of all ranks. If agents have restarted, this is empty, and
-            the last known state of the lowest rank is used.
+          states: last states of all ranks; empty if agents have restarted. The last
+            known state of the lowest rank is then used.
           silent_s: maps a rank to the seconds since the last message of its host.
           now_s: current time.
         """
@@ -121,7 +126,11 @@ class Times:
 
 
 def _shown(name: str, state: RankState) -> str:
-    """Return the name of a phase for people: a new state is not a restored one."""
+    """Return the name of a phase for people.
+
+    A run that begins at step 0 restores nothing, so its phase `restore` is shown as
+    initialise.
+    """
     is_new = name == Phase.RESTORE.name.lower() and state.start_step == 0
     return "initialise" if is_new else name
 

@@ -1,7 +1,8 @@
-"""The result of planning a run, which page, JSON and advice read.
+"""The result of planning a run: input of the page, the JSON output and the advice.
 
-Figures read from the compiled step are separate from modelled figures. Without a
-compilation nothing is read, and the modelled figures come from a closed form.
+Figures that are read from the compiled step are separate from modelled figures. If the
+step was not compiled, the memory is estimated from the trace, and the modelled figures
+come from closed formulas.
 """
 
 import dataclasses
@@ -22,13 +23,14 @@ JAX_SHARE = 0.75
 documentation, GPU memory allocation)."""
 
 USABLE_SHARE = 0.92
-"""Largest fraction of a GPU's memory that jax can use. Assumed: the rest is for the
+"""Largest fraction of a GPU's memory that jax can use. The rest is assumed to hold the
 context of CUDA, the buffers of NCCL, and the workspaces of libraries."""
 
 SECONDS_PER_DAY = 86_400
 
 WHOLE_STEP = "the whole step"
-"""Place of the picture of the step; the other pictures are parts of it."""
+"""`Picture.where` of the picture of a whole step. Every other picture shows a part of
+the step."""
 IDLE = "idle slots of the pipeline"
 HOST = "host"
 """Role of copies between GPU and host."""
@@ -47,7 +49,7 @@ _LABELS = {
     IDLE: "pipeline bubble",
     "exchange of chunks": "changes of virtual stage",
 }
-"""Labels on the page for names that are fixed in the JSON output."""
+"""Labels that the page shows in place of names that the JSON output keeps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -129,7 +131,7 @@ class Modelled:
     """Seconds of the parts of a step, by name; they add up to the step."""
     exposed_s: Mapping[str, float]
     """Seconds by role in which compute waits while communication of that role occupies
-    the link, even if another collective is awaited."""
+    the link. The awaited collective may have another role and be next on the link."""
     bubble: float
     """Idle time of the pipeline over its ideal time."""
     memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -145,9 +147,9 @@ class Modelled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """The kernels of one purpose in a step, or its waits of one kind.
+    """A group of kernels with the same purpose in a step, or of waits of the same kind.
 
-    All figures but the bytes are modelled.
+    `seconds` and `floor_s` are modelled.
     """
 
     name: str
@@ -178,9 +180,9 @@ class Span:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A branch that does not run in every run of the drawn computation.
+    """A branch that does not run every time the drawn computation runs.
 
-    It is drawn in full.
+    The picture shows the branch in full.
     """
 
     part: str
@@ -204,7 +206,8 @@ class Picture:
     runs: int
     """Number of runs of the computation in a step."""
     mean_s: float
-    """Seconds of a mean run in the step: branches count as often as they run."""
+    """Mean seconds of a run, over all runs in the step; a branch counts as often as it
+    runs."""
     spans: tuple[Span, ...]
     branches: tuple[Branch, ...] = ()
 
@@ -243,7 +246,7 @@ class Plan:
 
 
 def label(name: str) -> str:
-    """Return the label on the page of a part of the step or of the memory."""
+    """Return the label that the page shows for a part of the step or of the memory."""
     return _LABELS.get(name, name)
 
 

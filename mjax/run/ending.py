@@ -47,7 +47,8 @@ class _Watch:
         self._lock = threading.Lock()
         self._pipe, writer = os.pipe()
         os.set_blocking(writer, False)
-        # Python's C handler writes to the pipe whatever the main thread is doing.
+        # Python's C handler writes the number of the signal to the pipe, even while the
+        # main thread is in native code.
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         for number in _SIGNALS:
             signal.signal(number, self._note)
@@ -108,7 +109,7 @@ class _Watch:
             RuntimeError
         ):  # another process has set the key, or the coordinator is gone
             self._client.key_value_set(_STOPPED, f"{cause} to process {self._rank}")
-        if self._rank == 0:  # the coordinator: the others must read the key first
+        if self._rank == 0:  # the coordinator; the others must read before it ends
             time.sleep(3 * self._poll_s)
 
 
@@ -165,7 +166,8 @@ class StopRequest:
         if not is_alone:
             self._agreed = _start_agreement()
         if _watch is not None and _watch.received is not None:
-            # The watch noted a signal, but `hold` came before it acted: repeat it.
+            # A signal arrived before `hold`, but the watch thread sees it after `hold`
+            # and ignores it. Send the signal again, to this StopRequest.
             os.kill(os.getpid(), _watch.received)
         return self
 
@@ -220,7 +222,8 @@ class StopRequest:
         if number == signal.SIGINT:
             self._interrupts += 1
             if self._interrupts > 1:
-                # The terminal shows ^C after the live line.
+                # Begin a new line: the terminal shows ^C behind the live line of
+                # progress (`run.terminal`).
                 os.write(2, b"\nstopped without saving\n")
                 os._exit(INTERRUPTED)
             if self._agreed is not None:
@@ -248,11 +251,13 @@ def _start_agreement() -> Callable[[int], bool]:
 def leave(exit_code: int) -> NoReturn:
     """End the process.
 
-    With several processes, jax's shutdown waits until all processes have called it, for
-    minutes if one never does. A failed process skips it. After any other stop, all
-    processes usually call it, and process 0 must wait for them, because its end would
-    end the coordinator. Exit hooks do not run if a tracker has not finished, because
-    its library would wait for it.
+    With several processes, jax's shutdown waits until all processes have called it. If
+    a process never calls it, the others wait for minutes. So a failed process skips the
+    shutdown. After any other stop, all processes usually call it. Process 0 must then
+    wait for the others, because the coordinator ends with process 0.
+
+    If a tracker has not finished, exit hooks do not run, because a hook of the
+    tracker's library would wait for the tracker.
     """
     if _watch is not None:
         _watch.release(exit_code)

@@ -71,9 +71,10 @@ class Engine(Protocol):
 
 @dataclasses.dataclass(kw_only=True)
 class Counts:
-    """Requests of the engine since the start, by how they ended. For the event loop.
+    """Requests of the engine since the start, by how they ended.
 
-    If no request is open, `accepted` is the sum of the other counts.
+    If no request is open, `accepted` is the sum of the other counts. Only the event
+    loop changes `Scheduler.counts`.
     """
 
     accepted: int = 0
@@ -263,7 +264,7 @@ class Scheduler:
         return 0
 
     def cut(self) -> int:
-        """End all tickets that have not ended with an error; return their number."""
+        """Give an error to each ticket that has not ended; return their number."""
         cut = [ticket for ticket in self._open if not ticket.has_ended]
         for ticket in cut:
             ticket.fail(
