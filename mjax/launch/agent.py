@@ -33,6 +33,9 @@ from mjax.processes import progress
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _RETRY_S = 0.5
 _STACKS_S = 1.0
+_QUIET_S = 0.1
+"""A rank has written its stacks if the file has not grown for so long. The value was
+picked by judgement: a rank that runs at all writes the next piece sooner."""
 _POLL_S = 0.02
 
 
@@ -236,29 +239,33 @@ class Agent:
 
     async def _stacks(self, generation: int) -> dict[int, str]:
         """Request the stacks of all ranks, and wait; return rank -> text."""
-        asked = {
-            index: rank
-            for index, rank in self._ranks.items()
-            if rank.generation == generation and rank.process.poll() is None
-        }
-        sizes = {}
-        for index, rank in asked.items():
-            path = rank.stacks_path
-            sizes[index] = path.stat().st_size if path.exists() else -1
-            if sizes[index] >= 0:  # the rank has installed a handler for the signal
+        paths, begins = {}, {}
+        for index, rank in self._ranks.items():
+            is_alive = rank.generation == generation and rank.process.poll() is None
+            # The file exists once the rank has installed a handler for the signal.
+            if is_alive and rank.stacks_path.exists():
+                paths[index] = rank.stacks_path
+                begins[index] = rank.stacks_path.stat().st_size
                 rank.process.send_signal(progress.STACKS_SIGNAL)
-                progress.ask_for_lock(path)
-        await asyncio.sleep(_STACKS_S)
-        found = {}
-        for index, rank in asked.items():
-            if sizes[index] < 0:
-                continue
-            with rank.stacks_path.open(errors="replace") as file:
-                file.seek(sizes[index])
-                text = file.read()
-            if text:
-                found[index] = text
-        return found
+
+        def written() -> dict[int, str]:
+            return {index: _read(path, begins[index]) for index, path in paths.items()}
+
+        # A rank writes its stacks in many pieces; its answer must not be among them.
+        begin_s, found = time.monotonic(), written()
+        while time.monotonic() < begin_s + _STACKS_S / 2:
+            before = found
+            await asyncio.sleep(_QUIET_S)
+            found = written()
+            if found == before and all(found.values()):
+                break
+        for path in paths.values():
+            progress.ask_for_lock(path)
+        while time.monotonic() < begin_s + _STACKS_S:
+            if all(progress.LOCK_ANSWER in text for text in written().values()):
+                break
+            await asyncio.sleep(_POLL_S)
+        return {index: text for index, text in written().items() if text}
 
     async def _spied(
         self, answered: Collection[int], generation: int
@@ -343,6 +350,13 @@ class Agent:
     def _say(self, message: messages.Message) -> None:
         assert self._writer is not None
         self._writer.write(messages.encode(message))
+
+
+def _read(path: Path, begin: int) -> str:
+    """Return the text of a file from a byte on."""
+    with path.open(errors="replace") as file:
+        file.seek(begin)
+        return file.read()
 
 
 def _programs() -> str:

@@ -33,6 +33,9 @@ def fail(what: str) -> None:
         case "hold the lock":
             while True:  # a signal ends each sleep
                 ctypes.PyDLL(None).sleep(600)
+        case "write slowly":
+            signal.signal(progress.STACKS_SIGNAL, write_slowly)
+            time.sleep(600)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
         case _ if what.startswith("exit"):
@@ -40,6 +43,20 @@ def fail(what: str) -> None:
             os._exit(int(what.split()[1]))
         case _:
             os.kill(os.getpid(), getattr(signal, what))
+
+
+def write_slowly(*_) -> None:
+    """Write stacks in pieces, as faulthandler does, but with pauses."""
+    file = os.open(os.environ[progress.STACKS_VARIABLE], os.O_APPEND | os.O_WRONLY)
+    for piece in (
+        "Thread 0x1 (most recent call first):\n",
+        '  File "a.py',
+        '", line 1',
+    ):
+        os.write(file, piece.encode())
+        time.sleep(0.05)
+    os.write(file, b" in slow\n")
+    os.close(file)
 
 
 def read_flags() -> None:

@@ -16,7 +16,7 @@ from mjax.launch import messages
 from mjax.launch.first_error import describe, first_error
 from mjax.launch.messages import VERSION
 from mjax.processes import lock
-from mjax.processes.progress import Phase
+from mjax.processes.progress import LOCK_ANSWER, Phase
 
 HERE = Path(__file__).parent
 LAUNCH = """
@@ -147,7 +147,8 @@ def test_a_rank_that_ends_costs_the_steps_since_the_last_save(tmp_path, rank, wh
 
 
 @pytest.mark.parametrize(
-    ("what", "hosts"), [("sleep", 3), ("hold the lock", 2), ("stop", 2)]
+    ("what", "hosts"),
+    [("sleep", 3), ("write slowly", 3), ("hold the lock", 2), ("stop", 2)],
 )
 def test_a_rank_that_hangs_is_named_and_the_run_goes_on(
     tmp_path, monkeypatch, what, hosts
@@ -168,6 +169,9 @@ def test_a_rank_that_hangs_is_named_and_the_run_goes_on(
     if what == "stop":
         assert "stopped by a signal" in failure["text"]
         assert "looked: dump --nonblocking --pid " in shown["data"]["spied"]["1"]
+    elif what == "write slowly":
+        stacks = shown["data"]["stacks"]["1"]
+        assert stacks.endswith(f'  File "a.py", line 1 in slow\n{LOCK_ANSWER}')
     else:
         assert "fail" in shown["data"]["stacks"]["1"]
 
