@@ -128,7 +128,9 @@ def test_each_accepted_request_is_counted_by_its_end():
         waits = server.send(max_tokens=5, n=2)
         server.until(lambda: server.server.scheduler.num_waiting == 2)
         assert server.complete().status == 429
-        for sent in (waits, *runs):
+        waits.close()
+        server.until(lambda: server.server.scheduler.num_waiting == 0)
+        for sent in runs:
             sent.close()
         server.until(lambda: is_free(server))
         server.until(lambda: server.server.scheduler.num_running == 0)
