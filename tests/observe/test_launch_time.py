@@ -155,23 +155,17 @@ def test_events_of_two_journals_are_refused():
         seconds(told)
 
 
-def test_events_without_a_state_are_refused():
+def test_events_without_a_state_or_a_generation_are_refused():
     with pytest.raises(ValueError, match="no launch ran there"):
         seconds([event(0, "host", 0)])
+    with pytest.raises(ValueError, match="a driver's event needs a generation"):
+        seconds([state(1, 1, "running"), event(3, "host", None)])
 
 
 def test_events_of_other_sources_are_not_counted():
     told = [state(1, 1, "running"), state(5, 1, "ended")]
     other = Event(time_ns=3, kind="port_flap", source="health.ports", generation=None)
     assert counted([told[0], other, told[1]]) == counted(told)
-
-
-def test_an_event_of_the_driver_without_a_generation_is_refused():
-    bad = Event(time_ns=3, kind="host", generation=None, number=2)
-    with pytest.raises(
-        ValueError, match="event 2: a driver's event needs a generation"
-    ):
-        seconds([state(1, 1, "running"), bad])
 
 
 def test_times_that_cannot_be_read_are_refused():
