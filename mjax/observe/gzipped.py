@@ -1,11 +1,11 @@
 """Find, read and compress files that may already be compressed.
 
-Input: a folder, or the path of a file. Output: its files by name, plain or compressed;
-their contents; or a compressed file in place of a plain one.
+Input: a folder, or the path of a file. Output: the files of the folder by name, plain
+or compressed; the contents of a file; or a compressed file in place of a plain one.
 
-Compression writes a new file beside the old one, under its name with `.gz`, and only
-then deletes the old one. A process that is killed in between leaves both: the plain
-file is then the valid one, and is compressed again.
+Compression writes a new file beside the plain file, with `.gz` added to the name, and
+only then deletes the plain file. If the process is killed in between, both files
+remain. The plain file is then the valid one, and is compressed again.
 """
 
 import contextlib
@@ -22,16 +22,16 @@ SUFFIX = ".gz"
 _MAX_BYTES = 2**32
 """A gzip file holds its uncompressed size modulo this (RFC 1952)."""
 _PIECE_BYTES = 2**16
-"""Bytes to read at once. The value was picked by judgement: if a file is damaged, at
-most this many bytes before the damage are lost."""
+"""Bytes to read at once. The value was picked by judgement: if a file is damaged, the
+contents of at most this many compressed bytes before the damage are lost."""
 
 
 def find(folder: Path, ending: str) -> dict[str, Path]:
-    """Return the files of a folder, compressed or not, by name in ascending order.
+    """Return name before compression -> path, sorted by name, for files of a folder.
 
     Args:
       folder: may be absent.
-      ending: suffix of their names before compression.
+      ending: suffix of the names before compression.
     """
     found: dict[str, Path] = {}
     for path in sorted(folder.glob(f"*{ending}")):
@@ -58,7 +58,7 @@ def read(path: Path) -> tuple[bytes, str]:
       its contents, and its problem or "". If a compressed file is truncated or damaged,
       only the contents before the damage are returned.
     Raises:
-      OSError: it cannot be read.
+      OSError: the file cannot be read.
     """
     if not is_compressed(path):
         try:
@@ -88,7 +88,8 @@ def opened(path: Path) -> Iterator[io.BufferedIOBase]:
     """Yield an open file from which the uncompressed bytes can be read.
 
     Raises:
-      OSError: it cannot be read, or turns out to be truncated or damaged while open.
+      OSError: the file cannot be read, or is truncated or damaged. Damage is found only
+        during reading.
     """
     try:
         with gzip.open(path, "rb") if is_compressed(path) else path.open("rb") as file:
@@ -107,13 +108,13 @@ def size_of(path: Path) -> int:
 
 
 def compress(path: Path) -> None:
-    """Replace a file that no process writes by a compressed one.
+    """Replace a file by a compressed one; no process may be writing to the file.
 
-    A kill at any moment leaves all contents in at least one file.
+    If the process is killed, all contents are still in at least one file.
 
     Raises:
-      OSError: the disk is full, the file is gone or was written meanwhile, or another
-        process compresses it. The file is unchanged.
+      OSError: the disk is full, the file was deleted or written to during compression,
+        or another process compresses it. This function has not changed the file.
     """
     before = path.stat()
     final = path.with_name(path.name + SUFFIX)
@@ -135,12 +136,12 @@ def compress(path: Path) -> None:
 
 @contextlib.contextmanager
 def _temporary(final: Path) -> Iterator[tuple[io.BufferedWriter, Path]]:
-    """Yield the open file that will replace `final`, and its path.
+    """Open the temporary file that will become `final`; yield the file and its path.
 
     Only one process may compress a file at a time.
 
     Raises:
-      OSError: another process has it open.
+      OSError: another process is compressing the file.
     """
     path = final.with_name(f"{final.name}.tmp")
     with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "wb") as raw:

@@ -4,22 +4,25 @@ Input: the events of `events.jsonl`. Output: seconds by part, and the time that 
 event explains. The events of kind `state` cover the time from the start of the first
 driver process.
 
-One rank is counted: rank 0, or the lowest rank whose end the driver saw. While this
-rank runs, its progress word tells the seconds of each phase, by the clock of its host.
-The driver sees the rank run for longer, because two messages take time:
+In each generation one rank is counted. This is rank 0, unless the driver knows no state
+of rank 0 when the generation ends; then it is the lowest rank whose state the driver
+knows. While the counted rank runs, its progress word records the seconds of each phase,
+by the clock of the rank's host. The driver sees the rank run for longer, because two
+messages take time:
 
-- the start order. Its delay ends when the host requests the start of the rank. The
-  driver knows an upper bound of that time;
-- the report that the rank has ended. Its delay is the time that then remains.
+- the order of the driver to start the rank. The delay of the order ends when the host
+  requests the start of the rank. The driver knows an upper bound of that time;
+- the report of the host that the rank has ended. The delay of the report is the rest of
+  the difference between the two durations.
 
 A delay that is negative, or longer than `_MESSAGE_S`, is `unexplained`.
 
-Steps after the newest saved step of a failed generation are lost. The time lost is the
-time of their spans; without spans it is their share of the time in steps. Spans also
-show what a rank did while its host was out of contact. If a rank hung or waited for a
-rank that hung, the time since its last report is `hung`, not step time. While a rank
-exits, it reports nothing for seconds; this counts as a hang only if the driver asked
-for stacks.
+Steps after the newest saved step of a failed generation are lost. The spans of these
+steps give the lost time. Without spans, all steps of a generation are assumed to take
+equally long. Spans also show what a rank did while its host was out of contact. If a
+rank hung or waited for a rank that hung, the time since its last report is `hung`, not
+step time. While a rank exits, it reports nothing for seconds. This silence counts as a
+hang only if the driver asked for stacks.
 """
 
 import collections
@@ -42,11 +45,13 @@ ENDED = "ended"
 """Texts of events of kind `state`, see `mjax.launch.supervisor.State`."""
 _RANKS_LIVE = (RUNNING, STACKS, STOPPING)
 ALONE = "no driver"
-"""Name of a part: no process ran, or ranks had ended without a driver to notice it."""
+"""Name of the part in which no driver ran, and either no rank ran, or ranks had ended
+and no driver noticed it."""
 UNEXPLAINED = "unexplained"
 MOST_UNEXPLAINED = 0.005
-"""Unexplained share of the wall time that is reported as a problem. The value was
-picked by judgement: it is the benchmark's bound."""
+"""Largest unexplained share of the wall time that is not reported as a problem. The
+value was picked by judgement: the benchmark of the ledger has the same bound
+(docs/benchmarks/observe_ledger.md)."""
 _CLOSED = "closed"
 _SILENT = "host silent"
 _KEPT, _LOST = "productive steps", "lost steps"
@@ -57,14 +62,14 @@ judgement: a rank reports several times a second, except during a long step. A r
 ends during a long step is wrongly counted as hung; this is rare."""
 _STARTING = "driver: starting"
 _MESSAGE_S = 1.0
-"""Longest delay of a start order or of the report of an end. The value was picked by
-judgement: it is twice the pause between two calls of an agent to its driver; a longer
-delay has another cause."""
+"""Longest usual delay of an order to start a rank, or of the report that a rank has
+ended. The value was picked by judgement: it is twice the pause after which an agent
+tries again to connect to its driver. A longer delay has another cause."""
 
 
 type Seen = Callable[[float], Mapping[str, float]]
-"""Maps a time, in seconds since the first span of a start, to the seconds spent until
-then, by part."""
+"""Function of a time t: part -> seconds that the part took in the first t seconds after
+the first span of a start."""
 
 
 class _Spent(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,15 +95,16 @@ class Counted:
     num_starts: int
     """Number of starts of the ranks."""
     num_lost_steps: int
-    """Steps that a later start repeated; a step that was lost twice counts twice."""
+    """Number of steps that a later start repeated. A step that was lost twice counts
+    twice."""
     problems: tuple[str, ...]
 
 
 @dataclasses.dataclass(kw_only=True)
 class _Life:
-    """Time of one generation in which its counted rank ran, as seen by the driver.
+    """The time in which the counted rank of a generation ran, as seen by the driver.
 
-    Seconds are on the clock of `event_clock`.
+    All times are in seconds, on the clock of `event_clock`.
     """
 
     first_s: float
@@ -121,7 +127,8 @@ def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> 
 
     Args:
       events: events of one work dir, oldest first; only those of the driver are used.
-      seen: for each generation, the times from the spans of a rank.
+      seen: by generation, the times that spans of a rank show; a generation without
+        spans is absent.
     Raises:
       ValueError: there is no event of kind `state`, or the events are from two
         journals.
@@ -169,9 +176,9 @@ def counted(events: Sequence[Event], seen: Mapping[int, Seen] | None = None) -> 
 def kept_steps(begins: Mapping[int, int]) -> dict[int, int]:
     """Return, by start, the last step whose work was kept.
 
-    A later start repeats all steps after its initial step. So the result is the
-    smallest initial step of all later starts that ran steps; it has no limit if there
-    are none.
+    A later start repeats all steps after its initial step. So the last kept step is the
+    smallest initial step of all later starts that ran steps. Without such a later
+    start, all steps are kept, and the result is `sys.maxsize`.
 
     Args:
       begins: for each start, the step of its initial state; -1 if it ran no steps.
@@ -204,7 +211,7 @@ def _check(events: Sequence[Event]) -> None:
 
 
 def _generation(event: Event) -> int:
-    """Return the generation of an event that `_check` has seen."""
+    """Return the generation of an event that `_check` has accepted."""
     assert event.generation is not None
     return event.generation
 
@@ -311,9 +318,9 @@ def _with_spans(
 ) -> dict[str, float]:
     """Refine the parts by the spans of a start; the sum stays the same.
 
-    A rank keeps running while its host is out of contact; its spans show what it did.
-    They also give the duration of each step. Steps after the last kept one are lost,
-    including those that had not ended.
+    A rank keeps running while its host is out of contact, and the spans show what the
+    rank did meanwhile. Spans also give the duration of each step. Step time after the
+    last kept step is lost, including the time of steps that had not ended.
     """
     kind = "start: " if is_first else "restart: "
 

@@ -21,10 +21,10 @@ Policy = Literal["tell", "confirm", "run"]
 Severity = Literal["info", "warning", "error"]
 LogKind = Literal["any", "kernel", "syslog", "ufm"]
 GIVEN = ("rule", "host", "count", "within_s")
-"""Names that every template may use, in addition to the groups of its pattern."""
+"""Names that every template may use, besides the groups of the pattern of its rule."""
 _MAX_COUNT = 10_000
-"""Maximum `count`. The value was picked by judgement: the times that are kept for a
-device then take 0.5 MB."""
+"""Maximum `count`. The value was picked by judgement: with it, the timestamps that are
+kept for one device take 0.5 MB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,25 +40,26 @@ class EventText:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Rule:
-    """`count` lines that match `pattern` in `within_s` seconds are an event."""
+    """A rule fires if `count` lines of a device match it within `within_s` seconds."""
 
     name: str
     pattern: str
     """Regular expression, searched for in a line; named groups fill templates."""
     event: EventText
     log: LogKind = "any"
-    """Kind of lines to which the rule applies."""
+    """Kind of log to whose lines the rule applies."""
     count: int = 1
     within_s: float = 0.0
-    """Maximum seconds between the first and last of the lines, inclusive."""
+    """Maximum seconds, inclusive, from the first of the `count` lines to the last."""
     by: tuple[str, ...] = ()
-    """Groups that identify a device; lines are counted separately for each device."""
+    """Groups of `pattern` that identify a device. Lines are counted separately for each
+    device."""
     cool_down_s: float = 3600.0
-    """Log time in seconds after an event in which its device causes no other event of
-    this rule."""
+    """Cool-down after an event, in seconds of log time. Until it is over, lines of the
+    same device cause no other event of this rule."""
     action: tuple[str, ...] = ()
-    """Command that disables a device, as a list of templates, without a shell. Running
-    it twice must do no harm."""
+    """Command that disables a device: a list of templates, one per argument. It runs
+    without a shell. Running it twice must do no harm."""
     test: tuple[str, ...] = ()
     """Command that tests the device; it must exit with 0 before `undo` runs."""
     undo: tuple[str, ...] = ()
@@ -267,6 +268,6 @@ def check_template(template: str, names: Collection[str], field: str) -> None:
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:
-    """Return a template, accepted by `check_template`, with values for its names."""
+    """Fill the names of a template that `check_template` has accepted."""
     parts = string.Formatter().parse(template)
     return "".join(t + (values[n] if n is not None else "") for t, n, _, _ in parts)

@@ -3,12 +3,13 @@
 Input: sizes and one duration for each. Output: a law or none, and a range for any
 other size. All functions are pure.
 
-A law is a curve with two parameters, the value at the largest size and the share of it
-that grows: y(N) = value * (1 - share + share * g(N) / g(largest)), with share from 0 to
-1 and g(N) = 1, log N, N or N squared. Share 0 is the null model, a constant. Residuals
-are differences of log y, because timing errors are factors, not numbers of seconds.
-Each size has one duration, the median of its repeats. Repeats do not count as separate
-data: they make the median precise, but only different sizes show the form of the curve.
+A law is a curve with two parameters: the value at the largest size, and the share of
+this value that grows with the size. The curve is y(N) = value * (1 - share + share *
+g(N) / g(largest)), with share from 0 to 1 and g(N) = 1, log N, N or N squared. Share 0
+is the null model, a constant. Residuals are differences of log y, because timing errors
+are proportional to the duration. Each size has one duration, the median of its repeats.
+Repeats do not count as separate data: they make the median precise, but only different
+sizes show the form of the curve.
 """
 
 import dataclasses
@@ -27,9 +28,10 @@ LAWS = (CONSTANT, LOGARITHMIC, LINEAR, QUADRATIC)
 LEAST_SIZES = 5
 """Minimum number of sizes for which the criterion is defined, see `_aicc`."""
 LEAD = 4.0
-"""Margin by which the criterion of a law must be below all others to name that law. The
-value was picked by judgement: the evidence for that law is then exp(LEAD / 2) = 7.4
-times the evidence for any other (evidence ratio of Burnham, Anderson and Huyvaert 2011,
+"""A growing law is named only if its criterion is lower than the criterion of every
+other law, by at least this margin. The value was picked by judgement: the evidence for
+the named law is then at least exp(LEAD / 2) = 7.4 times the evidence for any other law
+(evidence ratio of Burnham, Anderson and Huyvaert 2011,
 doi:10.1007/s00265-010-1029-6)."""
 FLAT = 1.25
 """A duration counts as constant if it grows at most by this factor from the smallest to
@@ -40,10 +42,11 @@ CONFIDENCE = 0.95
 it is the usual confidence."""
 LEAST_NOISE = 0.02
 """Standard deviation of log y below which all fits count as equally good. The value was
-picked by judgement: medians of a few starts on one host are not more reproducible."""
+picked by judgement: medians of a few starts on one host vary by at least this much from
+one measurement to the next."""
 LEAST_S = 1e-6
-"""Shorter durations count as this one. The value was picked by judgement: the clocks
-tick in nanoseconds, and reading them takes a microsecond."""
+"""Shorter durations are replaced by this one. The value was picked by judgement: the
+clocks tick in nanoseconds, and reading them takes a microsecond."""
 _LOGITS = np.linspace(-25.0, 15.0, 4001)
 _SHARES = np.concatenate([[0.0], 1.0 / (1.0 + np.exp(-_LOGITS)), [1.0]])
 """Shares to try. The odds, share / (1 - share), grow by 1 percent from one share to the
@@ -78,7 +81,7 @@ class _Curves:
         return float((self.low * shape).min()), float((self.high * shape).max())
 
     def most_growth(self, smallest: int) -> float:
-        """Return the largest ratio of the values at the largest and smallest size."""
+        """Return the largest factor by which a curve grows from size `smallest` on."""
         shape = _shape(self.law, [smallest], self.largest, self.shares)[:, 0]
         return float(1 / max(shape.min(), 1e-300))
 
@@ -98,20 +101,20 @@ class Growth:
     value_s: float
     """Value at the largest size according to the best law."""
     share: float
-    """Share of that value that grows."""
+    """Share of `value_s` that grows with the size."""
     largest: int
     curves: tuple[_Curves, ...]
 
     def at(self, size: int, *, most: str = QUADRATIC) -> Range:
         """Return the duration at another size.
 
-        The range covers the curves of all laws up to `most` whose value and share are
-        in the joint confidence region.
+        The range covers the curves of all laws up to `most`, for every pair of value
+        and share in the joint confidence region.
 
         Args:
           size: number of processes.
-          most: the steepest law that is possible, known from the kind of work and not
-            from these data. If `self.law` is steeper, it is used all the same.
+          most: the steepest law that is possible. This is known from the kind of work,
+            not from these data. If `self.law` is steeper, it replaces `most`.
         """
         last = max(LAWS.index(most), LAWS.index(self.law or CONSTANT))
         ranges = [c.at(size) for c in self.curves if c.law in LAWS[: last + 1]]
@@ -206,10 +209,11 @@ def _shape(
 def _fit(
     law: str, sizes: Sequence[int], largest: int, logs: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Find, for each share in the grid, the value at the largest size that fits best.
+    """Fit the value at the largest size, separately for each share in the grid.
 
     Returns:
-      the shares; for each, the log of the value, and the sum of squared residuals.
+      the shares; the log of the fitted value for each share; and the sum of squared
+      residuals for each share.
     """
     shares = _SHARES if law != CONSTANT else np.zeros(1)
     off = logs - np.log(_shape(law, sizes, largest, shares))
@@ -240,7 +244,8 @@ def _inside(
 def _aicc(squares: float, count: int, law: str) -> float:
     """Return Akaike's criterion for few data (AICc), for least squares.
 
-    n ln(S / n) + 2k + 2k(k + 1) / (n - k - 1) for k parameters, the variance included.
+    n ln(S / n) + 2k + 2k(k + 1) / (n - k - 1), where S is the sum of squared residuals,
+    n the number of sizes, and k the number of parameters, including the variance.
     Source: Hurvich and Tsai 1989, Biometrika 76(2), pages 297-307; Burnham, Anderson
     and Huyvaert 2011, doi:10.1007/s00265-010-1029-6.
     """

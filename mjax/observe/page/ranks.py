@@ -1,8 +1,8 @@
 """The state of single ranks for the page: progress, and whether they are alive.
 
-Input: a process as read by the feed, and the time. Output: objects for viewers.
-In addition to the spans, /proc is read for processes on this machine, and the work dir
-for stacks.
+Input: a process as read by the feed, and the time. Output: objects for viewers. The
+objects come from the spans of the process. To find out whether a process on this
+machine is alive, /proc is read too. `stacks` reads the stacks from the work dir.
 """
 
 from pathlib import Path
@@ -36,7 +36,7 @@ def is_live(newest: list[Process], now_ns: int) -> bool:
 
 
 def described(process: Process) -> dict[str, Any]:
-    """Return the position of a rank."""
+    """Return the rank, host, pid, devices, generation and exit code of a process."""
     header = process.header
     return {
         "rank": header.rank,
@@ -49,7 +49,7 @@ def described(process: Process) -> dict[str, Any]:
 
 
 def where(process: Process, now_ns: int) -> dict[str, Any]:
-    """Return the progress of a rank."""
+    """Return a rank's newest step and span, the time since then, and its exit code."""
     return {
         "rank": process.header.rank,
         "step": process.newest_step,
@@ -60,7 +60,7 @@ def where(process: Process, now_ns: int) -> dict[str, Any]:
 
 
 def last(process: Process, now_ns: int) -> dict[str, Any]:
-    """Return the last activity of a rank."""
+    """Return a rank's newest step and span, and the time since then."""
     span = process.span
     return {
         "step": process.newest_step,
@@ -92,7 +92,7 @@ def error(process: Process, told: list[dict[str, Any]], now_ns: int) -> str | No
 
 
 def stacks(work_dir: Path, process: Process) -> str | None:
-    """Return the newest stacks of a rank, if there are any."""
+    """Return the newest stacks that a rank wrote; None if it wrote none."""
     name = Path(process.where).name.partition(".jsonl")[0]
     launches = sorted((work_dir / "launch").glob("generation-*"))
     paths = [work_dir / "stacks" / f"{name}.txt"]
