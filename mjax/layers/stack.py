@@ -32,8 +32,8 @@ BLOCK_INPUT = "block_input"
 class LayerPattern:
     """A repeating pattern of layer kinds, applied one by one or by a scan.
 
-    Kinds are static within the pattern. So windows are constants of the kernels, and
-    compile time grows with the pattern, not with the number of layers.
+    The kinds are static, so windows are constants of the kernels. In a scan, compile
+    time grows with the length of the pattern, not with the number of layers.
     """
 
     layer: Callable[..., jax.Array]
@@ -102,7 +102,8 @@ class LayerPattern:
         """Apply layers one by one; the first has the first kind of the pattern.
 
         Each matmul adds the gradient of its weight in place to the sum over
-        microbatches. A scan over the layers would copy these sums between stacks.
+        microbatches. A scan over the layers would keep these sums in stacked arrays,
+        and copy the sum of each layer out of one stack and into another.
         """
 
         def apply(x: jax.Array, local: int, params: JoinedParams) -> jax.Array:
@@ -138,17 +139,23 @@ def checkpointed(
 ) -> Callable[..., Any]:
     """Wrap a layer so that the backward pass recomputes it as the policy says.
 
-    Recomputed: none: nothing; attention: only the attention core (in
-    `layers.attention`); core: all but the outputs of projections and of the attention
-    core; dots: all but the outputs of projections; full: the whole layer; offload: the
-    whole layer, with its input in host memory.
+    By policy, the backward pass recomputes:
 
-    core recomputes no attention core and no matmul with a weight, only the operations
-    between them (norms, rotation, activation, dropout, sums) and the low-rank matmuls
-    of adapters. The output of a projection into the residual stream is kept only if the
-    backward pass reads it. In the parallel block it reads none. In the serial block it
-    reads the output of attention, because the second norm reads the sum; with norms
-    after the branches it reads both outputs.
+    - "none": nothing;
+    - "attention": only the attention core (in `layers.attention`);
+    - "core": all but the outputs of projections and of the attention core;
+    - "dots": all but the outputs of projections;
+    - "full": the whole layer;
+    - "offload": the whole layer, whose input is kept in host memory.
+
+    With "core", the backward pass recomputes neither the attention core nor a matmul
+    with a weight. It recomputes only the operations between them (norms, rotation,
+    activation, dropout, sums) and the low-rank matmuls of adapters. The output of a
+    projection into the residual stream is kept only if the backward pass reads it. In
+    the parallel block the backward pass reads no such output. In the serial block it
+    reads the output of attention, because the second norm reads the sum of that output
+    and the residual stream. With norms after the branches, the backward pass reads the
+    outputs of both branches.
     """
     policies = jax.checkpoint_policies
     if policy in ("none", "attention"):

@@ -40,10 +40,11 @@ def param_spec(
     """Place one parameter.
 
     `LOGICAL_TO_AXIS` gives the axis that splits each dim. With `shard_over_dp`
-    (ZeRO >= 1) one more dim is split over `SHARDS`: the model width if they divide it,
-    otherwise the largest dim that they divide. A parameter without such a dim stays
-    whole. Key/value heads are not split if there are fewer than tp: every device holds
-    all of them and uses its own.
+    (ZeRO >= 1), `SHARDS` split one dim too, even if tp already splits this dim. The
+    dim is the model width if `SHARDS` divide it, otherwise the largest dim that they
+    divide. If `SHARDS` divide no dim, they split none. If there are fewer key/value
+    heads than tp, the heads are not split: every device holds all of them, and uses
+    only those that its query heads need.
 
     Args:
       shape: global shape.
@@ -77,10 +78,13 @@ def param_spec(
 
 
 def joined_spec(logical: Sequence[str], *, embed_over_dp: bool) -> PartitionSpec:
-    """Place weights that each device has joined into one matrix, [slots, ...].
+    """Place the joined weights of all layers, an array [slots, m, n].
+
+    Each device has joined its parts of several weights into one matrix per layer. A
+    slot is the place of one layer in the stack of these matrices.
 
     Args:
-      logical: one logical name per dim of the matrix. Joining merges all dims of a
+      logical: logical names of the two dims of a matrix. Joining merges all dims of a
         weight except "embed".
       embed_over_dp: whether the model width is split over `SHARDS`.
     """

@@ -27,10 +27,11 @@ class Held(NamedTuple):
     """Weights and gradient sums of a virtual stage."""
 
     joined: tuple[PyTree, ...]
-    """Joined weights of each of its n layers."""
+    """Joined weights of each of the n layers of the virtual stage."""
     totals: tuple[PyTree, ...]
-    """Sums of the gradients of `joined` so far. The backward pass adds its gradients
-    and returns the new sums as the gradient of `totals`."""
+    """Sums of the gradients of `joined` so far. The backward pass adds new gradients of
+    `joined` to these sums, and returns the new sums as the gradient of `totals`. This
+    is deliberate, although the true gradient of `totals` is zero."""
     others: PyTree
     """The other weights, leaves [n, ...]; they have ordinary gradients."""
 
@@ -39,7 +40,7 @@ def held_in_forward(chunks: Table) -> Table:
     """Return a table [ticks, P]: the virtual stage held for forward half-ticks.
 
     In idle half-ticks a stage holds the virtual stage that it ran last, because the
-    weights of the next virtual stage may not be completely gathered.
+    weights of the next virtual stage may not be completely gathered yet.
 
     Args:
       chunks: `Schedule.forward_chunk`.
@@ -67,7 +68,7 @@ def changes(held: Table) -> Bool[np.ndarray, " ticks"]:
 
 
 def _fill_forward(chunks: Table) -> Table:
-    """Replace idle entries by the virtual stage of the last tick that is not idle."""
+    """Replace each idle entry by the nearest earlier entry that is not idle."""
     filled = chunks.copy()
     for tick in range(1, len(filled)):
         filled[tick] = np.where(filled[tick] == IDLE, filled[tick - 1], filled[tick])
@@ -75,6 +76,7 @@ def _fill_forward(chunks: Table) -> Table:
 
 
 def _fill_backward(chunks: Table) -> Table:
+    """Replace each idle entry by the nearest later entry that is not idle."""
     return _fill_forward(chunks[::-1])[::-1]
 
 

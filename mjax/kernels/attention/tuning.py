@@ -31,11 +31,13 @@ class MosaicKernel:
     """Sizes for one kernel of mosaic_gpu."""
 
     warpgroups: int = 2
-    """Compute warpgroups of a thread block; each has 64 rows of the result."""
+    """Number of compute warpgroups in a thread block. Each computes 64 rows of the
+    result, unless `splits_width` is set."""
     block: int
-    """Keys (queries for dkv and fused) in a block, which is loaded at a time."""
+    """Number of keys (dkv and fused: of queries) in a block. The kernel loads one block
+    at a time."""
     stages: int = 2
-    """Number of these blocks that shared memory holds: entries of the ring buffer."""
+    """Number of these blocks that fit in the ring buffer in shared memory."""
     splits_width: bool = False
     """For dkv: the two warpgroups share 64 rows and split the width (`dkv_wide`)."""
 
@@ -152,15 +154,16 @@ MOSAIC_H200 = MappingProxyType(
 )
 """Head width -> sizes. Not tuned on a GPU. These are the largest blocks that compile
 for an H200 without spilling registers, with jax 0.11.2, 2026-11
-(scripts/kernels/kernel_table.py). dq and dkv have a third buffer entry, because they
-release an entry one block late; dq has a fourth, because it starts the next block
-early. With fewer entries no load would be in flight. Registers allow only one thread
-block per SM, so there is enough shared memory for these entries.
+(scripts/kernels/kernel_table.py). dq and dkv release a buffer entry one block late, and
+dq also starts the next block early. So that a load is always in flight, dkv has three
+buffer entries and dq has four. Registers allow only one thread block per SM, so there
+is enough shared memory for these entries.
 
 At widths 192/128 (queries and keys / values) and 256, shared memory and registers are
-scarce. At 256, blocks of 64 keys in dq would leave room for only one buffer entry each
-of K and V, so the blocks have 32 keys. At 192/128, blocks of 64 queries in dkv would
-spill registers, so they have 32 queries.
+scarce. So dq has only three entries, and dkv at 256 only two. At 256, blocks of 64 keys
+in dq would leave room for only one buffer entry each of K and V, so the blocks have 32
+keys. At 192/128, blocks of 64 queries in dkv would spill registers, so they have 32
+queries.
 """
 
 FUSED_H200 = MappingProxyType({128: MosaicKernel(block=64, stages=3)})
@@ -173,11 +176,13 @@ Not tuned; as many buffer entries as fit in shared memory."""
 class GroupSplit:
     """Rule for splitting the query heads of a key head over thread blocks in dkv.
 
-    Without a split, the thread block of a tile of keys and a key head walks all query
-    heads of the group in sequence, and its sums stay in registers. With only one or two
-    key heads on a GPU, the longest walk takes several times the mean load of a
-    multiprocessor. With a split, each part of the group has its own thread block. The
-    float32 sums of the parts go through global memory, and a second pass adds them.
+    Without a split, the thread block of a tile of keys and a key head walks over all
+    query heads of the group in sequence, and its sums stay in registers. With only one
+    or two key heads on a GPU there are few thread blocks. The longest walk of a thread
+    block then takes several times as long as the mean load of a multiprocessor, which
+    is the sum of all walks divided by the number of multiprocessors. With a split, each
+    part of the group has its own thread block. The float32 sums of the parts go through
+    global memory, and a second pass adds them.
     """
 
     multiprocessors: int
@@ -185,8 +190,8 @@ class GroupSplit:
     """Least ratio of the mean load of a multiprocessor to the longest walk of a thread
     block."""
     least_load_documents: float
-    """The same ratio with packed documents. Their lengths are unknown at compile time;
-    their walks are shorter and less equal."""
+    """The same ratio with packed documents. The lengths of documents are unknown at
+    compile time; walks are shorter than without documents, and differ more."""
 
     def __post_init__(self):
         if self.multiprocessors < 1:
@@ -219,8 +224,9 @@ class GroupSplit:
 
 
 DKV_SPLIT = GroupSplit(multiprocessors=132, least_load=0.9, least_load_documents=1.8)
-"""For H100 (SXM) and H200, not tuned on a GPU. In a simulation of 2026-11
-(scripts/kernels/schedule.py) without documents, no other number of parts is more than
-1% faster for any of 20 shapes. With documents of log-normal lengths, no other number is
-faster for 9 of 11 shapes; for the other two, another number is 5% and 24% (mean length
-256) faster."""
+"""For H100 (SXM) and H200, not tuned on a GPU. A simulation of 2026-11
+(scripts/kernels/schedule.py) compared the number of parts that this rule chooses with
+all other numbers. Without documents, no other number is more than 1% faster for any of
+20 shapes. With documents of log-normal lengths, the chosen number is the fastest for 9
+of 11 shapes. For each of the other two shapes another number is faster, by 5% for one
+and by 24% for the other (mean length of documents 256)."""

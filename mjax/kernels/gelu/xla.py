@@ -4,12 +4,14 @@ Without recomputation, automatic differentiation keeps the slopes (GELU) or the
 intermediates (gated), each as large as an argument. Here the backward pass recomputes
 them from the arguments, in the one kernel that uses them.
 
-The derivatives are explicit because jax 0.12.0's derivative of erf fails inside
-shard_map: it does not cast the coefficients of a polynomial to varying.
+The derivatives are explicit because the derivative of erf in jax 0.12.0 fails inside
+shard_map: it uses polynomial coefficients that it does not cast from invariant to
+varying over the mesh axes.
 
 The formulas take the fewest instructions, because arithmetic limits these kernels more
 than memory does (docs/benchmarks/memory_kernels.md). They use erf instead of erfc,
-which computes two branches, and (1 + tanh u) / 2 is computed as 1 / (1 + exp(-2u)).
+because erfc computes two branches. They compute (1 + tanh u) / 2 as
+1 / (1 + exp(-2u)).
 """
 
 import functools
@@ -32,8 +34,8 @@ def gelu(tanh: bool, x: Any, bias: Any) -> Any:
     if tanh:
         return (z * _tanh_distribution(z)).astype(x.dtype)
     if x.dtype == _F32:
-        # For negative z, 1 + erf loses digits that a float32 result would have and a
-        # 16-bit result does not have.
+        # For negative z, 1 + erf loses digits to cancellation. A float32 result needs
+        # these digits; a 16-bit result does not have them.
         return reference.gelu(x, bias, tanh=False)
     return (z * _distribution(z)).astype(x.dtype)
 
@@ -101,7 +103,7 @@ swiglu.defvjp(_swiglu_forward, _swiglu_backward)
 
 @jax.custom_vjp
 def geglu_tanh(up: Any, gate: Any, up_bias: Any, gate_bias: Any) -> Any:
-    """Return gelu(gate + gate_bias) (up + up_bias), as `api.geglu_tanh`."""
+    """Return gelu(gate + gate_bias) (up + up_bias); see `api.geglu_tanh`."""
     y, z = reference.add_bias(up, up_bias), reference.add_bias(gate, gate_bias)
     return (z * _tanh_distribution(z) * y).astype(up.dtype)
 
@@ -124,8 +126,8 @@ geglu_tanh.defvjp(_geglu_tanh_forward, _geglu_tanh_backward)
 
 def _gradients(slope: jax.Array, g: Any, x: Any, bias: Any) -> tuple[Any, Any]:
     """Return the gradients of x and bias; slope is the derivative at x + bias."""
-    # Round the slope before multiplying: XLA would store a float32 product in memory,
-    # for the sum below.
+    # Round the slope before multiplying. Otherwise XLA would store the product in
+    # memory in float32, for the sum below.
     dx = g * slope.astype(x.dtype)
     if bias is None:
         return dx, None
