@@ -23,14 +23,15 @@ _MAX_FLAGS = 4
 _MAX_VALUES = 6
 """Maximum number of values tried for a field, nearest first."""
 _MAX_KEPT = 2
-"""Maximum number of values per field that solve the current problem but cause another
-one; a further flag is tried with each."""
+"""Maximum number of values to keep for a field with which no value makes the run fit.
+Each kept value solves the current problem but causes another one. The next round of the
+search adds a flag to each."""
 _MAX_NODES = 16
-"""Maximum number of changes to which each round of the search adds a flag; this bounds
-the search time."""
+"""Maximum number of unfinished fixes to which a round of the search adds a flag. This
+bounds the search time."""
 
 Change = dict[str, Any]
-"""Fields that a fix sets, by flag name, and their values."""
+"""A fix, finished or unfinished: name of each field that it sets -> value."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,9 +92,9 @@ def _checked(config: TrainConfig, devices: Devices) -> AxisSizes:
 def _fixes(config: TrainConfig, devices: Devices, problem: str) -> list[Change]:
     """Return fixes, fewest flags first: one for each field that the problem names.
 
-    If a value solves the problem but another check then refuses the run, a flag that
-    this check names is changed too. Fixes of three or more flags are tried only if no
-    fix with fewer flags was found.
+    If a value solves the problem but another check then refuses the run, the fix also
+    sets a field that this other check names. Fixes of three or more flags are tried
+    only if no fix with fewer flags was found.
     """
     found: dict[str, Change] = {}
     nodes: list[tuple[Change, str]] = [({}, problem)]
@@ -122,7 +123,8 @@ def _next_flags(
     """Yield the change with one more flag, and the remaining problem, if any.
 
     For each field that the problem names, yield the nearest value with which the run
-    fits, or else the few nearest values that solve the problem but cause another one.
+    fits. If there is none, yield the few nearest values that solve the problem but
+    cause another one.
     """
     values = _values(config, devices, change)
     named = [name.replace("-", "_") for name in re.findall(r"\w+\.[\w-]+", problem)]
@@ -151,7 +153,7 @@ def _rule(problem: str) -> str:
 
 
 def _problem(config: TrainConfig, devices: Devices, change: Change) -> str:
-    """Return the message that refuses the changed run; empty if none does."""
+    """Return the error message for the changed run; empty if all checks accept it."""
     fields = {name: value for name, value in change.items() if name != devices.flag}
     try:
         changed = with_fields(config, fields)
@@ -171,7 +173,10 @@ def _changed_devices(devices: Devices, change: Change) -> Devices:
 def _values(
     config: TrainConfig, devices: Devices, change: Change
 ) -> dict[str, list[Any]]:
-    """List for each field the values to try in addition to a change, nearest first."""
+    """List for each field the values to try next, nearest to its current value first.
+
+    The current value of a field is its value after `change`.
+    """
 
     def current(field: str) -> Any:
         return change.get(field, operator.attrgetter(field)(config))

@@ -1,8 +1,8 @@
 """The run's configuration, composed of the configs of its parts.
 
 Input: command-line flags, a recipe, or the config.json of an earlier run. Output: one
-frozen, checked `TrainConfig`. Builds nothing and touches no device: the sizes of the
-mesh are checked once they are known (`config.sizes`).
+frozen, checked `TrainConfig`. This module builds nothing and touches no device. The
+sizes of the mesh are checked later, when they are known (`config.sizes`).
 """
 
 import dataclasses
@@ -183,7 +183,7 @@ class TrainConfig:
         Raises:
           ValueError: the adapters have no base weights, or the step cannot train them.
         """
-        if self.adapters is None:  # refuses a target that matches nothing
+        if self.adapters is None:  # the property refuses a target that matches nothing
             return
         if self.init_from is None:
             raise ValueError(
@@ -209,7 +209,8 @@ class TrainConfig:
 def with_tokenizer(config: TrainConfig, num_tokens: int) -> TrainConfig:
     """Return the config with the final vocabulary size of the model.
 
-    The tokenizer's size replaces the recipe's, except with `--data.vocab model`.
+    The size of the tokenizer's vocabulary replaces the size in the recipe, except with
+    `--data.vocab model`.
 
     Args:
       config: the run.
@@ -242,7 +243,7 @@ def from_json(text: str) -> TrainConfig:
     """Read the text of `to_json`; absent fields have their defaults.
 
     Raises:
-      ValueError: not JSON, a field that does not exist, or a value that is refused.
+      ValueError: the text is not JSON, a field does not exist, or a value is refused.
     """
     return _from_dict(TrainConfig, checked_json.read(text, Any), "")
 
@@ -286,9 +287,9 @@ MAY_CHANGE = frozenset(
         ),
     }
 )
-"""Fields and groups that a resumed run may change: how it runs and reports, not what it
-computes (up to the order of floating-point sums). `steps` moves the end of the run, and
-with it the schedule. All other fields must stay the same."""
+"""Fields and groups that a resumed run may change. They set how the run executes and
+reports, not what it computes (up to the order of floating-point sums). `steps` moves
+the end of the run, and with it the schedule. All other fields must stay the same."""
 
 
 def run_differences(

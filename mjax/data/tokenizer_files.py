@@ -1,9 +1,9 @@
 """The files of a tokenizer. A run keeps them and exports them with its weights.
 
-Input: `bytes`, a tokenizer.json, a folder that holds one, or a name on a hub. Output:
-the contents of tokenizer.json, tokenizer_config.json and, if there is one,
-chat_template.jinja, with vocabulary size, end token and digest. The library
-`tokenizers` is not needed.
+Input: the name `bytes`, a tokenizer.json, a folder that holds one, or a name on a hub.
+`bytes` is the tokenizer whose tokens are bytes. Output: the contents of tokenizer.json,
+tokenizer_config.json and, if there is one, chat_template.jinja, with vocabulary size,
+end token and digest. The library `tokenizers` is not needed.
 """
 
 import dataclasses
@@ -40,18 +40,19 @@ class TokenizerFiles:
 
 
 def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
-    """Read the files of a tokenizer that needs no training.
+    """Read the files of an existing tokenizer; this function trains none.
 
-    tokenizer.json is returned unchanged. tokenizer_config.json is changed only if it
-    does not name the class and the end token of the tokenizer.
+    The returned content of tokenizer.json is that of the file. The returned content of
+    tokenizer_config.json is completed unless the file names both the class and the end
+    token of the tokenizer. The files themselves are not changed.
 
     Args:
       name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
-      eos: token that ends a document, or its id; None uses the one that
-        tokenizer_config.json names, or looks for a usual name.
+      eos: token that ends a document, or its id. None uses the token that
+        tokenizer_config.json names; if it names none, a token with a usual name.
     Raises:
-      ValueError: a file cannot be read, has another format or lacks the token, or the
-        hub does not return it.
+      ValueError: a file cannot be read or downloaded from the hub, has another format,
+        or lacks the token.
     """
     if name == BYTES:
         return _of_bytes()

@@ -1,4 +1,4 @@
-"""The result of planning a run: input of the page, the JSON output and the advice.
+"""The result of planning a run, from which the page and the JSON output are made.
 
 Figures that are read from the compiled step are separate from modelled figures. If the
 step was not compiled, the memory is estimated from the trace, and the modelled figures
@@ -90,9 +90,9 @@ class Traffic:
     axes: tuple[str, ...]
     """Mesh axes over which the devices of a group differ."""
     role: str
-    """Part of the parallelism that it serves: tp, dp, pp; mixed for several."""
+    """Parallelism that the collectives serve: tp, dp or pp; mixed if several."""
     tier: str
-    """Slowest link that it crosses: node or network."""
+    """Slowest link that the collectives cross: node or network."""
     dtype: str
     """Dtype of the elements, as in HLO: bf16, f32, ..."""
     group_size: int
@@ -100,7 +100,7 @@ class Traffic:
     count: int
     """Number of collectives."""
     num_async: int
-    """Number of these that are asynchronous, so that compute can overlap them."""
+    """Number of asynchronous collectives, which compute can overlap."""
     num_bytes: int
     """Bytes sent on the wire."""
     overlapped_bytes: int
@@ -130,8 +130,9 @@ class Modelled:
     parts_s: Mapping[str, float]
     """Seconds of the parts of a step, by name; they add up to the step."""
     exposed_s: Mapping[str, float]
-    """Seconds by role in which compute waits while communication of that role occupies
-    the link. The awaited collective may have another role and be next on the link."""
+    """Seconds that compute waits, by the role of the communication that occupies the
+    link meanwhile. The collective for which compute waits may have another role, if it
+    is still waiting for the link itself."""
     bubble: float
     """Idle time of the pipeline over its ideal time."""
     memory_bound_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -147,7 +148,7 @@ class Modelled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Source:
-    """A group of kernels with the same purpose in a step, or of waits of the same kind.
+    """Kernels with the same purpose in a step, or waits of the same kind, as one group.
 
     `seconds` and `floor_s` are modelled.
     """
@@ -174,13 +175,13 @@ class Span:
     start_s: float
     stop_s: float
     passes: tuple[str, ...] = ()
-    """Passes of the step that it belongs to, as in `Picture.passes`; a loop has the
-    passes of its body, a transfer has none."""
+    """Passes of the step in which the span runs, as in `Picture.passes`. A loop has the
+    passes of its body; a transfer has none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Branch:
-    """A branch that does not run every time the drawn computation runs.
+    """A branch that is not taken in every run of the computation in the picture.
 
     The picture shows the branch in full.
     """
@@ -188,7 +189,8 @@ class Branch:
     part: str
     """Name of the computed part, such as: head and loss."""
     runs: float
-    """Number of runs in a step; for changes of virtual stage, a mean over stages."""
+    """Number of runs of the branch in a step; for changes of virtual stage, the mean
+    over stages."""
     seconds: float
 
 
@@ -206,8 +208,8 @@ class Picture:
     runs: int
     """Number of runs of the computation in a step."""
     mean_s: float
-    """Mean seconds of a run, over all runs in the step; a branch counts as often as it
-    runs."""
+    """Mean seconds of a run of the computation, over all runs in the step. Each branch
+    is weighted by how often it runs."""
     spans: tuple[Span, ...]
     branches: tuple[Branch, ...] = ()
 
@@ -273,14 +275,14 @@ def memory_of(
     compiled_bytes: int | None = None,
     compiled_host_bytes: int | None = None,
 ) -> Memory:
-    """Combine the bytes of a step.
+    """Combine the figures of the memory of a step.
 
     Args:
       traced: bytes by purpose, from the trace.
       topology: the cluster.
       params_bytes: bytes of the stored parameters, a part of the state.
       device_memory_gib: the user's limit for the memory of a device, if any.
-      compiled_bytes: all bytes, from the compiler; None uses the trace.
+      compiled_bytes: bytes of the whole step, from the compiler; None uses the trace.
       compiled_host_bytes: bytes in pinned host memory, from the compiler; None uses the
         trace.
     """
