@@ -34,8 +34,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _RETRY_S = 0.5
 _STACKS_S = 1.0
 _QUIET_S = 0.1
-"""A rank has written its stacks if the file has not grown for so long. The value was
-picked by judgement: a rank that runs at all writes the next piece sooner."""
+"""A rank has finished writing its stacks if the file has not grown for this long. The
+value was picked by judgement: a rank that runs at all writes the next piece sooner."""
 _POLL_S = 0.02
 
 
@@ -175,7 +175,7 @@ class Agent:
         return any(rank.process.poll() is None for rank in self._ranks.values())
 
     async def _coordinate(self, message: messages.FindPorts) -> int:
-        """Return a free port, with the coordinator on it if requested; 0 on failure."""
+        """Return a free port, 0 on failure; run the coordinator on it if requested."""
         self._end_coordinator()
         self._coordinated, port = message.generation, free_port()
         if not message.coordinator:
@@ -238,7 +238,7 @@ class Agent:
         self._wake.set()
 
     async def _stacks(self, generation: int) -> dict[int, str]:
-        """Request the stacks of all ranks, and wait; return rank -> text."""
+        """Request the stacks of all ranks and wait for them; return rank -> text."""
         paths, begins = {}, {}
         for index, rank in self._ranks.items():
             is_alive = rank.generation == generation and rank.process.poll() is None
@@ -251,7 +251,8 @@ class Agent:
         def written() -> dict[int, str]:
             return {index: _read(path, begins[index]) for index, path in paths.items()}
 
-        # A rank writes its stacks in many pieces; its answer must not be among them.
+        # A rank writes its stacks in many pieces. The answer to `ask_for_lock` goes to
+        # the same file, so ask only when the stacks are complete.
         begin_s, found = time.monotonic(), written()
         while time.monotonic() < begin_s + _STACKS_S / 2:
             before = found
@@ -270,7 +271,7 @@ class Agent:
     async def _spied(
         self, answered: Collection[int], generation: int
     ) -> dict[int, str]:
-        """Run py-spy, if installed, on ranks without an answer; return rank -> text."""
+        """Run py-spy, if installed, on ranks without stacks; return rank -> text."""
         program = shutil.which("py-spy", path=_programs())
         if program is None:
             return {}
@@ -289,7 +290,7 @@ class Agent:
         return dict(zip(pids, texts, strict=True))
 
     async def _check(self, order: messages.Check) -> None:
-        """Run the check and send its result, which is lost without a connection."""
+        """Run the check, and send its result unless there is no connection."""
         is_healthy, text = await checks.run(order.command, order.timeout_s, self._host)
         if self._writer is not None:
             answer = messages.Checked(
@@ -353,7 +354,7 @@ class Agent:
 
 
 def _read(path: Path, begin: int) -> str:
-    """Return the text of a file from a byte on."""
+    """Return the text of a file from byte `begin` to the end."""
     with path.open(errors="replace") as file:
         file.seek(begin)
         return file.read()

@@ -1,11 +1,12 @@
 """Account for the time of a run, in events for the ledger.
 
-Input: the states of the ranks of a generation. Output: two events.
+Input: the states of the ranks of a generation. Output: two events for each generation.
 
 - `under_way`, when all ranks have taken their first step: the seconds of each phase
   until then, for the rank whose first step ended last.
-- `times`, when the ranks have ended: the seconds of each phase of the lowest rank, and
-  an upper bound of the time at which the start of this rank was requested.
+- `times`, when the ranks have ended: the seconds that the lowest rank spent in each
+  phase. The event also gives `asked_s`: the host of this rank was asked to start it at
+  this time at the latest.
 
 The driver's own times are in its events of kind `state`.
 """
@@ -18,14 +19,15 @@ from mjax.processes.progress import Phase
 _START = (Phase.IMPORT, Phase.INIT, Phase.BUILD, Phase.COMPILE, Phase.RESTORE)
 
 _SHOWN_S = 0.1
-"""Minimum seconds of a phase that the text names; the data contain all phases."""
+"""Minimum seconds for which the text of an event names a phase. The data of the event
+contain all phases."""
 
 
 class Times:
     """Counts the seconds of successive generations."""
 
     def __init__(self, tell: Callable[..., None]) -> None:
-        """Start before the first generation.
+        """Create the counter; `begin` begins the first generation.
 
         Args:
           tell: records an event, see `events.teller`.
@@ -42,15 +44,15 @@ class Times:
         self._asked_s, self._lowest = {}, None
 
     def look(self, states: Mapping[int, RankState], now_s: float) -> None:
-        """Record start times; send `under_way` once when all ranks have taken a step.
+        """Record start times. When all ranks have taken a step, send `under_way` once.
 
         Args:
           states: states of the ranks of one host.
           now_s: current time.
         """
         for rank, state in states.items():
-            # The sum of `spent_s` is the time since the rank's start was requested, by
-            # the clock of its host.
+            # `spent_s` adds up to the seconds since the host was asked to start the
+            # rank, by the clock of the host.
             if rank not in self._asked_s:
                 self._asked_s[rank] = now_s - sum(state.spent_s)
         rank = min(states, default=None)
@@ -86,11 +88,11 @@ class Times:
         silent_s: Callable[[int], float],
         now_s: float,
     ) -> None:
-        """Report the seconds of the lowest rank of an ended generation by phase.
+        """Send `times` for a generation whose ranks have ended.
 
         Args:
-          states: last states of all ranks; empty if agents have restarted. The last
-            known state of the lowest rank is then used.
+          states: last states of all ranks; empty if agents have restarted. If it is
+            empty, the last state of the lowest rank that `look` has seen is used.
           silent_s: maps a rank to the seconds since the last message of its host.
           now_s: current time.
         """
@@ -136,7 +138,7 @@ def _shown(name: str, state: RankState) -> str:
 
 
 def _until_first_step(state: RankState) -> dict[str, float]:
-    """Return name -> seconds, for the phases before the first step and for the step."""
+    """Return name -> seconds, for each phase before the first step and for the step."""
     by_phase = {phase.name.lower(): state.spent_s[phase] for phase in _START}
     rest_s = (state.first_step_s or 0.0) - sum(by_phase.values())
     return by_phase | {"step": rest_s}

@@ -1,10 +1,10 @@
 """How a run ends: the exit codes, and what SIGTERM and Ctrl-C do.
 
-Before the first step nothing can be lost. But native code (an import, a compilation, a
-read from a store) may block the main thread for minutes, during which no Python signal
-handler runs. So the program calls `watch`: a thread then ends the process as soon as a
-signal arrives. In the loop a signal becomes a request that all processes see at the
-same safe point (`StopRequest`).
+Before the first step nothing can be lost, so a signal may end the process at once. But
+native code (an import, a compilation, a read from a store) may block the main thread
+for minutes, during which no Python signal handler runs. So the program calls `watch`,
+which starts a thread that ends the process as soon as a signal arrives. In the loop a
+signal becomes a request that all processes see at the same safe point (`StopRequest`).
 
 The program imports this module before jax, so jax is imported inside functions here.
 """
@@ -119,7 +119,7 @@ _watch: _Watch | None = None
 def watch() -> None:
     """Let SIGTERM and Ctrl-C end this process with PREEMPTED until the loop begins.
 
-    A program calls it in its main thread, before slow imports. Code that only imports
+    A program calls this in its main thread, before slow imports. Code that only imports
     mjax keeps its own handlers.
     """
     global _watch
@@ -166,8 +166,10 @@ class StopRequest:
         if not is_alone:
             self._agreed = _start_agreement()
         if _watch is not None and _watch.received is not None:
-            # A signal arrived before `hold`, but the watch thread sees it after `hold`
-            # and ignores it. Send the signal again, to this StopRequest.
+            # This signal arrived before the handlers above were set. The watch thread
+            # cannot have read it before `hold`, because then it would have ended the
+            # process. After `hold` the thread ignores the signal. So send it again, to
+            # this StopRequest.
             os.kill(os.getpid(), _watch.received)
         return self
 
@@ -252,9 +254,10 @@ def leave(exit_code: int) -> NoReturn:
     """End the process.
 
     With several processes, jax's shutdown waits until all processes have called it. If
-    a process never calls it, the others wait for minutes. So a failed process skips the
-    shutdown. After any other stop, all processes usually call it. Process 0 must then
-    wait for the others, because the coordinator ends with process 0.
+    a process never calls it, the others wait for minutes. So a process that failed
+    skips the shutdown, because the others may never call it. After a stop for any other
+    reason, the other processes usually stop too and call it. Process 0 must then wait
+    for the others, because the coordinator ends with process 0.
 
     If a tracker has not finished, exit hooks do not run, because a hook of the
     tracker's library would wait for the tracker.
@@ -294,7 +297,10 @@ def _has_others() -> bool:
 
 
 def is_ours(error: Exception) -> bool:
-    """Return whether mjax raised an error (bad input), and not a library (a bug)."""
+    """Return whether mjax itself raised an error.
+
+    mjax raises errors for bad input. An error that a library raises is a bug.
+    """
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:
         frame = frame.tb_next

@@ -1,7 +1,7 @@
 """The ASGI application: routes and the handling of one request.
 
 Input: the served model and a scheduler. Output: an application. Errors have OpenAI's
-format; an error after the first bytes of a stream ends it without `[DONE]`.
+format. An error after the first bytes of a stream ends the stream without `[DONE]`.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ from mjax.generate.server.protocol import Options
 from mjax.generate.server.scheduler import Scheduler, Ticket
 
 _GOODBYE_S = 1.0
-"""Seconds that a client has to receive the error at the end of a stream. The value was
-picked by judgement: a client that does not read must not hold the server up."""
+"""Seconds for which the server tries to send the error at the end of a stream. The
+value was picked by judgement: a client that does not read must not block the server."""
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -41,7 +41,7 @@ _STREAM = [
     (b"x-accel-buffering", b"no"),
 ]
 _GONE = 499
-"""Status counted for a client that disconnected before its answer; nginx's code."""
+"""Status that is counted if a client disconnects before its answer, as in nginx."""
 _IS_GONE = "mjax.is_gone"
 _KNOWN_TOKENS = 1 << 16
 """Maximum number of token texts in the cache. The value was picked by judgement: the
@@ -87,7 +87,7 @@ class _Outermost:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            return  # no websockets; the server closes connections without an answer
+            return  # no websockets; uvicorn closes a connection that got no answer
         status: int | None = None
 
         async def send_seen(message: Message) -> None:
@@ -284,7 +284,7 @@ class _Generation:
         await _send_whole(send, 200, writer.whole())
 
     async def _stream(self, ticket: Ticket, writer: answers.Writer, send: Send) -> None:
-        # Before the first token, an error still has its own status.
+        # Send no status before the first token: until then an error sets the status.
         events = await self._read(ticket)
         self._count_first(ticket)
         await _send_start(send, 200, _STREAM)
@@ -311,11 +311,11 @@ class _Generation:
 
 
 def _token_text(served: Served) -> Callable[[int], str]:
-    """Return a function that returns the text of a token, or its id if it has none."""
+    """Return a function: token id -> text of the token, or the id without a text."""
 
     def text(token: int) -> str:
         decoded = served.tokenizer.decode(np.array([token]))
-        # Part of a character, or an id without a token.
+        # The token is only a part of a character, or there is no token with this id.
         return f"token_id:{token}" if "\ufffd" in decoded or not decoded else decoded
 
     return text

@@ -1,14 +1,14 @@
 """Run requests of many clients on one engine, owned by a thread.
 
-Input: engine requests from coroutines. Output: their events, in order, to the
-coroutine that sent them. Only the engine's thread calls `submit`, `cancel` and `step`.
-Everything else here runs in the event loop: tickets, capacity and refusals need no
-locks.
+Input: engine requests from coroutines. Output: the events of the requests, in order. A
+coroutine gets the events of the requests that it sent. Only the engine's thread calls
+`submit`, `cancel` and `step`. Everything else here runs in the event loop, so tickets,
+capacity and refusals need no locks.
 
-An accepted request ends in one of four ways: with its last event, with an error, closed
-by its client, or closed at its time limit. If the engine fails, every ticket gets an
-error, and the callback `on_failure` informs the process. `Counts` counts the requests
-by how they ended.
+An accepted request ends in one of four ways: it gets its last event, it gets an error,
+its client closes it, or its time limit passes. If the engine fails, every ticket gets
+an error, and the callback `on_failure` informs the process. `Counts` counts the
+requests by how they ended.
 """
 
 import asyncio
@@ -29,8 +29,8 @@ _MEAN_WEIGHT = 0.1
 judgement: the result is a mean over about ten answers."""
 _MOST_RETRY_S = 60
 _JOIN_S = 5.0
-"""Longest wait for the current step when the thread ends. The value was picked by
-judgement, not measured."""
+"""Seconds for which `stop` waits at most until the engine's thread has finished its
+current step. The value was picked by judgement, not measured."""
 
 
 @runtime_checkable
@@ -118,7 +118,7 @@ class Ticket:
 
     @property
     def has_ended(self) -> bool:
-        """Whether no events follow: finished, or failed."""
+        """Whether no more events follow: the ticket is finished, or has failed."""
         return self.is_finished or self._error is not None
 
     async def read(self) -> list[Indexed]:
@@ -371,7 +371,7 @@ class Scheduler:
 
     def _tell(self, batches: dict[Ticket, list[Indexed]], ended: Counts) -> None:
         """Report events and the load of the engine to the event loop."""
-        assert self._loop is not None  # a request has been opened
+        assert self._loop is not None  # `open` has set it
         running, waiting = self._engine.num_running, self._engine.num_waiting
         self._loop.call_soon_threadsafe(self._deliver, batches, ended, running, waiting)
 
