@@ -213,17 +213,17 @@ def run_cases(
             shared=processes > 1,
             lock_path=lock_file.name,
         )
+        run.n_threads = min(processes, len(cases))
         threads = [
-            threading.Thread(target=run.work, daemon=True)
-            for _ in range(min(processes, len(cases)))
+            threading.Thread(target=run.work, daemon=True) for _ in range(run.n_threads)
         ]
         try:
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-            run.one_started = False
-            run.work()  # what a process left that did not start beside the last others
+            run.n_threads = 1
+            run.work()  # the cases of processes that did not start beside others
         finally:
             run.halt()
             for thread in threads:
@@ -251,7 +251,8 @@ class _Run:
         self.mode: Mode = mode
         self.shared, self.lock_path = shared, lock_path
         self.failure: BaseException | None = None
-        self.one_started = False
+        self.n_threads = 1
+        """Threads in `work`. Set before the first one starts."""
         self._on_row = on_row
         self._left = collections.deque(cases)
         self._deaths: collections.Counter[str] = collections.Counter()
@@ -272,11 +273,12 @@ class _Run:
         worker = None
         try:
             while (name := self._take()) is not None:
+                alone = self.n_threads == 1
                 found = self._worker_for(name, worker)
                 worker = found if isinstance(found, Worker) else None
                 if worker is not None:
                     worker = self._run_one(worker, name)
-                elif not self._go_on_without(name, str(found)):
+                elif not self._go_on_without(name, str(found), alone=alone):
                     return
         except BaseException as error:  # of this program: raised again by its thread
             self.failure = error
@@ -284,6 +286,8 @@ class _Run:
         finally:
             if worker is not None:
                 self._stop(worker)
+            with self._lock:
+                self.n_threads -= 1
 
     def _take(self) -> str | None:
         """Return the next case to run; cases that are not run get a row with the
@@ -338,20 +342,25 @@ class _Run:
         except queue.Empty:
             message = {}
         if message:
-            self._failed_starts, self.one_started = 0, True
+            self._failed_starts = 0
             return worker
         how = "was not ready in time, " if message == {} else ""
         return f"its process did not start: {how}{self._stop(worker)}"
 
-    def _go_on_without(self, name: str, why: str) -> bool:
+    def _go_on_without(self, name: str, why: str, *, alone: bool) -> bool:
         """Give the row of a case whose process did not start.
 
+        Args:
+          name: the case.
+          why: how the process ended.
+          alone: whether no other process could have had the device meanwhile.
+
         Returns:
-          False if the case is left to the processes that have started: the device may
-          have no memory for another one.
+          False if the case is left to other processes, or to one that starts after
+          them: the device may have no memory for another process.
         """
         with self._lock:
-            if self.one_started:
+            if not alone:
                 print(f"{self.part.name}: one process fewer: {why}", flush=True)
                 self._left.appendleft(name)
                 return False

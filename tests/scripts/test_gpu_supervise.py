@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -138,11 +139,34 @@ def test_processes_that_cannot_start_are_not_started_for_ever():
     assert rows["hangs"]["why"] == "3 processes in a row did not start"
 
 
+@pytest.mark.parametrize("first", ["the process that starts", "one that does not"])
 def test_where_the_device_takes_one_process_alone_it_runs_all_cases(
-    monkeypatch, capsys
+    first, monkeypatch, capsys
 ):
     """As in the compute mode of one process, or without memory for more."""
     start, alive = supervise.start_worker, []
+    receive = supervise.Worker.next_message
+    go_on_without = supervise._Run._go_on_without
+    has_started, has_failed = threading.Event(), threading.Event()
+
+    def received(worker, timeout_s):
+        starts = worker is alive[0]
+        if starts and first == "one that does not":
+            assert has_failed.wait(120)
+        if not starts and first == "the process that starts":
+            assert has_started.wait(120)
+        message = receive(worker, timeout_s)
+        if starts:
+            has_started.set()
+        return message
+
+    def failed(*args, **options):
+        goes_on = go_on_without(*args, **options)
+        has_failed.set()
+        return goes_on
+
+    monkeypatch.setattr(supervise.Worker, "next_message", received)
+    monkeypatch.setattr(supervise._Run, "_go_on_without", failed)
 
     def started(path, *args, **options):
         if any(worker.process.poll() is None for worker in alive):
