@@ -98,9 +98,9 @@ class TrainConfig:
         series = self.profile.series
         if series is not None and series[1] > self.steps + 1:
             raise ValueError(
-                f"--profile.steps {self.profile.steps} ends with step {series[1] - 1}, "
-                f"beyond the last one of --steps {self.steps}; end it at "
-                f"{self.steps + 1} at the latest, or increase --steps"
+                f"--profile.steps {self.profile.steps} profiles up to step "
+                f"{series[1] - 1}, but --steps {self.steps} is the last one; let the "
+                f"second number be at most {self.steps + 1}, or increase --steps"
             )
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"--seed must be from 0 to {2**32 - 1}, got {self.seed}")

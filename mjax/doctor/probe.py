@@ -113,7 +113,10 @@ def devices() -> dict[str, Any]:
             ones = jax.device_put(jnp.ones((64, 64)), device)
             got = float(jax.jit(lambda x: (x @ x).sum())(ones))
             if got != 64**3:
-                found["error"] = f"{device}: a product of ones adds up to {got:g}"
+                found["error"] = (
+                    f"{device}: a 64 x 64 matrix of ones times itself sums to {got:g}, "
+                    f"not {64**3}"
+                )
     except Exception as error:  # any error is reported as a fact
         found["error"] = f"{type(error).__name__}: {error}"
     with contextlib.suppress(OSError):

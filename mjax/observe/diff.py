@@ -83,7 +83,7 @@ def questions(found: Diff) -> list[tuple[str, str]]:
         ("Can it be reproduced?", _reproduced),
         ("What does it correlate with?", _goes_with),
         ("Is it measured correctly?", _measured),
-        ("Does it remain with less: data, saves, model?", _with_less),
+        ("Does it remain with less data, fewer saves, a smaller model?", _with_less),
     ]
     return [(question, answer(found)) for question, answer in answers]
 

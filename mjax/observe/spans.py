@@ -237,8 +237,8 @@ def read_run(work_dir: Path) -> tuple[list[SpanFile], list[str]]:
     there = paths(folder)
     if not there:
         raise ValueError(
-            f"{folder} has no spans; name the work dir of a run with --work-dir, one "
-            "that was not started with --observe.no-spans"
+            f"{folder} has no spans; name the work dir of a run with --work-dir "
+            "(runs that were started with --observe.no-spans have none)"
         )
     files: dict[tuple[int, int], SpanFile] = {}
     problems = []

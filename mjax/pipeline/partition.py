@@ -128,9 +128,10 @@ def split(
     parts = f"--mesh.pp {num_stages} x --pipeline.chunks {num_chunks}{of_pattern}"
     if uneven and num_layers % period:
         raise ValueError(
-            f"the chunks of --mesh.pp {num_stages} x --pipeline.chunks {num_chunks} "
-            f"hold whole patterns: --model.layers must be a multiple of {period}, the "
-            f"pattern of --model.window and --model.rope, got {num_layers}"
+            f"the virtual stages of --mesh.pp {num_stages} x --pipeline.chunks "
+            f"{num_chunks} hold whole patterns: --model.layers must be a multiple of "
+            f"{period}, the pattern of --model.window and --model.rope, got "
+            f"{num_layers}"
         )
     if not uneven and num_layers % (num_parts * period):
         raise ValueError(

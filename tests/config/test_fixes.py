@@ -283,9 +283,10 @@ def test_a_number_of_nodes_is_advised_where_nodes_are_what_is_counted():
             "--mesh.pp 2 --pipeline.uneven-layers --model.layers 7 --model.window 8 "
             "16 None",
             2,
-            "the chunks of --mesh.pp 2 x --pipeline.chunks 1 hold whole patterns: "
-            "--model.layers must be a multiple of 3, the pattern of --model.window and "
-            "--model.rope, got 7; nearest that fit: --mesh.pp 1, or --model.layers 6",
+            "the virtual stages of --mesh.pp 2 x --pipeline.chunks 1 hold whole "
+            "patterns: --model.layers must be a multiple of 3, the pattern of "
+            "--model.window and --model.rope, got 7; nearest that fit: --mesh.pp 1, "
+            "or --model.layers 6",
         ),
         (
             "--mesh.pp 4 --model.remat offload",

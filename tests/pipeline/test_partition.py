@@ -112,9 +112,9 @@ def test_one_chunk_takes_any_number_of_layers_and_any_pattern():
         (
             7,
             {"num_stages": 2, "num_chunks": 1, "period": 5, "uneven": True},
-            "the chunks of --mesh.pp 2 x --pipeline.chunks 1 hold whole patterns: "
-            "--model.layers must be a multiple of 5, the pattern of --model.window and "
-            "--model.rope, got 7",
+            "the virtual stages of --mesh.pp 2 x --pipeline.chunks 1 hold whole "
+            "patterns: --model.layers must be a multiple of 5, the pattern of "
+            "--model.window and --model.rope, got 7",
         ),
         (
             6,

@@ -84,7 +84,7 @@ class Rule:
             raise ValueError("name must be 1 to 64 letters, digits, '_', '.' or '-'")
         groups = self.regex.groupindex
         for name in self.by:
-            _known(name, groups, "by names no group of the pattern:")
+            _known(name, groups, "by: the pattern has no group")
         _check_numbers(self)
         _check_actions(self)
         texts = {"event.text": self.event.text, "ticket": self.ticket}
@@ -264,7 +264,7 @@ def check_template(template: str, names: Collection[str], field: str) -> None:
             continue
         if spec or conversion or not name.isidentifier():
             raise ValueError(f"{field}: {template!r}: only plain {{names}} are allowed")
-        _known(name, names, f"{field}: {template!r} has no group")
+        _known(name, names, f"{field}: {template!r} uses an unknown name:")
 
 
 def filled(template: str, values: Mapping[str, str]) -> str:

@@ -112,8 +112,8 @@ class MosaicTuning:
         fused = self.fused
         if fused is not None and (fused.block, fused.warpgroups) != (64, 2):
             raise ValueError(
-                "fused takes blocks of 64 queries, the rows of one product for dq, and "
-                f"2 warpgroups, got {fused.block} and {fused.warpgroups}"
+                "fused.block must be 64, the queries of one matrix multiplication for "
+                f"dq, and fused.warpgroups 2, got {fused.block} and {fused.warpgroups}"
             )
 
 

@@ -49,16 +49,16 @@ def test_the_shipped_rules_are_read_have_sources_and_run_nothing_unasked(name):
         ({"pattern": "'(?P<port>x*)'"}, "matches an empty line"),
         (
             {"by": '["prot"]'},
-            "by names no group of the pattern: prot; did you mean port?",
+            "by: the pattern has no group prot; did you mean port?",
         ),
         (
             {"ticket": '"{prot}"'},
-            "ticket: '{prot}' has no group prot; did you mean port?",
+            "ticket: '{prot}' uses an unknown name: prot; did you mean port?",
         ),
         ({"ticket": '"{port.__class__}"'}, "only plain {names} are allowed"),
         ({"ticket": '"{port!r}"'}, "only plain {names} are allowed"),
         ({"ticket": '"{port"'}, "ticket: '{port': expected '}'"),
-        ({"action": '["x", "{prot}"]'}, "action: '{prot}' has no group prot"),
+        ({"action": '["x", "{prot}"]'}, "action: '{prot}' uses an unknown name: prot"),
         ({"action": '["{port}"]'}, "the program must be a fixed name, got '{port}'"),
         ({"action": '["x"]', "by": "[]"}, "an action needs `by`"),
         (

@@ -238,5 +238,5 @@ def test_sizes_that_the_fused_kernel_is_not_built_for_are_refused(block, warpgro
     sound = MosaicKernel(block=64, stages=3)
     tuning = MosaicTuning(forward=sound, dq=sound, dkv=sound, fused=sound)
     fused = MosaicKernel(block=block, warpgroups=warpgroups)
-    with pytest.raises(ValueError, match=f"2 warpgroups, got {block} and {warpgroups}"):
+    with pytest.raises(ValueError, match=f"warpgroups 2, got {block} and {warpgroups}"):
         dataclasses.replace(tuning, fused=fused)

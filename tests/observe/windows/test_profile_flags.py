@@ -24,7 +24,10 @@ from tests.run.test_loop import WIDTH, TinyProgram, run
         ("--profile.steps 0:4", "begin with step 1 or a later one, got 0:4; use 1:4"),
         ("--profile.steps 5", "two whole numbers A:B"),
         ("--profile.steps a:b", "two whole numbers A:B"),
-        ("--profile.steps 18:22", "ends with step 21, beyond the last one of --steps"),
+        (
+            "--profile.steps 18:22",
+            "profiles up to step 21, but --steps 20 is the last one",
+        ),
         ("--profile.every 0", "--profile.every must be at least 1, got 0"),
     ],
 )
