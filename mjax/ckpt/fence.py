@@ -7,6 +7,7 @@ refused. The name is read just before a save begins and before it is committed. 
 action that began before the name was replaced still completes.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -79,8 +80,13 @@ class Fence:
         ours = new_owner(launch, generation)
         self._folder.mkdir(parents=True, exist_ok=True)
         new = self._folder / f"{_FILE}.{ours.owner}"
-        new.write_text(json.dumps(dataclasses.asdict(ours)) + "\n")
-        new.replace(self._folder / _FILE)
+        try:
+            new.write_text(json.dumps(dataclasses.asdict(ours)) + "\n")
+            new.replace(self._folder / _FILE)
+        except OSError:
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+            raise
         self._owner = ours.owner
 
     def check(self) -> None:

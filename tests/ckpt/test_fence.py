@@ -1,11 +1,14 @@
 """Of two starts of a run that live at once the one that came last may save."""
 
+import errno
 import os
+import pathlib
 import subprocess
 import sys
 
 import jax.numpy as jnp
 import pytest
+from etils import epath
 
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.fence import TakenOverError
@@ -62,6 +65,25 @@ def test_an_order_that_came_late_starts_nothing(tmp_path):
     other.fence.claim("another launch", 1)  # the journal was moved away
     with pytest.raises(TakenOverError):
         newer.fence.check()
+
+
+def test_a_store_that_cannot_be_written_is_refused_and_stays_as_it_is(
+    tmp_path, monkeypatch
+):
+    """A quota may let a file begin and refuse its bytes."""
+    Store(tmp_path / "checkpoints").fence.claim("", 0)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.json*")}
+
+    def full(path, text):
+        pathlib.Path(path).touch()
+        raise OSError(errno.EDQUOT, "Disk quota exceeded", str(path))
+
+    checkpoints = Checkpoints(tmp_path, CkptConfig())
+    monkeypatch.setattr(type(epath.Path(tmp_path)), "write_text", full)
+    with pytest.raises(RuntimeError, match=r"cannot write to .*or give another --ckpt"):
+        checkpoints.claim("", 0)
+    checkpoints.close()
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*.json*")} == before
 
 
 @pytest.mark.parametrize("content", [None, "", "[]", '{"owner": 3}'])
