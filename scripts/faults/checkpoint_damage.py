@@ -372,7 +372,7 @@ def try_command(folder: Path) -> tuple[Table, int]:
         lines = [
             line
             for line in done.stdout.splitlines()
-            if line.startswith(("warning: a damaged", "resuming"))
+            if line.startswith(("warning: a checkpoint was put aside", "resuming"))
         ]
         text = " / ".join(lines).replace(str(work_dir), "WORK_DIR")
         is_right = done.returncode == 0 and f"after step {FIRST}, " in text

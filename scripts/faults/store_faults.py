@@ -347,29 +347,43 @@ def never_again(folder: Path, store: Path) -> Result:
 
 
 def damaged_and_read_only(folder: Path, store: Path) -> Result:
-    """Damage the newest step, and restart while the store cannot be changed."""
+    """Damage the newest step, and restart while the store cannot be changed.
+
+    No start can own a store that it cannot write, so that one must be refused. The next
+    one finds the store writable.
+    """
     with running(folder / "run", store, *ENDLESS) as run:
         run.until_saved(2)
         run.stop()
+        num_rows = run.num_rows()
         [older, newest] = run.store.steps()[-2:]
     data = max((store / str(newest)).rglob("d/*"), key=lambda path: path.stat().st_size)
     flip(data, 4 * data.stat().st_size)
     remount(store, "ro")
+    problems = []
     with running(folder / "run", store, *ENDLESS) as run:
-        run.until(lambda: "start-up: first step" in run.text(), "steps")
         watch = Watch(run, newest)
-        run.until_said("warning: checkpoint .* was not saved", 1)
+        code = run.wait()
         watch.over()
-        remount(store, "rw")
+        refusal = _warnings(run.text())
+        if code != FAILED or f"cannot write to {store}" not in run.text():
+            problems.append(f"the start was not refused, it ended with {code}")
+        if run.num_rows() != num_rows:
+            problems.append(
+                f"the refused start left {run.num_rows()} of {num_rows} rows"
+            )
+    remount(store, "rw")
+    with running(folder / "run", store, *ENDLESS) as run:
+        watch.run = run
         run.until_said(" saved: ", 2)
         code = run.stop()
-        problems = []
         if f"resuming after step {older}, " not in run.text():
             problems.append(f"did not resume at {older}")
         if "quarantined" not in (run.work_dir / "checkpoints.jsonl").read_text():
             problems.append("the journal does not have it")
         name = "newest step damaged, store read-only at the start"
-        return watch.result(name, code, problems=problems)
+        result = watch.result(name, code, problems=problems)
+        return dataclasses.replace(result, said=[*refusal, *result.said])
 
 
 # --------------------------------------------------------------------------- the report
