@@ -4,6 +4,7 @@ Mounting needs root and the right to mount a tmpfs.
 """
 
 import contextlib
+import errno
 import os
 import subprocess
 import time
@@ -42,11 +43,17 @@ def _mount(*arguments: str) -> None:
 def fill(folder: Path, left_bytes: int) -> Path:
     """Write a file that leaves this many free bytes; return its path."""
     path = folder / "filler"
-    found = os.statvfs(folder)
-    size = found.f_bavail * found.f_frsize - left_bytes
+    until_s = time.perf_counter() + _LIMIT_S
     with path.open("wb") as file:
-        os.posix_fallocate(file.fileno(), 0, size)
-    return path
+        while True:
+            found = os.statvfs(folder)
+            size = found.f_bavail * found.f_frsize - left_bytes
+            try:
+                os.posix_fallocate(file.fileno(), 0, size)
+                return path
+            except OSError as error:  # a run has written between the two calls
+                if error.errno != errno.ENOSPC or time.perf_counter() > until_s:
+                    raise
 
 
 def remount(store: Path, how: str) -> None:
