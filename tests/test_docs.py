@@ -10,6 +10,7 @@ import pytest
 
 from mjax.config.train import TrainConfig
 from mjax.kernels.attention.api import CAPABILITIES, Capability
+from mjax.launch.config import RunConfig
 
 ROOT = Path(__file__).parent.parent
 # This page is made of flags that do not exist.
@@ -88,9 +89,11 @@ def flags(cls: typing.Any, prefix: str = "--") -> Iterator[str]:
 
 @by_document
 def test_flags_of_a_group_that_are_named_exist(document: Path) -> None:
-    known = set(flags(TrainConfig))
+    known = {*flags(TrainConfig), *flags(RunConfig)}
     groups = {flag.partition(".")[0] for flag in known if "." in flag}
-    named = set(re.findall(r"--[a-z]+(?:\.[a-z][a-z0-9-]*)+", text_on_mjax(document)))
+    groups |= {group.replace("--", "--no-") for group in groups}  # a wrong place of no-
+    pattern = r"--[a-z][a-z-]*(?:\.[a-z][a-z0-9-]*)+"
+    named = set(re.findall(pattern, text_on_mjax(document)))
     named = {flag.replace(".no-", ".") for flag in named}
     assert {f for f in named if f.partition(".")[0] in groups} - known == set()
 
