@@ -1,8 +1,8 @@
 """Explain cables that are not where the cluster file places them.
 
 Input: cables of the file that were not seen in their places, and the links that were
-seen. Output: findings: swapped cables, grouped into one swap each, cables on a leaf of
-another rail, and missing cables.
+seen. Output: one finding for each swap (two or more cables in each other's places), and
+for each other cable that is misplaced, on a leaf of another rail, or missing.
 """
 
 from collections import Counter, defaultdict
@@ -30,12 +30,12 @@ class Search:
           cluster: the specification.
           seen: the links that were seen.
           wrong: cables that are not in their places.
-          cables: all cables to find.
+          cables: all cables that are checked.
         """
         self._cluster, self._seen, self._wrong = cluster, seen, wrong
         self._num_of = Counter(cable.low.node for cable in cables)
         self.unseen: list[Cable] = []
-        """Cables with no end in any source; set by `find`."""
+        """Cables that no source can have seen; set by `find`."""
         self._rails: dict[str, set[int | None]] = defaultdict(set)
         for cable in cluster.cables:
             host = cluster.hosts.get(cable.low.node)
@@ -72,8 +72,9 @@ class Search:
     def _following(self) -> dict[Cable, Cable]:
         """Map each cable to the cable whose place it has taken.
 
-        Its low end is connected to the high port of the other cable, which may be any
-        port of a switch. Cables that are connected elsewhere are absent.
+        Its low end is connected to the high port of the other cable, or to any port of
+        the other cable's switch if that port is `ANY_PORT`. Cables that are connected
+        elsewhere, or have no link, are absent.
         """
         by_high = {cable.high: cable for cable in self._wrong}
         open_ends: dict[str, list[Cable]] = defaultdict(list)
@@ -107,7 +108,7 @@ class Search:
             num = len(found)
             if num > 1 and all(self._num_of[host] == num for host in hosts):
                 text = f"all {num} cables of {hosts[0]} and {hosts[1]} are exchanged"
-                text = f"{text}: exchange their places, or their names"
+                text = f"{text}: exchange the two hosts, or their names"
                 yield Finding(kind="exchanged hosts", text=text, nodes=hosts)
             else:
                 yield from map(_ring_finding, found)
@@ -139,10 +140,10 @@ class Search:
         host = self._cluster.hosts.get(low.node)
         if host is None or not isinstance(peer, Port):
             return "misplaced", ""
-        rail, others = host.by_nic[low.name].rail, self._rails[peer.node]
+        rail, others = host.by_nic[low.name].rail, self._rails[peer.node] - {None}
         if rail is None or not others or rail in others:
             return "misplaced", ""
-        shown = ", ".join(str(one) for one in sorted(map(str, others)))
+        shown = ", ".join(sorted(map(str, others)))
         return "wrong rail", f"; {low} is of rail {rail}, {peer.node} of rail {shown}"
 
     def _says(self, end: Port) -> str:

@@ -161,6 +161,17 @@ def test_a_cable_on_a_leaf_of_another_rail_is_told_so():
     assert told in found.findings[0].text
 
 
+def test_a_leaf_of_storage_cards_is_of_no_other_rail():
+    text = FILE.replace("ports = 8", "ports = 9")
+    head, middle, tail = text.partition('names = "gpu[05-08]"')
+    fabric = healthy(head + middle + tail.replace("rail = 0, ", "", 1))
+    cut(dict_of(fabric), port("gpu01:mlx5_0"))
+    join(dict_of(fabric), port("gpu01:mlx5_0"), port("leaf3:9"))
+    found = report(fabric)
+    assert kinds(found) == ["misplaced"]
+    assert "rail" not in found.findings[0].text
+
+
 def test_a_cable_in_a_free_port_of_its_own_leaf_is_on_no_wrong_rail():
     fabric = healthy(FILE.replace("ports = 8", "ports = 9"))
     cut(dict_of(fabric), port("gpu01:mlx5_0"))
