@@ -43,8 +43,9 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
     """Read the files of an existing tokenizer; this function trains none.
 
     The returned content of tokenizer.json is that of the file. The returned content of
-    tokenizer_config.json is completed unless the file names both the class and the end
-    token of the tokenizer. The files themselves are not changed.
+    tokenizer_config.json gets the class of the tokenizer if the file names none, and
+    the end token, if known, unless the file names the same one. The files themselves
+    are not changed.
 
     Args:
       name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
@@ -108,11 +109,11 @@ def _of_bytes() -> TokenizerFiles:
 def _completed(
     content: bytes | None, config: Mapping[str, Any], eos: str | None
 ) -> bytes:
-    """Return a tokenizer_config.json that names the class and the end token.
+    """Return a tokenizer_config.json with a class and, if known, the end token.
 
     Without a class, transformers uses the class of the model's family, which splits
-    text in its own way. Without `clean_up_tokenization_spaces`, transformers before
-    release 5 removes spaces before punctuation when it decodes.
+    text in its own way. A new file also sets `clean_up_tokenization_spaces`. Without
+    it, transformers before release 5 removes spaces before punctuation in decoded text.
 
     Args:
       content: content of the file; None if there is no file.
@@ -161,7 +162,7 @@ def _find_eos(
     if wanted is not None:
         if not isinstance(wanted, str) or wanted not in vocab:
             raise ValueError(
-                f"the end of a document, {wanted!r}, is not a token of {path}"
+                f"{wanted!r}, which should end a document, is not a token of {path}"
             )
         return wanted
     return next((name for name in EOS_NAMES if name in vocab), None)
@@ -177,12 +178,18 @@ def _vocab(text: str, path: pathlib.Path) -> dict[str, int]:
         )
         tokens = model.get("vocab")
         if isinstance(tokens, list):  # Unigram: list of (token, score) in order of ids
+            if not all(isinstance(entry, list) and entry for entry in tokens):
+                raise ValueError("model.vocab must have entries [token, score]")
             tokens = {str(entry[0]): i for i, entry in enumerate(tokens)}
         vocab = {
             **checked_json.check(tokens, dict[str, int], "model.vocab"),
             **{str(token["content"]): int(token["id"]) for token in added},
         }
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except KeyError as error:
+        raise ValueError(
+            f"{path} is not a tokenizer.json: an added token has no {error}"
+        ) from None
+    except (ValueError, TypeError) as error:
         raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
     if not vocab:
         raise ValueError(f"{path} is not a tokenizer.json: it has no tokens")

@@ -135,7 +135,7 @@ def test_without_an_end_there_is_no_digest_and_any_token_may_be_named(tmp_path):
     with pytest.raises(ValueError, match="no token of id 262; its ids are below 262"):
         read_files(str(path), eos=262)
     with pytest.raises(
-        ValueError, match="the end of a document, 'stop', is not a token"
+        ValueError, match="'stop', which should end a document, is not a token"
     ):
         read_files(str(path), eos="stop")
 
@@ -146,7 +146,11 @@ def test_without_an_end_there_is_no_digest_and_any_token_may_be_named(tmp_path):
         ("[]", "is not a tokenizer.json: .* must be an object"),
         ('{"model": {"vocab": {}}}', "is not a tokenizer.json: it has no tokens"),
         ('{"model": {"vocab": {"a": "b"}}}', "model.vocab.a must be a whole number"),
-        ('{"model": {"vocab": [["a", 0.0]]}, "added_tokens": [{}]}', "'content'"),
+        (
+            '{"model": {"vocab": [["a", 0.0]]}, "added_tokens": [{}]}',
+            "token has no 'content'",
+        ),
+        ('{"model": {"vocab": [["a", 0.0], []]}}', r"entries \[token, score\]"),
         ("\ud800", "cannot be read"),
     ],
 )
