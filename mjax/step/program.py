@@ -1,7 +1,7 @@
 """One training step as a pure function of state and batch.
 
-The gradients come from one `jax.shard_map` over all mesh axes (`mjax.step.plain` or
-`mjax.step.pipelined`, which have one signature). The optimizer runs in the same jit
+The gradients come from one `jax.shard_map` over all mesh axes (`Forward` of
+`mjax.step.plain` or `mjax.step.pipelined`). The optimizer runs in the same jit
 outside the shard_map, on the global sharded arrays, so that norms (clipping, trust
 ratios) are global by construction.
 """
@@ -82,9 +82,9 @@ class Program:
 
     mesh: Mesh | AbstractMesh
     xla_options: Chosen
-    """Compiler options of the functions that take a batch."""
+    """Compiler options of the functions that compute the model or its gradients."""
     pipeline: Pipeline | None
-    """The pipeline of the step; None if every device has all layers."""
+    """The pipeline of the step; None with one stage of one virtual stage."""
     abstract_state: TrainState
     """Shapes, dtypes and shardings of the state."""
     on_host: TrainState
@@ -101,9 +101,9 @@ class Program:
     batch_sharding: NamedSharding
     """Sharding of `[B, T]` arrays: B over dp, T not split."""
     init: Callable[[], TrainState]
-    """Make the sharded state of step 0. No device ever holds a full copy."""
+    """Make the sharded state of step 0. Each device only ever holds its own shards."""
     to_saved: Callable[[TrainState], TrainState]
-    """Convert a state to canonical form, unless it already has it; jitted."""
+    """Convert a state to canonical form; the identity if it is always canonical."""
     from_saved: Callable[[TrainState], TrainState]
     """The inverse of `to_saved`."""
     gradients: Jitted[[Params, Array, Array, Batch], Gradients]
@@ -112,7 +112,7 @@ class Program:
     is_finite: Jitted[[TrainState], Bool[Array, ""]]
     """Return whether all floats of a state are finite."""
     find_corruption: Callable[[TrainState], Corruption | None] | None
-    """Compare the replicas of a state; None if there is only one replica."""
+    """Compare the replicas of a state; None if dp_replicate has size 1."""
     gather_first: Callable[[Params], First] | None
     """Gather the weights that a step uses first; jitted or compiled. None if the step
     itself gathers all its weights."""
@@ -159,7 +159,7 @@ def build_program(
     frozen_dtype: DTypeLike = jnp.float32,
     gather_first: bool = False,
 ) -> Program:
-    """Build the run's functions; compile nothing and allocate nothing.
+    """Build the run's functions; compile none of them and allocate no array.
 
     Args:
       model: the architecture.
@@ -177,16 +177,16 @@ def build_program(
       pipeline: settings of the pipeline; None uses the defaults.
       tp_chunks: chunks of the sequence in tensor-parallel communication, as
         `mesh.axes.tp_chunks` returns.
-      stamps: add `stamps` to the metrics of a step, int32 [devices, rows, 2]: the times
-        at which each device reached the places of `step.stamps`.
+      stamps: add `stamps` to the metrics of a step, int32 [devices * rows, 2]: the
+        times at which each device reached the places of `step.stamps`.
       adapters: adapters of the blocks; only these are trained. None trains all
         parameters.
       frozen_dtype: dtype of stored parameters that are not trained.
-      gather_first: gather the weights that a step uses first in a separate call, which
+      gather_first: gather the embedding and the first layer in a separate call, which
         does not need the batch.
     Raises:
-      ValueError: the pipeline does not fit, the GPUs have no FP8 matmuls, or the
-        devices cannot access pinned host memory.
+      ValueError: the pipeline or the schedule does not fit, a dim cannot be split, the
+        GPUs have no FP8 matmuls, or the devices cannot access pinned host memory.
       NotImplementedError: adapters in a pipeline.
     """
     in_fp8 = precision.matmul == "fp8"
@@ -331,7 +331,7 @@ def _thresholds(
     is_pipeline: bool,
     combine: CombineConfig,
 ) -> Thresholds:
-    """Choose which collectives XLA combines: the user's limits, or one layer's size."""
+    """Return size limits of combined collectives: the user's, or by a layer's size."""
 
     def weight(leaf: jax.ShapeDtypeStruct, spec: PartitionSpec) -> Weight:
         size = math.prod(leaf.shape[1:])  # dim 0 is the layers

@@ -50,7 +50,7 @@ def ingredients_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> dict[str, 
 
 
 def program_of(config: TrainConfig, mesh: Mesh | AbstractMesh) -> Program:
-    """Build the program of a run; trace and compile nothing.
+    """Build the program of a run; trace and compile none of its functions.
 
     Args:
       config: config of the run, with its final vocabulary size.

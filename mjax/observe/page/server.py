@@ -1,7 +1,7 @@
 """Serve the page on a port: a socket, and a server in its own thread.
 
-Input: a `Page`, an address, a token. Output: a server that answers until `close`, even
-while viewers hold event streams open.
+Input: a `Page`, an address, a token. Output: a server that answers until `close`,
+which also ends the open event streams of viewers.
 """
 
 import re
@@ -30,13 +30,14 @@ def address_of(listen: str) -> tuple[str, int]:
     found = _LISTEN.fullmatch(listen)
     if found is None or int(found[3]) > 65535:
         raise ValueError(
-            f"--listen must be HOST:PORT, got {listen}; write --listen 127.0.0.1:7450"
+            f"--listen must be HOST:PORT with a port up to 65535, got {listen}; write "
+            "--listen 127.0.0.1:7450"
         )
     return found[1] or found[2], int(found[3])
 
 
 class PageServer:
-    """Serves a page until it is closed."""
+    """Serves a page until `close`."""
 
     def __init__(self, page: Page, *, listen: str, token: str) -> None:
         """Bind the address and start answering; the caller reports `problems`.

@@ -1,6 +1,6 @@
 """Compute slow answers once, cache them and share them among all viewers.
 
-Input: a computation, with a key and a version of the run. Output: the result, at once
+Input: a computation, with a key and a version of its input. Output: the result, at once
 if it is fresh. For any number of viewers, an answer is computed once, in one thread,
 and again only after ten times its computing time.
 """
@@ -50,7 +50,7 @@ class Worker:
         self._thread.start()
 
     def close(self) -> None:
-        """Accept no more computations; queued ones may run until the process ends."""
+        """Run no computation that is asked for later; earlier ones may still run."""
         self._jobs.put(None)
 
     async def get(
@@ -61,7 +61,7 @@ class Worker:
         *,
         wait_s: float,
     ) -> Any | None:
-        """Return an answer; if it is not ready in time, an older one or None.
+        """Return an answer, which may be of an earlier version; None if none is there.
 
         Args:
           key: key of the answer.
