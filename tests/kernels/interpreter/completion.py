@@ -21,6 +21,10 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from tests.kernels.interpreter import contract
 
+NUM_COPIES = 256
+"""Number of copies between global and shared memory that have clocks of their own. The
+copies take these clocks in turn. Waiting for a copy also orders all earlier copies on
+the same clock, so a race with one of those is not seen."""
 failures: list[Exception] = []
 """Exceptions of failed kernels, in order, since the list was last cleared."""
 
@@ -71,7 +75,11 @@ def interpreter():
     Memory that the kernel has not written holds NaN.
     """
     return plgpu.force_gpu_interpret_mode(
-        plgpu.InterpretGPUParams(detect_races=True, uninitialized_memory="nan")
+        plgpu.InterpretGPUParams(
+            detect_races=True,
+            uninitialized_memory="nan",
+            num_tma_threads_per_device=NUM_COPIES,
+        )
     )
 
 

@@ -315,6 +315,24 @@ def copies_committed_apart():
     return _multiply(_product, store=store)
 
 
+def bad_wait_for_later_copies():
+    """Wait for six later copies, but not for the copy of what is read."""
+
+    def body(a, b, a_gmem, indices, bars):
+        def wait_for_others(*others):
+            plgpu.copy_gmem_to_smem(a_gmem, a, bars.at[1])
+            for _ in range(3):
+                for other in others:
+                    plgpu.copy_gmem_to_smem(a_gmem, other, bars.at[0])
+                plgpu.barrier_wait(bars.at[0])
+
+        tile = plgpu.SMEM((M, K), jnp.bfloat16, transforms=_SWIZZLED)
+        pl.run_scoped(wait_for_others, tile, tile, collective_axes="wg")
+        return _product(a, b)
+
+    return _multiply(body)
+
+
 def bad_copy_in_no_group():
     """Commit the first of two copies only, wait, and end."""
 
@@ -651,6 +669,7 @@ WRONG = {
     bad_read_at_once: "accumulator read while a wgmma on it is in flight",
     bad_store_in_flight: "accumulator stored to while a wgmma on it is in flight",
     bad_scope_end_in_flight: "end of the accumulator's scope while a wgmma on it is",
+    bad_wait_for_later_copies: "RACE DETECTED",
     bad_copy_in_no_group: "a copy to global memory that belongs to no group",
     bad_copy_committed_late: "RACE DETECTED",
     bad_copy_committed_by_another: "a copy to global memory that belongs to no group",
