@@ -1,6 +1,6 @@
 """The short runs of `fake`: make their commands and run them.
 
-Input: the work dir of a run. Output: a command for each rung, and a folder with the
+Input: the work dir of a run. Output: the commands of its rungs (see `rungs`), and the
 files of the short runs. The run's own folders are only read.
 """
 
@@ -32,8 +32,7 @@ class Plan:
 
     ladder: list[Rung]
     commands: Mapping[str, list[str]]
-    """Commands by name of the rung; a rung that removes nothing from this run is
-    absent."""
+    """Arguments of `python` by name of the rung; a rung without a config is absent."""
     elsewhere: str
     """Reason why the runs cannot be started from this machine; empty if they can."""
     record: Record
@@ -44,7 +43,7 @@ def plan(work_dir: Path, out_dir: Path, *, steps: int, names: tuple[str, ...]) -
     """Make the commands.
 
     Raises:
-      ValueError: the run has no config, or cannot be repeated with these steps.
+      ValueError: the records of the run are unusable, or do not allow these steps.
     """
     record = records.read(work_dir, "--work-dir")
     origin = _origin(record, work_dir)
@@ -63,13 +62,16 @@ def plan(work_dir: Path, out_dir: Path, *, steps: int, names: tuple[str, ...]) -
 
 
 def _origin(record: Record, work_dir: Path) -> Origin:
-    """Read the config of the run and its numbers of processes and hosts."""
+    """Read the config of the run and its sizes.
+
+    Hosts that the processes cannot be divided among count as one host.
+    """
     path = work_dir / "config.json"
     if record.config is None or not record.starts:
         missing = "config.json" if record.config is None else "starts/"
         raise ValueError(
-            f"{work_dir} has no {missing}, so the run cannot be repeated; give the "
-            "work dir of a run that has begun"
+            f"{work_dir} has no readable {missing}, so the run cannot be repeated; "
+            "give the work dir of a run that has begun"
         )
     try:
         config = from_json(path.read_text(encoding="utf-8"))
@@ -203,7 +205,7 @@ def _remove_copies(rung: Rung) -> None:
 
 
 def _run(words: Sequence[str], log: Path, limit_s: float) -> str:
-    """Run a command to its end; return the reason of a failure, or an empty string."""
+    """Run a command for at most `limit_s`; return why it failed, or an empty string."""
     with log.open("wb") as out:
         process = subprocess.Popen(
             [sys.executable, *words],
@@ -220,7 +222,7 @@ def _run(words: Sequence[str], log: Path, limit_s: float) -> str:
     if not code:
         return ""
     lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    last = next((line for line in reversed(lines) if "error" in line), "")
+    last = next((line for line in reversed(lines) if "error" in line.lower()), "")
     return f"exit code {code}, {last or 'no error in its log'}; see {log}"
 
 

@@ -62,8 +62,9 @@ class _NothingError(Exception):
 def as_it_is(origin: Origin, folder: Path, name: str, steps: int) -> TrainConfig:
     """Return the config of a short run that repeats the run.
 
-    It starts from scratch and writes to its own folders, on the same file systems as
-    the run's checkpoints and copies. The learning rate warms up until the last step.
+    It starts from scratch and writes to its own folders, on the same file systems and
+    in the same bucket as the run's checkpoints and copies, and sends nothing to
+    trackers. The learning rate warms up until the last step.
 
     Args:
       origin: the original run.
@@ -76,6 +77,7 @@ def as_it_is(origin: Origin, folder: Path, name: str, steps: int) -> TrainConfig
         config.ckpt,
         dir=_beside(config.ckpt.dir, name),
         local_dir=_beside(config.ckpt.local_dir, name),
+        remote=_beside(config.ckpt.remote, name),
         keep=1,
         keep_every=None,
         keep_best=0,
@@ -96,7 +98,8 @@ def as_it_is(origin: Origin, folder: Path, name: str, steps: int) -> TrainConfig
         eval=config.eval
         if is_evaluated
         else dataclasses.replace(config.eval, batches=1),
-        log=dataclasses.replace(config.log, sample_tokens=0),
+        log=dataclasses.replace(config.log, sample_tokens=0, tensorboard=False),
+        track=(),
         observe=dataclasses.replace(config.observe, spans=True, spans_dir=None),
         profile=ProfileConfig(),
     )

@@ -93,6 +93,20 @@ def test_nothing_is_written_where_the_run_writes():
         assert rung.config.work_dir == f"out/{rung.name}"
 
 
+def test_nothing_is_sent_where_the_run_sends():
+    """A short run with the run's own address would take over its checkpoints there."""
+    config = dataclasses.replace(
+        BASE,
+        ckpt=dataclasses.replace(BASE.ckpt, remote="s3://bucket/run"),
+        log=dataclasses.replace(BASE.log, tensorboard=True),
+        track=("wandb",),
+    )
+    for rung in ladder(origin(config)).values():
+        if rung.config is not None:
+            assert rung.config.ckpt.remote == f"s3://bucket/run-fake-{rung.name}"
+            assert rung.config.trackers == ()
+
+
 def test_one_host_keeps_the_rows_of_a_device():
     mesh = MeshConfig(dp=8, dp_shard=8)
     config = dataclasses.replace(BASE, mesh=mesh)
@@ -373,7 +387,7 @@ def test_a_folder_without_a_run_and_a_config_of_another_version_are_refused(
     assert "use the version that wrote it" in capsys.readouterr().err
     (path / "starts" / "0001.json").unlink()
     assert fake.main(["--work-dir", str(path)]) == 2
-    assert "has no starts/" in capsys.readouterr().err
+    assert "has no readable starts/" in capsys.readouterr().err
 
 
 def plan_of(*commands):
@@ -388,12 +402,12 @@ def plan_of(*commands):
 
 
 def test_a_run_that_fails_or_takes_too_long_is_said_with_its_log(tmp_path):
-    bad = ["-c", "import sys; print('error: no room'); sys.exit(3)"]
+    bad = ["-c", "import sys; print('OSError: no room'); sys.exit(3)"]
     long = ["-c", "import time; time.sleep(60)"]
     found = plan_of((FIRST, ["-c", ""]), ("fake-data", bad), ("no-saves", long))
     failed = fake_runs.run_all(found, tmp_path / "out", 1.0)
     assert failed.keys() == {"fake-data", "no-saves"}
-    assert failed["fake-data"].startswith("exit code 3, error: no room; see ")
+    assert failed["fake-data"].startswith("exit code 3, OSError: no room; see ")
     assert "--limit-s 1" in failed["no-saves"]
 
 
