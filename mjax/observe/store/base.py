@@ -70,7 +70,11 @@ class Store(Protocol):
         ...
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a query that both databases accept; `?` is a placeholder for a value."""
+        """Run a query that both databases accept; `?` is a placeholder for a value.
+
+        Raises:
+          StoreGoneError: the database cannot be read.
+        """
         ...
 
     def delete(self, sql: str, values: Sequence[Any]) -> int:

@@ -89,12 +89,17 @@ class DuckStore:
 
     def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """Run a query. Any number of threads may call this at the same time."""
-        with self._lock:
-            cursor = self._base.cursor()
         try:
-            return cursor.execute(sql, list(values)).fetchall()
-        finally:
-            cursor.close()
+            with self._lock:
+                cursor = self._base.cursor()
+            try:
+                return cursor.execute(sql, list(values)).fetchall()
+            finally:
+                cursor.close()
+        except duckdb.ProgrammingError:
+            raise
+        except duckdb.Error as error:
+            raise StoreGoneError(f"{self.address} cannot be read: {error}") from error
 
     def delete(self, sql: str, values: Sequence[Any]) -> int:
         """Delete rows; see `Store`. Writes wait meanwhile."""

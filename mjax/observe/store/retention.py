@@ -2,11 +2,13 @@
 
 Input: a store that an ingester fills, and the number of days to keep rows. Output: the
 store without older rows. A run counts as ended if none of its processes has written a
-span for that many days; only whole runs expire. The stored size of each file, the
-processes and the events stay, so a file that is still on a host is not sent again.
+span for that many days; only whole runs expire, and runs without span files never do.
+The stored size of each file, the processes and the events stay, so a file that is still
+on a host is not sent again.
 
-A batch is a range of steps, because both databases store rows of the same steps
-together. The sums of the heat map, which count the spans per 50 steps, give its size.
+A batch is a range of steps, because DuckDB and PostgreSQL store rows of the same steps
+together. For spans, the sums of the heat map give its size: they count the spans per 50
+steps.
 """
 
 import dataclasses
@@ -25,7 +27,7 @@ _EVERY_S = 600.0
 """Seconds between two searches for old runs. The value was picked by judgement: the
 limit is in days."""
 _BLOCK_STEPS = 50
-"""Steps in a row of phase_totals, see schema/0002.sql."""
+"""Steps that one row of phase_totals covers, see schema/0002.sql."""
 _OF_RUN = "file_id in (select file_id from processes where run = ?)"
 
 
@@ -46,7 +48,7 @@ class _Run:
     name: str
     has_old_sums: bool
     stored_bytes: int
-    """Stored bytes of its files."""
+    """Stored bytes of its span files."""
 
 
 class Sweeper:
@@ -61,7 +63,7 @@ class Sweeper:
         self._thread.start()
 
     def close(self) -> None:
-        """End after the current batch."""
+        """End after the current batch, and after the space is reclaimed."""
         self._stop.set()
         self._thread.join()
 
@@ -70,7 +72,7 @@ class Sweeper:
             try:
                 self._sweep()
             except StoreGoneError as error:
-                self._say(f"old rows are not deleted: {error}")
+                self._say(f"deleting old rows failed: {error}")
             self._stop.wait(_EVERY_S)
 
     def _sweep(self) -> None:

@@ -339,3 +339,27 @@ def test_the_ingester_sweeps_and_a_collector_sends_nothing_again(tmp_path):
     assert running.store.query("select sum(spans) from heat_map") == [(840,)]
     running.close()
     assert not list(Path(tmp_path).glob("*.compact"))
+
+
+def test_a_database_that_cannot_be_read_for_a_while_is_swept_later(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(retention, "_EVERY_S", 0.05)
+    store = DuckStore(str(tmp_path / "store.duckdb"))
+    two_runs(store)
+    said, is_swept = [], threading.Event()
+    store._base.close()  # as after an error of its disk
+
+    def say(text: str) -> None:
+        said.append(text)
+        if "were deleted" in text:
+            is_swept.set()
+        elif len(said) == 1:
+            store._reopen()
+
+    sweeper = retention.Sweeper(store, KEEP, say)
+    assert is_swept.wait(60)
+    sweeper.close()
+    store.close()
+    assert said[0].startswith("deleting old rows failed: ")
+    assert "cannot be read: " in said[0]
