@@ -1,7 +1,8 @@
 """Encode batches and answers as bytes.
 
-Input: batches, outcomes, marks. Output: compressed bytes for a request or a message,
-and the reverse. Incoming data is untrusted: its type, size and checksum are verified.
+Input: batches, requests, answers. Output: compressed bytes of batches, JSON of the
+rest, and the reverse. Incoming data is untrusted: its types are verified, those of
+batches with their sizes and checksums.
 
 A body is a compressed sequence of frames, one for each batch. A frame consists of the
 length of its header, the header (JSON), and lines, whose size in bytes the header
@@ -12,7 +13,7 @@ import dataclasses
 import gzip
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -82,9 +83,9 @@ def decode_batches(body: bytes) -> list[Batch]:
     try:
         data = unpacker.decompress(body, _MAX_BODY)
     except zlib.error as error:
-        raise ValueError(f"the body is not gzip data: {error}") from error
+        raise ValueError(f"the body is no valid gzip data: {error}") from error
     if unpacker.unconsumed_tail or not unpacker.eof:
-        raise ValueError(f"the body is truncated, or has more than {_MAX_BODY} bytes")
+        raise ValueError(f"the body is truncated, or unpacks to over {_MAX_BODY} bytes")
     return [*_frames(memoryview(data))]
 
 
@@ -115,7 +116,9 @@ _Header = msgspec.defstruct(
     kw_only=True,
     forbid_unknown_fields=True,
 )
-_decode_header = msgspec.json.Decoder(_Header).decode
+_Version = msgspec.defstruct("Version", [("version", int)])
+_decode_header: Callable[[memoryview], Any] = msgspec.json.Decoder(_Header).decode
+_decode_version: Callable[[memoryview], Any] = msgspec.json.Decoder(_Version).decode
 
 
 def _frames(data: memoryview) -> Iterator[Batch]:
@@ -136,15 +139,16 @@ def _frames(data: memoryview) -> Iterator[Batch]:
 
 def _header(data: memoryview) -> Any:
     try:
-        header: Any = _decode_header(data)
+        # The header of another version may have other fields.
+        version: int = _decode_version(data).version
+        if version != VERSION:
+            raise ValueError(
+                f"a batch of version {version}, this mjax reads {VERSION}; run the "
+                "same mjax on all hosts"
+            )
+        return _decode_header(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"the header of a batch is damaged: {error}") from error
-    if header.version != VERSION:
-        raise ValueError(
-            f"a batch of version {header.version}, this mjax reads {VERSION}; run the "
-            "same mjax on all hosts"
-        )
-    return header
 
 
 def _batch(header: Any, lines: bytes) -> Batch:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import gzip
+import json
+import struct
 
 import pytest
 
@@ -66,9 +68,16 @@ def test_another_version_is_refused(monkeypatch):
         wire.decode_batches(body)
 
 
+def test_another_version_may_have_other_fields():
+    header = json.dumps({"version": 2, "unheard_of": [1]}).encode()
+    body = gzip.compress(struct.pack(">I", len(header)) + header)
+    with pytest.raises(ValueError, match="version 2, this mjax reads 1; run the same"):
+        wire.decode_batches(body)
+
+
 def test_a_body_that_would_fill_the_memory_is_refused(monkeypatch):
     monkeypatch.setattr(wire, "_MAX_BODY", 1000)
-    with pytest.raises(ValueError, match="more than 1000 bytes"):
+    with pytest.raises(ValueError, match="unpacks to over 1000 bytes"):
         wire.decode_batches(gzip.compress(bytes(100_000)))
 
 
