@@ -4,8 +4,8 @@ Input: the probabilities that a test errs. Output: the information of one test, 
 capacity, and the bound on the number of tests.
 
 A test of a group is a binary channel: the input is whether the group has a bad host,
-the output is whether the test fails. No search, adaptive or not, needs fewer than
-log2(number of possible answers) / capacity tests on average.
+the output is whether the test fails. A search without errors, adaptive or not, needs at
+least log2(number of equally likely answers) / capacity tests on average.
 
 Source: Baldassini, Johnson and Aldridge, "The capacity of adaptive group testing",
 arXiv:1301.7023; for noisy tests Scarlett, "Noisy adaptive group testing: bounds and
@@ -19,9 +19,8 @@ import math
 import numpy as np
 
 LEAST_ERROR = 1e-6
-"""Minimum error rate of a test. The value was picked by judgement. Without a minimum,
-one wrong outcome of a test that is declared certain would make all answers
-impossible."""
+"""Minimum error rate that the search assumes. The value was picked by judgement. At
+rate 0, one wrong outcome would exclude the right answer for good."""
 
 _SHARES = np.linspace(0.0, 1.0, 2001)
 
@@ -58,12 +57,12 @@ class ErrorRates:
 
     @property
     def log_failed(self) -> float:
-        """Log likelihood ratio of a bad host in the group after a failed test."""
+        """Natural log likelihood ratio of a bad host in a group whose test failed."""
         return math.log((1 - self.miss) / self.alarm)
 
     @property
     def log_passed(self) -> float:
-        """Log likelihood ratio of a bad host in the group after a passed test."""
+        """Natural log likelihood ratio of a bad host in a group whose test passed."""
         return math.log(self.miss / (1 - self.alarm))
 
 

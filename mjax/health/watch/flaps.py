@@ -5,7 +5,7 @@ flaps in quick succession. Two rules:
 
 - link_downed or carrier_changes has grown, or the port is not ACTIVE.
 - A burst of retransmissions far above their usual rate; traffic stops, and returns
-  within `longest_stall_s`. If it does not return, the peers have ended: a restart.
+  within `longest_stall_s`. If it does not return, the run has stopped: no flap.
 
 Source of the second rule: MegaScale, arXiv:2402.15627, on network interface flapping:
 packets sent while the link is down are lost. The use of retransmissions is our own
@@ -44,7 +44,7 @@ class Flaps:
         """End of the last flap."""
 
     def feed(self, increment: Increment) -> Detection | None:
-        """Return a flap that this increment completes."""
+        """Return the flap that this increment shows, if any."""
         self._keep(increment)
         down = {name: increment.counts.get(name, 0) for name in DOWN}
         not_active = increment.state is not None and increment.state != ACTIVE
