@@ -45,7 +45,7 @@ _SHOWN = r"\]\(((?:\.\./figures/)?\w+\.(?:csv|png))\)"
 _NUMBER = r"\d+(?:,\d{3})*(?:\.\d+)?(?:e-?\d+)?"
 _FIGURE = re.compile(
     r"(?<![\w.,-])(?:\d+ min \d+ s|\d+ of \d+|\d{1,3}(?:,\d{3})+"
-    r"|\d+\.\d+(?:e-?\d+)?%?|\d+%)(?!\w|[.,]\d)"
+    r"|\d+\.\d+(?:e-?\d+)?%?|\d+%|\d{3,})(?!\w|[.,]\d)"
 )
 
 
@@ -191,8 +191,8 @@ def since(page: Page) -> str:
 def figures(text: str) -> set[str]:
     """Return the numbers of a text that look measured; code and links do not count.
 
-    These are decimals, shares in percent, counts of counts ("80 of 80"), numbers with a
-    comma, and times ("3 min 15 s").
+    These are decimals, shares in percent, counts of counts ("80 of 80"), whole numbers
+    of three digits or more, and times ("3 min 15 s").
     """
     text = re.sub(r"(?m)^    .*$|`[^`]*`|\[[^]]*\]\([^)]*\)", "", text)
     return set(_FIGURE.findall(text.replace("\n", " ")))
