@@ -22,7 +22,7 @@ ALIASES = {
     "mlp.w_gate": ("gate_proj",),
     "mlp.w_out": ("down_proj", "fc_out"),
 }
-"""Linear layers of a block, and their names in families of transformers."""
+"""Linear layers of a block, and their names in families of Hugging Face."""
 
 _UNGATED = ("gelu", "gelu_tanh")
 
@@ -122,10 +122,9 @@ def _check_rank(rank: int, model: ModelConfig, names: list[str]) -> None:
     most = min(side, model.d_model)
     if rank > most:
         raise ValueError(
-            f"--lora.rank must be at most {most}, got {rank}: {name} is a "
-            f"{model.d_model} by {side} matrix, whose rank is at most {most}; the "
-            "usual ranks are 4 to 64, or leave --lora.rank out to train all "
-            "parameters"
+            f"--lora.rank must be at most {most}, got {rank}: {name} has sides "
+            f"{model.d_model} and {side}, so its rank is at most {most}; give a usual "
+            "rank, 4 to 64, or leave --lora.rank out to train all parameters"
         )
 
 

@@ -118,7 +118,7 @@ def plugin(facts: Facts) -> Verdict:
 
 
 def driver(facts: Facts) -> Verdict:
-    """Check that the driver supports the CUDA version of jax's plugin."""
+    """Check the driver against the CUDA version of jax's plugins, if there are any."""
     if not facts["driver"]:
         return unknown(_NO_GPU)
     found = _DRIVER.search(facts["driver"])

@@ -21,8 +21,8 @@ _SETTLE_S = 0.3
 """Seconds to wait for other ranks to end after the first one; all are then examined
 together."""
 _SIGNAL_SETTLE_S = 0.05
-"""Seconds to wait instead of `_SETTLE_S` if a signal ended a rank: the end of another
-rank cannot explain a signal."""
+"""Seconds to wait instead of `_SETTLE_S` if a signal other than SIGABRT ended a rank:
+the end of another rank cannot explain it."""
 _STARTED_S = 15.0
 """Seconds that a host has to report its ranks after the order to start them."""
 _UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
@@ -32,7 +32,7 @@ _EXPLAINING = (*_OF_HARDWARE, Cause.OUT_OF_MEMORY, Cause.NETWORK, Cause.STORE)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Failure:
-    """The failure that ended a generation."""
+    """Why a generation ended; the cause may also be that the run is done."""
 
     cause: Cause
     text: str
@@ -40,8 +40,8 @@ class Failure:
     """Hosts that caused the failure."""
     ranks: tuple[int, ...] = ()
     suspects: tuple[str, ...] = ()
-    """If no host is known to be the cause, the smallest group of hosts that differs
-    from the rest.
+    """Hosts of the smallest group of ranks with equal stacks; they are used only if
+    `hosts` is empty.
     """
     diverged: Divergence | None = None
     """Report of a rank whose state diverged; None if none did."""
@@ -74,7 +74,7 @@ def of_ranks(
     since_end_s: float,
     are_heard: bool,
 ) -> Failure | None:
-    """Return the failure of a generation; None if it has none.
+    """Return why a generation has ended; None while it goes on.
 
     Ranks that never started are a failure too.
 
@@ -84,8 +84,8 @@ def of_ranks(
       age_s: seconds since the hosts were ordered to start the generation.
       since_end_s: seconds since the first end of a rank; negative if none has ended.
       are_heard: whether every host is connected and has sent a message since the first
-        end. If a host is gone, the ranks of other hosts end before that host counts as
-        lost.
+        end. If not, a host may be gone: ends that this would explain are not judged
+        before all ranks have ended.
     """
     ended = {rank: state for rank, state in states.items() if state.code is not None}
     is_bad = any(policy.is_failure(state.code or 0) for state in ended.values())
@@ -171,12 +171,12 @@ def of_devices(
 def explained(failure: Failure, matches: Mapping[str, Sequence[Match]]) -> Failure:
     """Return the failure with a cause from the hosts' logs, if they have one.
 
-    A failure whose cause is known is returned unchanged. A hardware fault on any host
-    explains any other failure. Other log lines count only on the hosts that caused the
+    A failure whose cause is known is returned unchanged. Otherwise, a hardware fault on
+    any host explains it. Other log lines count only on the hosts that caused the
     failure, because ranks on other hosts log errors as well.
 
     Args:
-      failure: failure found from exit codes or stacks.
+      failure: the failure to explain.
       matches: host -> recent matches of rules.
     """
     if failure.cause not in _UNEXPLAINED:

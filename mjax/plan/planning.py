@@ -1,4 +1,4 @@
-"""Plan a run: compile it and read the program, or use formulas without a compiler.
+"""Plan a run: compile it and read the program, or trace it and use formulas.
 
 Input: a config that fits its cluster. Output: a `Plan` without the advice.
 """
@@ -55,7 +55,7 @@ def plan_compiled(
     Raises:
       ValueError: the program cannot be built.
       NoPluginError: jax has no CUDA plugin.
-      RuntimeError: the compiled step is not understood.
+      RuntimeError: the compiled step cannot be read.
     """
     program, notes = compilable(config, topology)
     executable = compile_step(program, sizes, topology, say)
@@ -235,7 +235,7 @@ def plan_by_formulas(
 
 
 def traced_bytes(config: TrainConfig, topology: Topology) -> int:
-    """Estimate the memory of a run from the trace of its step.
+    """Estimate the memory of one device in bytes, from the trace of the step.
 
     Args:
       config: the run, from `topology.settle`.
@@ -258,7 +258,7 @@ def modelled_by_formulas(
       config: the run, from `topology.settle`.
       sizes: sizes of the mesh axes.
       topology: the cluster.
-      constants: efficiencies and overlap to assume.
+      constants: as for `closed_form.estimate`.
     """
     found = closed_form.estimate(config, sizes, topology, constants)
     time = found.time

@@ -99,8 +99,8 @@ def describe_warmup(num_warmup: int, num_steps: int) -> list[str]:
     if 2 * num_warmup <= num_steps:
         return []
     return [
-        f"warm-up: {num_warmup:,} of {num_steps:,} steps; the learning rate is below "
-        "--optim.lr until then, a lower --optim.warmup-steps shortens this"
+        f"warm-up: {num_warmup:,} of {num_steps:,} steps; in these the learning rate "
+        "rises to --optim.lr; a lower --optim.warmup-steps shortens the warm-up"
     ]
 
 
@@ -162,7 +162,7 @@ def describe_tp(config: TrainConfig, sizes: AxisSizes) -> str:
     num = tp_chunks(config.mesh, sizes.tp)
     if num == 1:
         return (
-            f"over tp {sizes.tp}: the sequence is gathered before each matmul and "
+            f"over tp {sizes.tp}: the sequence is gathered before each branch and "
             "scattered after it, in one piece and not overlapped (--mesh.tp-overlap "
             "off)"
         )
@@ -381,7 +381,7 @@ def sample(
       dataset: dataset of the run; the prompt is the beginning of a held-out sample.
       recorder: prints the text, on the process that writes.
       path: path of the file.
-      num_rows: sequences per batch, a multiple of the data-parallel size.
+      num_rows: copies of the text, a multiple of the data-parallel size.
       num_tokens: maximum number of tokens to draw; with 0 nothing is written.
       seed: seed of the sampling.
       is_stopped: called before each token; True ends the sampling.
@@ -432,7 +432,7 @@ def write_summary(
       work_dir: work dir with metrics.jsonl.
       config: config of the run.
       dataset: dataset of the run.
-      recorder: prints the result and ignores a full disk.
+      recorder: prints the result, and reports failed writes.
       exit_code: exit code so far.
       is_saved: returns whether the last checkpoint is in the store.
       wall_s: seconds since this process began to restore or initialise the state.
