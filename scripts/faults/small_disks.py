@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _LIMIT_S = 300.0
-"""Time limit of a remount."""
+"""Time limit of a remount, and of filling a file system."""
 
 
 @contextlib.contextmanager
