@@ -24,8 +24,6 @@ ALIASES = {
 }
 """Linear layers of a block, and their names in families of Hugging Face."""
 
-_UNGATED = ("gelu", "gelu_tanh")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LoraConfig:
@@ -130,8 +128,7 @@ def _check_rank(rank: int, model: ModelConfig, names: list[str]) -> None:
 
 def linears(model: ModelConfig) -> tuple[str, ...]:
     """Return the names of the linear layers of a block."""
-    gated = model.activation not in _UNGATED
-    return tuple(name for name in ALIASES if gated or name != "mlp.w_gate")
+    return tuple(n for n in ALIASES if model.is_gated or n != "mlp.w_gate")
 
 
 def _matches(target: str, names: tuple[str, ...]) -> list[str]:
