@@ -1,11 +1,11 @@
-"""Read the keys of a config.json one by one, and refuse unread keys.
+"""Read the keys of a configuration one by one, and refuse unread keys.
 
 An unknown key may change the computation, so that the weights would silently be used in
 another model. So every key is read, or known to have no effect.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from mjax import checked_json
@@ -40,11 +40,25 @@ _WITHOUT_EFFECT = frozenset(
 
 
 class Keys:
-    """Keys of one config.json."""
+    """Keys of one config.json, or of another configuration."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        """Start with all keys unread; an unread null counts as absent."""
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        *,
+        file: str = "config.json",
+        without_effect: Collection[str] = _WITHOUT_EFFECT,
+    ) -> None:
+        """Start with all keys unread; an unread null counts as absent.
+
+        Args:
+          config: the content of the file.
+          file: name of the file, for messages.
+          without_effect: keys that need not be read.
+        """
         self._left = dict(config)
+        self._file = file
+        self._without_effect = without_effect
 
     def take(self, key: str, default: Any = _REQUIRED) -> Any:
         """Read any value, including null.
@@ -53,7 +67,7 @@ class Keys:
           ValueError: the key is absent and has no default.
         """
         if key not in self._left and default is _REQUIRED:
-            raise ValueError(f"config.json has no {key}, which this format requires")
+            raise ValueError(f"{self._file} has no {key}, which this format requires")
         return self._left.pop(key, default)
 
     def size(
@@ -67,14 +81,14 @@ class Keys:
         """Read a whole number, or null if allowed."""
         value = self._typed(key, default, int | None if or_null else int)
         if value is not None and abs(value) > most:
-            raise ValueError(f"config.json: {key} must be at most {most}, got {value}")
+            raise ValueError(f"{self._file}: {key} must be at most {most}, got {value}")
         return value
 
     def number(self, key: str, default: Any = _REQUIRED) -> float:
         """Read a finite number."""
         value = self._typed(key, default, float)
         if not math.isfinite(value):
-            raise ValueError(f"config.json: {key} must be finite, got {value}")
+            raise ValueError(f"{self._file}: {key} must be finite, got {value}")
         return value
 
     def flag(self, key: str, default: Any = _REQUIRED) -> bool:
@@ -89,15 +103,23 @@ class Keys:
         try:
             return checked_json.check(self.take(key, default), kind, key)
         except ValueError as error:
-            raise ValueError(f"config.json: {error}") from None
+            raise ValueError(f"{self._file}: {error}") from None
 
     def expect(self, key: str, only: Any) -> None:
         """Read an optional key; refuse any value but null and the supported one."""
         value = self.take(key, None)
         if value is not None and value != only:
             raise ValueError(
-                f"config.json: {key}={value!r} is not supported in this format, only "
+                f"{self._file}: {key}={value!r} is not supported in this format, only "
                 f"{only!r}"
+            )
+
+    def expect_empty(self, key: str) -> None:
+        """Read an optional key; refuse any value but null, false, [] and {}."""
+        value = self.take(key, None)
+        if not any(value is none for none in (None, False)) and value not in ([], {}):
+            raise ValueError(
+                f"{self._file}: {key}={value!r} is not supported, only null"
             )
 
     def rotary(self, base: float = 10_000.0) -> dict[str, Any]:
@@ -173,8 +195,8 @@ class Keys:
     def check_empty(self) -> None:
         """Refuse the first unread key that may have an effect."""
         for key, value in self._left.items():
-            if key not in _WITHOUT_EFFECT and value is not None:
+            if key not in self._without_effect and value is not None:
                 raise ValueError(
-                    f"config.json: {key}={value!r} is not supported and may change the "
-                    "computation"
+                    f"{self._file}: {key}={value!r} is not supported and may change "
+                    "the computation"
                 )

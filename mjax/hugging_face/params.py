@@ -31,6 +31,8 @@ PREFIX = "params."
 """Prefix of the parameters in checkpoints, beside other state."""
 
 CONFIG = "config.json"
+ADAPTERS = "adapter_config.json"
+"""Configuration of adapters in PEFT's format."""
 LENGTHS = ("max_position_embeddings", "n_positions")
 """Keys of config.json for the longest sequence; GPT-2 and GPT-J have the second."""
 _NAMED = 5
@@ -125,6 +127,12 @@ def open_params(
       RuntimeError: a file is absent or damaged.
     """
     family, theirs = read_config(folder)
+    if (Path(folder) / ADAPTERS).is_file():
+        raise ValueError(
+            f"{folder} holds {ADAPTERS} beside the model, and transformers would load "
+            "those adapters; move them to another folder, and give it as "
+            "--lora.init-from to use them"
+        )
     differing = [
         f"  {families.flag(name, held)}; this run has {families.flag(name, ours)}"
         for name, (held, ours) in families.differences(theirs, model).items()

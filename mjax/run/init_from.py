@@ -22,13 +22,12 @@ from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import from_json
 from mjax.hugging_face import families
-from mjax.hugging_face.params import open_params, read_config
+from mjax.hugging_face.params import ADAPTERS, open_params, read_config
 from mjax.hugging_face.source import TensorSource
 from mjax.layers.config import AdapterConfig
 from mjax.model.config import ModelConfig
 from mjax.processes.agreement import Agreement
 from mjax.tune.merged import Merged, is_adapter
-from mjax.tune.peft_files import CONFIG as PEFT_CONFIG
 from mjax.tune.peft_files import PeftAdapters
 
 _NAMED_DIFFERENCES = 5
@@ -92,7 +91,7 @@ def _choose(path: str) -> str:
     try:
         return str(places.choose(places.find(path), None))
     except ValueError as error:
-        if "://" not in path and (Path(path) / PEFT_CONFIG).is_file():
+        if "://" not in path and (Path(path) / ADAPTERS).is_file():
             raise ValueError(
                 f"--init-from {path} holds PEFT adapters but no model; give their base "
                 f"model as --init-from and this folder as --lora.init-from {path}"

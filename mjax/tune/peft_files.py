@@ -5,10 +5,11 @@ adapter_model.safetensors. Output: such a folder, or a source of such tensors. E
 layer and weight has a pair of matrices, A [r, inputs] and B [outputs, r], named by its
 module in the model.
 
-Source: PEFT 0.19, `utils/save_and_load.py` (names) and `tuners/lora/config.py`.
+Source: PEFT 0.21, `utils/save_and_load.py` (names) and `tuners/lora/config.py`.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,7 +20,9 @@ import numpy as np
 
 from mjax import checked_json
 from mjax.hugging_face.families import Family
+from mjax.hugging_face.keys import Keys
 from mjax.hugging_face.new_folder import new_folder
+from mjax.hugging_face.params import ADAPTERS
 from mjax.hugging_face.safetensors import ONE_FILE, Files, Writer
 from mjax.hugging_face.source import Index, TensorSource
 from mjax.hugging_face.tensors import Tensor, our_shapes
@@ -27,10 +30,36 @@ from mjax.layers.config import AdapterConfig
 from mjax.model.config import ModelConfig
 from mjax.tune.merged import adapter_names
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
 _NAMED = 5
+
+_STARTS = (True, False, "gaussian", "orthogonal", "eva", "mica")
+"""Values of init_lora_weights that leave the weights of the base as they are."""
+
+_OTHER_KINDS = (
+    # Another computation than W + scale A B, or a base that PEFT changes as it loads.
+    *("use_dora", "use_qalora", "use_bdlora", "alora_invocation_tokens"),
+    *("arrow_config", "kasa_config", "monteclora_config", "velora_config"),
+    *("loftq_config", "corda_config", "lora_ga_config", "megatron_config"),
+    # Other weights, layers, ranks or scales.
+    *("lora_bias", "modules_to_save", "trainable_token_indices", "target_parameters"),
+    *("layer_replication", "layers_to_transform", "rank_pattern", "alpha_pattern"),
+    "enable_lora",
+)
+
+_WITHOUT_EFFECT = frozenset(
+    (
+        # Metadata of the folder and its writer.
+        *("auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
+        *("inference_mode", "runtime_config", "megatron_core", "merge_weights"),
+        # How the former training found its weights; the names of the tensors remain.
+        *("target_modules", "exclude_modules", "layers_pattern", "lora_dropout"),
+        *("eva_config", "ensure_weight_tying", "qalora_group_size"),
+        # PEFT corrects this one by the class of the layer.
+        "fan_in_fan_out",
+    )
+)
 
 
 def module_of(family: Family, target: str) -> str:
@@ -86,7 +115,7 @@ def write(
         "r": adapters.rank,
         "lora_alpha": alpha,
         "lora_dropout": 0.0,
-        "target_modules": [m.rpartition(".")[2] for m in modules.values()],
+        "target_modules": [_suffix(module, family) for module in modules.values()],
         "bias": "none",
         "fan_in_fan_out": False,
         "modules_to_save": None,
@@ -102,12 +131,23 @@ def write(
     with new_folder(out_dir) as folder:
         for name, content in files.items():
             (folder / name).write_bytes(content)
-        (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        (folder / ADAPTERS).write_text(json.dumps(config, indent=2) + "\n")
         shapes = {name: matrix.shape for name, matrix in matrices.items()}
         with Writer(folder, shapes, np.dtype(np.float32), file_bytes=2**62) as writer:
             for name, matrix in matrices.items():
                 writer.write(name, matrix)
         (folder / ONE_FILE).rename(folder / WEIGHTS)
+
+
+def _suffix(module: str, family: Family) -> str:
+    """Return the end of a module's name that no other module of the family has.
+
+    PEFT gives an adapter to every module with such an end; GPT-2 has two c_proj.
+    """
+    names = {t.name.removesuffix(".weight") for t in family.tensors.values()}
+    parts = module.split(".")
+    ends = (".".join(parts[place:]) for place in range(len(parts) - 1, -1, -1))
+    return next(e for e in ends if sum(n.endswith(f".{e}") for n in names) == 1)
 
 
 def _matrices(
@@ -147,9 +187,9 @@ class PeftAdapters:
             is not in PEFT format.
           RuntimeError: a file is absent or damaged.
         """
-        if not (Path(folder) / CONFIG).is_file():
+        if not (Path(folder) / ADAPTERS).is_file():
             raise ValueError(
-                f"--lora.init-from {folder} has no {CONFIG}; give a folder that PEFT "
+                f"--lora.init-from {folder} has no {ADAPTERS}; give a folder that PEFT "
                 "or python -m mjax.tune export has written"
             )
         self._files = Files(folder, WEIGHTS)
@@ -216,40 +256,44 @@ class PeftAdapters:
 
 
 def _check_config(folder: Path, adapters: AdapterConfig) -> None:
-    """Refuse another rank or scale, and options of PEFT that mjax does not have.
+    """Refuse another rank or scale, and adapters that are not (x A) B of the base.
 
     Raises:
-      ValueError: the adapters differ.
+      ValueError: the adapters differ, or a key is unknown.
       RuntimeError: the file is absent or damaged.
     """
-    path = folder / CONFIG
+    path = folder / ADAPTERS
     try:
         config = checked_json.read(path.read_bytes(), dict[str, Any])
     except (OSError, ValueError) as error:
         raise RuntimeError(f"{path} cannot be read: {error}") from error
-    rank, alpha = config.get("r"), config.get("lora_alpha")
+    keys = Keys(config, file=str(path), without_effect=_WITHOUT_EFFECT)
+    keys.expect("peft_type", "LORA")
+    keys.expect("task_type", "CAUSAL_LM")
+    keys.expect("bias", "none")
+    start = keys.take("init_lora_weights", True)
+    kind = start.lower() if isinstance(start, str) else start
+    if kind is not None and kind not in _STARTS:
+        raise ValueError(
+            f"{path}: init_lora_weights={start!r} is not supported: such adapters "
+            "belong to a base whose weights their start has changed; convert them with "
+            "path_initial_model_for_weight_conversion of PEFT's save_pretrained, or "
+            "merge them into the base with PEFT"
+        )
+    for key in _OTHER_KINDS:
+        keys.expect_empty(key)
+    rank, alpha = keys.size("r"), keys.number("lora_alpha")
+    is_stabilised = keys.flag("use_rslora", False)
+    keys.check_empty()
     if rank != adapters.rank:
         raise ValueError(
             f"{path} has rank {rank}, this run --lora.rank {adapters.rank}; give "
             f"--lora.rank {rank}"
         )
-    if not isinstance(alpha, int | float) or alpha / rank != adapters.scale:
+    scale = alpha / (math.sqrt(rank) if is_stabilised else rank)
+    if not math.isclose(scale, adapters.scale, rel_tol=1e-12):
+        rslora = " with use_rslora" if is_stabilised else ""
         raise ValueError(
-            f"{path} has lora_alpha {alpha}, this run --lora.alpha "
-            f"{adapters.scale * adapters.rank:g}; give --lora.alpha {alpha}"
+            f"{path} has lora_alpha {alpha:g}{rslora}, this run --lora.alpha "
+            f"{adapters.scale * rank!r}; give --lora.alpha {scale * rank!r}"
         )
-    plain = {
-        "use_rslora": False,
-        "use_dora": False,
-        "fan_in_fan_out": False,
-        "bias": "none",
-        "modules_to_save": None,
-        "rank_pattern": {},
-        "alpha_pattern": {},
-        "layers_to_transform": None,
-    }
-    for key, only in plain.items():
-        if config.get(key) not in (only, None):
-            raise ValueError(
-                f"{path}: {key}={config[key]!r} is not supported, only {only!r}"
-            )

@@ -259,6 +259,13 @@ def test_frequencies_that_older_files_hold_are_passed_over(mistral: Path) -> Non
     assert source.read("params.final_norm.scale").shape == (32,)
 
 
+def test_adapters_beside_the_model_are_not_passed_over(mistral: Path) -> None:
+    """transformers would load them with the model."""
+    (mistral / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"holds adapter_config.json .*--lora.init-fr"):
+        open_params(mistral, small_model("mistral"))
+
+
 def test_a_missing_file_is_named(mistral: Path) -> None:
     next(mistral.glob("model-00002*")).unlink()
     with pytest.raises(
