@@ -19,6 +19,7 @@ the earlier one.
 
 import contextlib
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -28,6 +29,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 from jax.interpreters import mlir
+from jax.interpreters.partial_eval import dce_jaxpr
 
 _COLLECTIVES = frozenset(
     {
@@ -45,6 +47,8 @@ _INLINED = {
     "remat2": "jaxpr",
 }
 """Primitive that XLA inlines -> name of the parameter that holds its jaxpr."""
+_ARGUMENTS = 1
+"""Set of events that has only the arguments of a level; see `_Order`."""
 
 _tie = core.Primitive("tie")
 """Return the first operand, unchanged, once the other operands are ready."""
@@ -67,6 +71,8 @@ def in_order[R](per_device: Callable[..., R]) -> Callable[..., R]:
     @functools.wraps(per_device)
     def ordered(*args: Any) -> R:
         jaxpr, shapes = jax.make_jaxpr(per_device, return_shape=True)(*args)
+        # A dead operand of a loop is removed by XLA, together with its tie.
+        jaxpr, _ = dce_jaxpr(jaxpr, True, instantiate=True)
         outputs = _run(jaxpr, jax.tree.leaves(args))
         return jax.tree.unflatten(jax.tree.structure(shapes), outputs)
 
@@ -74,21 +80,22 @@ def in_order[R](per_device: Callable[..., R]) -> Callable[..., R]:
 
 
 def _run(jaxpr: core.Jaxpr, args: Sequence[Any]) -> list[Any]:
-    outputs, _ = _Order().run(jaxpr, args, [0] * len(args))
+    outputs, _ = _Order().run(jaxpr, args, [_ARGUMENTS] * len(args))
     return outputs
 
 
 class _Order:
     """Evaluate one level of a jaxpr; the body of a loop is a separate level.
 
-    An event is a collective, or a loop or conditional that contains one. A set of
-    events is an int with one bit per event.
+    An event is a collective, or a loop or conditional that contains one. Event 0 is the
+    arguments of the level. A set of events is an int with one bit per event; a value
+    that depends on no event is a constant.
     """
 
     def __init__(self) -> None:
-        self._above: list[int] = []
+        self._above: list[int] = [_ARGUMENTS]
         """For each event, the event itself and all events on which it depends."""
-        self._results: list[Any] = []
+        self._results: list[Any] = [None]
         """For each event, an array that it computes."""
 
     def run(
@@ -110,9 +117,8 @@ class _Order:
         for eqn in jaxpr.eqns:
             pairs = [read(atom) for atom in eqn.invars]
             ins, masks = [p[0] for p in pairs], [p[1] for p in pairs]
-            above = functools.reduce(int.__or__, masks, 0)
             with _scopes_of(eqn):
-                outs, outs_above = self._evaluate(eqn, ins, masks, above)
+                outs, outs_above = self._evaluate(eqn, ins, masks)
             values |= dict(
                 zip(eqn.outvars, zip(outs, outs_above, strict=True), strict=True)
             )
@@ -120,7 +126,7 @@ class _Order:
         return [r[0] for r in results], [r[1] for r in results]
 
     def _evaluate(
-        self, eqn: core.JaxprEqn, ins: list[Any], masks: list[int], above: int
+        self, eqn: core.JaxprEqn, ins: list[Any], masks: list[int]
     ) -> tuple[list[Any], list[int]]:
         if eqn.primitive.name in _INLINED:
             return self._inline(eqn, ins, masks)
@@ -134,15 +140,15 @@ class _Order:
             # XLA's CPU compiler would turn the reduction into a copy and an all-reduce.
             alone = zip(ins, eqn.outvars, strict=True)
             return [_reduced_alone.bind(x, aval=v.aval) for x, v in alone], masks
-        # XLA removes operations without results.
-        if eqn.outvars and _communicates(eqn):
-            outs, above = self._event(eqn, ins, above)
-        else:
-            outs = _bind(eqn, eqn.params, ins)
-        outs_above = [above] * len(outs)
-        for result, operand in _passed_on(eqn).items():
-            outs_above[result] = masks[operand]
-        return outs, outs_above
+        if not _communicates(eqn):
+            above = functools.reduce(int.__or__, masks, 0)
+            return _bind(eqn, eqn.params, ins), [above] * len(eqn.outvars)
+        everything = range(len(eqn.outvars))
+        is_computed = _depend(eqn, [False] * len(ins))
+        computed = [*itertools.compress(everything, is_computed)] or everything
+        outs, above = self._event(eqn, ins, masks, computed)
+        # XLA may compute the other results outside of the event.
+        return outs, [above if k in computed else _ARGUMENTS for k in everything]
 
     def _inline(
         self, eqn: core.JaxprEqn, ins: Sequence[Any], masks: Sequence[int]
@@ -162,23 +168,29 @@ class _Order:
         return [*outs[: len(carry)], *(y[None] for y in stacked)], outs_above
 
     def _event(
-        self, eqn: core.JaxprEqn, ins: list[Any], above: int
+        self,
+        eqn: core.JaxprEqn,
+        ins: list[Any],
+        masks: Sequence[int],
+        computed: Sequence[int],
     ) -> tuple[list[Any], int]:
         event = len(self._above)
+        above = functools.reduce(int.__or__, masks, _ARGUMENTS)
         after = []
         for earlier in reversed(range(event)):
             if not above >> earlier & 1:
                 after.append(self._results[earlier])
                 above |= self._above[earlier]
         if after:
-            place = _operand_of(eqn)
+            place = _best(_operands_of(eqn), eqn.invars, masks)
             ins[place] = _tie.bind(ins[place], *after)
         is_nested = eqn.primitive.name not in _COLLECTIVES
         params = _with_ordered_bodies(eqn) if is_nested else eqn.params
         outs = _bind(eqn, params, ins)
         above |= 1 << event
-        self._above.append(above)
-        self._results.append(outs[_result_of(eqn)])
+        if outs:  # a loop that only prints has none
+            self._above.append(above)
+            self._results.append(outs[_best(computed, eqn.outvars)])
         return outs, above
 
 
@@ -224,39 +236,63 @@ def _with_ordered_bodies(eqn: core.JaxprEqn) -> dict[str, Any]:
     return {name: ordered(value) for name, value in eqn.params.items()}
 
 
-def _operand_of(eqn: core.JaxprEqn) -> int:
-    """Return the index of an operand that the event needs before it can begin."""
-    places = range(len(eqn.invars))
+def _depend(eqn: core.JaxprEqn, operands: Sequence[bool]) -> list[bool]:
+    """Return which results depend on a collective inside, or on the given operands."""
+
+    def of(jaxpr: core.Jaxpr, arguments: Sequence[bool]) -> list[bool]:
+        known = dict(zip(jaxpr.invars, arguments, strict=True))
+
+        def read(atoms: Sequence[Any]) -> list[bool]:
+            return [isinstance(a, core.Var) and known.get(a, False) for a in atoms]
+
+        for inner in jaxpr.eqns:
+            known |= zip(inner.outvars, _depend(inner, read(inner.invars)), strict=True)
+        return read(jaxpr.outvars)
+
+    if not _communicates(eqn):
+        return [any(operands)] * len(eqn.outvars)
+    if eqn.primitive.name in _INLINED:
+        return of(eqn.params[_INLINED[eqn.primitive.name]], operands)
     if eqn.primitive.name == "cond":
-        return 0  # the index of the branch
-    if _body(eqn):
-        carry, slices = _carry_of(eqn)
-        passed = _passed_on(eqn).values()
-        places = [place for place in carry if place not in passed] or slices or places
-    return _smallest(places, eqn.invars)
-
-
-def _result_of(eqn: core.JaxprEqn) -> int:
-    """Return the index of a result that the event computes."""
-    passed = _passed_on(eqn)
-    everything = range(len(eqn.outvars))
-    # A loop that returns its carry unchanged computes nothing: XLA removes it.
-    places = [place for place in everything if place not in passed] or everything
-    return _smallest(places, eqn.outvars)
-
-
-def _passed_on(eqn: core.JaxprEqn) -> dict[int, int]:
-    """Return result index -> operand index, for carry that a loop does not change."""
+        branches = [of(branch, operands[1:]) for branch in eqn.params["branches"]]
+        return [any(result) for result in zip(*branches, strict=True)]
     body = _body(eqn)
     if body is None:
-        return {}
-    first = len(eqn.invars) - len(body.invars)
+        return [True] * len(eqn.outvars)
     carry, _ = _carry_of(eqn)
-    return {
-        result: place
-        for result, place in enumerate(carry)
-        if body.outvars[result] is body.invars[place - first]
-    }
+    given = [*operands]
+    while True:
+        results = of(body, given[len(given) - len(body.invars) :])
+        before = [*given]
+        for place, result in zip(carry, results, strict=False):
+            given[place] |= result
+        if given == before:
+            return results
+
+
+def _operands_of(eqn: core.JaxprEqn) -> Sequence[int]:
+    """Return the indices of operands that the event needs before it can begin."""
+    places = range(len(eqn.invars))
+    if eqn.primitive.name == "cond":
+        return [0]  # the index of the branch
+    body = _body(eqn)
+    if body is None:
+        return places
+    first = len(eqn.invars) - len(body.invars)
+    carry, slices = _carry_of(eqn)
+    # XLA takes carry that the body does not change out of the loop.
+    changed = [
+        place
+        for place, result in zip(carry, body.outvars, strict=False)
+        if result is not body.invars[place - first]
+    ]
+
+    def has_entries(atom: Any) -> bool:
+        return 0 not in atom.aval.shape
+
+    groups = (changed, slices, places)
+    nonempty = ([p for p in group if has_entries(eqn.invars[p])] for group in groups)
+    return next(filter(None, nonempty), places)
 
 
 def _carry_of(eqn: core.JaxprEqn) -> tuple[range, range]:
@@ -284,37 +320,51 @@ def _body(eqn: core.JaxprEqn) -> core.Jaxpr | None:
     }.get(eqn.primitive.name)
 
 
-def _smallest(places: Sequence[int], atoms: Sequence[Any]) -> int:
+def _best(
+    places: Sequence[int], atoms: Sequence[Any], masks: Sequence[int] | None = None
+) -> int:
     """Return the index among `places` of the array that is best for a dependence.
 
     This is the smallest float array, or the smallest of other dtypes if there is no
     float array. XLA may evaluate operations on other dtypes at compile time, which
-    would remove the dependence, but never operations on floats. PRNG keys and empty
-    arrays come last.
+    would remove the dependence, but never operations on floats. Constants (mask 0),
+    PRNG keys and empty arrays come last.
     """
 
-    def weight(place: int) -> tuple[bool, bool, int]:
+    def weight(place: int) -> tuple[bool, bool, bool, int]:
         dtype, shape = atoms[place].aval.dtype, atoms[place].aval.shape
         is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
         is_float = jnp.issubdtype(dtype, jnp.floating)
-        return is_key or 0 in shape, not is_float, math.prod(shape)
+        is_constant = masks is not None and not masks[place]
+        return is_key or 0 in shape, is_constant, not is_float, math.prod(shape)
 
     return min(places, key=weight)
 
 
 def _lower_tie(x: jax.Array, *after: jax.Array) -> jax.Array:
-    """Return x, through a comparison that makes it depend on other arrays.
+    """Return x, with each of its bits inverted if a comparison that never holds does.
 
-    XLA cannot simplify the comparison, so it keeps the dependence: the result is x
-    unless the last bit of an entry is more than 1, which is never true.
+    XLA cannot simplify the comparison: whether the last bit of an entry exceeds 1. It
+    also cannot drop the choice, even if it knows x, because inverted bits differ.
     """
     never = jnp.zeros((), jnp.bool_)
     for y in after:
         entry = lax.slice(y, (0,) * y.ndim, (1,) * y.ndim).reshape(())
-        if jnp.issubdtype(y.dtype, jnp.floating):
-            entry = lax.bitcast_convert_type(entry, f"uint{8 * y.dtype.itemsize}")
-        never |= (entry.astype(jnp.uint32) & 1) > 1
-    return jnp.where(never, jnp.zeros_like(x), x)
+        never |= (_bits(entry).astype(jnp.uint32) & 1) > 1
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        data = jax.random.key_data(x)
+        return jax.random.wrap_key_data(
+            jnp.where(never, ~data, data), impl=jax.random.key_impl(x)
+        )
+    bits = _bits(x)
+    return lax.bitcast_convert_type(jnp.where(never, ~bits, bits), x.dtype)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    """Return an array as integers of the same width."""
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        return x
+    return lax.bitcast_convert_type(x, f"uint{jnp.finfo(x.dtype).bits}")
 
 
 mlir.register_lowering(_reduced_alone, lambda _, x, *, aval: [x])
