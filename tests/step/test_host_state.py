@@ -1,4 +1,4 @@
-"""Moments in host memory: the update in pieces has the bits of the one at once."""
+"""Moments in host memory: the update in pieces is the one at once, but for rounding."""
 
 import dataclasses
 import functools
@@ -29,7 +29,14 @@ from mjax.pipeline.config import PipelineConfig
 from mjax.plan.compile import read_memory
 from mjax.step import optim
 from mjax.step.host_state import HostUpdate
-from tests.training import TINY, Layout, make_batch, make_mesh, make_program
+from tests.training import (
+    ONE_DEVICE,
+    TINY,
+    Layout,
+    make_batch,
+    make_mesh,
+    make_program,
+)
 
 STEPS = 9
 STACKED = {"blocks": {"w": True, "scale": True}, "embed": False, "norm": False}
@@ -73,9 +80,25 @@ def assert_same_bits(got: Any, wanted: Any) -> None:
     )
 
 
+def assert_equal_but_for_rounding(got: Any, wanted: Any, before: Any) -> None:
+    """Compare two updates of one state with the roundings of float32.
+
+    XLA fuses the two programs differently: it may round a multiplication that is added
+    next, or not, and sums the squares of LAMB's norms in another order. That is one
+    rounding of the result and a few of its change: 4 (0.4 seen).
+    """
+
+    def check(a: Any, b: Any, old: Any) -> None:
+        a, b, old = (np.asarray(x, np.float64) for x in (a, b, old))
+        bound = np.maximum(abs(b), abs(old)) + 4 * abs(b - old)
+        assert (abs(a - b) <= np.finfo(np.float32).eps * bound).all()
+
+    jax.tree.map(check, got, wanted, before)
+
+
 @pytest.mark.parametrize("accepted", [True, False])
 @pytest.mark.parametrize("name", ["lamb", "adamw"])
-def test_an_update_in_pieces_has_the_bits_of_one_at_once(name, accepted):
+def test_an_update_in_pieces_is_one_at_once_but_for_rounding(name, accepted):
     """Two stages of three layers; gradients are clipped by value and by norm."""
     config = OptimConfig(name=name, clip_value=1.5, clip_norm=0.5)
     tx = optim.build_optimizer(
@@ -115,45 +138,50 @@ def test_an_update_in_pieces_has_the_bits_of_one_at_once(name, accepted):
     accept = jnp.asarray(accepted)
     wanted = at_once(accept, grads, state, params)
     got = in_pieces(accept, grads, type(state)(state | {"adam": moved}), params)
-    assert_same_bits(got, wanted)
+    assert_equal_but_for_rounding(got, wanted, (params, state))
+    if not accepted:
+        assert_same_bits(got, (params, state))
     assert kinds((got[1]["adam"].mu, got[1]["adam"].nu)) == {HOST_KIND}
     assert (int(got[1]["adam"].count) == 1) == accepted
 
 
-def test_runs_with_and_without_moments_on_the_host_resume_each_other(tmp_path):
+@pytest.mark.parametrize(
+    ("layout", "name"),
+    [(PIPELINED, "lamb"), (ONE_DEVICE, "adamw")],
+)
+def test_runs_with_and_without_moments_on_the_host_resume_each_other(
+    tmp_path, layout, name
+):
     """Stages of two chunks: a checkpoint has the layers in another order."""
     programs = {
-        memory: make_program(PIPELINED, MODEL, OptimConfig(state_memory=memory))
+        memory: make_program(
+            layout, MODEL, OptimConfig(name=name, state_memory=memory, warmup_steps=1)
+        )
         for memory in ("device", "host")
     }
-    host = programs["host"]
-    states = {memory: [program.init()] for memory, program in programs.items()}
-    for memory, program in programs.items():
-        state = program.init()
-        for step in range(2):
-            state, metrics = program.train_step(state, make_batch(program, step))
-            kept = jax.tree.map(jnp.copy, state)
-            states[memory].append(jax.device_put(kept, jax.tree.map(_of, state)))
-            assert int(metrics["skipped"]) == 0
-    for one, other in zip(states["device"], states["host"], strict=True):
-        assert_same_bits(other, one)
-        assert kinds(moments(one)) == {"device"}
-        assert kinds(moments(other)) == {HOST_KIND}
-        assert kinds(other.params) == {"device"}
-        assert host.is_finite(other)
     for memory, other in (("device", "host"), ("host", "device")):
+        program = programs[memory]
+        state, metrics = program.train_step(program.init(), make_batch(program, 0))
+        assert int(metrics["skipped"]) == 0
+        assert kinds(moments(state)) == {HOST_KIND if memory == "host" else "device"}
+        assert kinds(state.params) == {"device"}
+        assert program.is_finite(state)
+        before = program.to_saved(state)
         checkpoints = Checkpoints(tmp_path / memory, CkptConfig(keep=1))
-        saved = programs[memory].to_saved(states[memory][1])
-        checkpoints.save(1, lambda saved=saved: saved, {})
+        checkpoints.save(1, lambda before=before: before, {})
         assert checkpoints.wait()
-        found = checkpoints.restore(programs[other].abstract_saved)
+        before = jax.tree.map(np.asarray, before)
+        state, _ = program.train_step(state, make_batch(program, 1))
+        undisturbed = program.to_saved(state)
+        program = programs[other]
+        found = checkpoints.restore(program.abstract_saved)
         checkpoints.close()
         assert found is not None
-        program = programs[other]
         state = program.from_saved(found.state)
-        assert kinds(moments(state)) == kinds(moments(states[other][1]))
+        assert kinds(moments(state)) == {HOST_KIND if other == "host" else "device"}
+        assert_same_bits(program.to_saved(state), before)
         state, _ = program.train_step(state, make_batch(program, 1))
-        assert_same_bits(state, states[memory][2])
+        assert_equal_but_for_rounding(program.to_saved(state), undisturbed, before)
 
 
 def _of(x: Any) -> Any:
