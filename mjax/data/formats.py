@@ -143,22 +143,48 @@ def read_records(
 def _text_of(record: dict[str, Any], field: str, where: str) -> str:
     text = record
     for name in [field] if field in record else field.split("."):
+        if text is None:
+            break
         if not isinstance(text, dict) or name not in text:
             raise ValueError(
                 f"{where} has no field {field!r}, only {sorted(record)}; "
                 "set --data.text-field"
             )
         text = text[name]
+    if text is None:
+        raise ValueError(
+            f"{where}: field {field!r} is null; remove the record, or write a text "
+            'there: a document with the text "" is left out'
+        )
+    if isinstance(text, bytes):
+        raise ValueError(
+            f"{where}: field {field!r} is binary, not a string; cast the column to "
+            "string, or set --data.text-field to the field with the text"
+        )
     if not isinstance(text, str):
         raise ValueError(
             f"{where}: field {field!r} is a {type(text).__name__}, not a string; "
             "set --data.text-field to the field with the text"
         )
+    check_encodable(text, where)
+    return text
+
+
+def check_encodable(text: str, where: str) -> None:
+    """Refuse text that UTF-8 cannot encode; JSON can escape half a surrogate pair.
+
+    Raises:
+      ValueError: the text has such a character; the message begins with `where`.
+    """
     try:
         text.encode()
-    except UnicodeEncodeError as error:  # JSON can contain half of a surrogate pair
-        raise ValueError(f"{where} {_not_text(error.reason)}") from None
-    return text
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise ValueError(
+            f"{where}: the text has half a surrogate pair, \\u{code:04x}, after "
+            f"{text[max(0, error.start - 20) : error.start]!r}, which UTF-8 cannot "
+            "encode; write the whole pair, or \\ufffd in its place"
+        ) from None
 
 
 # -------------------------------------------------------------------------------- JSON
@@ -338,6 +364,7 @@ def _read_parquet(
         ) as file:
             columns = file.schema_arrow.names
             wanted = None if field is None else [_check_columns(path, columns, field)]
+            size, num_rows, num_read = size_of(path), file.metadata.num_rows, 0
             for batch in file.iter_batches(batch_size=64, columns=wanted):
                 rows = batch.column(0) if wanted else batch.to_struct_array()
                 for row in rows:
@@ -345,7 +372,8 @@ def _read_parquet(
                         found = row.as_py()
                         yield index, {wanted[0]: found} if wanted else found
                     index += 1
-        on_read(size_of(path))
+                on_read(size * index // num_rows - num_read)
+                num_read = size * index // num_rows
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise ValueError(
             f"{path} is not a readable parquet file (rows before {index} were read): "

@@ -11,6 +11,7 @@ tokens, are refused.
 """
 
 import dataclasses
+import logging
 import pathlib
 import struct
 from collections.abc import Callable, Iterator
@@ -29,7 +30,9 @@ _MAGIC = b"MMIDIDX\x00\x00"
 _VERSION = 1
 _HEADER = struct.Struct("<9sQBQQ")  # magic, version, type, sequences, documents + 1
 _DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 8: "<u2"}
+_WRAP = 1 << 32  # old writers summed pointers in 32 bits
 _FLOATS = {6: "float64", 7: "float32"}
+_log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -272,13 +275,22 @@ def _sequence_places(
         )
     places = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=places[1:])
-    is_off = pointers != places[:-1] * dtype.itemsize
+    difference = pointers - places[:-1] * dtype.itemsize
+    is_off = difference % _WRAP != 0
     if is_off.any():
         sequence = int(np.argmax(is_off))
         raise ValueError(
             f"{idx} places sequence {sequence} at byte {pointers[sequence]}, but the "
             f"sequences before it end at {places[sequence] * dtype.itemsize}; copy it "
             "again"
+        )
+    if (wrong := np.flatnonzero(difference)).size:
+        # The lengths alone determine the places; the size of the .bin file confirms it.
+        _log.warning(
+            "%s has the wrong places of %d sequences, from sequence %d on: a writer "
+            "with 32-bit pointers wrapped around at 2^32 bytes; they are computed from "
+            "the lengths of the sequences instead",
+            *(idx, wrong.size, wrong[0]),
         )
     return places
 

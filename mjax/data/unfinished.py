@@ -111,7 +111,10 @@ class Meter:
     def line(self, elapsed_s: float) -> str:
         """Return the line of progress after elapsed_s seconds of this process."""
         rate = (self._num_bytes - self._num_before) / elapsed_s
-        left_s = max(self._total_bytes - self._num_bytes, 0) / max(rate, 1e-9)
+        left = ""  # unknown until something is read
+        if rate > 0:
+            left_s = max(self._total_bytes - self._num_bytes, 0) / rate
+            left = f"{duration(left_s)} left"
         share = self._num_bytes / max(self._total_bytes, 1)
         parts = [
             f"{self._num_bytes / 1e9:.2f} of {self._total_bytes / 1e9:.2f} GB "
@@ -119,7 +122,7 @@ class Meter:
             f"{self._num_documents:,} documents" if self._num_documents else "",
             f"{rate / 1e6:.1f} MB/s",
             f"{self._num_tokens / elapsed_s:,.0f} tokens/s" if self._num_tokens else "",
-            f"{duration(left_s)} left",
+            left,
         ]
         return f"{self._work}: {', '.join(part for part in parts if part)}"
 

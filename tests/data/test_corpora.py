@@ -139,7 +139,7 @@ def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, monkeypatc
             '{"body": "a"}',
             r"d\.jsonl:2 has no field 'text', only \['body'\]; set --data",
         ),
-        ('{"text": null}', r"d\.jsonl:2: field 'text' is a NoneType, not a string"),
+        ('{"text": null}', r"d\.jsonl:2: field 'text' is null; remove the record, or"),
         ('["text"]', r"d\.jsonl:2 holds a list, not an object"),
         (
             '{"text": "a", "n": ' + "[" * 100_000 + "]" * 100_000 + "}",
@@ -149,7 +149,11 @@ def test_files_that_are_not_text_are_refused_with_the_place(tmp_path, monkeypatc
             '{"text": "a", "n": ' + "9" * 6000 + "}",
             r"d\.jsonl:2 cannot be read as JSON \(Exceeds the limit \(4300 digits\)",
         ),
-        (r'{"text": "\ud800"}', r"d\.jsonl:2 is not UTF-8 text"),
+        (
+            r'{"text": "an \ud800"}',
+            r"d\.jsonl:2: the text has half a surrogate pair, \\ud800, after 'an ', .*"
+            "write the whole pair",
+        ),
     ],
 )
 def test_a_bad_jsonl_line_is_named(tmp_path, line, message):
@@ -167,13 +171,16 @@ def test_bad_parquet_is_named(tmp_path):
         ValueError, match=r"bad\.parquet is not a readable parquet file"
     ):
         read(tmp_path / "bad.parquet")
-    table = pyarrow.table({"text": ["a", None]})
-    pyarrow.parquet.write_table(table, tmp_path / "null.parquet")
-    with pytest.raises(
-        ValueError, match=r"null\.parquet:1: field 'text' is a NoneType"
+    columns = {"text": ["a", None], "raw": [b"a", b"b"], "meta": [{"text": "a"}, None]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "null.parquet")
+    for field, message in (
+        ("text", r"null\.parquet:1: field 'text' is null; remove the record, or write"),
+        ("meta.text", r"null\.parquet:1: field 'meta\.text' is null; remove the"),
+        ("raw", r"null\.parquet:0: field 'raw' is binary, .*; cast the column to st"),
     ):
-        read(tmp_path / "null.parquet")
-    with pytest.raises(ValueError, match=r"has no column 'body', only \['text'\]"):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path / "null.parquet", text_field=field)
+    with pytest.raises(ValueError, match=r"has no column 'body', only \['meta'"):
         read(tmp_path / "null.parquet", text_field="body")
 
 

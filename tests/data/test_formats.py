@@ -129,3 +129,13 @@ def test_a_field_of_an_object_is_named_with_a_dot(tmp_path):
             texts(tmp_path / name, "meta.text")
     (tmp_path / "b.jsonl").write_text('{"meta.body": "a name with a dot"}')
     assert [*texts(tmp_path / "b.jsonl", "meta.body").values()] == ["a name with a dot"]
+
+
+def test_reading_parquet_reports_its_bytes_a_few_rows_at_a_time(tmp_path):
+    path, reads = tmp_path / "a.parquet", []
+    table = pyarrow.table({"text": [f"text {i}" for i in range(200)]})
+    pyarrow.parquet.write_table(table, path)
+    for _ in formats.read_texts(path, "parquet", "text", 0, reads.append):
+        pass
+    assert len(reads) == 4  # 64 rows each
+    assert sum(reads) == path.stat().st_size

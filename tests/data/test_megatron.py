@@ -117,6 +117,17 @@ def test_sequences_out_of_order_are_refused(tmp_path):
         open_indexed(path)
 
 
+def test_pointers_that_overflowed_32_bits_are_replaced_by_the_lengths(tmp_path, caplog):
+    path = _write(tmp_path, [[[1, 2]], [[3], [4, 5]]], "u2")
+    whole = [document.tolist() for document in open_indexed(path)]
+    assert not caplog.text
+    raw = bytearray(path.with_suffix(".idx").read_bytes())
+    raw[34 + 12 + 8 : 34 + 12 + 16] = struct.pack("<q", 4 - 2**32)  # second pointer
+    path.with_suffix(".idx").write_bytes(raw)
+    assert [document.tolist() for document in open_indexed(path)] == whole
+    assert "wrong places of 1 sequences, from sequence 1 on" in caplog.text
+
+
 def test_an_id_outside_the_vocabulary_names_its_document(tmp_path):
     path = _write(tmp_path, [[[1, 256]], [[3, 257]]])
     with pytest.raises(ValueError, match="id 257 in document 1, but the vocab"):

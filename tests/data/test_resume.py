@@ -328,3 +328,9 @@ def test_a_line_of_progress_counts_only_the_work_of_this_process():
         "tokenizing: 5.00 of 10.00 GB (50%), 5,000 documents, 10.0 MB/s, "
         "1,000,000 tokens/s, 8 min left"
     )
+
+
+def test_no_time_left_is_reported_before_anything_is_read():
+    meter = unfinished.Meter("reading", 663)
+    meter.add(0, documents=1)
+    assert meter.line(5.0) == ("reading: 0.00 of 0.00 GB (0%), 1 documents, 0.0 MB/s")
