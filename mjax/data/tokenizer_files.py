@@ -22,6 +22,7 @@ from mjax.data.tokenizers import (
     BytesTokenizer,
     Tokenizer,
     digest_of,
+    parse_spec,
 )
 
 
@@ -63,7 +64,10 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
         if path.with_name(other).is_file():
             contents[other] = _read(path.with_name(other))
     text = _text(contents[SPEC])
-    vocab = _vocab(text, path)
+    try:
+        _, vocab = parse_spec(text)
+    except ValueError as error:
+        raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
     config = _config(contents.get(CONFIG), path.with_name(CONFIG))
     found = _find_eos(vocab, eos, _named_eos(config), path)
     eos_id = None if found is None else vocab[found]
@@ -166,34 +170,6 @@ def _find_eos(
             )
         return wanted
     return next((name for name in EOS_NAMES if name in vocab), None)
-
-
-def _vocab(text: str, path: pathlib.Path) -> dict[str, int]:
-    """Return token -> id of a tokenizer.json, including added tokens."""
-    try:
-        spec = checked_json.read(text, dict[str, Any])
-        model = checked_json.check(spec.get("model"), dict[str, Any], "model")
-        added = checked_json.check(
-            spec.get("added_tokens", []), list[dict[str, Any]], "added_tokens"
-        )
-        tokens = model.get("vocab")
-        if isinstance(tokens, list):  # Unigram: list of (token, score) in order of ids
-            if not all(isinstance(entry, list) and entry for entry in tokens):
-                raise ValueError("model.vocab must have entries [token, score]")
-            tokens = {str(entry[0]): i for i, entry in enumerate(tokens)}
-        vocab = {
-            **checked_json.check(tokens, dict[str, int], "model.vocab"),
-            **{str(token["content"]): int(token["id"]) for token in added},
-        }
-    except KeyError as error:
-        raise ValueError(
-            f"{path} is not a tokenizer.json: an added token has no {error}"
-        ) from None
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
-    if not vocab:
-        raise ValueError(f"{path} is not a tokenizer.json: it has no tokens")
-    return vocab
 
 
 def _text(content: bytes) -> str:

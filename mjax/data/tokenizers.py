@@ -4,12 +4,16 @@ Every tokenizer has one token that ends a document, and a table of the bytes tha
 token encodes, so losses can be reported in bits per byte for any vocabulary.
 """
 
+import base64
+import binascii
 import difflib
+import functools
 import hashlib
 import json
+import logging
 import pathlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -25,6 +29,11 @@ END_OF_TEXT = "<|endoftext|>"
 EOS_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_end|>")
 """Usual names of the token that ends a document, most common first."""
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_DRAWS = ("dropout", "alpha", "nbest_size")
+"""Options of a model in a tokenizer.json that draw the tokens at random."""
+_SMALL_VOCAB = 1 << 16
+"""Ids below this may leave any gaps: tables of this size are small."""
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -147,7 +156,8 @@ class HuggingFaceTokenizer:
 
     The name of a special token in text is ordinary text, so text cannot end a document.
     Only `encode_special` and `encode_spans`, for text that a chat template rendered,
-    treat the name as the token. Only `encode_prompt` adds special tokens.
+    treat the name as the token. Only `encode_prompt` adds special tokens. Options of
+    the file that truncate, pad or draw tokens at random are off.
     """
 
     def __init__(
@@ -169,26 +179,28 @@ class HuggingFaceTokenizer:
           ValueError: the text is not a tokenizer.json, has no token that ends a
             document, or does not determine the bytes that its tokens encode.
         """
-        library = _import_library(origin, flag)
+        library, where = _import_library(origin, flag), f"{flag} {origin}"
         try:
-            self._tokenizer = library.Tokenizer.from_str(spec_json)
+            spec, in_file = parse_spec(spec_json)
+            pure_json = _without_options(spec_json, spec, where)
+            self._tokenizer = library.Tokenizer.from_str(pure_json)
         except Exception as error:  # the library raises no more precise type
-            raise ValueError(
-                f"{flag} {origin} is not a tokenizer.json: {error}"
-            ) from None
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
+            raise ValueError(f"{where} is not a tokenizer.json: {error}") from None
         self._tokenizer.encode_special_tokens = True
         # A second object, because encode_special_tokens applies to all threads.
-        self._with_special = library.Tokenizer.from_str(spec_json)
-        self._with_special.no_truncation()
-        self._with_special.no_padding()
+        self._with_special = library.Tokenizer.from_str(pure_json)
         vocab = self._tokenizer.get_vocab(with_added_tokens=True)
+        for token, index in in_file.items():
+            if vocab.get(token, index) != index:
+                raise ValueError(
+                    f"{where} gives {token!r} the id {index}, but the tokenizers "
+                    f"library, and so transformers, uses {vocab[token]}: added tokens "
+                    "get the ids after the vocabulary; give it that id in the file"
+                )
         # Ids may have gaps, so the number of tokens can be below the largest id.
         self.vocab_size = max(vocab.values()) + 1
         self.eos_id = vocab[_find_eos(vocab, eos_token, origin, flag)]
-        where = f"{flag} {origin}"
-        spelled = _spell_tokens(json.loads(spec_json), vocab, self.vocab_size, where)
+        spelled = _spell_tokens(spec, vocab, self.vocab_size, where)
         spelled[self.eos_id] = b""
         self.token_num_bytes = np.array([len(token) for token in spelled], np.int64)
         self._spelled = np.frombuffer(b"".join(spelled), np.uint8)
@@ -239,6 +251,83 @@ def digest_of(spec_json: str, eos_id: int) -> str:
       eos_id: the token that ends a document.
     """
     return hashlib.sha256(f"{spec_json}\0{eos_id}".encode()).hexdigest()
+
+
+def parse_spec(text: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """Parse a tokenizer.json without the library.
+
+    Args:
+      text: content of the file.
+    Returns:
+      The parsed file; token -> id, including added tokens.
+    Raises:
+      ValueError: the text has another format, its ids leave too large gaps, or a table
+        in it is damaged.
+    """
+    spec = checked_json.read(text, dict[str, Any])
+    model = checked_json.check(spec.get("model"), dict[str, Any], "model")
+    added = checked_json.check(
+        spec.get("added_tokens", []), list[dict[str, Any]], "added_tokens"
+    )
+    tokens = model.get("vocab")
+    if isinstance(tokens, list):  # Unigram: list of (token, score) in order of ids
+        if not all(isinstance(entry, list) and entry for entry in tokens):
+            raise ValueError("model.vocab must have entries [token, score]")
+        tokens = {str(entry[0]): i for i, entry in enumerate(tokens)}
+    vocab = {**checked_json.check(tokens, dict[str, int], "model.vocab")}
+    for token in added:
+        if "content" not in token or "id" not in token:
+            raise ValueError("each added token must have content and id")
+        place = f"the id of the added token {token['content']!r}"
+        vocab[str(token["content"])] = checked_json.check(token["id"], int, place)
+    if not vocab:
+        raise ValueError("it has no tokens")
+    most = max(_SMALL_VOCAB, 2 * len(vocab))
+    last = max(vocab, key=vocab.__getitem__)
+    if vocab[last] >= most:
+        raise ValueError(
+            f"its {len(vocab)} tokens must have ids below {most}, but {last!r} has "
+            f"{vocab[last]}; every unused id would take a row of the embedding"
+        )
+    for part in _parts(spec.get("normalizer")):
+        if part["type"] == "Precompiled":
+            _check_charsmap(part.get("precompiled_charsmap"))
+    return spec, vocab
+
+
+def _check_charsmap(encoded: Any) -> None:
+    """Refuse a damaged table of characters; the library would abort on it.
+
+    The table is the number of bytes of a trie (4 bytes, little-endian), the trie, and
+    the replacements.
+    """
+    try:
+        table = base64.b64decode(checked_json.check(encoded, str), validate=True)
+    except (ValueError, binascii.Error):
+        table = b""
+    num_bytes = int.from_bytes(table[:4], "little")
+    if len(table) < 4 or num_bytes > len(table) - 4:
+        raise ValueError(
+            f"precompiled_charsmap of its normalizer has {len(table)} bytes, too few "
+            f"for a trie of {num_bytes}; copy the file again"
+        )
+
+
+def _without_options(text: str, spec: dict[str, Any], where: str) -> str:
+    """Return a tokenizer.json whose ids depend on the text alone."""
+    off: dict[str, Any] = {k: None for k in ("truncation", "padding") if spec.get(k)}
+    drawn = {key: spec["model"][key] for key in _DRAWS if spec["model"].get(key)}
+    if drawn:
+        _warn_of_draws(where, ", ".join(f"{k} {v}" for k, v in drawn.items()))
+        off["model"] = spec["model"] | dict.fromkeys(drawn)
+    return json.dumps(spec | off) if off else text
+
+
+@functools.cache  # once, however often a run opens the tokenizer
+def _warn_of_draws(where: str, options: str) -> None:
+    _log.warning(
+        "%s: %s of its model is off: a text has one tokenization", where, options
+    )
 
 
 def load_tokenizer(
@@ -367,7 +456,7 @@ def _spell_tokens(
     spec: dict[str, Any], vocab: dict[str, int], vocab_size: int, where: str
 ) -> list[bytes]:
     """Return the bytes that each token encodes, derived from the decoder."""
-    decoders = _type_names(spec.get("decoder"))
+    decoders = {part["type"] for part in _parts(spec.get("decoder"))}
     added = {
         token["content"]: token["special"] for token in spec.get("added_tokens", [])
     }
@@ -396,11 +485,10 @@ def _spell_sentencepiece(token: str) -> bytes:
     return token.replace("\u2581", " ").encode()  # U+2581 represents a space
 
 
-def _type_names(node: Any) -> set[str]:
-    """Return all values of "type" in a part of a tokenizer.json, at any depth."""
-    if isinstance(node, list):
-        return {name for child in node for name in _type_names(child)}
-    if isinstance(node, dict):
-        own = {node["type"]} if isinstance(node.get("type"), str) else set()
-        return own | _type_names(list(node.values()))
-    return set()
+def _parts(node: Any) -> Iterator[dict[str, Any]]:
+    """Yield the objects with a "type" in a part of a tokenizer.json, at any depth."""
+    if isinstance(node, dict) and isinstance(node.get("type"), str):
+        yield node
+    if isinstance(node, dict | list):
+        for child in node.values() if isinstance(node, dict) else node:
+            yield from _parts(child)

@@ -148,7 +148,7 @@ def test_without_an_end_there_is_no_digest_and_any_token_may_be_named(tmp_path):
         ('{"model": {"vocab": {"a": "b"}}}', "model.vocab.a must be a whole number"),
         (
             '{"model": {"vocab": [["a", 0.0]]}, "added_tokens": [{}]}',
-            "token has no 'content'",
+            "each added token must have content and id",
         ),
         ('{"model": {"vocab": [["a", 0.0], []]}}', r"entries \[token, score\]"),
         ("\ud800", "cannot be read"),

@@ -1,3 +1,4 @@
+import base64
 import json
 import sys
 
@@ -8,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjax.data.names import trained_vocab_size
+from mjax.data.tokenizer_files import read_files
 from mjax.data.tokenizers import (
     END_OF_TEXT,
     BytesTokenizer,
@@ -73,6 +75,72 @@ def test_ids_beyond_the_number_of_tokens_fit_the_vocabulary():
     assert len(spec["model"]["vocab"]) < 900
     assert SENTENCEPIECE.vocab_size == 901
     assert 900 in SENTENCEPIECE.encode(" a")
+
+
+@pytest.mark.parametrize("of_model", [{}, {"dropout": 0.5, "alpha": 0.1}])
+def test_options_that_cut_pad_or_draw_tokens_are_off(of_model, caplog):
+    spec = json.loads(BPE_JSON)
+    spec["model"] |= of_model
+    cut = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst"}
+    spec["truncation"] = cut | {"stride": 0}
+    spec["padding"] = {"strategy": {"Fixed": 99}, "direction": "Left", "pad_id": 0}
+    spec["padding"] |= {"pad_to_multiple_of": None, "pad_type_id": 0, "pad_token": "!"}
+    tokenizer = HuggingFaceTokenizer(json.dumps(spec), origin=f"file {of_model}")
+    for _ in range(10):
+        for name in ("encode", "encode_special", "encode_prompt"):
+            ids = getattr(tokenizer, name)(TEXT)
+            np.testing.assert_array_equal(ids, getattr(BPE, name)(TEXT))
+    assert ("dropout 0.5, alpha 0.1 of its model is off" in caplog.text) == bool(
+        of_model
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (
+            "vocab",
+            10**9,
+            r"291 tokens must have ids below 65536, but 'zz' has 10000000",
+        ),
+        (
+            "added",
+            70_000,
+            r"292 tokens must have ids below 65536, but '<far>' has 70000",
+        ),
+        ("added", "5", "id of the added token '<far>' must be a whole number, got '5'"),
+        ("charsmap", b"", "normalizer has 0 bytes, too few for a trie of 0"),
+        (
+            "charsmap",
+            b"\xff\xff\xff\xffabc",
+            "has 7 bytes, too few for a trie of 429496",
+        ),
+        ("charsmap", None, "too few for a trie"),
+    ],
+)
+def test_numbers_that_would_take_gigabytes_are_refused(tmp_path, path, value, says):
+    spec = json.loads(BPE_JSON)
+    spec["model"]["vocab"]["zz"] = value if path == "vocab" else 290
+    if path == "added":
+        spec["added_tokens"].append({"id": value, "content": "<far>", "special": True})
+    if path == "charsmap":
+        encoded = None if value is None else base64.b64encode(value).decode()
+        table = {"type": "Precompiled", "precompiled_charsmap": encoded}
+        spec["normalizer"] = {"type": "Sequence", "normalizers": [table]}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps(spec))
+    for read in (load_tokenizer, read_files):
+        with pytest.raises(ValueError, match=f"is not a tokenizer.json: .*{says}"):
+            read(str(file))
+
+
+@pytest.mark.parametrize(("index", "name"), [(1000, "<far>"), (5, END_OF_TEXT)])
+def test_an_added_token_whose_id_the_library_changes_is_refused(index, name):
+    spec = json.loads(BPE_JSON)
+    token = spec["added_tokens"][0] | {"id": index, "content": name}
+    spec["added_tokens"].append(token)
+    with pytest.raises(ValueError, match=rf"gives '.*' the id {index}, but .* uses "):
+        HuggingFaceTokenizer(json.dumps(spec), origin="test")
 
 
 def test_training_is_deterministic_and_gives_the_size_asked_for():
