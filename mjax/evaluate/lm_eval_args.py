@@ -1,11 +1,13 @@
 """Check `--model_args` of lm-eval. Imports neither JAX nor lm-eval.
 
 Input: names and values parsed by lm-eval, and the options of a generation. Output:
-`Args` and `Sampling`s.
+`Args`, `Sampling`s and their seeds.
 """
 
+import collections
 import dataclasses
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from mjax import checked_json, flags
@@ -39,6 +41,8 @@ class Args:
     folder."""
     max_gen_toks: int = 256
     """Maximum tokens of an answer if the task gives no number; lm-eval's default."""
+    seed: int = 0
+    """Base seed of sampled answers, see `seeds_of`."""
     tp: int = 1
     """Tensor-parallel size."""
     dp: int = -1
@@ -111,13 +115,17 @@ def _batch_size(value: Any) -> int | None:
     )
 
 
-def read_sampling(options: Mapping[str, Any], *, max_tokens: int) -> Sampling:
+def read_sampling(
+    options: Mapping[str, Any], *, max_tokens: int
+) -> tuple[Sampling, list[str]]:
     """Translate the generation options of a task.
 
     Args:
-      options: until, do_sample, temperature, top_k, top_p, seed, and the number of
-        tokens under any of lm-eval's names.
+      options: until, do_sample, temperature, top_k, top_p, seed, the number of tokens
+        under any of lm-eval's names, and options of `_NEUTRAL` without an effect.
       max_tokens: number of tokens if the task gives none.
+    Returns:
+      the sampling, and a message for each option that it does not follow literally.
     Raises:
       BadArgsError: an option is unknown or out of range.
     """
@@ -126,26 +134,85 @@ def read_sampling(options: Mapping[str, Any], *, max_tokens: int) -> Sampling:
     stop = [until] if isinstance(until, str) else list(until)
     for name in _MAX_TOKENS:
         max_tokens = left.pop(name, max_tokens)
-    temperature = float(left.pop("temperature", 0.0))
-    samples = left.pop("do_sample", temperature > 0)
     try:
-        sampling = Sampling(
-            max_tokens=int(max_tokens),
-            temperature=temperature if samples else 0.0,
-            top_k=left.pop("top_k", None),
-            top_p=left.pop("top_p", 1.0),
-            seed=left.pop("seed", 0),
-            stop=tuple(text for text in stop if text),
-        )
+        temperature, notes = _temperature(left)
+        given = {
+            "max_tokens": max_tokens,
+            "top_k": left.pop("top_k", None),
+            "top_p": left.pop("top_p", 1.0),
+            "seed": left.pop("seed", 0),
+        }
+        given |= {"temperature": temperature, "stop": [text for text in stop if text]}
+        sampling = checked_json.check(given, Sampling, "options")
     except ValueError as error:
         raise BadArgsError(f"generation options of the task: {error}") from None
-    if left:
+    if temperature == 0 and (sampling.top_k is not None or sampling.top_p < 1):
+        notes.append("top_k and top_p have no effect on greedy answers")
+    unknown = [n for n, v in left.items() if n not in _NEUTRAL or v != _NEUTRAL[n]]
+    if unknown:
+        values = ", ".join(f"{name} {left[name]}" for name in unknown)
         raise BadArgsError(
-            f"generation options of the task: --model mjax has no {', '.join(left)}; "
-            "it has until, do_sample, temperature, top_k, top_p, seed and max_gen_toks"
+            f"generation options of the task: --model mjax has no {values}; it has "
+            "until, do_sample, temperature, top_k, top_p, seed and max_gen_toks"
         )
-    return sampling
+    return sampling, notes
+
+
+def _temperature(left: dict[str, Any]) -> tuple[float, list[str]]:
+    """Take do_sample and temperature out of options; return the temperature, and a
+    message if the two disagree.
+
+    Source: lm-eval 0.4.13, `normalize_gen_kwargs`. Differs: with do_sample and no
+    temperature, lm-eval sets 0, which transformers refuses.
+    """
+    temperature = checked_json.check(
+        left.pop("temperature", None), float | None, "temperature"
+    )
+    samples = checked_json.check(left.pop("do_sample", None), bool | None, "do_sample")
+    if samples and temperature is None:
+        return 1.0, ["do_sample without a temperature samples at temperature 1"]
+    if samples and temperature == 0:
+        return 0.0, ["do_sample with temperature 0 gives the greedy answer"]
+    if samples is False and temperature:
+        return 0.0, [
+            f"temperature {temperature:g} has no effect on do_sample: false, which "
+            "gives the greedy answer"
+        ]
+    return temperature or 0.0, []
+
+
+def seeds_of(
+    requests: Iterable[tuple[str, Mapping[str, Any]]], base: int
+) -> Iterator[int]:
+    """Yield a seed for each request: another for each text, and for each copy of it.
+
+    A seed depends on nothing else, so an answer does not change with the tasks and
+    documents that are asked beside it.
+
+    Args:
+      requests: text and generation options of each request; `repeats` of a task gives
+        equal ones.
+      base: base seed.
+    """
+    copies: collections.Counter[str] = collections.Counter()
+    for context, options in requests:
+        key = f"{sorted(options.items())}\0{context}"
+        words = f"{base}\0{copies[key]}\0{key}"
+        copies[key] += 1
+        yield int.from_bytes(hashlib.sha256(words.encode()).digest()[:4], "big")
 
 
 _MAX_TOKENS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_gen_toks")
 """lm-eval's names for the number of tokens; the last one that is given counts."""
+_NEUTRAL: Mapping[str, float] = {
+    "frequency_penalty": 0,
+    "min_p": 0,
+    "no_repeat_ngram_size": 0,
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "presence_penalty": 0,
+    "repetition_penalty": 1,
+    "typical_p": 1,
+}
+"""Options without an equivalent here, with the values at which they do not change an
+answer (transformers' and vLLM's defaults)."""

@@ -9,6 +9,7 @@ Source: lm-eval 0.4.13, `lm_eval/models/huggingface.py` and `lm_eval/api/model.p
 """
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,13 @@ from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports
 from mjax.data import chat_template
 from mjax.data.samples import NO_TARGET
 from mjax.evaluate import loss
-from mjax.evaluate.lm_eval_args import Args, BadArgsError, read_args, read_sampling
+from mjax.evaluate.lm_eval_args import (
+    Args,
+    BadArgsError,
+    read_args,
+    read_sampling,
+    seeds_of,
+)
 from mjax.evaluate.opening import length_of, open_on_mesh, run_of
 from mjax.evaluate.scoring import Scorer
 from mjax.evaluate.windows import Window
@@ -36,6 +43,7 @@ measured."""
 Tokens = list[int]
 Scored = tuple[float, bool]
 """Log-likelihood in nats, and whether every token is the likeliest."""
+_log = logging.getLogger(__name__)
 
 
 class MjaxLM(TemplateLM):
@@ -76,6 +84,7 @@ class MjaxLM(TemplateLM):
         except ValueError as error:
             raise BadArgsError(str(error)) from error
         self._engine: Engine | None = None
+        self._logged: set[str] = set()
 
     # ------------------------------------------------------------------------- tokens
 
@@ -165,15 +174,23 @@ class MjaxLM(TemplateLM):
         if self._engine is None:
             slots = self._args.batch_size or _SLOTS
             self._engine = Engine(self._opened, slots=slots, max_len=self.max_length)
-        asked = [self._request(*request.args) for request in requests]
+        seeds = seeds_of((request.args for request in requests), self._args.seed)
+        asked = [
+            self._request(*request.args, seed)
+            for request, seed in zip(requests, seeds, strict=True)
+        ]
         answers = answer_all(self._engine, asked)
         texts = [answer.text for answer in answers]
         for request, text in zip(requests, texts, strict=True):
             self.cache_hook.add_partial("generate_until", request.args, text)
         return texts
 
-    def _request(self, context: str, options: Mapping[str, Any]) -> Request:
-        sampling = read_sampling(options, max_tokens=self._args.max_gen_toks)
+    def _request(self, context: str, options: Mapping[str, Any], seed: int) -> Request:
+        sampling, notes = read_sampling(options, max_tokens=self._args.max_gen_toks)
+        for note in notes:
+            if note not in self._logged:
+                _log.warning("generation options of the task: %s", note)
+            self._logged.add(note)
         room = self.max_length - sampling.max_tokens
         if room < 1:
             raise BadArgsError(
@@ -182,7 +199,9 @@ class MjaxLM(TemplateLM):
                 "--gen_kwargs max_gen_toks=N or max_gen_toks=N in --model_args"
             )
         prompt = self.tok_encode(context)[-room:] or [self.prefix_token_id]
-        return Request(prompt=tuple(prompt), sampling=sampling)
+        return Request(
+            prompt=tuple(prompt), sampling=dataclasses.replace(sampling, seed=seed)
+        )
 
     # ----------------------------------------------------------------- chats and facts
 
@@ -232,6 +251,7 @@ class MjaxLM(TemplateLM):
             "max_length": self.max_length,
             "tokenizer_digest": self._opened.tokenizer.digest,
             "start_ids": list(self._opened.start_ids),
+            "seed": self._args.seed,
         }
 
 

@@ -4,7 +4,7 @@ import dataclasses
 from typing import Annotated, Literal
 
 from mjax import flags
-from mjax.generate.requests import Sampling
+from mjax.generate.requests import NUM_SEEDS, Sampling
 
 DEFAULT_TOKENS = 128
 OTHER_NAMES = {
@@ -86,7 +86,7 @@ class GenerateFlags:
     stop: tuple[str, ...] = ()
     """Texts that end the answer; the text that ends it is not printed."""
     seed: int = 0
-    """Seed of the draws; prompt i has seed + i."""
+    """Seed of the draws; prompt i has seed + i, modulo 2^32."""
     step: int | None = None
     """Step of the checkpoint; None: the newest."""
     tokenizer: str | None = None
@@ -152,7 +152,7 @@ class GenerateFlags:
                 temperature=self.temperature,
                 top_k=self.top_k,
                 top_p=self.top_p,
-                seed=self.seed + index,
+                seed=(self.seed + index) % NUM_SEEDS if index else self.seed,
                 stop=self.stop,
             )
         except ValueError as error:

@@ -12,6 +12,8 @@ MAX_LOGPROBS = 20
 """Maximum number of alternatives per token, as in OpenAI's chat API
 (platform.openai.com/docs/api-reference/chat, top_logprobs)."""
 
+NUM_SEEDS = 1 << 32
+
 Finished = Literal["stop", "length", "cancelled"]
 """Why an answer ended: an end token or stop text, max_tokens, or the caller."""
 
@@ -59,8 +61,8 @@ class Sampling:
                 f"top_p must be above 0 and at most 1, got {self.top_p}; 1 draws from "
                 "all tokens"
             )
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed must be from 0 to {2**32 - 1}, got {self.seed}")
+        if not 0 <= self.seed < NUM_SEEDS:
+            raise ValueError(f"seed must be from 0 to {NUM_SEEDS - 1}, got {self.seed}")
         if "" in self.stop:
             raise ValueError("a stop text must not be empty; leave it out")
         if self.logprobs is not None and not 0 <= self.logprobs <= MAX_LOGPROBS:

@@ -31,7 +31,9 @@ PEER = os.environ.get("MJAX_HF_PYTHON", str(ROOT / ".venv-hf" / "bin" / "python"
 QUESTIONS = ["the quick brown", "then", "a fox, the", "fox"]
 CHOICES = [" fox", " them thesis", " x"]
 TEXTS = ["the quick brown fox\n", "then " * 40, "x"]
-STOP, NEW_TOKENS = "e", 12
+STOP, NEW_TOKENS, COPIES = "e", 12, 8
+MEASURED = ("choose", "whole", "continue")
+"""Tasks whose results are compared with those of transformers."""
 TASKS = {
     "choose": """
 task: choose
@@ -57,11 +59,24 @@ doc_to_target: "x"
 generation_kwargs: {{until: ["{STOP}"], max_gen_toks: {NEW_TOKENS}, do_sample: false}}
 metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
 """,
+    "vote": f"""
+task: vote
+output_type: generate_until
+doc_to_text: "{{{{question}}}}"
+doc_to_target: "x"
+repeats: {COPIES}
+generation_kwargs: {{until: [], max_gen_toks: {NEW_TOKENS}, do_sample: true}}
+filter_list:
+  - name: majority
+    filter: [{{function: majority_vote}}, {{function: take_first}}]
+metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
+""",
 }
 ROWS = {
     "choose": [{"question": q, "choices": CHOICES} for q in QUESTIONS],
     "whole": [{"text": text} for text in TEXTS],
     "continue": [{"question": q} for q in QUESTIONS],
+    "vote": [{"question": q} for q in QUESTIONS[:2]],
 }
 
 
@@ -139,7 +154,7 @@ def results(
     tasks: Path,
     model_args: str,
     *words: str,
-    names: Sequence[str] = tuple(TASKS),
+    names: Sequence[str] = MEASURED,
 ) -> dict[str, Any]:
     """Run the tasks; return the answers of the model to each, in their order."""
     done = lm_eval(
@@ -155,8 +170,10 @@ def results(
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         rows.sort(key=lambda row: row["doc_id"])
         found[name] = [resp[0] for row in rows for resp in row["resps"]]
+        found[f"{name} copies"] = [copies for row in rows for copies in row["resps"]]
         found[f"{name} arguments"] = [row["arguments"] for row in rows]
     (path,) = (tmp_path / "out").rglob("results_*.json")
+    found["log"] = done.stderr
     found["config"] = json.loads(path.read_text())["config"]
     return found
 
@@ -251,6 +268,19 @@ def test_a_text_longer_than_the_model_is_scored_in_windows(plain) -> None:
     """200 bytes with a model that takes 64: all are scored, about as well as others."""
     long, short = float(plain["whole"][1]), float(plain["whole"][0])
     assert 0.5 < (long / len(TEXTS[1])) / (short / len(TEXTS[0])) < 2
+
+
+def test_each_copy_of_a_request_is_another_sample(models, tasks, tmp_path) -> None:
+    args = f"model={models / 'bos'}"
+    folders = [tmp_path / name for name in ("first", "again")]
+    for folder in folders:
+        folder.mkdir()
+    first, again = (results(f, tasks, args, names=["vote"]) for f in folders)
+    copies = first["vote copies"]
+    assert [len({*answers}) for answers in copies] == [COPIES, COPIES]
+    assert again["vote copies"] == copies
+    said = "do_sample without a temperature samples at temperature 1"
+    assert first["log"].count(said) == 1
 
 
 def test_a_chat_template_makes_the_texts(models, tasks, tmp_path) -> None:

@@ -6,7 +6,13 @@ from typing import Any
 import pytest
 
 from mjax.evaluate import tasks
-from mjax.evaluate.lm_eval_args import Args, BadArgsError, read_args, read_sampling
+from mjax.evaluate.lm_eval_args import (
+    Args,
+    BadArgsError,
+    read_args,
+    read_sampling,
+    seeds_of,
+)
 from mjax.generate.requests import Sampling
 
 OWN = {"batch_size": 1, "max_batch_size": None, "device": "cuda:0"}
@@ -53,21 +59,63 @@ def test_bad_words_are_refused(words: dict[str, Any], says: str):
         ({"until": ["a", "", "b"]}, {"stop": ("a", "b")}),
         ({"max_new_tokens": 5, "max_gen_toks": 4}, {"max_tokens": 4}),
         ({"temperature": 0.5}, {"temperature": 0.5}),
-        ({"temperature": 0.5, "do_sample": False}, {"temperature": 0.0}),
+        ({"do_sample": False, "temperature": 0}, {"temperature": 0.0}),
         ({"do_sample": True, "temperature": 1, "top_p": 0.9}, {"top_p": 0.9}),
+        ({"num_beams": 1, "min_p": 0.0, "repetition_penalty": 1.0}, {"temperature": 0}),
     ],
     ids=str,
 )
 def test_options_of_tasks_become_samplings(options: dict[str, Any], means):
-    sampling = read_sampling(options, max_tokens=9)
+    sampling, notes = read_sampling(options, max_tokens=9)
     assert isinstance(sampling, Sampling)
     assert {name: getattr(sampling, name) for name in means} == means
+    assert notes == []
+
+
+@pytest.mark.parametrize(
+    ("options", "temperature", "says"),
+    [
+        ({"do_sample": True}, 1.0, "without a temperature samples at temperature 1"),
+        ({"do_sample": True, "temperature": 0.0}, 0.0, "gives the greedy answer"),
+        (
+            {"do_sample": False, "temperature": 0.7},
+            0.0,
+            "temperature 0.7 has no effect",
+        ),
+        ({"top_p": 0.95}, 0.0, "top_k and top_p have no effect on greedy answers"),
+        ({"do_sample": False, "top_k": 4}, 0.0, "have no effect on greedy answers"),
+    ],
+    ids=str,
+)
+def test_options_that_are_not_followed_literally_are_reported(
+    options: dict[str, Any], temperature: float, says: str
+):
+    sampling, notes = read_sampling(options, max_tokens=9)
+    assert sampling.temperature == temperature
+    assert len(notes) == 1
+    assert says in notes[0]
+
+
+def test_every_text_and_every_copy_of_it_has_its_own_seed():
+    options = {"do_sample": True, "until": ["."]}
+    asked = [("a", options)] * 8 + [("b", options), ("b", options | {"top_k": 3})]
+    seeds = [*seeds_of(asked, 0)]
+    assert len({*seeds}) == len(asked)
+    assert [*seeds_of(asked, 0)] == seeds
+    assert not {*seeds_of(asked, 1)} & {*seeds}
+    # Neither the order of the texts nor other texts change a seed.
+    assert [*seeds_of([*asked[8:], *asked[:8]], 0)] == [*seeds[8:], *seeds[:8]]
+    assert [*seeds_of(asked[8:9], 0)] == seeds[8:9]
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"num_beams": 4}, "has no num_beams; it has until"),
+        ({"num_beams": 4}, "has no num_beams 4; it has until"),
+        ({"min_p": 0.1, "typical_p": 1}, "has no min_p 0.1; it has until"),
+        ({"do_sample": "yes"}, "do_sample must be true or false or null, got 'yes'"),
+        ({"temperature": "warm"}, "temperature must be a number or null, got 'warm'"),
+        ({"top_k": "50"}, "top_k must be a whole number or null, got '50'"),
         ({"do_sample": True, "temperature": 1, "top_p": 0.0}, "top_p must be above 0"),
         ({"max_gen_toks": 0}, "max_tokens must be at least 1, got 0"),
     ],

@@ -56,6 +56,11 @@ def test_several_prompts_have_the_answers_of_each_alone(run, capsys, tmp_path):
         assert alone == answer
 
 
+def test_seeds_of_several_prompts_continue_at_0(run, capsys):
+    words = [run, "--tokens", "2", "--seed", str(2**32 - 1), "--prompt", "a", "a"]
+    assert [a["seed"] for a in answers(capsys, *words)] == [2**32 - 1, 0]
+
+
 def test_an_empty_prompt_begins_a_document(run, capsys):
     (answer,) = answers(capsys, run, "--prompt", "", "--tokens", "3")
     assert answer["prompt_tokens"] == [256]

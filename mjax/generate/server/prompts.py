@@ -12,7 +12,7 @@ import numpy as np
 
 from mjax.data.tokenizers import Tokenizer
 from mjax.generate.chat import ChatEncoder
-from mjax.generate.requests import Request, Sampling
+from mjax.generate.requests import NUM_SEEDS, Request, Sampling
 from mjax.generate.server import fields
 from mjax.generate.server.errors import ApiError, malformed
 from mjax.generate.server.limits import Limits
@@ -21,8 +21,6 @@ from mjax.generate.stops import check_stops
 
 _DEFAULT_TOKENS = 16
 """Tokens of a completion without max_tokens; OpenAI's default."""
-_SEEDS = 1 << 32
-"""Number of engine seeds; a client's seed is taken modulo this."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,8 +93,10 @@ def completion_job(asked: Completion, served: Served) -> Job:
     return Job(
         requests=tuple(
             request
-            for ids in encoded
-            for request in _requests(ids, asked.options, served, _DEFAULT_TOKENS)
+            for index, ids in enumerate(encoded)
+            for request in _requests(
+                ids, asked.options, served, _DEFAULT_TOKENS, index=index
+            )
         ),
         echoes=tuple(echoes),
         num_prompt_tokens=sum(map(len, encoded)),
@@ -166,9 +166,14 @@ def _decode(ids: Sequence[int], served: Served) -> str:
 
 
 def _requests(
-    ids: tuple[int, ...], options: Options, served: Served, default_tokens: int
+    ids: tuple[int, ...],
+    options: Options,
+    served: Served,
+    default_tokens: int,
+    *,
+    index: int = 0,
 ) -> tuple[Request, ...]:
-    """Return the requests of one prompt; choice i uses seed + i."""
+    """Return the requests of a prompt; choice i of all prompts uses seed + i."""
     if not ids:
         raise malformed(
             "the prompt must have at least one token, got none; write some text",
@@ -178,7 +183,8 @@ def _requests(
         check_stops(served.tokenizer, options.stop)
     except ValueError as error:
         raise malformed(f"stop: {error}", "stop") from None
-    seed = secrets.randbelow(_SEEDS) if options.seed is None else options.seed
+    seed = secrets.randbelow(NUM_SEEDS) if options.seed is None else options.seed
+    first = seed + index * options.num_choices
     max_tokens = _num_tokens(len(ids), options, served, default_tokens)
     return tuple(
         Request(
@@ -188,7 +194,7 @@ def _requests(
                 temperature=options.temperature,
                 top_k=options.top_k,
                 top_p=options.top_p,
-                seed=(seed + choice) % _SEEDS,
+                seed=(first + choice) % NUM_SEEDS,
                 stop=options.stop,
                 logprobs=options.num_alternatives,
             ),

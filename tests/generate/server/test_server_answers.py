@@ -84,11 +84,16 @@ def test_choices_are_in_the_order_of_prompts_and_differ_by_seed(server):
     assert [(c["index"], c["text"]) for c in found["choices"]] == [
         (0, expected("ab", 5, 8)),
         (1, expected("ab", 6, 8)),
-        (2, expected("c", 5, 8)),
-        (3, expected("c", 6, 8)),
+        (2, expected("c", 7, 8)),
+        (3, expected("c", 8, 8)),
     ]
     assert found["usage"]["prompt_tokens"] == 3
     assert found["usage"]["completion_tokens"] == 32
+
+
+def test_equal_prompts_of_a_request_have_different_answers(server):
+    found = server.complete(prompt=["ab"] * 4, n=2, seed=5, max_tokens=8).json
+    assert len({choice["text"] for choice in found["choices"]}) == 8
 
 
 def test_without_a_seed_two_answers_differ(server):
@@ -112,7 +117,7 @@ def test_a_stop_text_ends_the_answer_and_is_not_part_of_it(server):
 def test_echo_puts_the_prompt_in_front(server):
     found = server.complete(prompt=["ab", [99]], echo=True, seed=5, max_tokens=4).json
     texts = [choice["text"] for choice in found["choices"]]
-    assert texts == ["ab" + expected("ab", 5, 4), "c" + expected("c", 5, 4)]
+    assert texts == ["ab" + expected("ab", 5, 4), "c" + expected("c", 6, 4)]
     streamed = server.complete(
         prompt=["ab", [99]], echo=True, seed=5, max_tokens=4, stream=True
     )
