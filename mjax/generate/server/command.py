@@ -129,6 +129,7 @@ def _serve(given: ServeFlags) -> int:
             max_len=engine.max_len,
             num_slots=engine.num_slots,
             limits=given,
+            encode_text=opened.prompt_ids,
             encode_chat=encode_chat,
         )
         say = _Announcer(served.name)

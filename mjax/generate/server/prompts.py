@@ -6,7 +6,7 @@ or an ApiError that names the field, its value and the limit.
 
 import dataclasses
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class Served:
     num_slots: int
     """Answers generated concurrently."""
     limits: Limits
+    encode_text: Callable[[str], Sequence[int]]
+    """Converts a text to the token ids of its prompt; see `Opened.prompt_ids`."""
     encode_chat: ChatEncoder | None
     """Converts messages to token ids with the model's template; raises ValueError.
     None: the model has no template."""
@@ -149,7 +151,7 @@ def _check_room(num_prompts: int, options: Options, served: Served) -> None:
 
 def _encode(prompt: Prompt, served: Served) -> tuple[int, ...]:
     if isinstance(prompt, str):
-        return tuple(served.tokenizer.encode(prompt).tolist())
+        return tuple(served.encode_text(prompt))
     largest = max(prompt, default=0)
     if largest >= served.vocab_size:
         shown = largest if largest < 1 << 63 else "a number of more than 63 bits"

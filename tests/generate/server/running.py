@@ -39,6 +39,7 @@ def served(engine: FakeEngine, limits: Limits, **changes: Any) -> Served:
         "max_len": engine.max_len,
         "num_slots": engine.slots,
         "limits": limits,
+        "encode_text": str.encode,
         "encode_chat": encode_chat,
     }
     return Served(**(fields | changes))

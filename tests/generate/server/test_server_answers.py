@@ -101,6 +101,20 @@ def test_without_a_seed_two_answers_differ(server):
     assert len(texts) == 3
 
 
+def test_a_text_begins_with_the_start_tokens_of_the_model():
+    with running(encode_text=lambda text: [256, *text.encode()]) as server:
+        found = server.complete(prompt=["ab", ""], echo=True, seed=5, max_tokens=4).json
+    texts = [
+        before + whole_text(Request(prompt=prompt, sampling=sampling))
+        for before, prompt, sampling in (
+            ("ab", (256, *b"ab"), Sampling(max_tokens=4, seed=5)),
+            ("", (256,), Sampling(max_tokens=4, seed=6)),
+        )
+    ]
+    assert [choice["text"] for choice in found["choices"]] == texts
+    assert found["usage"]["prompt_tokens"] == 4
+
+
 def test_seeds_of_64_bits_are_accepted(server):
     text = server.complete(seed=-1).json["choices"][0]["text"]
     assert text == expected("ab", 2**32 - 1, 16)
