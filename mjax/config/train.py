@@ -239,13 +239,25 @@ def to_json(config: TrainConfig) -> str:
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
+_OF_OLD_RUNS = {"data.version": 1}
+"""Fields of which a run that does not record them has another value than a new run."""
+
+
 def from_json(text: str) -> TrainConfig:
-    """Read the text of `to_json`; absent fields have their defaults.
+    """Read the text of `to_json`; absent fields have the values of old runs.
 
     Raises:
       ValueError: the text is not JSON, a field does not exist, or a value is refused.
     """
-    return _from_dict(TrainConfig, checked_json.read(text, Any), "")
+    values = checked_json.read(text, Any)
+    config = _from_dict(TrainConfig, values, "")
+    recorded = flattened(values)
+    for name, value in _OF_OLD_RUNS.items():
+        if name not in recorded:
+            group, field = name.split(".")
+            part = dataclasses.replace(getattr(config, group), **{field: value})
+            config = dataclasses.replace(config, **{group: part})
+    return config
 
 
 def _from_dict[Config](cls: type[Config], values: Any, prefix: str) -> Config:
@@ -299,7 +311,7 @@ def run_differences(
 
     Args:
       old: values in config.json of the work dir. A field that it lacks is newer than
-        the run and counts as its default.
+        the run and counts as its default, or as its value in old runs.
       new: the config of this start, with a vocabulary size chosen as in the old one.
     Returns:
       (field, old value, new value), sorted by field, without those in `MAY_CHANGE`;
@@ -307,7 +319,7 @@ def run_differences(
       `skips.continues`.
     """
     defaults = flattened(json.loads(to_json(TrainConfig())))
-    before = defaults | flattened(old)
+    before = defaults | _OF_OLD_RUNS | flattened(old)
     after = flattened(json.loads(to_json(new)))
     may_change = {*MAY_CHANGE}
     if new.data.goes_on(before["data.skip"]):

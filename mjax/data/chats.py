@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from mjax.data.chat_template import ChatTemplate, Message, Rendered, render_several
+from mjax.data.config import NEWEST
 from mjax.data.tokenizers import Tokenizer
 
 TRAINING_DATE = "2024-07-26"
@@ -27,6 +28,21 @@ change from day to day. This is the default date of Llama 3's templates."""
 
 _ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
 """Role in "conversations" (ShareGPT) -> role in "messages"."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ChatRules:
+    """How the chats of files are read and rendered."""
+
+    template: ChatTemplate
+    version: int = NEWEST
+    """`DataConfig.version`."""
+
+    @property
+    def key(self) -> list[Any]:
+        """JSON that is equal for equal rules; for version 1 the template alone."""
+        key: list[Any] = [*dataclasses.astuple(self.template)]
+        return key if self.version == 1 else [*key, self.version]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,7 +54,13 @@ class Chat:
     """(start, end) of each answer in the text, in characters."""
 
 
-def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> Chat:
+def read_chat(
+    record: Mapping[str, Any],
+    template: ChatTemplate,
+    where: str,
+    *,
+    version: int = NEWEST,
+) -> Chat:
     """Render one object of a JSONL file.
 
     Args:
@@ -46,6 +68,7 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
         "value"}; or "prompt" and "completion".
       template: template of the tokenizer.
       where: file and line, for error messages.
+      version: `DataConfig.version`.
     Raises:
       ValueError: the object is not a chat, has no answer or an empty answer, or is
         refused by the template.
@@ -64,7 +87,7 @@ def read_chat(record: Mapping[str, Any], template: ChatTemplate, where: str) -> 
                 "teach only the end of a turn; write the answer, or leave the chat out"
             )
     try:
-        return _rendered(template, messages)
+        return _rendered(template, messages, version)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
 
@@ -134,7 +157,9 @@ def _from_prompt(prompt: Any, completion: Any) -> Any:
     ]
 
 
-def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> Chat:
+def _rendered(
+    template: ChatTemplate, messages: Sequence[Message], version: int
+) -> Chat:
     """Render the whole chat, and find the answers.
 
     Raises:
@@ -160,7 +185,8 @@ def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> Chat:
         _check_prefix(after, whole, following)
         start, end = len(before.text), len(after.text)
         content = messages[place].get("content")
-        answers.append((start, end - _num_blank(after.text[start:], content)))
+        blank = _num_blank(after.text[start:], content, version)
+        answers.append((start, end - blank))
     return Chat(whole.text, tuple(answers))
 
 
@@ -188,16 +214,18 @@ def _check_prefix(first: Rendered, second: Rendered, once: str) -> None:
     )
 
 
-def _num_blank(added: str, content: Any) -> int:
+def _num_blank(added: str, content: Any, version: int) -> int:
     """Count the blanks after the mark that ends a turn; a model need not write them.
 
     If only blanks follow the content, the blanks are the mark, and the result is 0.
+    Version 1 takes a mark that ends like the content for the content.
     """
     stripped = added.rstrip()
     text = content.rstrip() if isinstance(content, str) else ""
-    if not stripped or (text and stripped.endswith(text)):
-        return 0
-    return len(added) - len(stripped)
+    after = added[added.find(text) + len(text) :] if text in added else added
+    if version == 1:
+        after = added[len(stripped) :] if text and stripped.endswith(text) else added
+    return len(added) - len(stripped) if after.strip() else 0
 
 
 def encode_chat(

@@ -11,6 +11,8 @@ from mjax.data.names import STDLIB, SYNTHETIC, trained_vocab_size
 from mjax.stores import address
 
 _BLOCK_GIB = 1 / 16
+NEWEST = 2
+"""Newest `DataConfig.version`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -108,6 +110,9 @@ class DataConfig:
     """Use the batch of the first step in all steps, for measurements."""
     skip: tuple[str, ...] = ()
     """Batches to leave out: 40:12 leaves out the 12 batches after step 40."""
+    version: int = NEWEST
+    """Version of the rules by which files become samples, see docs/data.md. A resumed
+    run keeps its version."""
     cache_dir: str | None = None
     """Folder of token files; None is the user's cache folder."""
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
@@ -144,6 +149,11 @@ class DataConfig:
             raise ValueError(
                 "--data.held-out-fraction must be above 0 and below 1, got "
                 f"{self.held_out_fraction}; 0.05 keeps a twentieth"
+            )
+        if self.version not in range(1, NEWEST + 1):
+            raise ValueError(
+                f"--data.version must be from 1 to {NEWEST}, got {self.version}; leave "
+                "it out, or give that of the run to repeat"
             )
         trained_vocab_size(self.tokenizer)  # refuses a bad N
         self._check_chats()

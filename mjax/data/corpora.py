@@ -21,8 +21,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from mjax.data import formats, hub, hub_datasets, megatron
-from mjax.data.chat_template import ChatTemplate
-from mjax.data.chats import read_chat
+from mjax.data.chats import ChatRules, read_chat
 from mjax.data.compressed import SUFFIXES, ignore, plain_name
 from mjax.data.files import File, RemotePath
 from mjax.data.megatron import TokenIds
@@ -140,7 +139,7 @@ def check_text(sources: list[Source]) -> None:
 def documents(
     sources: list[Source],
     text_field: str,
-    template: ChatTemplate | None = None,
+    chats: ChatRules | None = None,
     *,
     tokenizer: Tokenizer | None = None,
     start: tuple[int, int] = (0, 0),
@@ -151,7 +150,7 @@ def documents(
     Args:
       sources: result of `find_sources`.
       text_field: field or column of records that holds the text.
-      template: template that renders chats; None if the files hold no chats.
+      chats: how chats are read and rendered; None if the files hold no chats.
       tokenizer: tokenizer that made the ids of indexed datasets; None if there are
         none.
       start: index in `sources` of the first file to read, and the first line or row to
@@ -165,8 +164,8 @@ def documents(
         if source_index < start[0]:
             continue
         first = start[1] if source_index == start[0] else 0
-        if template is not None:
-            found = _read_chats(source, template, first, on_read)
+        if chats is not None:
+            found = _read_chats(source, chats, first, on_read)
         elif source.kind == "text":
             found = iter(
                 [Document(source, None, formats.read_text(source.path, on_read))]
@@ -186,7 +185,7 @@ def documents(
 
 
 def _read_chats(
-    source: Source, template: ChatTemplate, first: int, on_read: Callable[[int], None]
+    source: Source, rules: ChatRules, first: int, on_read: Callable[[int], None]
 ) -> Iterator[Document]:
     if source.kind in ("text", "megatron"):
         raise ValueError(
@@ -194,7 +193,8 @@ def _read_chats(
             "records; give files that end in .jsonl or .parquet"
         )
     for index, record in formats.read_records(source.path, source.kind, first, on_read):
-        chat = read_chat(record, template, f"{source.path}:{index}")
+        where = f"{source.path}:{index}"
+        chat = read_chat(record, rules.template, where, version=rules.version)
         yield Document(source, index, iter([chat.text]), chat.answers)
 
 

@@ -26,6 +26,7 @@ from mjax.data import (
     synthetic,
 )
 from mjax.data.chat_template import ChatTemplate
+from mjax.data.chats import ChatRules
 from mjax.data.config import DataConfig
 from mjax.data.documents import DocumentSamples
 from mjax.data.names import BYTES, SYNTHETIC
@@ -197,7 +198,7 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
     samples = {
         side: tuple(
             _open_chats(config, settings, paths, found, opened, side)
-            if settings.template
+            if settings.chats
             else _open_samples(config, paths, opened, side)
             for paths, found, opened in zip(config.paths, sources, files, strict=True)
         )
@@ -226,7 +227,7 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
         corpus_hash=corpus_hash,
         fingerprint=_hash(corpus_hash, tokenizer.digest, _settings(config)),
         versions={} if remote is None else remote.versions,
-        chat_template=settings.template,
+        chat_template=settings.chats and settings.chats.template,
     )
 
 
@@ -268,7 +269,11 @@ def _read_settings(config: DataConfig) -> Settings:
         tokenizer=config.tokenizer,
         eos_token=config.eos_token,
         held_out_fraction=config.held_out_fraction,
-        template=_read_template(config) if config.format == "chat" else None,
+        chats=(
+            ChatRules(template=_read_template(config), version=config.version)
+            if config.format == "chat"
+            else None
+        ),
     )
 
 
@@ -480,7 +485,8 @@ def _settings(config: DataConfig) -> str:
     packing = [] if config.packing == "windows" else [config.packing]
     one_batch = ["one batch"] if config.one_batch else []
     chats = [config.format, config.long_chats] if config.format != "text" else []
-    return " ".join(map(str, words + packing + one_batch + chats))
+    version = [f"version {config.version}"] if chats and config.version > 1 else []
+    return " ".join(map(str, words + packing + one_batch + chats + version))
 
 
 def _hash(*parts: str) -> str:

@@ -27,7 +27,7 @@ from jaxtyping import Int64
 import mjax
 from mjax.data import cache_files, left_over, prepare, unfinished
 from mjax.data.cache_files import DamagedFileError, MappedTokens
-from mjax.data.chat_template import ChatTemplate
+from mjax.data.chats import ChatRules
 from mjax.data.contents import check_unchanged
 from mjax.data.corpora import Source, documents
 from mjax.data.documents import index_documents
@@ -80,8 +80,8 @@ class Settings:
     tokenizer: str
     eos_token: str | None
     held_out_fraction: float
-    template: ChatTemplate | None = None
-    """Template that renders chats; None if the data are not chats."""
+    chats: ChatRules | None = None
+    """How chats are read and rendered; None if the data are not chats."""
 
 
 def open_token_files(
@@ -167,7 +167,7 @@ def name_of_chat(
     """Return file and line of chat `number` of a side; this reads the corpus."""
 
     def read():
-        return documents(sources, settings.text_field, settings.template)
+        return documents(sources, settings.text_field, settings.chats)
 
     pieces = prepare.split_pieces(read, found, settings.held_out_fraction)
     names = (p.name for p in pieces if p.side == side and p.answers is not None)
@@ -185,8 +185,8 @@ def _key(sources: list[Source], settings: Settings, tokenizer: Tokenizer | None)
         settings.text_field,
         settings.held_out_fraction,
     ]
-    if settings.template is not None:
-        parts.append(["chats", *dataclasses.astuple(settings.template)])
+    if settings.chats is not None:
+        parts.append(["chats", *settings.chats.key])
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
@@ -274,7 +274,7 @@ def _build(
 
         def read():
             return documents(
-                *(sources, settings.text_field, settings.template),
+                *(sources, settings.text_field, settings.chats),
                 tokenizer=tokenizer,
                 start=start,
             )
@@ -285,7 +285,7 @@ def _build(
 
     if tokenizer is None:
         tokenizer = _trained(folder, settings, pieces(None), progress)
-    is_chats = settings.template is not None
+    is_chats = settings.chats is not None
     write = prepare.write_chats if is_chats else prepare.write_streams
     meter = Meter("tokenizing", found.num_bytes, num_bytes=_num_done(progress))
     streams = write(pieces, tokenizer, folder, progress, meter)
@@ -325,7 +325,7 @@ def _survey(
 
     def read():
         return documents(
-            *(sources, settings.text_field, settings.template),
+            *(sources, settings.text_field, settings.chats),
             tokenizer=tokenizer,
             on_read=meter.add,
         )

@@ -1,14 +1,15 @@
 """Open the data of a run, with the same commits and versions in all processes.
 
-Input: the config of the flags. Output: the config with the commits of names on a hub
-and the vocabulary of the tokenizer, and the data. Process 0 decides on commits and
-compares versions; every process opens its own data.
+Input: the config of the flags. Output: the config with the commits of names on a hub,
+the data version of a resumed run and the vocabulary of the tokenizer, and the data.
+Process 0 decides on commits and compares versions; every process opens its own data.
 """
 
 import dataclasses
 import json
 import logging
 from pathlib import Path
+from typing import Any
 
 from mjax.config.command_line import Command
 from mjax.config.own_recipe import short_name
@@ -32,11 +33,13 @@ def open_data(
       command: command of this start.
       agreement: agreement of all processes.
     Returns:
-      the config with the commits and the vocabulary of the tokenizer, and the data.
+      the config with the commits, the data version and the vocabulary of the tokenizer,
+      and the data.
     """
-    commits = json.loads(agreement.decide(lambda: _commits(config, command)))
-    data = config.data
-    if commits:
+    found = json.loads(agreement.decide(lambda: _recorded(config, command)))
+    data, commits = dataclasses.replace(config.data, version=found["version"]), None
+    if "commits" in found:
+        commits = found["commits"]
         data = dataclasses.replace(
             data,
             tokenizer=commits["tokenizer"],
@@ -48,7 +51,7 @@ def open_data(
         try:
             dataset = open_dataset(data, seed=config.seed, remote=files)
         except NoCopyError as error:
-            kept = commits["kept_tokenizer"]
+            kept = None if commits is None else commits["kept_tokenizer"]
             if error.kind != "model" or kept is None:
                 raise
             _log.warning("%s; the run reads its own copy in %s", error, kept)
@@ -67,22 +70,30 @@ def open_data(
         return agreement.together(lambda: act(files), timeout_s=DAY_S)
 
 
-def _commits(config: TrainConfig, command: Command) -> str:
-    """Return JSON of the hub names in the data, with revisions resolved to commits.
+def _recorded(config: TrainConfig, command: Command) -> str:
+    """Return JSON of the data version, and of hub names with revisions as commits.
 
-    Called on process 0. A resumed run keeps the commits of its config.json.
+    Called on process 0. A resumed run keeps the version and commits of its config.json.
     """
-    if not pinned.has_names(config.data):
-        return "{}"
-    path = _begun(config, command)
-    recorded = (
-        {} if path is None else (work_dir.read_config(path) or {}).get("data", {})
-    )
-    data = pinned.pinned(config.data, recorded if isinstance(recorded, dict) else {})
-    names = {"tokenizer": data.tokenizer, "path": data.path, "mixture": data.mixture}
-    kept = None if path is None else work_dir.kept_tokenizer(path)
-    kept_path = None if kept is None else str(kept.absolute())
-    return json.dumps({"is_new": path is None, "kept_tokenizer": kept_path, **names})
+    path, recorded = _begun(config, command), {}
+    if path is not None:
+        before = (work_dir.read_config(path) or {}).get("data", {})
+        recorded = before if isinstance(before, dict) else {}
+    version = config.data.version if path is None else recorded.get("version", 1)
+    if version != config.data.version:
+        _log.info("data version %s, with which the run in %s began", version, path)
+    found: dict[str, Any] = {"version": version}
+    if pinned.has_names(config.data):
+        data = pinned.pinned(config.data, recorded)
+        kept = None if path is None else work_dir.kept_tokenizer(path)
+        found["commits"] = {
+            "is_new": path is None,
+            "kept_tokenizer": None if kept is None else str(kept.absolute()),
+            "tokenizer": data.tokenizer,
+            "path": data.path,
+            "mixture": data.mixture,
+        }
+    return json.dumps(found)
 
 
 def _begun(config: TrainConfig, command: Command) -> Path | None:

@@ -25,7 +25,7 @@ from mjax.config.train import (
     to_json,
     with_tokenizer,
 )
-from mjax.data.config import DataConfig
+from mjax.data.config import NEWEST, DataConfig
 from mjax.mesh.axes import AxisSizes, MeshConfig
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
@@ -422,10 +422,14 @@ def test_a_config_survives_json_exactly():
     assert hash(again) == hash(config)  # lists would not be hashable
 
 
-def test_an_absent_field_has_its_default():
+def test_an_absent_field_has_its_default_and_the_data_version_that_of_old_runs():
     assert from_json('{"steps": 5, "model": {"layers": 2}}') == TrainConfig(
-        steps=5, model=ModelConfig(layers=2)
+        steps=5, model=ModelConfig(layers=2), data=DataConfig(version=1)
     )
+    old = json.loads(to_json(TrainConfig()))
+    del old["data"]["version"]
+    assert run_differences(old, TrainConfig(data=DataConfig(version=1))) == []
+    assert run_differences(old, TrainConfig()) == [("data.version", 1, NEWEST)]
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name != "demo"])

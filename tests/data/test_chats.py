@@ -12,7 +12,7 @@ import pytest
 
 from mjax.data.chat_samples import ANSWER, END, ChatSamples, chat_starts, group_chats
 from mjax.data.chat_template import ChatTemplate
-from mjax.data.chats import read_chat
+from mjax.data.chats import ChatRules, read_chat
 from mjax.data.config import DataConfig
 from mjax.data.corpora import documents, find_sources
 from mjax.data.dataset import Dataset, open_dataset
@@ -65,6 +65,19 @@ def test_the_line_break_behind_the_end_of_a_turn_is_not_part_of_an_answer():
         "yes\n<|im_end|>",
         "no<|im_end|>",
     ]
+
+
+@pytest.mark.parametrize("answer", [">", "|>", "d|>", "a -> b>", "<|im_end|>", "\n>\n"])
+def test_it_is_not_part_of_an_answer_that_ends_like_the_mark(answer):
+    record = {"messages": chat("a?", answer)}
+    found = read_chat(record, ChatTemplate(text=CHATML), "f:1")
+    assert found.text.endswith(f"{answer}<|im_end|>\n")
+    [(start, end)] = found.answers
+    assert found.text[start:end] == f"{answer}<|im_end|>"
+    before = read_chat(record, ChatTemplate(text=CHATML), "f:1", version=1)
+    assert before.text == found.text
+    is_old = "<|im_end|>".endswith(answer.rstrip())
+    assert before.answers == ((start, end + is_old),)
 
 
 @pytest.mark.parametrize("template", [PLAIN, CHATML])
@@ -278,9 +291,9 @@ def test_chats_are_read_from_parquet_and_csv_too(tmp_path):
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     lines = ["prompt,completion", *(",".join(row.values()) for row in rows)]
     (tmp_path / "b.csv").write_text("\n".join(lines))
-    template = ChatTemplate(text=PLAIN, eos_token="</s>")
+    rules = ChatRules(template=ChatTemplate(text=PLAIN, eos_token="</s>"))
     for name in ("a.parquet", "b.csv"):
-        found = documents(find_sources((str(tmp_path / name),)), "text", template)
+        found = documents(find_sources((str(tmp_path / name),)), "text", rules)
         read = ["".join(map(str, document.pieces)) for document in found]
         assert len(read) == 3
         assert all(f"answer {i}" in text for i, text in enumerate(read))
