@@ -31,8 +31,8 @@ EOS_NAMES = (END_OF_TEXT, "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "<|im_e
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
 _DRAWS = ("dropout", "alpha", "nbest_size")
 """Options of a model in a tokenizer.json that draw the tokens at random."""
-_SMALL_VOCAB = 1 << 16
-"""Ids below this may leave any gaps: tables of this size are small."""
+_SMALL_VOCAB = 1 << 20
+"""Ids below this may leave any gaps: tables of this size take 24 MB."""
 _log = logging.getLogger(__name__)
 
 

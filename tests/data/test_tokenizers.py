@@ -101,12 +101,12 @@ def test_options_that_cut_pad_or_draw_tokens_are_off(of_model, caplog):
         (
             "vocab",
             10**9,
-            r"291 tokens must have ids below 65536, but 'zz' has 10000000",
+            r"291 tokens must have ids below 1048576, but 'zz' has 10000000",
         ),
         (
             "added",
-            70_000,
-            r"292 tokens must have ids below 65536, but '<far>' has 70000",
+            2_000_000,
+            r"292 tokens must have ids below 1048576, but '<far>' has 2000000",
         ),
         ("added", "5", "id of the added token '<far>' must be a whole number, got '5'"),
         ("charsmap", b"", "normalizer has 0 bytes, too few for a trie of 0"),
