@@ -139,11 +139,12 @@ def make_batch(program: Program, step: int) -> dict[str, jax.Array]:
 
 
 def losses(program: Program, steps: int = 4) -> np.ndarray:
-    """Train some steps; return losses and gradient norms, then one held-out loss."""
+    """Train some steps; return losses, gradient norms and visible pairs, then one
+    held-out loss."""
     state, seen = program.init(), []
     for step in range(steps):
         state, metrics = program.train_step(state, make_batch(program, step))
-        seen += [metrics["loss"], metrics["grad_norm"]]
+        seen += [metrics["loss"], metrics["grad_norm"], metrics["visible_pairs"]]
     held_out = program.eval_step(state.params, make_batch(program, 99))
     seen.append(held_out["nll"] / held_out["tokens"])
     return np.asarray(jax.device_get(jnp.stack(seen)))

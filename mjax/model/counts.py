@@ -32,15 +32,26 @@ def visible_pairs(seq_len: int, window: int | None) -> int:
     return w * (w + 1) // 2 + (seq_len - w) * w
 
 
+def row_pairs(config: ModelConfig, seq_len: int) -> int:
+    """Count the visible pairs of a row of one document, summed over the layers."""
+    return sum(visible_pairs(seq_len, kind.window) for kind in config.kinds)
+
+
+def flops_per_pair(config: ModelConfig) -> float:
+    """Count the FLOPs of a visible pair in one layer: forward plus backward, 12 N H."""
+    return 12.0 * config.heads * config.head_width
+
+
 def flops_per_token(
     config: ModelConfig, seq_len: int, adapters: AdapterConfig | None = None
 ) -> float:
     """Count the model's FLOPs per token of a training step: forward plus backward.
 
     3 x [2 x (weights of the projections and of the output head) + 4 N H x (visible keys
-    per query, averaged over the sequence, summed over layers)]. A multiply-add is two
-    FLOPs, and a backward pass counts as two forward passes. Padding, recomputation,
-    masked scores and elementwise work are not counted.
+    per query, averaged over the sequence, summed over layers)]. The sequence counts as
+    one document: shorter ones see fewer keys (`Utilization.mfu_visible`). A
+    multiply-add is two FLOPs, and a backward pass counts as two forward passes.
+    Padding, recomputation, masked scores and elementwise work are not counted.
 
     With adapters the weights are frozen and have no gradient. They count 2 x instead of
     3 x (forward, and gradient of the inputs); attention and the adapters count 3 x. The
@@ -50,13 +61,12 @@ def flops_per_token(
     Source: Narayanan et al. 2021, arXiv:2104.04473, section 5.1. Differs: attention
     counts only visible pairs, not the full square.
     """
-    d, heads, h = config.d_model, config.heads, config.head_width
-    attention = d * h * (2 * heads + 2 * config.num_kv_heads)
+    d, h = config.d_model, config.head_width
+    attention = d * h * (2 * config.heads + 2 * config.num_kv_heads)
     ffn = d * config.ffn_width * (3 if config.is_gated else 2)
     weights = config.layers * (attention + ffn) + config.vocab_size * d
-    pairs = sum(visible_pairs(seq_len, kind.window) for kind in config.kinds)
-    scores = 4 * heads * h * pairs / seq_len
+    scores = flops_per_pair(config) * row_pairs(config, seq_len) / seq_len
     if adapters is None:
-        return 3.0 * (2 * weights + scores)
+        return 3.0 * 2 * weights + scores
     added = 2 * num_adapter_params(config, adapters)
-    return 2.0 * 2 * weights + 3.0 * (added + scores)
+    return 2.0 * 2 * weights + 3.0 * added + scores

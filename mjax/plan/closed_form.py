@@ -17,7 +17,7 @@ from mjax.estimate.formulas.step_time import StepTime, mfu, simulate
 from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.model.config import ModelConfig
-from mjax.model.counts import flops_per_token, visible_pairs
+from mjax.model.counts import flops_per_token, row_pairs
 from mjax.plan.host_copies import input_waits_s, state_copies_s
 from mjax.plan.options import Topology
 
@@ -126,8 +126,7 @@ def hidden_by_chunks(num_chunks: int, tp: int) -> float:
 @functools.lru_cache(maxsize=64)
 def _counts(model: ModelConfig, seq_len: int) -> tuple[int, float]:
     """Return the visible pairs of all layers, and the FLOPs per token (cached)."""
-    pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds)
-    return pairs, flops_per_token(model, seq_len)
+    return row_pairs(model, seq_len), flops_per_token(model, seq_len)
 
 
 def case_of(config: TrainConfig, sizes: AxisSizes) -> Case:

@@ -26,7 +26,7 @@ import numpy as np
 
 from mjax.config.train import TrainConfig
 from mjax.mesh.axes import AxisSizes, tp_chunks
-from mjax.model.counts import visible_pairs
+from mjax.model.counts import row_pairs
 from mjax.plan.cost import CostModel
 
 _FREE = (
@@ -58,7 +58,7 @@ def floors(
     layer = d * h * 2 * heads + d * model.ffn_width * (3 if model.is_gated else 2)
     layers = model.layers / sizes.pp
     branches = layers * (1 if model.block == "parallel" else 2)
-    pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds) / sizes.pp
+    pairs = row_pairs(model, seq_len) / sizes.pp
     rotated = sum(kind.rotate for kind in model.kinds) / sizes.pp
     peak = cost.peak_flops_per_s * cost.product_efficiency
     rate = _FP8_RATE if config.precision.matmul == "fp8" else 1

@@ -14,7 +14,7 @@ from mjax import scopes
 from mjax.config.train import TrainConfig
 from mjax.hardware.utilization import Utilization
 from mjax.mesh.axes import AxisSizes
-from mjax.model.counts import flops_per_token, visible_pairs
+from mjax.model.counts import flops_per_token, row_pairs
 from mjax.pipeline.schedule import Schedule, build
 from mjax.plan.choices import taken_share
 from mjax.plan.hlo.analysis import Analysis, Collective
@@ -240,7 +240,7 @@ def kernel_flops(
     """
     model, seq_len = config.model, config.data.seq_len
     rows = config.batch.size // (sizes.dp * config.batch.microbatches)
-    pairs = sum(visible_pairs(seq_len, kind.window) for kind in model.kinds)
+    pairs = row_pairs(model, seq_len)
     heads = model.heads / sizes.tp
     product = 2 * model.head_width * rows * heads * pairs / model.layers
     counts = {

@@ -33,7 +33,7 @@ from mjax.run.tracking.delivery import Delivery
 Row = dict[str, Any]
 """Metrics of one step by name; None for an unknown number."""
 
-_TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "profiled")
+_TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "mfu_visible", "profiled")
 """Fields of timing, not of results. All fields that begin with `ckpt_` are timing too.
 """
 _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
@@ -62,7 +62,7 @@ def make_row(
     Args:
       step: number of optimizer steps, this one included.
       metrics: host scalars `loss` (nats per target token), `grad_norm`, `lr`,
-        `tokens`, `skipped`.
+        `tokens`, `visible_pairs`, `skipped`.
       step_s: seconds from the end of the previous step to the end of this one.
       data_wait_s: seconds that the loop waited for the batch.
       bytes_per_token: average of the corpus; converts the loss to bits per byte.
@@ -81,6 +81,9 @@ def make_row(
         "data_wait_s": data_wait_s,
         "tokens_per_s": tokens_per_s,
         "mfu": utilization.mfu(tokens_per_s),
+        "mfu_visible": utilization.mfu_visible(
+            tokens_per_s, float(metrics["visible_pairs"]) / max(tokens, 1)
+        ),
         "skipped": int(metrics["skipped"]),
     }
 
@@ -141,6 +144,7 @@ def summarize(rows: Sequence[Row]) -> Row:
         "eval_bits_per_byte": evaluated.get("eval_bits_per_byte"),
         "tokens_per_s": _median(usual, "tokens_per_s"),
         "mfu": _median(usual, "mfu"),
+        "mfu_visible": _median(usual, "mfu_visible"),
     }
 
 

@@ -29,7 +29,13 @@ from mjax.kernels.cross_entropy.tuning import CHUNKED
 from mjax.kernels.layer_norm import api as layer_norm
 from mjax.kernels.target import Target, target
 from mjax.mesh.axes import AxisSizes, tp_chunks
-from mjax.model.counts import flops_per_token, num_adapter_params, num_params
+from mjax.model.counts import (
+    flops_per_pair,
+    flops_per_token,
+    num_adapter_params,
+    num_params,
+    row_pairs,
+)
 from mjax.processes import distributed
 from mjax.run import ending, loop, metrics, plots, sampling, terminal
 from mjax.run.host_reads import read_numbers
@@ -282,6 +288,9 @@ def utilization(config: TrainConfig, sizes: AxisSizes) -> Utilization:
         ),
         peak_flops_per_s=peak,
         num_devices=sizes.num_devices,
+        flops_per_pair=flops_per_pair(config.model),
+        pairs_per_token=row_pairs(config.model, config.data.seq_len)
+        / config.data.seq_len,
     )
 
 

@@ -8,6 +8,7 @@ ways to run the layers: all on every device (`mjax.step.plain`), or stage by sta
 
 import abc
 import dataclasses
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +53,8 @@ class Forward(abc.ABC):
     """Dtype in which gradients are accumulated and reduced."""
     microbatches: int
     isolate_documents: bool
+    windows: tuple[int | None, ...]
+    """Attention window of each layer."""
     trained: Trained = ALL_TRAINED
     """The parameters that have gradients."""
     stamps: bool = False
@@ -87,23 +90,26 @@ class Forward(abc.ABC):
         step: Array,
         batch: Batch,
         first: First | None = None,
-    ) -> tuple[Float[Array, ""], Int[Array, ""], Params, Log]:
-        """Return the result of `gradients`, and the log of stamps (None if off).
+    ) -> tuple[Float[Array, ""], Int[Array, ""], Params, Log, Float[Array, ""]]:
+        """Return the result of `gradients`, the log of stamps (None if off), and the
+        visible pairs.
 
         The log holds the stamps of all devices, is sharded as `LOG_SPEC`, and has space
-        for one more row. `first` is the result of `gather_first` for the same
-        parameters; None gathers these weights here.
+        for one more row. Visible pairs of query and key are those of all layers whose
+        query has a target; FLOPs are counted from them. `first` is the result of
+        `gather_first` for the same parameters; None gathers these weights here.
         """
 
         def per_device(
             params: Params, rng: Array, step: Array, batch: Batch, first: First | None
-        ) -> tuple[Array, Array, Params, Log]:
+        ) -> tuple[Array, Array, Params, Log, Array]:
             log = None
             if self.stamps:
                 log, tokens = stamps.begin(self._num_stamps + 1, batch["tokens"])
                 batch = batch | {"tokens": tokens}
             key = jax.random.fold_in(jax.random.wrap_key_data(rng), step)
             num_targets = _count_targets(batch)
+            num_pairs = _count_pairs(batch, self.windows)
             scale = 1.0 / jnp.maximum(num_targets, 1).astype(jnp.float32)
             first = jax.tree.map(lambda x: x[0], first)
             loss, grads, log = self._loss_and_gradients(
@@ -111,7 +117,7 @@ class Forward(abc.ABC):
             )
             with jax.named_scope(scopes.phase("loss")):
                 loss = collectives.sum_over_mesh(loss)
-            return loss, num_targets, grads, log
+            return loss, num_targets, grads, log, num_pairs
 
         everywhere = PartitionSpec()
         mapped = jax.shard_map(
@@ -121,7 +127,10 @@ class Forward(abc.ABC):
                 *(self.specs, everywhere, everywhere, BATCH_SPEC),
                 PartitionSpec(AXES),
             ),
-            out_specs=(everywhere, everywhere, self.trained.of(self.specs), LOG_SPEC),
+            out_specs=(
+                *(everywhere, everywhere, self.trained.of(self.specs), LOG_SPEC),
+                everywhere,
+            ),
         )
         # The loss and the backward pass have their own scopes inside this one.
         with jax.named_scope(scopes.phase("forward")):
@@ -243,3 +252,19 @@ def last_position(
 def _count_targets(batch: Batch) -> Int[Array, ""]:
     """Count the targets of the whole batch."""
     return collectives.sum_over_mesh((batch["targets"] != NO_TARGET).sum())
+
+
+def _count_pairs(batch: Batch, windows: tuple[int | None, ...]) -> Float[Array, ""]:
+    """Count the keys that the queries with a target see, over all layers and devices.
+
+    The query at position p of a document sees p + 1 keys, or the window if that is
+    less. The sum is in float32, because it exceeds the integers.
+    """
+    keys = batch["positions"] + 1
+    has_target = batch["targets"] != NO_TARGET
+    total = jnp.zeros((), jnp.float32)
+    for window, num_layers in Counter(windows).items():
+        seen = keys if window is None else jnp.minimum(keys, window)
+        seen = jnp.where(has_target, seen, 0).astype(jnp.float32)
+        total += num_layers * seen.sum()
+    return collectives.sum_over_mesh(total)

@@ -57,7 +57,7 @@ Gradients = tuple[Float[Array, ""], Int[Array, ""], Params]
 """Mean loss in nats per target, number of targets, gradients laid out like the trained
 parameters."""
 
-METRICS = ("loss", "grad_norm", "lr", "tokens", "skipped")
+METRICS = ("loss", "grad_norm", "lr", "tokens", "visible_pairs", "skipped")
 """Names of the numbers that a step returns."""
 BATCH_FIELDS = ("tokens", "targets", "segments", "positions")
 """Names of the arrays of a batch."""
@@ -263,6 +263,7 @@ def build_program(
         reduce=precision.reduce,
         microbatches=batch.microbatches,
         isolate_documents=isolate_documents,
+        windows=tuple(kind.window for kind in model.kinds),
         trained=trained,
         stamps=stamps,
     )
@@ -414,7 +415,7 @@ def _make_train_step(
     ) -> tuple[TrainState, Metrics]:
         # jax drops the memory kind of described devices, so it is set again here.
         state = jax.tree.map(lambda x, is_: to_host(x) if is_ else x, state, on_host)
-        loss, tokens, grads, log = forward.gradients_and_log(
+        loss, tokens, grads, log, pairs = forward.gradients_and_log(
             state.params, state.rng, state.step, batch, first
         )
         with jax.named_scope(scopes.phase("grad_norm")):
@@ -446,6 +447,7 @@ def _make_train_step(
             "grad_norm": grad_norm,
             "lr": lr,
             "tokens": tokens,
+            "visible_pairs": pairs,
             "skipped": skipped,
         }
         return new, metrics if log is None else metrics | {"stamps": log}

@@ -93,6 +93,7 @@ class TinyProgram:
             "grad_norm": jnp.linalg.norm(grad),
             "lr": jnp.float32(0.1),
             "tokens": jnp.int32(WIDTH),
+            "visible_pairs": jnp.float32(WIDTH),
             "skipped": skipped.astype(jnp.int32),
         }
         skips = (state.skips + 1) * skipped

@@ -23,10 +23,13 @@ from mjax.run.tracking.delivery import Delivery
 UNKNOWN_PEAK = Utilization(flops_per_token=6.0, peak_flops_per_s=None, num_devices=1)
 
 
+COUNTS = {"tokens": 100, "visible_pairs": 250.0, "skipped": 0}
+
+
 def a_row(step, *, loss=2.0, step_s=0.25, utilization=UNKNOWN_PEAK):
     return make_row(
         step,
-        {"loss": loss, "grad_norm": 0.5, "lr": 1e-3, "tokens": 100, "skipped": 0},
+        {"loss": loss, "grad_norm": 0.5, "lr": 1e-3, **COUNTS},
         step_s=step_s,
         data_wait_s=0.01,
         bytes_per_token=1.0,
@@ -57,10 +60,10 @@ def strict_lines(path):
 def test_a_row_has_the_fields_of_the_contract_in_order():
     assert list(a_row(7)) == [
         *("step", "loss", "bits_per_byte", "grad_norm", "lr", "tokens", "step_s"),
-        *("data_wait_s", "tokens_per_s", "mfu", "skipped"),
+        *("data_wait_s", "tokens_per_s", "mfu", "mfu_visible", "skipped"),
     ]
     assert a_row(7)["tokens_per_s"] == 400
-    assert a_row(7)["mfu"] is None
+    assert (a_row(7)["mfu"], a_row(7)["mfu_visible"]) == (None, None)
 
 
 def test_mfu_is_model_flops_over_the_peak_of_all_devices():
@@ -70,10 +73,24 @@ def test_mfu_is_model_flops_over_the_peak_of_all_devices():
     assert "2 x 3 TFLOP/s" in utilization.describe()
 
 
+def test_mfu_visible_counts_the_pairs_of_the_batch():
+    """A token has 2 FLOPs in weights and 2 x 4 in pairs; documents leave 2.5 pairs."""
+    utilization = Utilization(
+        flops_per_token=10.0,
+        peak_flops_per_s=1e4,
+        num_devices=1,
+        flops_per_pair=2.0,
+        pairs_per_token=4.0,
+    )
+    row = a_row(1, utilization=utilization)
+    assert row["mfu"] == pytest.approx(400 * 10 / 1e4)
+    assert row["mfu_visible"] == pytest.approx(400 * (2 + 2 * 2.5) / 1e4)
+
+
 def test_bits_per_byte_divides_by_ln_2_and_by_bytes_per_token():
     row = make_row(
         1,
-        {"loss": math.log(16), "grad_norm": 0, "lr": 0, "tokens": 1, "skipped": 0},
+        {"loss": math.log(16), "grad_norm": 0, "lr": 0, **COUNTS},
         step_s=1.0,
         data_wait_s=0.0,
         bytes_per_token=4.0,
@@ -319,7 +336,7 @@ def test_the_summary_takes_the_last_loss_the_last_evaluation_and_median_speed():
     rows[1] |= {"eval_loss": 1.5, "eval_bits_per_byte": 2.2}
     assert metrics.summarize(rows) == {
         **{"steps": 3, "loss": 2.0, "eval_loss": 1.5, "eval_bits_per_byte": 2.2},
-        **{"tokens_per_s": 400, "mfu": None},
+        **{"tokens_per_s": 400, "mfu": None, "mfu_visible": None},
     }
     assert metrics.summarize([])["steps"] == 0
 

@@ -79,6 +79,19 @@ def test_every_option_of_the_model_agrees_with_one_device(
     np.testing.assert_allclose(sharded, one_device_every_option, rtol=TOLERANCE)
 
 
+def test_a_step_counts_the_pairs_that_its_mask_leaves_visible() -> None:
+    model = dataclasses.replace(TINY, layers=3, window=(6, None))
+    program = make_program(ONE_DEVICE, model)
+    batch = make_batch(program, 0)
+    _, metrics = program.train_step(program.init(), batch)
+    i, j = np.arange(LENGTH)[:, None], np.arange(LENGTH)
+    segments, targets = np.asarray(batch["segments"]), np.asarray(batch["targets"])
+    is_same = segments[:, :, None] == segments[:, None, :]
+    seen = is_same & (j <= i) & (targets != NO_TARGET)[:, :, None]
+    pairs = 2 * (seen & (i - j < 6)).sum() + seen.sum()
+    assert float(metrics["visible_pairs"]) == pairs
+
+
 @pytest.mark.slow
 def test_every_loop_over_layers_and_microbatches_agrees_with_one_device() -> None:
     """Two kinds of layer, in and after the loop; first, middle and last microbatch."""
