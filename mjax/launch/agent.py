@@ -11,6 +11,7 @@ Source: the executor of MegaScale, arXiv:2402.15627, section 4.1.
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -66,6 +67,7 @@ class Agent:
         self._log_bytes = log_bytes
         self._driver, self._token = driver, token
         self._host, self._address, self._orphan_s = host, address, orphan_s
+        self._id = secrets.token_hex(8)
         self._ranks: dict[int, Rank] = {}
         self._starter = Starter()
         self._coordinator: subprocess.Popen[bytes] | Adopted | None = None
@@ -344,6 +346,7 @@ class Agent:
             host=self._host,
             address=self._address,
             pid=os.getpid(),
+            id=self._id,
             facts=host_facts() | {"kernel_log": self._kernel_log.access},
             ranks=self._states(),
         )

@@ -32,6 +32,7 @@ class _Round:
         self._limit_s, self._fleet = limit_s, fleet
         self._number, self._until_s = 0, -math.inf
         self._asked: set[str] = set()
+        self._order: Check | None = None
         self._said: dict[str, Checked] = {}
 
     def begin(
@@ -42,9 +43,15 @@ class _Round:
         self._number = max(self._number + 1, int(now_s * _NUMBERS_PER_S))
         self._asked, self._said = {*names}, {}
         self._until_s = now_s + self._limit_s
-        order = Check(number=self._number, command=[*command], timeout_s=self._limit_s)
+        self._order = Check(
+            number=self._number, command=[*command], timeout_s=self._limit_s
+        )
         for name in sorted(names):
-            self._fleet.send(name, order)
+            self._fleet.send(name, self._order)
+
+    def repeat_for(self, name: str) -> None:
+        if self._order is not None and name in self._asked - self._said.keys():
+            self._fleet.send(name, self._order)
 
     def said(self, name: str, answer: Checked) -> None:
         if answer.number == self._number:
@@ -96,6 +103,11 @@ class Checks:
         """Store the answer of a host."""
         for one in (self._suspects, self._sick, self._active):
             one.said(name, answer)
+
+    def repeat_for(self, name: str) -> None:
+        """Repeat pending orders to a host, because its agent is another process."""
+        for one in (self._suspects, self._sick, self._active):
+            one.repeat_for(name)
 
     def is_over(self, now_s: float, lost: Collection[str] = ()) -> bool:
         """Return whether all suspects have answered or are lost, or the time is up."""

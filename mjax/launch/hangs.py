@@ -75,6 +75,11 @@ class Hangs:
         self._until_s = now_s + self._stacks_s
         self._fleet.send_all(Dump(generation=generation))
 
+    def ask_again(self, name: str, generation: int) -> None:
+        """Repeat the request to a host that may not have got it."""
+        if name not in self._answered:
+            self._fleet.send(name, Dump(generation=generation))
+
     def _traffic(self) -> dict[str, float]:
         """Return host -> RDMA bytes per second, for hosts with known counters."""
         hosts = (self._fleet.hosts[name] for name in self._fleet.placement)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from mjax.launch.messages import Match, Message, RankState, Signal
+from mjax.launch.messages import Hello, Match, Message, RankState, Signal
 
 
 class HostState(enum.StrEnum):
@@ -35,6 +35,8 @@ class Host:
     is_connected: bool = True
     heard_s: float
     """Time of the agent's last message, in seconds."""
+    agent: str = ""
+    """Id of the agent process; "" if unknown."""
     ranks: dict[int, RankState] = dataclasses.field(default_factory=dict)
     """Rank of the current generation -> state."""
     why: str = ""
@@ -60,7 +62,8 @@ class Host:
 
     def to_json(self) -> dict[str, str]:
         """Return the state that a new driver needs, as JSON."""
-        return {"address": self.address, "state": self.state.value, "why": self.why}
+        fields = {"address": self.address, "state": self.state.value, "why": self.why}
+        return fields | {"agent": self.agent}
 
 
 def from_json(name: str, fields: Mapping[str, Any], now_s: float) -> Host:
@@ -70,6 +73,7 @@ def from_json(name: str, fields: Mapping[str, Any], now_s: float) -> Host:
         address=fields["address"],
         state=HostState(fields["state"]),
         why=fields["why"],
+        agent=fields.get("agent", ""),
         is_connected=False,
         heard_s=now_s,
     )
@@ -216,12 +220,12 @@ class Fleet:
         )
         self._tell("evict", text, "warning", host=host.name, data=data)
 
-    def join(self, name: str, address: str, now_s: float) -> Host:
+    def join(self, hello: Hello, now_s: float) -> Host:
         """Mark a host as connected and return it; a new host is a spare."""
-        host = self.hosts.setdefault(
-            name, Host(name=name, address=address, heard_s=now_s)
-        )
-        host.address, host.is_connected, host.is_leaving = address, True, False
+        new = Host(name=hello.host, address=hello.address, heard_s=now_s)
+        host = self.hosts.setdefault(hello.host, new)
+        host.address, host.agent = hello.address, hello.id
+        host.is_connected, host.is_leaving = True, False
         return host
 
     def come_back(self, host: Host, generation: int) -> None:
@@ -255,6 +259,18 @@ class Fleet:
         self._place(fields["placement"])
         for name, host in fields["hosts"].items():
             self.hosts[name] = from_json(name, host, now_s)
+
+    def take_up_matches(
+        self, log_events: Sequence[Mapping[str, Any]], now_s: float
+    ) -> None:
+        """Restore the matches of log rules that a previous driver recorded."""
+        for event in log_events:
+            if event["host"] in self.hosts:
+                rule = event["data"]["rule"]
+                line = event["text"].removeprefix(f"{rule}: ")
+                one = Match(rule=rule, line=line, rank=event["rank"])
+                at_s = now_s - event["age_s"]
+                self.hosts[event["host"]].matches.append((at_s, one))
 
 
 def place(chosen: Collection[str], before: Sequence[str]) -> list[str]:

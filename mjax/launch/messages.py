@@ -13,7 +13,7 @@ import msgspec
 
 from mjax.processes.progress import Phase
 
-VERSION = 1
+VERSION = 2
 MAX_LINE_BYTES = 16 * 2**20
 """Size limit of a message. The largest message holds the stacks of a host's ranks."""
 
@@ -129,6 +129,9 @@ class Hello(Message, tag="hello"):
     facts: dict[str, str]
     """Name -> text about hardware and software of the host, for the journal."""
     ranks: list[RankState] = []
+    id: str = ""
+    """Random word of the agent process; "" before version 2. In containers many agents
+    have the same pid."""
 
 
 class Beat(Message, tag="beat"):

@@ -25,6 +25,7 @@ class Restarts:
         """The newest step known to be saved; -1 if there is none."""
         self.num_fruitless = 0
         self._saved_before = -1
+        self._ended = 0
         self._goes_back_to: int | None = None
 
     def to_json(self) -> dict[str, int]:
@@ -34,6 +35,7 @@ class Restarts:
             "saved_step": self.saved_step if to is None else to,
             "saved_before": self._saved_before,
             "num_fruitless": self.num_fruitless,
+            "ended": self._ended,
         }
 
     def take_up(self, fields: Mapping[str, int]) -> None:
@@ -41,6 +43,7 @@ class Restarts:
         self.saved_step = fields["saved_step"]
         self._saved_before = fields["saved_before"]
         self.num_fruitless = fields["num_fruitless"]
+        self._ended = fields.get("ended", 0)
 
     def begin(self) -> None:
         """Begin a generation."""
@@ -57,8 +60,11 @@ class Restarts:
         """Whether the current generation has saved nothing new yet."""
         return self.saved_step <= self._saved_before
 
-    def end(self, cause: Cause) -> None:
-        """Count an ended generation."""
+    def end(self, cause: Cause, generation: int) -> None:
+        """Count an ended generation, once."""
+        if generation == self._ended:  # by the driver before this one
+            return
+        self._ended = generation
         if self.is_fruitless and cause not in _NOTHING_FAILED:
             self.num_fruitless += 1
         else:

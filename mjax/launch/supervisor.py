@@ -15,8 +15,10 @@ checks and restarts have their own modules; all transitions are here.
 import enum
 import math
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from mjax.launch import failures, policy
 from mjax.launch.checks import Checks
@@ -82,6 +84,7 @@ class Supervisor:
         sizes: Collection[int] = (),
         take_back: Callable[[], bool] = lambda: False,
         faults: Callable[[str], float] = lambda _: 0.0,
+        real_s: Callable[[float], float] = lambda at_s: at_s,
     ) -> None:
         """Start without hosts.
 
@@ -100,6 +103,7 @@ class Supervisor:
             with it; returns whether it undid one.
           faults: maps a host to its score of past faults; hosts with the lowest score
             are used first.
+          real_s: converts a time of the caller's clock to the monotonic clock.
         """
         self._take_back = take_back
         self.config, self._module, self._find_ports = config, module, find_ports
@@ -118,7 +122,7 @@ class Supervisor:
         self._draining: dict[str, tuple[str, HostState]] = {}
         self._suspected: set[str] = set()
         self._first_end_s = self._stop_by_s = math.inf
-        self._times = Times(self._tell)
+        self._times = Times(self._tell, real_s)
         self._sizes = Sizes(config.hosts, sizes)
         self._fleet = Fleet(
             config.ranks_per_host, config.restart.lost_s, send, self._tell, faults
@@ -132,7 +136,9 @@ class Supervisor:
 
     def joined(self, hello: Hello, now_s: float) -> None:
         """Admit a host, or readmit it after a restart of its agent or this driver."""
-        host = self._fleet.join(hello.host, hello.address, now_s)
+        known = self.hosts.get(hello.host)
+        agent_before = known.agent if known else ""
+        host = self._fleet.join(hello, now_s)
         was_lost = host.state is HostState.LOST
         if was_lost:
             self._fleet.come_back(host, self.generation)
@@ -148,12 +154,38 @@ class Supervisor:
             # The previous driver may have been killed before sending this message.
             order = Signal(generation=self.generation, number=signal.SIGTERM)
             self._send(host.name, order)
-        is_new = self.state is State.RUNNING and bool(host.ranks) and not hello.ranks
+        had_ranks, generation = bool(host.ranks), self.generation
         self.beat(hello.host, Beat(ranks=hello.ranks), now_s)
-        if is_new and self._fleet.has_ranks(host.name):
-            text = f"the agent of {host.name} was started again, without its ranks"
-            failure = Failure(cause=Cause.KILLED, text=text, hosts=(host.name,))
-            self._fail(failure, now_s)
+        is_other = agent_before != host.agent if agent_before else had_ranks
+        if generation == self.generation:
+            self._repeat_orders(host, is_other=is_other, now_s=now_s)
+
+    def _repeat_orders(self, host: Host, *, is_other: bool, now_s: float) -> None:
+        """Repeat what an agent that joins may not have heard, or give up.
+
+        Args:
+          host: host of the agent.
+          is_other: whether it is another agent process than before.
+          now_s: current time.
+        """
+        name = host.name
+        if is_other:
+            self._checks.repeat_for(name)
+        if self.state is State.PORTS and name == self.placement[0]:
+            self._send(name, self._find_ports(self.generation, len(self.placement)))
+            return
+        is_on = self.state in (State.RUNNING, State.STACKS)
+        if not is_on or not self._fleet.has_ranks(name):
+            return
+        if host.ranks:
+            if self.state is State.STACKS:
+                self._hangs.ask_again(name, self.generation)
+        elif is_other:
+            text = f"the agent of {name} was started again, without its ranks"
+            self._fail(Failure(cause=Cause.KILLED, text=text, hosts=(name,)), now_s)
+        elif host.agent:
+            text = f"the order to start the ranks of {name} was lost with a connection"
+            self._fail(Failure(cause=Cause.KILLED, text=text), now_s)
 
     def _joined_text(self, host: Host) -> str:
         if self.waits_for_place(host):
@@ -281,20 +313,32 @@ class Supervisor:
             "draining": {name: why for name, (why, _) in self._draining.items()},
             "draining_to": {name: to.value for name, (_, to) in self._draining.items()},
             "is_saving": math.isfinite(self._stop_by_s),
+            "failure": msgspec.to_builtins(self._failure),
             **self._restarts.to_json(),
             **self.rollbacks.to_json(),
             **self._fleet.to_json(),
         }
 
-    def resume(self, snapshot: Mapping[str, Any], now_s: float) -> None:
+    def resume(
+        self,
+        snapshot: Mapping[str, Any],
+        now_s: float,
+        log_events: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
         """Restore the state of the previous driver; running ranks continue.
 
         Agents that do not come back in time count as lost.
+
+        Args:
+          snapshot: the last `snapshot` of the previous driver.
+          now_s: current time.
+          log_events: events of kind `log` of its generation, with `age_s`.
         """
         self.generation = snapshot["generation"]
         self._restarts.take_up(snapshot)
         self.rollbacks.take_up(snapshot)
         self._fleet.take_up(snapshot, now_s)
+        self._fleet.take_up_matches(log_events, now_s)
         self._is_asked_to_stop = snapshot["is_asked_to_stop"]
         states = snapshot.get("draining_to", {})
         self._draining = {
@@ -303,13 +347,16 @@ class Supervisor:
         }
         state = State(snapshot["state"])
         self._tell("driver", f"a driver was started again; the run was {state}")
-        if state is State.RUNNING:
+        if state in (State.RUNNING, State.STACKS):  # a hang is found again
             self._enter(State.RUNNING, now_s)
             if snapshot["is_saving"]:
                 self._stop_by_s = now_s + self.config.restart.stop_s
-        elif state in (State.GATHERING, State.PAUSING):
+        elif state in (State.GATHERING, State.PAUSING, State.PORTS):  # without ranks
             self._enter(State.GATHERING, now_s)
-        else:
+        elif (failure := snapshot.get("failure")) is not None:
+            self._failure = msgspec.convert(failure, Failure)
+            self._stop_ranks(now_s)
+        else:  # of a driver that kept no failure
             text = f"the driver was killed while {state}"
             self._fail(Failure(cause=Cause.KILLED, text=text), now_s)
 
@@ -533,6 +580,9 @@ class Supervisor:
                 severity = "info" if is_ordered else "warning"
                 text += "" if is_ordered else ", after a signal from outside"
             self._tell("failure", text, severity, **failure.fields())
+        self._stop_ranks(now_s)
+
+    def _stop_ranks(self, now_s: float) -> None:
         self._enter(State.STOPPING, now_s)
         self._until_s = now_s + self.config.restart.kill_s
         self._fleet.signal(self.generation, signal.SIGKILL)
@@ -588,7 +638,7 @@ class Supervisor:
                 state = HostState.SICK
             for host in self._fleet.active(failure.hosts):
                 self._fleet.evict(host, failure.text, state)
-        self._restarts.end(failure.cause)
+        self._restarts.end(failure.cause, self.generation)
         why = self._restarts.why_useless
         if not why and rule.action is Action.ROLL_BACK:
             why = self.rollbacks.go_back(failure.diverged)

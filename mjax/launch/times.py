@@ -26,13 +26,18 @@ contain all phases."""
 class Times:
     """Counts the seconds of successive generations."""
 
-    def __init__(self, tell: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        tell: Callable[..., None],
+        real_s: Callable[[float], float] = lambda at_s: at_s,
+    ) -> None:
         """Create the counter; `begin` begins the first generation.
 
         Args:
           tell: records an event, see `events.teller`.
+          real_s: converts a time of the driver's clock to the monotonic clock.
         """
-        self._tell = tell
+        self._tell, self._real_s = tell, real_s
         self._waiting: set[int] = set()
         self._last: RankState | None = None
         self._asked_s: dict[int, float] = {}
@@ -54,7 +59,7 @@ class Times:
             # `spent_s` adds up to the seconds since the host was asked to start the
             # rank, by the clock of the host.
             if rank not in self._asked_s:
-                self._asked_s[rank] = now_s - sum(state.spent_s)
+                self._asked_s[rank] = self._real_s(now_s) - sum(state.spent_s)
         rank = min(states, default=None)
         if rank is not None and (self._lowest is None or rank <= self._lowest[0].rank):
             self._lowest = states[rank], now_s

@@ -62,6 +62,7 @@ class Cluster:
         self.finds_ports = True
         self.faults: dict[str, float] = {}
         self.updates: list[bool] = []
+        self.agents: dict[str, str] = {}
         self.seen: tuple[Any, str] = (None, "")
         self.supervisor = self.driver()
         for index in range(num_agents):
@@ -115,10 +116,22 @@ class Cluster:
 
     def join(self, name):
         ranks = list(self.states.get(name, {}).values())
-        hello = Hello(
-            version=1, token="", host=name, address=name, pid=1, facts={}, ranks=ranks
-        )
+        words: dict[str, Any] = {"version": 2, "token": "", "facts": {}, "pid": 1}
+        agent = self.agents.setdefault(name, f"first of {name}")
+        hello = Hello(host=name, address=name, ranks=ranks, id=agent, **words)
         self.supervisor.joined(hello, self.now_s)
+
+    def restart_driver(self, *log_events, rejoin=("host-0", "host-1", "host-2")):
+        """Kill the driver; its successor knows what the journal has."""
+        snapshot = json.loads(json.dumps(self.supervisor.snapshot()))
+        self.supervisor = self.driver()
+        self.supervisor.resume(snapshot, self.now_s, log_events)
+        for name in rejoin:
+            self.join(name)
+
+    def restart_agent(self, name):
+        """Kill an agent, and so its ranks; another process takes its place."""
+        self.states[name], self.agents[name] = {}, f"next after {self.agents[name]}"
 
     def set(self, host, rank, **changes):
         self.states[host][rank] = msgspec.structs.replace(
@@ -218,7 +231,7 @@ def test_nor_is_it_if_the_agent_of_that_host_is_started_again():
     cluster.go(1)
     assert cluster.kinds("failure") == []
     cluster.silent.clear()
-    cluster.states["host-1"] = {}
+    cluster.restart_agent("host-1")
     cluster.join("host-1")
     cluster.go(1)
     (failure,) = cluster.kinds("failure")
@@ -391,7 +404,7 @@ def test_a_host_without_heartbeat_is_replaced_and_may_come_back_as_a_spare():
 
 def test_an_agent_that_comes_back_without_its_ranks_is_noticed_at_once():
     cluster = running()
-    cluster.states["host-1"] = {}
+    cluster.restart_agent("host-1")
     cluster.supervisor.left("host-1", cluster.now_s)
     cluster.join("host-1")
     assert cluster.kinds("failure")[0].data["hosts"] == ["host-1"]
@@ -786,6 +799,103 @@ def test_a_driver_that_comes_back_goes_on_where_the_one_before_was(state):
     assert [s.generation for s in states if s.code is None] == [
         cluster.supervisor.generation
     ] * 2
+
+
+def test_a_driver_and_an_agent_that_die_together_cost_one_start():
+    cluster = running()
+    cluster.restart_agent("host-1")
+    cluster.restart_driver()
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.host) == (Cause.KILLED, "host-1")
+    assert "the agent of host-1 was started again" in failure.text
+    cluster.go(3)
+    assert cluster.supervisor.generation == 2
+
+
+def test_ranks_whose_order_died_with_the_driver_are_missed_at_once():
+    cluster = running()
+    cluster.states["host-1"] = {}
+    cluster.restart_driver()
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.data["hosts"]) == (Cause.KILLED, [])
+    assert "the order to start the ranks of host-1 was lost" in failure.text
+
+
+def test_a_driver_does_not_forget_why_it_ends_a_generation():
+    """Nor that it has counted the generation."""
+    cluster = running(check_command="check")
+    says(cluster, "host-1", "Xid")
+    cluster.silent = {"host-0"}  # its rank has not ended yet
+    crash(cluster, 1)
+    assert cluster.supervisor.state is State.STOPPING
+    cluster.silent.clear()
+    cluster.restart_driver()
+    cluster.go(3)
+    assert cluster.supervisor.placement == ["host-0", "host-2"]
+    assert cluster.supervisor.hosts["host-1"].state is HostState.EVICTED
+    crash(cluster, 1)
+    assert cluster.supervisor.state is State.CHECKING
+    cluster.sent.clear()
+    cluster.restart_driver(rejoin=("host-0", "host-2"))
+    cluster.go(1)
+    assert [host for host, _ in cluster.messages(Check)] == ["host-2"]
+    causes = [event.data["cause"] for event in cluster.kinds("failure")]
+    assert causes == [Cause.GPU_FAULT, Cause.CRASHED]
+    assert cluster.supervisor.snapshot()["num_fruitless"] == 2
+
+
+def test_what_logs_told_the_driver_before_explains_a_crash():
+    cluster = running()
+    said = {"host": "host-1", "rank": None, "text": "Xid: NVRM: Xid 79"}
+    said |= {"data": {"rule": "Xid"}, "age_s": 9.0}
+    old = said | {"data": {"rule": "machine check"}, "age_s": 700.0}
+    cluster.restart_driver(old, said, said | {"host": "unknown"})
+    crash(cluster, 1)
+    (failure,) = cluster.kinds("failure")
+    assert failure.data["cause"] == Cause.GPU_FAULT
+    assert "NVRM: Xid 79" in failure.text
+
+
+def test_a_hang_is_found_again_by_the_next_driver():
+    cluster = running(limits=LimitsConfig(step_s=5.0))
+    cluster.all_ranks(age_s=6.0)
+    cluster.go(0.25)
+    assert cluster.supervisor.state is State.STACKS
+    cluster.restart_driver()
+    assert cluster.supervisor.state is State.RUNNING
+    cluster.go(0.25)
+    assert len(cluster.kinds("hang")) == 2
+    cluster.all_ranks(age_s=0.1, step=8)
+    cluster.go(5)
+    assert cluster.supervisor.generation == 1
+
+
+def test_orders_are_repeated_to_an_agent_that_may_not_have_heard_them():
+    cluster = running(check_command="check", limits=LimitsConfig(step_s=5.0))
+    cluster.all_ranks(age_s=6.0)
+    cluster.go(0.25)
+    cluster.supervisor.shown("host-0", Stacks(generation=1, stacks={}), cluster.now_s)
+    cluster.sent.clear()
+    for name in ("host-0", "host-1"):
+        cluster.join(name)  # the same agents, on new connections
+    assert [host for host, _ in cluster.messages(Dump)] == ["host-1"]
+    cluster.restart_agent("host-1")
+    cluster.join("host-1")
+    assert cluster.kinds("failure")[0].host == "host-1"
+    cluster.finds_ports = False
+    cluster.go(3)
+    first, num = cluster.supervisor.placement[0], len(cluster.messages(FindPorts))
+    assert cluster.supervisor.state is State.PORTS
+    cluster.join(first)
+    assert [host for host, _ in cluster.messages(FindPorts)][num:] == [first]
+    cluster.finds_ports = True
+    cluster.join(first)
+    crash(cluster, 1)
+    assert cluster.supervisor.state is State.CHECKING
+    assert [host for host, _ in cluster.messages(Check)] == ["host-1"]
+    cluster.restart_agent("host-1")
+    cluster.join("host-1")
+    assert [host for host, _ in cluster.messages(Check)] == ["host-1"] * 2
 
 
 def test_a_rank_that_was_never_started_is_noticed():
