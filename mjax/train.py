@@ -122,7 +122,13 @@ def _check_paths(config: TrainConfig, command: Command) -> None:
     if config.work_dir is not None and writes:
         work_dir.check_place(Path(config.work_dir))
     corpora.check_exists(path for paths in config.data.paths for path in paths)
-    if config.init_from is not None and "://" not in config.init_from:
+    # A run that has begun has saved what it took from --init-from.
+    has_begun = (
+        config.work_dir is not None
+        and not command.restart_from_scratch
+        and work_dir.has_begun(Path(config.work_dir))
+    )
+    if config.init_from is not None and "://" not in config.init_from and not has_begun:
         try:
             places.check_exists(config.init_from)
         except ValueError as error:
