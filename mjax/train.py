@@ -128,7 +128,7 @@ def _check_paths(config: TrainConfig, command: Command) -> None:
         and not command.restart_from_scratch
         and work_dir.has_begun(Path(config.work_dir))
     )
-    if config.init_from is not None and "://" not in config.init_from and not has_begun:
+    if config.init_from is not None and not has_begun:
         try:
             places.check_exists(config.init_from)
         except ValueError as error:

@@ -99,6 +99,7 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
         (["--model.d-ff", "96"], "model.d_ff"),
         (["--steps", "3"], "--steps must be at least the 12 steps"),
         (["--data.path", "/absent"], "/absent"),
+        (["--init-from", "hf://org/model@main"], "init_from: null there"),
         (["--batch.size", "9"], "batch.size"),
         (["--mesh.tp", "16"], "16"),
     ],

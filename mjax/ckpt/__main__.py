@@ -27,7 +27,7 @@ from mjax.ckpt import places
 from mjax.ckpt.boxes import size_of
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece
 from mjax.ckpt.remote import listing
-from mjax.ckpt.store import Store
+from mjax.ckpt.store import Store, located
 from mjax.stores import address
 
 Path = Annotated[str, flags.Positional("PATH")]
@@ -474,7 +474,7 @@ def _export(command: Export) -> int:
 
 def _checked_out(path: str) -> epath.Path:
     """Create the output folder; refuse one that is not a folder of checkpoints."""
-    folder = epath.Path(path)
+    folder = located(path)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         is_used = any(folder.iterdir())

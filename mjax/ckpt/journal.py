@@ -37,8 +37,17 @@ class Journal:
     """The file checkpoints.jsonl: one process writes it, all may read it."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Store the path of the file, which need not exist."""
+        """Store the path of the file, which need not exist.
+
+        Raises:
+          ValueError: the path is a folder.
+        """
         self._path = Path(path)
+        if self._path.is_dir():
+            raise ValueError(
+                f"{self._path} is a folder, not the record of the run's checkpoints; "
+                "move it away, and put the file back if there was one"
+            )
 
     def write(self, event: str, step: int, **facts: Any) -> None:
         """Append an event with further fields of `Record`, and flush it to disk.

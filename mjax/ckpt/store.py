@@ -44,6 +44,7 @@ _NAME = re.compile(
     rf"|{re.escape(_UNFINISHED)}[0-9a-f]+)"
 )
 _REASON_FILE = "damaged.json"
+_HUB = "hf://"
 _MARGIN = 1.02  # free space needed, relative to the bytes of the arrays
 
 
@@ -57,9 +58,14 @@ class Store:
         """Store the path of the folder, which need not exist and may be relative.
 
         Raises:
-          ValueError: the path is a URL that no installed library can open.
+          ValueError: the path is a file, or a URL that no installed library can open.
         """
         self.directory = located(directory)
+        if self.directory.exists() and not self.directory.is_dir():
+            raise ValueError(
+                f"{self.directory} is a file, not a folder of checkpoints; move it "
+                "away, and put the folder back if there was one"
+            )
         self.fence = Fence(self.directory)
 
     def steps(self) -> list[int]:
@@ -321,11 +327,17 @@ def located(path: str | os.PathLike[str]) -> epath.Path:
     """Return a local path as an absolute path, and a URL unchanged.
 
     Raises:
-      ValueError: the path is a URL that no installed library can open.
+      ValueError: the path is a URL that no installed library can open, or on a hub.
     """
     text = os.fspath(path)
     if "://" not in text:
         return epath.Path(text).absolute()
+    if text.startswith(_HUB):
+        raise ValueError(
+            f"{text} is on a hub, where mjax reads tokenizers and data sets only; "
+            "download a model (hf download NAME --revision REVISION --local-dir "
+            "FOLDER), and give FOLDER"
+        )
     try:
         found = epath.Path(text)
         found.exists()  # imports the library for this kind of URL

@@ -16,9 +16,11 @@ def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     beside `path`.
 
     Raises:
-      ValueError: `path` is a file, or a folder that is not empty.
+      ValueError: `path` is a URL, a file, or a folder that is not empty.
       RuntimeError: the disk failed.
     """
+    if "://" in os.fspath(path):
+        raise ValueError(f"{path} is a URL; give a folder of a file system")
     path = Path(path).absolute()
     if path.exists() and not (path.is_dir() and not any(path.iterdir())):
         raise ValueError(f"{path} exists and is not an empty folder; give another name")

@@ -196,6 +196,8 @@ def _contents(folder: str | os.PathLike[str]) -> dict[str, Any]:
         )
     try:
         return checked_json.read(path.read_bytes(), dict[str, Any])
+    except OSError as error:
+        raise RuntimeError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise RuntimeError(f"{path} is damaged: {error}") from error
 

@@ -167,14 +167,18 @@ def _read_index(path: Path) -> dict[str, _Entry]:
 
 def _read_header(path: Path) -> dict[str, _Entry]:
     """Read and check the header of one file; return the entries by tensor name."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-            raise RuntimeError(
-                f"{path} is damaged: {size} bytes cannot hold a header of {length}"
-            )
-        header = _json(path, file.read(length))
+    try:
+        with path.open("rb") as file:
+            size = path.stat().st_size
+            length = int.from_bytes(file.read(8), "little")
+            if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+                raise RuntimeError(
+                    f"{path} is damaged: {size} bytes cannot hold a header of {length}"
+                )
+            text = file.read(length)
+    except OSError as error:
+        raise RuntimeError(f"{path} cannot be read: {error.strerror}") from error
+    header = _json(path, text)
     header.pop("__metadata__", None)
     entries, spans = {}, []
     for name, described in header.items():

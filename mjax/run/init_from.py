@@ -20,6 +20,7 @@ from mjax.ckpt import places, placing
 from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
+from mjax.ckpt.store import located
 from mjax.config.train import from_json
 from mjax.hugging_face import families
 from mjax.hugging_face.params import ADAPTERS, open_params, read_config
@@ -146,6 +147,7 @@ def _with_adapters(
         family, _ = read_config(base_path)
     else:
         family, _ = families.hf_config(model, seq_len=1)
+    located(folder)  # refuses URLs
     source = PeftAdapters(folder, model, adapters, family)
     read_adapters = _boxes_of(source)
 

@@ -384,19 +384,55 @@ def test_a_config_of_no_run_is_refused(tmp_path, states, text, says):
         ("gs://bucket/run", "PATH gs://bucket/run needs obstore; pip install"),
         ("s3://bucket/run", "PATH s3://bucket/run needs obstore; pip install"),
         ("what://bucket", "what://bucket cannot be opened here (unknown kind of URL)"),
+        ("hf://org/model@main", "hf://org/model@main is on a hub, where mjax reads"),
     ],
 )
-@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+@pytest.mark.parametrize("command", ["ls", "show", "verify", "export", "reshard"])
 def test_a_url_that_nothing_opens_is_refused_in_one_line(url, says, command, capsys):
-    assert main([command, url]) == 2
+    has_out = command in ("export", "reshard")
+    if has_out and url[:2] in ("gs", "s3"):
+        says = f"{url} cannot be opened here"
+    assert main([command, url, *(["out"] if has_out else [])]) == 2
     err = capsys.readouterr().err
     assert err.startswith(f"error: {says}")
     assert err.count("\n") == 1
 
 
+def test_a_copy_is_not_written_to_a_url(tmp_path, states, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    two_steps(tmp_path / "run", states)
+    before = sorted(tmp_path.iterdir())
+    assert main(["reshard", "run", "hf://org/model"]) == 2
+    assert "error: hf://org/model is on a hub" in capsys.readouterr().err
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_file_in_place_of_a_folder_is_named(tmp_path, states, capsys):
+    """And a folder in place of a file."""
+    two_steps(tmp_path, states)
+    (tmp_path / "checkpoints").rename(tmp_path / "aside")
+    (tmp_path / "checkpoints").write_text("x")
+    says = f"{tmp_path}/checkpoints is a file, not a folder of checkpoints; move it"
+    with pytest.raises(ValueError, match=says):
+        Checkpoints(tmp_path, CkptConfig())
+    with pytest.raises(ValueError, match=says):
+        places.is_without_steps(tmp_path, {"ckpt": {}})
+    for command in ("ls", "show", "verify"):
+        assert main([command, str(tmp_path)]) == 2
+        assert says in capsys.readouterr().err
+    (tmp_path / "checkpoints").unlink()
+    (tmp_path / "aside").rename(tmp_path / "checkpoints")
+    (tmp_path / "checkpoints.jsonl").unlink(missing_ok=True)
+    (tmp_path / "checkpoints.jsonl").mkdir()
+    assert main(["ls", str(tmp_path)]) == 2
+    assert "checkpoints.jsonl is a folder, not the record" in capsys.readouterr().err
+
+
 def test_a_folder_of_checkpoints_that_nothing_opens_is_refused(tmp_path):
     with pytest.raises(ValueError, match="s3://bucket/run cannot be opened here"):
         Checkpoints(tmp_path, CkptConfig(dir="s3://bucket/run"))
+    with pytest.raises(ValueError, match="hf://org/model is on a hub"):
+        Checkpoints(tmp_path, CkptConfig(dir="hf://org/model"))
     with pytest.raises(
         ValueError, match=r"--ckpt\.local-dir must be a folder .* URL s3://x"
     ):

@@ -73,6 +73,7 @@ def test_the_trainer_refuses_values_and_prints_its_config_as_fast():
         ("train", "--work-dir README.md", "the work dir README.md is a file"),
         ("train", "--work-dir README.md/run", "README.md is a file; choose another"),
         ("train", "--init-from absent", "absent does not exist; give a work dir"),
+        ("train", "--init-from hf://org/model@main", "is on a hub, where"),
         ("train", "--simulate-devices 2 --batch.size 7", "= 2, got 7; nearest that"),
         (
             "train",

@@ -150,6 +150,8 @@ def test_what_cannot_be_used_is_refused_with_the_remedy(run, tmp_path):
         return str(caught.value)
 
     assert "does not exist; give a work dir" in refusal(tmp_path / "none", ONE)
+    with pytest.raises(ValueError, match=r"hf://a/b@main is on a hub.*give FOLDER"):
+        open_model("hf://a/b@main", make_mesh(ONE), dtype="float32")
     assert "no step 4" in refusal(run, ONE, step=4)
     assert "--mesh.pp must be 1" in refusal(run, (2, 1, 1, 1))
     assert "use --mesh.tp 4" in refusal(run, (1, 1, 1, 8))

@@ -29,6 +29,13 @@ def test_an_empty_folder_is_taken_and_a_full_one_is_not(tmp_path: Path):
     assert (tmp_path / "out" / "f").exists()
 
 
+def test_a_url_is_not_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="is a URL; give"), new_folder("s3://a/b"):
+        pass
+    assert not [*tmp_path.iterdir()]
+
+
 def test_of_two_that_write_at_once_the_first_to_end_stays(tmp_path: Path):
     out = tmp_path / "out"
 

@@ -266,6 +266,14 @@ def test_adapters_beside_the_model_are_not_passed_over(mistral: Path) -> None:
         open_params(mistral, small_model("mistral"))
 
 
+def test_a_folder_in_place_of_the_weights_is_named(mistral: Path) -> None:
+    path = next(mistral.glob("*.safetensors"))
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(RuntimeError, match=rf"{path} cannot be read: Is a directory"):
+        open_params(mistral, small_model("mistral"))
+
+
 def test_a_missing_file_is_named(mistral: Path) -> None:
     next(mistral.glob("model-00002*")).unlink()
     with pytest.raises(

@@ -159,6 +159,7 @@ def test_a_template_beside_the_tokenizer_of_the_base_is_taken_and_kept(folder):
             "--lora.rank 2 trains adapters of an existing model, but --init-from",
         ),
         ({"init_from": "nowhere"}, "--init-from nowhere cannot be used: .*not exist"),
+        ({"lora__init_from": "hf://org/a@main"}, "hf://org/a@main is on a hub, where"),
         ({"lora__init_from": "hf"}, "--lora.init-from hf has no adapter_config.json"),
         ({"data__chat_template": ""}, "bytes has no chat template; give a Jinja file"),
         ({"data__chat_template": "none.jinja"}, "none.jinja cannot be read"),
