@@ -377,5 +377,8 @@ COMMANDS: dict[str, Callable[[list[str]], int]] = {
 
 if __name__ == "__main__":
     code = interrupts.with_cleanup(main)
-    sys.stdout.flush()
+    try:
+        sys.stdout.flush()
+    except OSError:  # the exit code counts, not a full disk
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     sys.exit(code)

@@ -8,13 +8,13 @@ reconnect, and ranks are not affected.
 
 import asyncio
 import contextlib
+import functools
 import json
 import resource
 import signal
 import socket
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ import msgspec
 
 from mjax.flags import with_flags
 from mjax.launch import elastic, failures, messages
+from mjax.launch.background import Worker, post, say
 from mjax.launch.client import write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.connections import Buffer, Connection
@@ -29,6 +30,7 @@ from mjax.launch.events import Event, process_event, teller
 from mjax.launch.history import HostHistory
 from mjax.launch.journal import Journal
 from mjax.launch.kubernetes import Api
+from mjax.launch.liveness import Clock
 from mjax.launch.messages import (
     Answer,
     Command,
@@ -36,7 +38,6 @@ from mjax.launch.messages import (
     FromAgent,
     Hello,
     Message,
-    Prepare,
     RankSpec,
     Refused,
 )
@@ -52,7 +53,12 @@ _COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 _TICK_S = 0.05
 _CALM_S = 0.25
 """Seconds between ticks while all ranks run normally; otherwise _TICK_S."""
-_LAST_WORDS_S = 1.0
+_TOLD_GAP_S = 1.0
+"""Seconds for which this process must have stood still to report it."""
+_TURNS = 3
+"""Turns of the loop in which every socket that has data is read."""
+_LAST_WORDS_S, _PATIENCE_S = 1.0, 5.0
+"""Seconds at the end for agents to leave, and for a terminal or a disk that blocks."""
 _BACKLOG = 1024
 
 
@@ -91,6 +97,9 @@ class Driver:
         self._agents: dict[str, Connection] = {}
         self._first = msgspec.json.Decoder(messages.First)
         self._from_agent = msgspec.json.Decoder(messages.FromAgent)
+        self._clock = Clock(2 * _CALM_S)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._terminal, self._historian = Worker(), Worker()
         self._history = self._open_history(config.history)
         self._journal = Journal(work_dir)
         is_module = [*trainer[:2]] == [sys.executable, "-m"]
@@ -101,7 +110,8 @@ class Driver:
             self._make_rank,
             self._send,
             self._record,
-            time.monotonic(),
+            self._clock.now_s(),
+            real_s=self._clock.real_s,
             module=trainer[2] if is_module and config.restart.warm else "",
             find_ports=self._find_ports,
             sizes=self._sizes,
@@ -112,7 +122,7 @@ class Driver:
         self._is_saved = False
         self._has_news = asyncio.Event()
         self._saved_place: tuple[str, int] | None = None
-        self._pids: dict[str, int] = {}
+        self._ids: dict[str, tuple[int, str]] = {}
         self.address: tuple[str, int] = bind
         """Address on which the driver listens, once `is_listening`."""
         self.is_listening = False
@@ -142,14 +152,15 @@ class Driver:
             return
         if is_running:
             self._flags.take_up(snapshot.get("flags", self._flags.to_json()))
-            self._supervisor.resume(snapshot, time.monotonic())
+            log = self._journal.log_events(generation)
+            self._supervisor.resume(snapshot, self._clock.now_s(), log)
         else:  # the run has ended: keep only its generation number and skipped data
             self._supervisor.generation = snapshot["generation"]
             self._supervisor.rollbacks.skip = snapshot.get("skip")
 
     def _open_history(self, path: str) -> HostHistory | None:
         events = self._work_dir / "events.jsonl"
-        tell = teller(self._record)
+        tell = functools.partial(self._post, teller(self._record))
         try:
             return HostHistory(Path(path), events, tell) if path else None
         except (ValueError, RuntimeError) as error:
@@ -161,7 +172,9 @@ class Driver:
             api,
             run=str(self._work_dir),
             tell=teller(self._record),
-            gone=lambda name, why: self._supervisor.gone(name, why, time.monotonic()),
+            gone=lambda name, why: self._supervisor.gone(
+                name, why, self._clock.now_s()
+            ),
             save=lambda fields: self._journal.set_fact("pods", fields),
         )
         before = self._journal.fact("pods")
@@ -184,8 +197,11 @@ class Driver:
         resource.setrlimit(
             resource.RLIMIT_NOFILE, (most, most)
         )  # one file descriptor per agent
+        self._loop, journal = asyncio.get_running_loop(), self._journal
+        journal.on_saved = lambda: self._post(self._deliver)
+        journal.on_problem = lambda problem: self._post(self._tell_problem, problem)
         host, port = self._bind
-        known = self._journal.fact("address")
+        known = journal.fact("address")
         if port == 0 and known is not None:
             port = known[1]
         try:
@@ -197,13 +213,14 @@ class Driver:
         self.address = (host, server.sockets[0].getsockname()[1])
         self._journal.set_fact("address", self.address)
         known_as = socket.gethostname() if host == "0.0.0.0" else host
-        path = self._work_dir / lock.ADDRESS
-        write_private(path, json.dumps([known_as, self.address[1]]))
+        self._write_address(known_as, self.address[1])
         self.is_listening = True
         if self._pods is not None:
             self._pods.start()
         try:
             exit_code = await self._watch(stop)
+            await asyncio.to_thread(journal.flush)
+            journal.deliver(is_last=True)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_LAST_WORDS_S):
                     while self._agents:  # agents exit when they read `Quit`
@@ -216,20 +233,40 @@ class Driver:
             server.close()
             for agent in self._agents.values():
                 agent.close()
+            is_saved = self._journal.close()
             if self._history is not None:
-                self._history.close()
-            self._journal.close()
+                self._historian.do(self._history.close)
+                self._historian.finish(_PATIENCE_S)
+            if not is_saved:
+                self._say(f"error: {self._journal.path} lacks the last events")
+            self._terminal.finish(_PATIENCE_S)
         return exit_code
+
+    def _write_address(self, host: str, port: int) -> None:
+        try:
+            write_private(self._work_dir / lock.ADDRESS, json.dumps([host, port]))
+        except OSError as error:
+            text = f"{lock.ADDRESS} is not written: {error}; commands need "
+            text += f"--driver {host}:{port}"
+            self._record(Event(kind="journal", text=text, severity="warning"))
 
     async def _watch(self, stop: asyncio.Event) -> int:
         """Tick the supervisor until the run has ended; return the exit code."""
-        is_stopped = False
+        is_stopped, lost_s = False, self._clock.lost_s
         while self._supervisor.exit_code is None:
+            now_s = self._clock.now_s()
+            if self._clock.lost_s > lost_s:
+                for _ in range(_TURNS):  # read all sockets before judging anyone
+                    await asyncio.sleep(0)
+                self._tell_gap(self._clock.lost_s - lost_s)
+                now_s, lost_s = self._clock.now_s(), self._clock.lost_s
             if stop.is_set() and not is_stopped:
                 is_stopped = True
-                self._supervisor.stop(time.monotonic())
-            self._supervisor.tick(time.monotonic())
+                self._supervisor.stop(now_s)
+            self._supervisor.tick(now_s)
             self._save()
+            # While the journal cannot be written, no order is sent, so no time counts.
+            self._clock.is_held = self._journal.holds
             await asyncio.sleep(_TICK_S)
             if self._supervisor.is_calm:
                 with contextlib.suppress(TimeoutError):
@@ -279,17 +316,27 @@ class Driver:
         elif isinstance(first, Command):
             answer = self._command(first)
             self._save()
-            connection.send(answer)
-            connection.close()
+
+            def send() -> None:
+                connection.send(answer)
+                connection.close()
+
+            if first.name == "status":
+                send()
+            else:  # what was promised must survive this driver
+                self._journal.when_saved(send)
         else:
             name = connection.host = first.host
-            self._agents[name], self._pids[name] = connection, first.pid
+            before, self._agents[name] = self._agents.get(name), connection
+            if before is not None:  # a connection that the agent has given up
+                before.close()
+            self._ids[name] = _identity(first)
             if self._pods is not None:
                 self._pods.joined(name, first.facts.get("pod_uid", ""))
-            self._supervisor.joined(first, time.monotonic())
+            self._supervisor.joined(first, self._clock.now_s())
 
     def _hear(self, name: str, message: FromAgent) -> None:
-        now_s = time.monotonic()
+        now_s = self._clock.now_s()
         match message:
             case messages.Beat():
                 self._supervisor.beat(name, message, now_s)
@@ -303,13 +350,13 @@ class Driver:
     def _ended(self, connection: Connection) -> None:
         if self._agents.get(connection.host) is connection:
             del self._agents[connection.host]
-            self._supervisor.left(connection.host, time.monotonic())
+            self._supervisor.left(connection.host, self._clock.now_s())
 
     def _name_problem(self, hello: Hello) -> str | None:
         """Return why an agent cannot use its host name in the run; None if it can."""
         name = hello.host
-        is_heard = not self._supervisor.is_lost(name, time.monotonic())
-        if name in self._agents and self._pids[name] != hello.pid and is_heard:
+        is_heard = not self._supervisor.is_lost(name, self._clock.now_s())
+        if name in self._agents and self._ids[name] != _identity(hello) and is_heard:
             return (
                 f"an agent with the name {name} is connected; give this one another "
                 "--host"
@@ -327,7 +374,7 @@ class Driver:
 
     def _command(self, command: Command) -> Message:
         """Execute a user's command."""
-        now_s = time.monotonic()
+        now_s = self._clock.now_s()
         try:
             match command.name:
                 case "status":
@@ -371,7 +418,7 @@ class Driver:
 
     def status(self) -> dict[str, Any]:
         """Return the state of the run as JSON."""
-        now_s = time.monotonic()
+        now_s = self._clock.now_s()
         return self._supervisor.snapshot() | {
             "trainer": self._trainer,
             "flags": self._flags.words,
@@ -392,13 +439,12 @@ class Driver:
     def _status_text(self) -> str:
         one = self._supervisor
         lines = [f"{self._work_dir}: {one.progress_text()}"]
-        ages_s = [
-            time.monotonic() - host.heard_s for host in one.hosts.values() if host.ranks
-        ]
+        now_s = self._clock.now_s()
+        ages_s = [now_s - host.heard_s for host in one.hosts.values() if host.ranks]
         if ages_s:
             lines[0] += f"; the ranks reported up to {max(ages_s):.1f} s ago"
         for host in sorted(one.hosts.values(), key=lambda host: host.name):
-            heard_s = time.monotonic() - host.heard_s
+            heard_s = now_s - host.heard_s
             ranks = ", ".join(map(str, host.ranks)) or "none"
             why = f" ({host.why})" if host.why else ""
             state = "waiting" if one.waits_for_place(host) else host.state
@@ -462,10 +508,41 @@ class Driver:
         )
 
     def _send(self, host: str, message: Message) -> None:
-        if not isinstance(message, Prepare):  # `Prepare` needs no saved state
-            self._save()
-        if host in self._agents:
-            self._agents[host].send(message)
+        """Send a message once the state behind it is saved.
+
+        Otherwise a driver that is started again would not know what it has ordered.
+        """
+        self._save()
+
+        def send() -> None:
+            if host in self._agents:
+                self._agents[host].send(message)
+
+        self._journal.when_saved(send)
+
+    def _deliver(self) -> None:
+        """Send what has waited for the journal; let the history read new events."""
+        self._journal.deliver()
+        self._clock.is_held = self._journal.holds
+        if self._history is not None and not self._history.is_current:
+            self._history.is_current = True
+            self._historian.do(self._history.read)
+
+    def _tell_gap(self, gap_s: float) -> None:
+        if gap_s >= _TOLD_GAP_S:
+            text = (
+                f"this driver stood still for {gap_s:.1f} s (stopped, or the machine "
+                "was overloaded); no time limit counts that time"
+            )
+            self._record(Event(kind="gap", text=text, severity="warning"))
+
+    def _tell_problem(self, problem: str) -> None:
+        """Report that the journal cannot be written, or can be written again."""
+        text, severity = "the journal is written again", "info"
+        if problem:
+            text, severity = f"the journal cannot be written: {problem}", "warning"
+            text += "; ranks go on, but no order is given until it can"
+        self._record(Event(kind="journal", text=text, severity=severity))
 
     def _record(self, event: Event) -> None:
         self._journal.record(event, self._supervisor.generation)
@@ -484,7 +561,15 @@ class Driver:
         if self.follows_rank_0:
             states = [host.ranks for host in self._supervisor.hosts.values()]
             text = failures.without_lines(text, states)
-        print(f"launch: {mark}{text}", file=sys.stderr, flush=True)
+        self._say(f"{mark}{text}")
+
+    def _say(self, text: str) -> None:
+        self._terminal.do(functools.partial(say, f"launch: {text}"))
+
+    def _post(self, call: Callable[..., None], *words: Any, **fields: Any) -> None:
+        """Call a function in the loop, from another thread."""
+        if self._loop is not None:
+            post(self._loop, functools.partial(call, *words, **fields))
 
     def _save(self) -> None:
         """Write the snapshot if it changed, before any message and at each tick.
@@ -497,3 +582,8 @@ class Driver:
         self._is_saved, self._saved_place = True, place
         snapshot = self._supervisor.snapshot() | {"flags": self._flags.to_json()}
         self._journal.set_fact("snapshot", snapshot)
+
+
+def _identity(hello: Hello) -> tuple[int, str]:
+    """Return what tells an agent process from others with the same host name."""
+    return hello.pid, hello.id

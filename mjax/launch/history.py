@@ -1,8 +1,9 @@
 """The history of hosts, as the driver of one run uses it.
 
 Input: the events of this run, and a file that several runs share. Output: a score for
-each host; the spare with the lowest score is used first. If the file becomes unusable
-during the run, one event reports this and the last scores stay in use.
+each host; the spare with the lowest score is used first. Reading may wait for other
+runs or a disk, so the driver reads in a thread and uses the last scores. If the file
+becomes unusable during the run, one event reports this.
 """
 
 from collections.abc import Callable
@@ -33,34 +34,35 @@ class HostHistory:
         self._reputation = Reputation(path)
         self._events, self._tell = events, tell
         self._scores: dict[str, float] = {}
-        self._is_current = self._has_failed = False
+        self.is_current = self._has_failed = False
+        """Whether no event since the last `read` may change a score."""
+        self._update()
 
     def note(self, event: Event) -> None:
         """Mark the scores as outdated if the event may change them."""
         if event.kind in _KINDS:
-            self._is_current = False
+            self.is_current = False
 
     def score(self, host: str) -> float:
-        """Return the score of a host; 0 if it has no known fault."""
-        if not self._is_current:
-            self._is_current = True
-            self._read()
+        """Return the last known score of a host; 0 if it has no known fault."""
         return self._scores.get(host, 0.0)
 
     def close(self) -> None:
         """Record the new events and close the file."""
-        self._read()
+        self.read()
         self._reputation.close()
 
-    def _read(self) -> None:
+    def read(self) -> None:
+        """Record the new events and compute the scores; may wait for other runs."""
         try:
-            if self._events.exists():
-                found = run_events.read(self._events, run_events.Counts())
-                self._reputation.record_all(found)
-            standings = self._reputation.standings()
-        except (ValueError, RuntimeError) as error:
+            self._update()
+        except (ValueError, RuntimeError, OSError) as error:
             if not self._has_failed:
                 self._has_failed = True
                 self._tell("history", f"no history of hosts: {error}", "warning")
-            return
-        self._scores = {one.host: one.score for one in standings}
+
+    def _update(self) -> None:
+        if self._events.exists():
+            found = run_events.read(self._events, run_events.Counts())
+            self._reputation.record_all(found)
+        self._scores = {one.host: one.score for one in self._reputation.standings()}

@@ -8,6 +8,8 @@ writes from then on.
 """
 
 import asyncio
+import contextlib
+import functools
 import os
 import secrets
 import signal
@@ -15,8 +17,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import IO, Protocol, runtime_checkable
 
+from mjax.launch.background import Worker, say
 from mjax.launch.client import read_token, write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import TRAINER, Driver
@@ -132,7 +135,8 @@ async def serve(driver: Driver, agents: AgentsOfRun, work_dir: Path) -> int:
     finally:
         for helper in helpers:
             helper.cancel()
-        await agents.end()
+        if driver.is_over:  # otherwise the next driver takes over agents and ranks
+            await agents.end()
 
 
 def token_of(path: Path) -> str:
@@ -150,15 +154,17 @@ class Agents:
     """The agents of the simulated hosts, restarted when they die."""
 
     def __init__(self, names: Sequence[str], work_dir: Path, token: Path) -> None:
-        self._names, self._folder, self._token = names, work_dir / "launch", token
+        self._names, self._folder = names, work_dir / "launch"
+        self._token = token.absolute()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._files = Worker()
 
     async def keep(self, driver: tuple[str, int], is_over: Callable[[], bool]) -> None:
         """Start the missing agents, now and whenever one dies in the run."""
         while not is_over():
             for name in self._names:
                 if not self._runs(name):
-                    self._start(name, driver)
+                    await self._files.run(functools.partial(self._start, name, driver))
             await asyncio.sleep(_RESPAWN_S)
 
     async def end(self) -> None:
@@ -174,7 +180,7 @@ class Agents:
     def _start(self, name: str, driver: tuple[str, int]) -> None:
         words = ["agent", "--driver", f"{driver[0]}:{driver[1]}", "--host", name]
         words += ["--token-file", str(self._token), "--address", LOOPBACK]
-        with (self._folder / f"agent-{name}.log").open("ab") as log:
+        with _log(self._folder / f"agent-{name}.log") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "mjax.launch", *words],
                 stdin=subprocess.DEVNULL,
@@ -183,27 +189,45 @@ class Agents:
                 start_new_session=True,
             )
         self._processes[name] = process
-        self._pid_path(name).write_text(str(process.pid))
+        with contextlib.suppress(OSError):  # the next driver then looks in /proc
+            self._pid_path(name).write_text(str(process.pid))
 
     def _runs(self, name: str) -> bool:
         process = self._processes.get(name)
-        if process is not None:
-            return process.poll() is None
-        pid = self._pid(name)  # agents of an earlier launch
-        try:
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return b"mjax.launch" in words and name.encode() in words
+        return self._pid(name) != 0 if process is None else process.poll() is None
 
     def _pid(self, name: str) -> int:
-        try:
-            return int(self._pid_path(name).read_text())
-        except (OSError, ValueError):
-            return 0
+        """Return the process of an agent of this or an earlier launch; 0 if none."""
+        if name in self._processes:
+            return self._processes[name].pid
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(self._pid_path(name).read_text())
+            if {b"mjax.launch", name.encode()} <= _words_of(pid):
+                return pid
+        # The file may be gone, but its agent is not.
+        own = {b"mjax.launch", b"agent", name.encode(), str(self._token).encode()}
+        pids = (int(path.name) for path in Path("/proc").glob("[0-9]*"))
+        return next((pid for pid in pids if own <= _words_of(pid)), 0)
 
     def _pid_path(self, name: str) -> Path:
         return self._folder / f"agent-{name}.pid"
+
+
+def _log(path: Path) -> IO[bytes]:
+    """Open the log of an agent; without it, the agent runs all the same."""
+    try:
+        return path.open("ab")
+    except OSError as error:
+        say(f"launch: warning: {path} cannot be written: {error.strerror}")
+        return open(os.devnull, "ab")
+
+
+def _words_of(pid: int) -> set[bytes]:
+    """Return the words of the command of a process; none if it has ended."""
+    try:
+        return {*Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")}
+    except OSError:
+        return set()
 
 
 def output_so_far(generation: int, work_dir: Path) -> int:
@@ -211,10 +235,9 @@ def output_so_far(generation: int, work_dir: Path) -> int:
     path = log_path(generation_folder(work_dir, generation), 0)
     try:
         num_bytes = path.stat().st_size
-    except FileNotFoundError:
+    except OSError:
         return 0
-    text = f"launch: earlier output of rank 0 is in {path}"
-    print(text, file=sys.stderr, flush=True)
+    say(f"launch: earlier output of rank 0 is in {path}")
     return num_bytes
 
 
@@ -229,20 +252,30 @@ async def follow(
       begin: first generation to copy, and number of bytes of its output to skip.
     """
     generation, place = begin
+    files = Worker()
     while True:
         path = log_path(generation_folder(work_dir, generation), 0)
-        try:
-            with path.open("rb") as file:
-                if path.stat().st_size < place:  # the log was rotated
-                    place = 0
-                file.seek(place)
-                data = file.read()
-        except OSError:
-            data = b""
-        place += len(data)
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
-        if not data and generation != newest():
+        before = place
+        place = await files.run(functools.partial(_copy, path, before))
+        if place == before and generation != newest():
             generation, place = newest(), 0
             continue
         await asyncio.sleep(_FOLLOW_S)
+
+
+def _copy(path: Path, place: int) -> int:
+    """Copy a log to standard output, from a place on; return the next place."""
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size < place:  # the log was rotated
+                place = 0
+            file.seek(place)
+            data = file.read()
+    except OSError:
+        return place
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except OSError:  # the disk is full, or the reader of stdout is gone
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run
+    return place + len(data)

@@ -50,6 +50,8 @@ def test_what_happens_in_this_run_counts_at_once_and_only_once(tmp_path):
     assert history.score("host-1") == pytest.approx(1.0, rel=1e-3)
     for _ in range(2):
         history.note(event)
+        assert not history.is_current
+        history.read()
         assert history.score("host-1") == pytest.approx(2.0, rel=1e-3)
     history.close()
     assert told == []
@@ -64,6 +66,7 @@ def test_a_history_that_fails_is_said_once_and_the_run_goes_on(tmp_path):
         base.execute("drop table events")
     for _ in range(2):
         history.note(Event(kind="failure", text=""))
+        history.read()
         assert history.score("host-1") == known
     history.close()
     (event,) = told

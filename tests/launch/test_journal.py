@@ -1,13 +1,18 @@
-"""Reports from the journal of a driver that is gone."""
+"""The journal of a driver: what it keeps, and reports after the driver is gone."""
 
+import contextlib
+import json
 import re
+import shutil
+import sqlite3
+import threading
 
 import pytest
 
 from mjax.launch import __main__ as command
 from mjax.launch.client import write_private
 from mjax.launch.events import Event
-from mjax.launch.journal import Journal
+from mjax.launch.journal import Journal, read_events
 
 
 def write(work_dir, *events):
@@ -69,3 +74,137 @@ def test_a_run_whose_driver_was_killed_has_not_ended(tmp_path, capsys):
     assert refused.startswith("error: no driver answers at 127.0.0.1:1 (")
     assert "the journal records no end of the run" in refused
     assert "repeat the command that started the launch" in refused
+
+
+def event(text):
+    return Event(kind="log", text=text, host="a", data={"rule": "Xid"})
+
+
+def texts(work_dir):
+    """Return the texts of all events, which both files must have."""
+    lines = (work_dir / "events.jsonl").read_text().splitlines()
+    told = [json.loads(line) for line in lines]
+    assert [one["number"] for one in told] == [*range(1, len(told) + 1)]
+    in_base = [one["text"] for one in read_events(work_dir)]
+    assert [one["text"] for one in told] == in_base
+    return in_base
+
+
+class Opened:
+    """An open journal that records what it reports."""
+
+    def __init__(self, work_dir):
+        self.journal = Journal(work_dir)
+        self.problems, self.changed = [], threading.Event()
+        self.journal.on_problem = self.take
+
+    def take(self, problem):
+        self.problems.append(problem)
+        self.changed.set()
+
+    def wait_for_report(self):
+        assert self.changed.wait(30)
+        self.changed.clear()
+        return self.problems[-1]
+
+
+def test_a_locked_journal_keeps_nobody_waiting_and_loses_nothing(tmp_path):
+    opened = Opened(tmp_path)
+    assert opened.journal.flush()
+    sent = []
+    with contextlib.closing(
+        sqlite3.connect(opened.journal.path, isolation_level=None)
+    ) as other:
+        other.execute("begin immediate")
+        for number in range(3):
+            opened.journal.record(event(f"event {number}"), 1)
+            opened.journal.set_fact("snapshot", number)
+            opened.journal.when_saved(lambda number=number: sent.append(number))
+        assert "database is locked" in opened.wait_for_report()
+        opened.journal.deliver()
+        assert sent == []
+        assert opened.journal.holds
+        other.execute("rollback")
+    assert opened.wait_for_report() == ""
+    assert opened.journal.flush()
+    opened.journal.deliver()
+    assert sent == [0, 1, 2]
+    opened.journal.when_saved(lambda: sent.append(3))
+    assert sent == [0, 1, 2, 3]
+    assert opened.journal.close()
+    assert texts(tmp_path) == ["event 0", "event 1", "event 2"]
+    assert Journal(tmp_path).fact("snapshot") == 2
+
+
+def spoil(path, how):
+    if path.name.startswith("journal.db") and how != "deleted logs":
+        path.unlink()
+    match how:
+        case "deleted logs":
+            for name in ("wal", "shm"):
+                path.with_name(f"journal.db-{name}").unlink()
+        case "deleted":
+            path.unlink(missing_ok=True)
+        case "folder":
+            path.unlink(missing_ok=True)
+            path.mkdir()
+        case "work dir":
+            shutil.rmtree(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("launch/journal.db", "deleted"),
+        ("launch/journal.db", "deleted logs"),
+        ("launch/journal.db", "folder"),
+        ("launch/journal.db", "work dir"),
+        ("events.jsonl", "deleted"),
+        ("events.jsonl", "folder"),
+    ],
+)
+def test_a_journal_that_is_taken_away_is_written_again(tmp_path, name, how):
+    opened = Opened(tmp_path)
+    opened.journal.record(event("before"), 1)
+    assert opened.journal.flush()
+    spoil(tmp_path / name, how)
+    opened.journal.record(event("after"), 1)
+    if how == "folder":
+        assert "directory" in opened.wait_for_report()
+        (tmp_path / name).rmdir()
+        opened.journal.record(event("later"), 1)
+        assert opened.wait_for_report() == ""
+    assert opened.journal.close()
+    expected = ["before", "after"] + ["later"] * (how == "folder")
+    assert texts(tmp_path) == expected
+    again = Journal(tmp_path)
+    assert again.name == opened.journal.name
+    assert [one["text"] for one in again.log_events(1)] == expected
+
+
+def test_a_line_that_a_killed_driver_has_begun_is_removed(tmp_path):
+    write(tmp_path, BEGIN, FAILURE)
+    path = tmp_path / "events.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"time_ns": 17')
+    journal = Journal(tmp_path)
+    assert path.read_bytes() == whole
+    journal.record(event("next"), 2)
+    journal.close()
+    assert texts(tmp_path)[2:] == ["next"]
+
+
+def test_a_journal_that_cannot_be_opened_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setattr("mjax.launch.journal._OPEN_S", 0.1)
+    journal = Journal(tmp_path)
+    journal.close()
+    with contextlib.closing(
+        sqlite3.connect(journal.path, isolation_level=None)
+    ) as other:
+        other.execute("pragma locking_mode=exclusive")
+        other.execute("begin exclusive")
+        with pytest.raises(ValueError, match=r"locked it for 0\.1 s; end that"):
+            Journal(tmp_path)
+    journal.path.write_bytes(b"no database" * 1000)
+    with pytest.raises(ValueError, match="move it away to begin anew"):
+        Journal(tmp_path)

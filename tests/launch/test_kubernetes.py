@@ -765,8 +765,10 @@ def test_a_driver_replaces_hosts_whose_pods_are_deleted_or_evicted(
 def test_events_of_evictions_say_what_the_pods_need(tmp_path):
     """`Fleet.evict` and `Pods.put_aside` agree on names."""
     from mjax.launch.hosts import Fleet
+    from mjax.launch.messages import Hello
 
     told: list[Event] = []
     fleet = Fleet(1, 4.0, lambda host, message: None, teller(told.append))
-    fleet.evict(fleet.join("a", "a", 0.0), "broken", HostState.SICK)
+    hello = Hello(version=2, token="", host="a", address="a", pid=1, facts={})
+    fleet.evict(fleet.join(hello, 0.0), "broken", HostState.SICK)
     assert told[-1].data == {"state": HostState.SICK, "why": "broken"}

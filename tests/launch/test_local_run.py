@@ -203,6 +203,45 @@ def test_a_driver_that_is_killed_costs_no_step(tmp_path):
     assert len(launch.rows()) == 48 > at
 
 
+def test_a_driver_that_stands_still_blames_nobody(tmp_path):
+    """It judges by its own clock, and reads what was sent to it meanwhile."""
+    launch = Launch(tmp_path / "run", pace_s=0.3)
+    launch.wait_for(lambda: len(launch.rows()) >= 4)
+    launch.process.send_signal(signal.SIGSTOP)
+    time.sleep(5)  # a host is lost after 3 s
+    launch.process.send_signal(signal.SIGCONT)
+    assert launch.end() == 0, launch.err
+    launch.assert_trained()
+    assert launch.events("failure") == []
+    assert len(launch.events("generation")) == 1
+    assert "this driver stood still for" in launch.events("gap")[0]["text"]
+
+
+def test_an_agent_is_known_by_more_than_its_host_and_pid(tmp_path):
+    """In containers, every agent is process 1."""
+    launch = Launch(tmp_path / "run", hosts=1, pace_s=0.1)
+    launch.wait_for(lambda: len(launch.rows()) >= 2)
+    folder = tmp_path / "run" / "launch"
+    address = json.loads((folder / "address.json").read_text())
+    token = (folder / "token").read_text()
+
+    def agent(name, word):
+        words = {"address": "127.0.0.1", "pid": 1, "facts": {}, "version": VERSION}
+        peer = socket.create_connection(address, timeout=10)
+        hello = messages.Hello(token=token, host=name, id=word, **words)
+        peer.sendall(messages.encode(hello))
+        return peer
+
+    with agent("host-7", "a") as first, agent("host-7", "b") as other:
+        assert first.recv(100).startswith(b'{"type":"prepare"')
+        assert b"an agent with the name host-7 is connected" in other.recv(300)
+        with agent("host-7", "a") as again:  # the same process, on a new connection
+            assert again.recv(100).startswith(b'{"type":"prepare"')
+            assert first.recv(100) == b""  # the old one is closed
+    assert launch.end() == 0, launch.err
+    assert len(launch.events("generation")) == 1
+
+
 def test_bad_input_of_a_rank_is_said_once_and_not_tried_again(tmp_path):
     launch = Launch(tmp_path / "run", faults={"1:1": [0, "exit 2"]})
     assert launch.end() == 2

@@ -224,7 +224,10 @@ def _event(row: Sequence[Any]) -> HostEvent:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    base = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None)
+    # A launch opens the file in one thread and uses it in another.
+    base = sqlite3.connect(
+        path, timeout=BUSY_S, isolation_level=None, check_same_thread=False
+    )
     base.execute("pragma synchronous = full")
     return base
 
