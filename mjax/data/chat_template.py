@@ -29,6 +29,13 @@ CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 _WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 
+IGNORED = "--data.ignored-fields"
+RESERVED = frozenset(
+    {"messages", "tools", "documents", "add_generation_prompt"}
+    | {"bos_token", "eos_token"}
+)
+"""Variables of a template that a conversation and a tokenizer set."""
+
 Message = Mapping[str, Any]
 """Mapping with "role", "content", and other fields that a template reads."""
 
@@ -52,6 +59,10 @@ class Rendered:
     """Start and end of each {% generation %} block in the text, in characters."""
     marks_answers: bool
     """Whether the template contains generation blocks."""
+    unread: tuple[tuple[int, str], ...]
+    """Index of a message and name of a field, for fields that were not read."""
+    variables: frozenset[str]
+    """Names of the variables that the template reads."""
 
 
 def render(
@@ -59,27 +70,91 @@ def render(
     messages: Sequence[Message],
     *,
     add_generation_prompt: bool,
-    tools: Any = None,
 ) -> str:
     """Return the text of messages, as `apply_chat_template` of transformers does.
 
     Args:
       template: template, with its special tokens.
-      messages: messages, each with "role" and "content".
+      messages: messages, each with "role" and "content": a text, or a list of texts as
+        in `plain_content`.
       add_generation_prompt: whether to end with the text that begins an answer.
-      tools: JSON descriptions of functions that the model may call, or None.
     Raises:
-      ValueError: the template or a message is refused; the error names the line.
+      ValueError: the template or a message is refused; the error names the line; or the
+        template leaves a part of a message out.
     """
-    ends = [(messages, add_generation_prompt)]
-    return render_several(template, ends, tools=tools)[0].text
+    messages = [plain_content(message) for message in messages]
+    rendered = render_several(template, [(messages, add_generation_prompt)])[0]
+    refuse_unread(rendered, messages)
+    return rendered.text
+
+
+def plain_content(message: Message) -> Message:
+    """Return a message whose content, if it is a list of texts, is one text.
+
+    Most templates take only texts. They would print a list as Python does.
+
+    Args:
+      message: content may be a list of {"type": "text", "text": TEXT}.
+    Raises:
+      ValueError: the list has another element.
+    """
+    content = message.get("content")
+    if not isinstance(content, list):
+        return message
+    texts = []
+    for index, part in enumerate(content):
+        given = part if isinstance(part, dict) else {}
+        given = {key: value for key, value in given.items() if value is not None}
+        text = given.pop("text", None)
+        if given != {"type": "text"} or not isinstance(text, str):
+            raise ValueError(
+                f'content[{index}] must be {{"type": "text", "text": TEXT}}, got '
+                f"{str(part)[:80]}; only text can be rendered"
+            )
+        texts.append(text)
+    return {**message, "content": "".join(texts)}
+
+
+def refuse_unread(
+    rendered: Rendered,
+    messages: Sequence[Message],
+    variables: Mapping[str, Any] | None = None,
+) -> None:
+    """Refuse what was given to a template that does not read it.
+
+    Args:
+      rendered: result of the template.
+      messages: messages that were rendered.
+      variables: other variables that were given.
+    Raises:
+      ValueError: a message, a field of one or a variable did not reach the text.
+    """
+    for index, key in rendered.unread:
+        role, value = messages[index].get("role"), messages[index][key]
+        if key == "role" or value is None or value in ("", [], {}):
+            continue
+        if key == "content":
+            raise ValueError(
+                f"the chat template leaves out the content of message {index + 1}, of "
+                f"the role {role!r}; remove it, or give another template"
+            )
+        raise ValueError(
+            f"the chat template does not read {key!r} of message {index + 1}, of the "
+            f"role {role!r}; remove it, give another template, or, in training, leave "
+            f"it out with {IGNORED} {key}"
+        )
+    if unread := sorted((variables or {}).keys() - rendered.variables):
+        raise ValueError(
+            f"the chat template does not read {', '.join(unread)}; remove the field, "
+            f"give another template, or leave the field out with {IGNORED}"
+        )
 
 
 def render_several(
     template: ChatTemplate,
     chats: Sequence[tuple[Sequence[Message], bool]],
     *,
-    tools: Any = None,
+    variables: Mapping[str, Any] | None = None,
     now: str | None = None,
 ) -> list[Rendered]:
     """Render several lists of messages in one request.
@@ -87,7 +162,8 @@ def render_several(
     Args:
       template: template, with its special tokens.
       chats: pairs of messages and add_generation_prompt, as in `render`.
-      tools: as in `render`.
+      variables: other variables of the template, such as tools (JSON descriptions of
+        functions that the model may call).
       now: date and time (ISO) given to the template; None takes the current time.
     Raises:
       ValueError: as in `render`.
@@ -95,8 +171,9 @@ def render_several(
     shared = {
         "bos_token": template.bos_token,
         "eos_token": template.eos_token,
-        "tools": tools,
+        "tools": None,
         "documents": None,
+        **(variables or {}),
     }
     renders = [
         shared | {"messages": list(messages), "add_generation_prompt": prompt}
@@ -110,11 +187,17 @@ def render_several(
     reply = _WORKER_PROCESS.ask(line)
     if "error" in reply:
         raise ValueError(f"the chat template refuses: {reply['error']}")
-    marks = reply["marks"]
+    marks, names = reply["marks"], frozenset(reply["variables"])
     return [
-        Rendered(text, tuple((start, end) for start, end in spans), marks)
-        for text, spans in zip(reply["texts"], reply["spans"], strict=True)
+        Rendered(text, _pairs(spans), marks, _pairs(unread), names)
+        for text, spans, unread in zip(
+            reply["texts"], reply["spans"], reply["unread"], strict=True
+        )
     ]
+
+
+def _pairs(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((first, second) for first, second in lists)
 
 
 def check(template: str) -> None:

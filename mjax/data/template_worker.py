@@ -1,7 +1,8 @@
 """The process that renders chat templates: requests on stdin, answers on stdout.
 
 Input: one JSON object per line, {"template", "renders": [variables, ...], "now"}.
-Output: one JSON object per line, {"texts", "spans", "marks"} or {"error"}. The process
+Output: one JSON object per line, {"texts", "spans", "unread", "marks", "variables"} or
+{"error"}. The process
 that starts it (`mjax.data.chat_template`) kills it if an answer takes too long; its
 memory is limited here. A template comes with a model from any source, and Jinja's
 sandbox limits neither time nor memory.
@@ -10,13 +11,16 @@ This module is run as a file and imports nothing of mjax, so it starts in 0.1 s.
 
 Source: templates may use what transformers 5.23 provides
 (`utils/chat_template_utils.py`): immutable sandbox, block trimming, loop controls,
-`generation` blocks, `tojson`, `raise_exception`, `strftime_now`.
+`generation` blocks, `tojson`, `raise_exception`, `strftime_now`. Differs: a text is a
+function of the input, so nothing draws at random (`random`, `lipsum`) and no address is
+printed; the reply names what the template did not read.
 """
 
 import contextlib
 import datetime
 import functools
 import json
+import re
 import resource
 import secrets
 import sys
@@ -25,6 +29,7 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.meta
 import jinja2.nodes
 import jinja2.sandbox
 
@@ -35,7 +40,47 @@ _MAX_CHARS = 1 << 24
 """Maximum length of a rendered chat. The value was picked by judgement: it is far
 larger than any chat that fits into a sequence."""
 _NONCE = secrets.token_hex(8)  # random, so no message can contain a mark
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
+"""Text of a Python object with its address, which differs from process to process."""
 _START, _END = f"\x02{_NONCE}[", f"\x03{_NONCE}]"
+
+
+class _Message(dict[str, Any]):
+    """A message that records which of its values are read."""
+
+    __slots__ = ("_read",)
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        super().__init__(values)
+        self._read: set[str] = set()
+
+    @property
+    def _unread(self) -> list[str]:
+        return [key for key in self.keys() if key not in self._read]
+
+    def __getitem__(self, key: str) -> Any:
+        self._read.add(key)
+        return super().__getitem__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._read.add(key)
+        return super().get(key, default)
+
+    def __iter__(self) -> Any:  # without it, dict(message) would read no item here
+        return iter(self.keys())
+
+    def items(self) -> Any:
+        self._read.update(self.keys())
+        return super().items()
+
+    def values(self) -> Any:
+        return [value for _, value in self.items()]
+
+    def copy(self) -> dict[str, Any]:
+        return dict(self.items())
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
 
 
 class _Generation(jinja2.ext.Extension):
@@ -80,6 +125,7 @@ def _environment(now: Callable[[], datetime.datetime]) -> Any:
         lstrip_blocks=True,
         extensions=[_Generation, jinja2.ext.loopcontrols],
     )
+    del environment.filters["random"], environment.globals["lipsum"]
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
     environment.globals["strftime_now"] = lambda form: now().strftime(form)
@@ -87,8 +133,8 @@ def _environment(now: Callable[[], datetime.datetime]) -> Any:
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(template: str, now: str | None) -> tuple[Any, bool]:
-    """Return the compiled template, and whether it marks the answers."""
+def _compiled(template: str, now: str | None) -> tuple[Any, bool, list[str]]:
+    """Return the compiled template, whether it marks answers, and its variables."""
 
     def time() -> datetime.datetime:
         if now is None:
@@ -96,17 +142,20 @@ def _compiled(template: str, now: str | None) -> tuple[Any, bool]:
         return datetime.datetime.fromisoformat(now)
 
     environment = _environment(time)
-    environment.parse(template)  # for a plain message about a syntax error
+    parsed = environment.parse(template)  # for a plain message about a syntax error
     compiled = environment.from_string(template)
     tokens = list(environment.lex(template))
     marks = any(kind == "name" and word == "generation" for _, kind, word in tokens)
-    return compiled, marks
+    return compiled, marks, sorted(jinja2.meta.find_undeclared_variables(parsed))
 
 
-def _render(template: Any, variables: dict[str, Any]) -> tuple[str, list[list[int]]]:
-    """Return the text without marks, and [start, end] of each marked part."""
+def _render(template: Any, variables: dict[str, Any]) -> dict[str, Any]:
+    """Return the text without marks, [start, end] of each marked part, and [index, key]
+    of each value of a message that was not read.
+    """
+    messages = [_Message(message) for message in variables["messages"]]
     parts, num_chars = [], 0
-    for part in template.generate(**variables):
+    for part in template.generate(**variables | {"messages": messages}):
         parts.append(part)
         num_chars += len(part)
         if num_chars > _MAX_CHARS:
@@ -121,7 +170,14 @@ def _render(template: Any, variables: dict[str, Any]) -> tuple[str, list[list[in
         marked, *rest = part.split(_END)
         spans.append([len(text), len(text) + len(marked)])
         text += marked + "".join(rest)
-    return text, spans
+    for found in _ADDRESS.finditer(text):
+        if found[0] not in json.dumps(variables, ensure_ascii=False):
+            printed = text[max(0, found.start() - 60) : found.end()].rpartition("<")[2]
+            raise jinja2.TemplateError(
+                f"it prints <{printed} instead of a value; call it, or list it"
+            )
+    unread = [(i, key) for i, message in enumerate(messages) for key in message._unread]
+    return {"texts": text, "spans": spans, "unread": unread}
 
 
 def _line_of(error: BaseException) -> int | None:
@@ -138,7 +194,7 @@ def _line_of(error: BaseException) -> int | None:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request."""
     try:
-        template, marks = _compiled(request["template"], request["now"])
+        template, marks, variables = _compiled(request["template"], request["now"])
         done = [_render(template, variables) for variables in request["renders"]]
     except MemoryError:
         return {"error": f"it takes more than {_MEMORY_BYTES >> 20} MiB"}
@@ -149,8 +205,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
         where = "" if line is None else f"line {line}: "
         kind = "" if isinstance(error, jinja2.TemplateError) else type(error).__name__
         return {"error": f"{where}{': '.join(filter(None, (kind, str(error))))}"}
-    texts, spans = [text for text, _ in done], [spans for _, spans in done]
-    return {"texts": texts, "spans": spans, "marks": marks}
+    lists = {k: [each[k] for each in done] for k in ("texts", "spans", "unread")}
+    return lists | {"marks": marks, "variables": variables}
 
 
 def main() -> None:

@@ -10,7 +10,6 @@ from mjax.data.chat_template import (
     TEMPLATE_FILE,
     ChatTemplate,
     read_beside,
-    render,
     render_several,
 )
 
@@ -33,7 +32,8 @@ CHAT = [
 
 
 def made(template: str, messages: list, prompt: bool = False) -> str:
-    return render(ChatTemplate(text=template), messages, add_generation_prompt=prompt)
+    """The text of a template that need not read the messages."""
+    return render_several(ChatTemplate(text=template), [(messages, prompt)])[0].text
 
 
 def refused(template: str, messages=CHAT) -> str:
@@ -91,6 +91,16 @@ def test_templates_have_the_functions_that_transformers_gives_them():
         ("\n{{ 1 / 0 }}", "line 2: ZeroDivisionError"),
         ("{{ messages.__class__.__mro__ }}", "line 1: access to attribute '__class__'"),
         ("{{ messages.append(1) }}", "line 1: .*append"),
+        ("{{ [1, 2] | random }}", "line 1: No filter named 'random'"),
+        ("{{ lipsum() }}", "line 1: 'lipsum' is undefined"),
+        (
+            "{{ messages[0].role.upper }}",
+            "prints <built-in method upper of .*; call it",
+        ),
+        (
+            "{{ messages | map('string') ~ '.' }}",
+            "prints <generator .*or list it",
+        ),
         ("{{ 'a' * 10**10 }}", "takes more than 1024 MiB"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "calls itself without end"),
         (
@@ -102,6 +112,12 @@ def test_templates_have_the_functions_that_transformers_gives_them():
 def test_a_broken_or_hostile_template_is_refused_with_its_line(template, named):
     error = refused(template)
     assert re.search(named, error), error
+
+
+def test_an_address_in_a_message_is_text_like_any_other():
+    text = 'it printed <function "f" at 0x7f6ddd8df840>'
+    chat = [{"role": "user", "content": text}]
+    assert made("{{ messages[0].content }}", chat) == text
 
 
 def test_an_endless_template_ends_in_an_error_and_the_next_one_is_rendered(monkeypatch):

@@ -136,9 +136,18 @@ REFUSES = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') 
         (
             USER_ONLY + "{% endif %}{% endfor %}",
             ["--system", "b"],
+            "leaves out the content of message 1, of the role 'system'",
+        ),
+        (
+            "{% set s = messages[0].content %}{{ messages[-1].content }}",
+            ["--system", "b"],
             "ignores system messages",
         ),
-        (REFUSES + "{% endif %}a", ["--system", "b"], "no system.*; leave it out"),
+        (
+            REFUSES + "{% endif %}{{ messages[0].content }}",
+            ["--system", "b"],
+            "no system.*; leave it out",
+        ),
         ("{{ raise_exception('never') }}", [], "refuses: .*never"),
     ],
 )
