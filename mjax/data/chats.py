@@ -7,27 +7,45 @@ rendered, then the messages up to and including it. Both texts must be prefixes 
 whole chat's text; if the template changes earlier turns when more follow, the answers
 cannot be located.
 
+A text is tokenized in parts that end where generation begins, in training and in
+generation. Otherwise the last tokens of a prompt, which end with the prompt, could be
+tokens that training never saw: with GPT-2's pattern "[assistant] 24" has the token
+" 24", but the prompt "[assistant] " ends with " ".
+
 Source: `generation` blocks and their mask are those of transformers 5.23
 (`apply_chat_template`, `return_assistant_tokens_mask`).
 """
 
+import bisect
 import dataclasses
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int64
 
-from mjax.data.chat_template import ChatTemplate, Message, Rendered, render_several
+from mjax.data import chat_records
+from mjax.data.chat_records import Conversation
+from mjax.data.chat_template import (
+    ChatTemplate,
+    Message,
+    Rendered,
+    plain_content,
+    refuse_unread,
+    render,
+    render_several,
+)
 from mjax.data.config import NEWEST
+from mjax.data.formats import check_encodable
 from mjax.data.tokenizers import Tokenizer
 
 TRAINING_DATE = "2024-07-26"
 """Date that `strftime_now` returns to a template: with the real date, the text would
 change from day to day. This is the default date of Llama 3's templates."""
 
-_ROLES = {"human": "user", "gpt": "assistant", "bot": "assistant", "model": "assistant"}
-"""Role in "conversations" (ShareGPT) -> role in "messages"."""
+type Ids = Int64[np.ndarray, "_"]
+type Spans = Int64[np.ndarray, "_ 2"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,6 +53,8 @@ class ChatRules:
     """How the chats of files are read and rendered."""
 
     template: ChatTemplate
+    ignored_fields: tuple[str, ...] = ()
+    """`DataConfig.ignored_fields`."""
     version: int = NEWEST
     """`DataConfig.version`."""
 
@@ -42,7 +62,7 @@ class ChatRules:
     def key(self) -> list[Any]:
         """JSON that is equal for equal rules; for version 1 the template alone."""
         key: list[Any] = [*dataclasses.astuple(self.template)]
-        return key if self.version == 1 else [*key, self.version]
+        return key if self.version == 1 else [*key, self.version, *self.ignored_fields]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +71,12 @@ class Chat:
 
     text: str
     answers: tuple[tuple[int, int], ...]
-    """(start, end) of each answer in the text, in characters."""
+    """(start, end) of each answer with loss in the text, in characters."""
+    starts: tuple[int, ...] = ()
+    """Places in the text at which generation of an answer begins; see `encode_parts`.
+    Version 1 has none."""
+    unlike: str = ""
+    """Why a prompt is not the beginning of the text; empty if all are."""
 
 
 def read_chat(
@@ -59,37 +84,53 @@ def read_chat(
     template: ChatTemplate,
     where: str,
     *,
+    ignored: Sequence[str] = (),
     version: int = NEWEST,
 ) -> Chat:
     """Render one object of a JSONL file.
 
     Args:
       record: {"messages": [{"role", "content"}, ...]}; or "conversations" of {"from",
-        "value"}; or "prompt" and "completion".
+        "value"}; or "prompt" and "completion". More fields: `chat_records`.
       template: template of the tokenizer.
       where: file and line, for error messages.
+      ignored: names of fields of records and messages that are not part of the chat.
       version: `DataConfig.version`.
     Raises:
-      ValueError: the object is not a chat, has no answer or an empty answer, or is
-        refused by the template.
+      ValueError: the object is not a chat, has no answer or an empty answer, has a
+        field that does not reach the text, or is refused by the template.
     """
-    messages = messages_of(record, where)
-    if not any(message["role"] == "assistant" for message in messages):
+    if version == 1:
+        chat = chat_records.read_version_1(record, where)
+    else:
+        chat = chat_records.read(record, where, ignored=ignored)
+    messages = chat.messages
+    places = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    learned = [place for place in places if place not in chat.untrained]
+    if not places:
         roles = ", ".join(message["role"] for message in messages)
         raise ValueError(
             f"{where} has no assistant turn, only {roles}, so it has no loss; leave it "
             'out, or name the role of the answers "assistant"'
         )
-    for number, message in enumerate(messages, start=1):
-        if message["role"] == "assistant" and _is_empty(message):
+    if not learned:
+        raise ValueError(
+            f"{where} has no answer with a weight other than 0, so it has no loss; "
+            "leave it out"
+        )
+    for place in learned:
+        if _is_empty(messages[place]):
             raise ValueError(
-                f"{where}: message {number}, an assistant turn, is empty, so it would "
-                "teach only the end of a turn; write the answer, or leave the chat out"
+                f"{where}: message {place + 1}, an assistant turn, is empty, so it "
+                "would teach only the end of a turn; write the answer, or leave the "
+                "chat out"
             )
     try:
-        return _rendered(template, messages, version)
+        rendered = _rendered(template, chat, version)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+    check_encodable(rendered.text, where)
+    return rendered
 
 
 def _is_empty(message: Message) -> bool:
@@ -99,102 +140,112 @@ def _is_empty(message: Message) -> bool:
     return not said and not message.get("tool_calls")
 
 
-def messages_of(record: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """Return the messages of one object, converted to the format of "messages".
-
-    Raises:
-      ValueError: the object has no messages, or an entry is not a message.
-    """
-    if "messages" in record:
-        messages = record["messages"]
-    elif "conversations" in record:
-        messages = _from_conversations(record["conversations"], where)
-    elif "prompt" in record and "completion" in record:
-        messages = _from_prompt(record["prompt"], record["completion"])
-    else:
-        raise ValueError(
-            f'{where} has no field "messages", only {sorted(record)}; --data.format '
-            'chat reads {"messages": [{"role", "content"}, ...]}, "conversations", or '
-            '"prompt" and "completion"'
-        )
-    if not isinstance(messages, list) or not messages:
-        raise ValueError(f'{where}: "messages" must be a list of at least one message')
-    for number, message in enumerate(messages, start=1):
-        is_object = isinstance(message, dict) and isinstance(message.get("role"), str)
-        content = message.get("content") if is_object else 0
-        can_be = isinstance(content, str | list) or (
-            content is None and is_object and message.get("tool_calls")
-        )
-        if not is_object or not can_be:
-            raise ValueError(
-                f"{where}: message {number} must be an object with texts as role and "
-                f"content, got {str(message)[:80]}"
-            )
-    return messages
-
-
-def _from_conversations(turns: Any, where: str) -> list[dict[str, Any]]:
-    if not isinstance(turns, list) or not all(
-        isinstance(t, dict) and isinstance(t.get("from"), str) for t in turns
-    ):
-        raise ValueError(
-            f'{where}: "conversations" must be a list of objects with "from" and '
-            '"value"'
-        )
-    return [
-        {"role": _ROLES.get(t["from"], t["from"]), "content": t.get("value")}
-        for t in turns
-    ]
-
-
-def _from_prompt(prompt: Any, completion: Any) -> Any:
-    """Join a prompt and a completion, each a text or a list of messages."""
-    asked = [{"role": "user", "content": prompt}]
-    answered = [{"role": "assistant", "content": completion}]
-    return [
-        *(prompt if isinstance(prompt, list) else asked),
-        *(completion if isinstance(completion, list) else answered),
-    ]
-
-
-def _rendered(
-    template: ChatTemplate, messages: Sequence[Message], version: int
-) -> Chat:
+def _rendered(template: ChatTemplate, chat: Conversation, version: int) -> Chat:
     """Render the whole chat, and find the answers.
 
     Raises:
-      ValueError: the template refuses a message, or the answers cannot be located.
+      ValueError: the template refuses or leaves out a message, or the answers cannot be
+        located.
     """
+    messages = chat.messages
     places = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
-    asked = [(messages, False)]
-    for place in places:
-        asked += [(messages[:place], True), (messages[: place + 1], False)]
-    whole = _render(template, asked[:1])[0]
+    [whole] = _render(template, [(messages, False)], chat.variables)
+    if version > 1:
+        refuse_unread(whole, messages, chat.variables)
+    if whole.marks_answers and version == 1:
+        return Chat(whole.text, _marked(whole))
+    asked = [(messages[:place], True) for place in places]
     if whole.marks_answers:
-        if not whole.answers:
-            raise ValueError(
-                "the generation blocks of the chat template mark no answer in this chat"
-            )
-        return Chat(whole.text, whole.answers)
-    parts = _render(template, asked[1:])
+        return _with_prompts(
+            whole, _render(template, asked, chat.variables), chat, places
+        )
+    asked += [(messages[: place + 1], False) for place in places]
+    parts = _render(template, asked, chat.variables)
     answers = []
-    for number, place in enumerate(places):
-        before, after = parts[2 * number : 2 * number + 2]
+    for place, before, after in zip(
+        places, parts[: len(places)], parts[len(places) :], strict=True
+    ):
         _check_prefix(before, after, f"its message {place + 1}, an answer, is written")
         following = f"messages follow message {place + 1}"
         _check_prefix(after, whole, following)
         start, end = len(before.text), len(after.text)
         content = messages[place].get("content")
         blank = _num_blank(after.text[start:], content, version)
+        if start + blank == end and version > 1:
+            raise ValueError(
+                f"the chat template writes nothing for message {place + 1}, an answer; "
+                "give another template as --data.chat-template"
+            )
         answers.append((start, end - blank))
-    return Chat(whole.text, tuple(answers))
+    if version == 1:
+        return Chat(whole.text, tuple(answers))
+    starts = tuple(start for start, _ in answers)
+    return Chat(whole.text, _learned(answers, starts, chat, places), starts)
+
+
+def _marked(whole: Rendered) -> tuple[tuple[int, int], ...]:
+    if not whole.answers:
+        raise ValueError(
+            "the generation blocks of the chat template mark no answer in this chat"
+        )
+    return whole.answers
+
+
+def _learned(
+    answers: Sequence[tuple[int, int]],
+    starts: Sequence[int],
+    chat: Conversation,
+    places: Sequence[int],
+) -> tuple[tuple[int, int], ...]:
+    """Return the answers with loss.
+
+    Args:
+      answers: all answers; one turn may have several.
+      starts: places in the text at which the assistant turns begin.
+      chat: the conversation.
+      places: indices of the assistant turns.
+    """
+    if not chat.untrained & set(places):
+        return tuple(answers)
+    if len(starts) != len(places):
+        raise ValueError(
+            "the prompts of the chat template are not in the text of the chat, so "
+            "answers without loss cannot be located; give another template as "
+            "--data.chat-template"
+        )
+    turns = [bisect.bisect_left(starts, end) - 1 for _, end in answers]
+    pairs = zip(answers, turns, strict=True)
+    return tuple(a for a, turn in pairs if places[turn] not in chat.untrained)
+
+
+def _with_prompts(
+    whole: Rendered,
+    prompts: Sequence[Rendered],
+    chat: Conversation,
+    places: Sequence[int],
+) -> Chat:
+    """Compare the answers that a template marks with its own prompts for them."""
+    answers, starts, unlike = _marked(whole), [], ""
+    for prompt in prompts:
+        place = len(prompt.text)
+        if not whole.text.startswith(prompt.text):
+            unlike = unlike or f"the chat has not the prompt ..{prompt.text[-30:]!r}"
+            continue
+        starts.append(place)
+        if not any(start <= place < end for start, end in answers):
+            following = whole.text[place : place + 30]
+            unlike = unlike or f"after a prompt, {following!r}.. is not learned"
+    learned = _learned(answers, starts, chat, places)
+    return Chat(whole.text, learned, tuple(starts), unlike)
 
 
 def _render(
-    template: ChatTemplate, chats: Sequence[tuple[Sequence[Message], bool]]
+    template: ChatTemplate,
+    chats: Sequence[tuple[Sequence[Message], bool]],
+    variables: Mapping[str, Any],
 ) -> list[Rendered]:
     try:
-        return render_several(template, chats, now=TRAINING_DATE)
+        return render_several(template, chats, variables=variables, now=TRAINING_DATE)
     except ValueError as error:
         raise ValueError(
             f"{error}; fix the chat, or give another template as --data.chat-template"
@@ -228,15 +279,92 @@ def _num_blank(added: str, content: Any, version: int) -> int:
     return len(added) - len(stripped) if after.strip() else 0
 
 
+def encode_parts(
+    text: str, starts: Sequence[int], tokenizer: Tokenizer
+) -> tuple[Ids, Spans, str]:
+    """Tokenize a chat's text in parts that end where generation begins.
+
+    A tokenizer that puts a space before each part (Metaspace) would change the text, so
+    it gets the whole text.
+
+    Args:
+      text: the text.
+      starts: ends of all parts but the last, in characters.
+      tokenizer: tokenizer of the text.
+    Returns:
+      The ids, their spans in the text, and how the tokens of a prompt differ from those
+      of the whole text; empty if they do not.
+    """
+    ids, spans = tokenizer.encode_spans(text)
+    if not starts:
+        return ids, spans, ""
+    cuts = [0, *starts, len(text)]
+    parts = [tokenizer.encode_spans(text[a:b]) for a, b in itertools.pairwise(cuts)]
+    joined = np.concatenate([part for part, _ in parts])
+    if np.array_equal(joined, ids):
+        return ids, spans, ""
+    if np.array_equal(tokenizer.text_bytes(joined), tokenizer.text_bytes(ids)):
+        places = zip(parts, cuts, strict=False)
+        spans = np.concatenate([spans + start for (_, spans), start in places])
+        return joined, spans, _difference(joined, ids, tokenizer)
+    for start in starts:
+        prompt = tokenizer.encode_special(text[:start])
+        if not np.array_equal(prompt, ids[: len(prompt)]):
+            return ids, spans, _difference(prompt, ids, tokenizer)
+    return ids, spans, ""
+
+
+def _difference(prompt: Ids, whole: Ids, tokenizer: Tokenizer) -> str:
+    """Describe the first difference of a prompt and the whole text."""
+    size = min(len(prompt), len(whole))
+    place = int(np.argmin(np.append(prompt[:size] == whole[:size], False)))
+
+    def shown(ids: Ids) -> list[str]:
+        near = [ids[i : i + 1] for i in range(max(0, place - 2), place + 1)]
+        texts = [
+            tokenizer.text_bytes(i).tobytes().decode(errors="replace") for i in near
+        ]
+        return [
+            text or tokenizer.decode(i) for text, i in zip(texts, near, strict=True)
+        ]
+
+    return f"the prompt has the tokens {shown(prompt)}, the whole text {shown(whole)}"
+
+
+def encode_prompt(
+    messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer
+) -> Ids:
+    """Return the tokens after which a model generates the next answer.
+
+    They are the tokens that `encode_chat` gives a chat up to this answer.
+
+    Raises:
+      ValueError: as in `chat_template.render`.
+    """
+    text = render(template, messages, add_generation_prompt=True)
+    messages = [plain_content(message) for message in messages]
+    places = [i for i, m in enumerate(messages) if i and m.get("role") == "assistant"]
+    try:
+        earlier = render_several(template, [(messages[:i], True) for i in places])
+    except ValueError:  # a template can refuse to prompt for an answer that is given
+        earlier = []
+    starts = [len(part.text) for part in earlier if text.startswith(part.text)]
+    return encode_parts(text, starts, tokenizer)[0]
+
+
 def encode_chat(
     chat: Chat, tokenizer: Tokenizer
-) -> tuple[Int64[np.ndarray, "n"], Bool[np.ndarray, "n"]]:
-    """Return the token ids of a chat, and whether each belongs to an answer.
+) -> tuple[Ids, Bool[np.ndarray, "_"], str]:
+    """Tokenize a chat.
 
     A token that is partly inside an answer belongs to the answer, as in transformers.
+
+    Returns:
+      The ids, whether each belongs to an answer, and how prompts differ from the chat;
+      empty if they do not.
     """
-    ids, spans = tokenizer.encode_spans(chat.text)
+    ids, spans, unlike = encode_parts(chat.text, chat.starts, tokenizer)
     is_answer = np.zeros(len(ids), bool)
     for start, end in chat.answers:
         is_answer |= (spans[:, 0] < end) & (spans[:, 1] > start)
-    return ids, is_answer
+    return ids, is_answer, chat.unlike or unlike

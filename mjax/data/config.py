@@ -99,6 +99,9 @@ class DataConfig:
     """Content of the files: text, or chats with loss on the answers only."""
     chat_template: str | None = None
     """Jinja file with the template of chats; None: the tokenizer's own."""
+    ignored_fields: tuple[str, ...] = ()
+    """Fields of chat records and of their messages that are not part of the chat, such
+    as id source; any other field that does not reach the text is refused."""
     long_chats: Literal["refuse", "skip"] = "refuse"
     """What to do with chats of more than --data.seq-len tokens: stop with an error, or
     skip them. Chats are never truncated."""
@@ -197,11 +200,13 @@ class DataConfig:
 
     def _check_chats(self) -> None:
         if self.format == "text":
-            for name, default in (("chat_template", None), ("long_chats", "refuse")):
-                if getattr(self, name) != default:
+            for name in ("chat_template", "ignored_fields", "long_chats"):
+                value = getattr(self, name)
+                if value not in (None, (), "refuse"):  # the defaults
                     flag = f"--data.{name.replace('_', '-')}"
+                    shown = value if isinstance(value, str) else " ".join(value)
                     raise ValueError(
-                        f"{flag} {getattr(self, name)} needs --data.format chat, got "
+                        f"{flag} {shown} needs --data.format chat, got "
                         "text; add it, or leave the flag out"
                     )
             return

@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 from mjax.data import formats, hub, hub_datasets, megatron
-from mjax.data.chats import ChatRules, read_chat
+from mjax.data.chat_records import without_nulls
+from mjax.data.chats import Chat, ChatRules, read_chat
 from mjax.data.compressed import SUFFIXES, ignore, plain_name
 from mjax.data.files import File, RemotePath
 from mjax.data.megatron import TokenIds
@@ -80,9 +81,8 @@ class Document:
     """Line or row in the file; None if the document is the whole file."""
     pieces: Iterator[str | TokenIds]
     """Pieces of text, or of token ids for an indexed dataset."""
-    answers: tuple[tuple[int, int], ...] | None = None
-    """(start, end) of each answer of a chat, in characters; None if not a chat. A chat
-    is one piece."""
+    chat: Chat | None = None
+    """The chat, whose text is the only piece; None if the document is no chat."""
     source_index: int = 0
     """Index of the file in the corpus."""
 
@@ -194,8 +194,16 @@ def _read_chats(
         )
     for index, record in formats.read_records(source.path, source.kind, first, on_read):
         where = f"{source.path}:{index}"
-        chat = read_chat(record, rules.template, where, version=rules.version)
-        yield Document(source, index, iter([chat.text]), chat.answers)
+        if source.kind == "parquet" and rules.version > 1:
+            record = without_nulls(record)
+        chat = read_chat(
+            record,
+            rules.template,
+            where,
+            ignored=rules.ignored_fields,
+            version=rules.version,
+        )
+        yield Document(source, index, iter([chat.text]), chat)
 
 
 def _find_under(path: str, remote: RemoteFiles | None) -> list[Source]:

@@ -270,7 +270,11 @@ def _read_settings(config: DataConfig) -> Settings:
         eos_token=config.eos_token,
         held_out_fraction=config.held_out_fraction,
         chats=(
-            ChatRules(template=_read_template(config), version=config.version)
+            ChatRules(
+                template=_read_template(config),
+                ignored_fields=config.ignored_fields,
+                version=config.version,
+            )
             if config.format == "chat"
             else None
         ),
@@ -397,6 +401,18 @@ def _open_chats(
             f"than --data.seq-len {seq_len} tokens: {name} has {sizes[first]}, the "
             f"longest {longest}; give --data.seq-len {longest}, or leave them out with "
             "--data.long-chats skip"
+        )
+    if num_unlike := files.counts[side].num_unlike:
+        _log.warning(
+            "%d of %d %s chats do not continue their prompts token by token (%s); "
+            "where the tokenizer allows it, they are trained with the tokens of their "
+            "prompts, but other programs may tokenize whole chats: change the chat "
+            "template so that its prompt begins the chat and ends with a special token "
+            "or a line break",
+            num_unlike,
+            len(sizes),
+            side.replace("_", "-"),
+            files.counts[side].unlike,
         )
     if len(longer):
         _log.warning(

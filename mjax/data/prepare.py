@@ -68,6 +68,10 @@ class SideCounts:
     """Element i is the number of bytes of value i; for chats, in the answers only."""
     num_targets: int = 0
     """For chats: number of tokens in answers, without the first token of a chat."""
+    num_unlike: int = 0
+    """For chats: number of chats with a prompt that differs from the whole text."""
+    unlike: str = ""
+    """File and line of the first of these, and its tokens."""
 
 
 class Place(NamedTuple):
@@ -86,8 +90,8 @@ class Piece(NamedTuple):
     side: Side
     text: str
     is_end: bool
-    answers: tuple[tuple[int, int], ...] | None = None
-    """For a chat: (start, end) of each answer, in characters."""
+    chat: Chat | None = None
+    """The chat of the text; None if the text is no chat, or a chat ends here."""
     name: str = ""
     """For a chat: the name of its file and its line."""
     place: Place = Place(0, 0, 0)
@@ -135,8 +139,9 @@ def survey(
             is_empty = is_empty and not encoded
         if is_empty:
             continue
-        if document.answers is not None:
-            content.update(str(document.answers).encode())
+        if document.chat is not None:
+            content.update(str(document.chat.answers).encode())
+            content.update(str(document.chat.starts or "").encode())
         total.update(document.name.encode() + b"\0" + content.digest())
         side = is_held_out(document.first_name, held_out_fraction)
         if side != is_held_out(document.name, held_out_fraction):
@@ -213,14 +218,14 @@ def _split_documents(
             position = positions.setdefault(document.content, end)
         for text in document.pieces:
             is_empty = False
-            if document.answers is not None:
+            if document.chat is not None:
                 assert isinstance(text, str)
                 position += len(text.encode())
                 if found.split == "position":
                     first = position == len(text.encode())
                     side = SIDES[position > border and not first]
-                answers, name = document.answers, document.name
-                yield document, Piece(side, text, False, answers, name)
+                chat, name = document.chat, document.name
+                yield document, Piece(side, text, False, chat, name)
             elif found.split == "document":
                 yield document, _piece(side, text)
             else:
@@ -323,12 +328,13 @@ def write_chats(
         streams = _Streams(paths, unfinished, stack)
         counts = streams.counts
         for piece in pieces(streams.place):
-            if piece.answers is None:
+            if piece.chat is None:
                 continue  # the end of a chat, which its last flag marks
-            ids, is_answer = encode_chat(Chat(piece.text, piece.answers), tokenizer)
+            ids, is_answer, unlike = encode_chat(piece.chat, tokenizer)
             flags = is_answer.astype(np.uint8) * np.uint8(ANSWER)
             flags[-1] |= END
             counts[piece.side].add_chat(piece, ids, is_answer)
+            counts[piece.side].add_unlike(piece, unlike)
             number = SIDES.index(piece.side)
             streams.files[number].write(ids.astype(dtype).tobytes())
             streams.files[number + len(SIDES)].write(flags.tobytes())
@@ -424,6 +430,7 @@ class _Counts:
         self.num_tokens = self.num_bytes = self.num_documents = 0
         self.num_token_bytes = self.max_token_id = self.num_targets = 0
         self.byte_counts = np.zeros(256, np.int64)
+        self.num_unlike, self.unlike = 0, ""
 
     def add(
         self, piece: Piece, ids: Int64[np.ndarray, "n"], tokenizer: Tokenizer
@@ -443,8 +450,8 @@ class _Counts:
         self, piece: Piece, ids: Int64[np.ndarray, "n"], is_answer: np.ndarray
     ) -> None:
         """Count a chat; byte frequencies are counted in its answers only."""
-        assert piece.answers is not None
-        answers = "".join(piece.text[start:end] for start, end in piece.answers)
+        assert piece.chat is not None
+        answers = "".join(piece.text[start:end] for start, end in piece.chat.answers)
         text = np.frombuffer(answers.encode(), np.uint8)
         self.num_tokens += len(ids)
         self.num_bytes += len(piece.text.encode())
@@ -452,6 +459,12 @@ class _Counts:
         self.num_targets += int(is_answer[1:].sum())
         self.max_token_id = max(self.max_token_id, int(ids.max(initial=0)))
         self.byte_counts += np.bincount(text, minlength=256)
+
+    def add_unlike(self, piece: Piece, unlike: str) -> None:
+        """Count a chat whose prompts differ from it; keep the first difference."""
+        if unlike:
+            self.num_unlike += 1
+            self.unlike = self.unlike or f"{piece.name}: {unlike}"
 
     def state(self) -> dict[str, Any]:
         """Return all counts as a JSON object."""
@@ -470,6 +483,8 @@ class _Counts:
             max_token_id=self.max_token_id,
             byte_counts=self.byte_counts.tolist(),
             num_targets=self.num_targets,
+            num_unlike=self.num_unlike,
+            unlike=self.unlike,
         )
 
 

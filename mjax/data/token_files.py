@@ -170,7 +170,7 @@ def name_of_chat(
         return documents(sources, settings.text_field, settings.chats)
 
     pieces = prepare.split_pieces(read, found, settings.held_out_fraction)
-    names = (p.name for p in pieces if p.side == side and p.answers is not None)
+    names = (p.name for p in pieces if p.side == side and p.chat is not None)
     return next(itertools.islice(names, number, None))
 
 

@@ -1,13 +1,14 @@
 """Convert chat messages to tokens with the chat template of a model.
 
 Input: an opened model. Output: a function from messages to token ids, used by the
-server and by the chat in the terminal.
+server and by the chat in the terminal; the tokens are those that training has.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from mjax.data import chat_template
+from mjax.data.chats import encode_prompt
 from mjax.generate.opened import Opened
 
 type Message = Mapping[str, Any]
@@ -29,7 +30,6 @@ def encoder(opened: Opened) -> ChatEncoder | None:
     chat_template.check(template.text)
 
     def encode(messages: Sequence[Message]) -> Sequence[int]:
-        text = chat_template.render(template, messages, add_generation_prompt=True)
-        return opened.tokenizer.encode_special(text).tolist()
+        return encode_prompt(messages, template, opened.tokenizer).tolist()
 
     return encode

@@ -39,7 +39,7 @@ def samples_of(chats: Sequence[Mapping[str, Any]], template: str, seq_len: int) 
     read = ChatTemplate(text=template, eos_token=eos)
     ids, flags = [], []
     for number, record in enumerate(chats, start=1):
-        found, is_answer = encode_chat(
+        found, is_answer, _ = encode_chat(
             read_chat(record, read, f"chat {number}"), tokenizer
         )
         marks = np.where(is_answer, ANSWER, 0).astype(np.uint8)

@@ -9,18 +9,29 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import tokenizers as library
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mjax.data.chat_samples import ANSWER, END, ChatSamples, chat_starts, group_chats
 from mjax.data.chat_template import ChatTemplate
-from mjax.data.chats import ChatRules, read_chat
+from mjax.data.chats import ChatRules, encode_chat, encode_prompt, read_chat
 from mjax.data.config import DataConfig
 from mjax.data.corpora import documents, find_sources
 from mjax.data.dataset import Dataset, open_dataset
+from mjax.data.prepare import SIDES
 from mjax.data.samples import NO_TARGET
+from mjax.data.tokenizers import HuggingFaceTokenizer, train_bpe
 
 PLAIN = (
     "{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+TOOLS = (
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+    "{% if m.tool_calls %}{{ m.tool_calls | tojson }}{% endif %}{{ eos_token }}\n"
+    "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 MARKED = (
     "{% for m in messages %}[{{ m.role }}] {% if m.role == 'assistant' %}"
@@ -80,16 +91,13 @@ def test_it_is_not_part_of_an_answer_that_ends_like_the_mark(answer):
     assert before.answers == ((start, end + is_old),)
 
 
-@pytest.mark.parametrize("template", [PLAIN, CHATML])
+@pytest.mark.parametrize("template", [TOOLS, TOOLS.replace("{{ eos_token }}", "")])
 def test_a_system_turn_and_a_call_of_a_tool_are_no_answers_of_their_own(template):
     system = {"role": "system", "content": "Be short."}
     call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}
     turns = [system, *chat("a?", "yes", "b?"), call, *chat("c?", "no")]
-    found = [
-        text.replace("</s>", "").replace("<|im_end|>", "")
-        for text in answers(template, turns)
-    ]
-    assert found == ["yes", "", "no"]
+    found = [text.strip().replace("</s>", "") for text in answers(template, turns)]
+    assert found == ["yes", '[{"name": "f"}]', "no"]
 
 
 def test_a_line_break_that_is_the_end_of_a_turn_is_part_of_the_answer():
@@ -115,7 +123,7 @@ def test_other_forms_of_chats_mean_the_same():
         ({"messages": [{"role": "user"}]}, "message 1 must be an object"),
         ({"messages": ["x"]}, "message 1 must be an object"),
         ({"messages": chat("only a question")}, "no assistant turn, only user"),
-        ({"conversations": [{"value": "x"}]}, "list of objects"),
+        ({"conversations": [{"value": "x"}]}, "message 1 must be an object"),
         (
             {"messages": chat("a", "b", "c", " \n")},
             "message 4, an assistant turn, is e",
@@ -130,7 +138,7 @@ def test_what_is_no_chat_is_refused_with_its_place(record, named):
 def test_a_template_that_changes_earlier_turns_is_refused_with_the_reason():
     only_last = (
         "{% for m in messages %}{% if m.role == 'user' or loop.last %}{{ m.content }}"
-        "{% else %}-{% endif %}|{% endfor %}"
+        "{% else %}{{ m.content[-3:] }}{% endif %}|{% endfor %}"
     )
     assert "generation blocks" in refused(
         only_last, messages=chat("a", "think yes", "b", "no")
@@ -297,3 +305,152 @@ def test_chats_are_read_from_parquet_and_csv_too(tmp_path):
         read = ["".join(map(str, document.pieces)) for document in found]
         assert len(read) == 3
         assert all(f"answer {i}" in text for i, text in enumerate(read))
+
+
+# ------------------------------------------------------------------- tokens of prompts
+
+WORDS = [f"{a} plus {b} is {a + b}.\n\nThe end" for a in range(30) for b in range(30)]
+
+
+@pytest.fixture(scope="module")
+def gpt2() -> HuggingFaceTokenizer:
+    """A byte-level BPE with GPT-2's pattern: it joins a space and the next word."""
+    return HuggingFaceTokenizer(train_bpe(WORDS, 330), origin="gpt2")
+
+
+def sentencepiece(scheme: str) -> HuggingFaceTokenizer:
+    """Make a BPE in which every word begins with a mark for the space before it."""
+    made = library.Tokenizer(library.models.BPE(byte_fallback=True))
+    made.pre_tokenizer = library.pre_tokenizers.Metaspace(prepend_scheme=scheme)
+    made.decoder = library.decoders.Metaspace(prepend_scheme=scheme)
+    names = ["</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = library.trainers.BpeTrainer(vocab_size=600, special_tokens=names)
+    made.train_from_iterator(WORDS, trainer)
+    return HuggingFaceTokenizer(made.to_str(), origin="sentencepiece")
+
+
+HEADERS = (
+    "[assistant] ",
+    "[assistant]\n\n",
+    "[assistant]\n",
+    "[assistant]",
+    "</s>",
+    "",
+)
+
+
+def with_header(header: str, end: str = "{{ eos_token }}") -> ChatTemplate:
+    user, written = header.replace("assistant", "user"), json.dumps(header)
+    return ChatTemplate(
+        text=(
+            "{% for m in messages %}{% if m.role == 'assistant' %}"
+            f"{{{{ {written} }}}}{{% else %}}{{{{ {json.dumps(user)} }}}}{{% endif %}}"
+            f"{{{{ m.content }}}}{end}{{% endfor %}}"
+            f"{{% if add_generation_prompt %}}{{{{ {written} }}}}{{% endif %}}"
+        ),
+        eos_token="<|endoftext|>",
+    )
+
+
+@pytest.mark.parametrize("header", HEADERS)
+@given(
+    turns=st.lists(
+        st.text("ab \n12é日", min_size=1).filter(str.strip), min_size=2, max_size=6
+    ).filter(lambda turns: len(turns) % 2 == 0)
+)
+def test_the_tokens_of_each_prompt_begin_those_of_the_chat(gpt2, header, turns):
+    template, messages = with_header(header), chat(*turns)
+    made = read_chat({"messages": messages}, template, "f:1")
+    ids, is_answer, _ = encode_chat(made, gpt2)
+    assert gpt2.decode(ids) == made.text
+    starts = np.flatnonzero(np.diff(is_answer, prepend=False) & is_answer)
+    assert len(starts) == len(turns) // 2
+    for place, start in zip(range(1, len(turns), 2), starts, strict=True):
+        prompt = encode_prompt(messages[:place], template, gpt2)
+        np.testing.assert_array_equal(prompt, ids[:start])
+
+
+def test_tokens_are_those_of_the_whole_text_where_the_prompts_are_too(gpt2):
+    made = read_chat({"messages": chat("1", "2", "3", "4")}, with_header("<a>\n"), "f")
+    ids, _, unlike = encode_chat(made, gpt2)
+    np.testing.assert_array_equal(ids, gpt2.encode_special(made.text))
+    assert unlike == ""
+    made = read_chat({"messages": chat("1", "2")}, with_header("<a> "), "f", version=1)
+    ids, _, unlike = encode_chat(made, gpt2)
+    np.testing.assert_array_equal(ids, gpt2.encode_special(made.text))
+    assert unlike == ""
+
+
+@pytest.mark.parametrize("scheme", ["always", "first"])
+def test_a_tokenizer_that_adds_a_space_to_each_part_gets_the_whole_text(scheme):
+    tokenizer = sentencepiece(scheme)
+    for header, says in (
+        ("end. ", r".*'\.', ' '\], .*'\.', ' is'\]"),
+        ("end.", ""),
+    ):
+        messages = chat("1 plus 2", "is 3", "and", "4")
+        made = read_chat({"messages": messages}, with_header(header, "</s>"), "f")
+        ids, _, unlike = encode_chat(made, tokenizer)
+        np.testing.assert_array_equal(ids, tokenizer.encode_special(made.text))
+        assert re.fullmatch(says, unlike), unlike
+
+
+def test_prompts_that_differ_from_the_text_are_reported_once_with_an_example(
+    tmp_path, gpt2, caplog
+):
+    path = tmp_path / "tokenizer.json"
+    path.write_text(train_bpe(WORDS, 330))
+    chats = [chat(f"{i} plus 1", f"{i + 1}") for i in range(30)]
+    given = {"tokenizer": str(path), "chats": chats}
+    for _ in range(2):  # tokenized, and from the cache
+        caplog.clear()
+        dataset = opened(tmp_path, template=PLAIN, **given)
+        num_train, num_held = (
+            dataset.corpora[0].counts[side].num_documents for side in SIDES
+        )
+        for count, side in ((num_train, "train"), (num_held, "held-out")):
+            found = re.findall(
+                rf"(\d+) of {count} {side} chats do not cont", caplog.text
+            )
+            assert found == [str(count)]
+        assert re.search(
+            r"chats\.jsonl:\d+: the prompt has the tokens \['t', '\]', ' '\], the "
+            r"whole text \['t', '\]', ' \d+'\]",
+            caplog.text,
+        ), caplog.text
+        assert "ends with a special token or a line break" in caplog.text
+    caplog.clear()
+    opened(tmp_path, template=PLAIN.replace("] ", "]\n"), **given)
+    assert "do not continue" not in caplog.text
+
+
+def test_a_template_whose_prompt_is_not_in_its_text_is_reported():
+    turns = chat("a?", "yes", "b?", "no")
+    thinks = MARKED + "{% if add_generation_prompt %}[assistant] <think>{% endif %}"
+    made = read_chat({"messages": turns}, ChatTemplate(text=thinks), "f")
+    assert made.unlike == "the chat has not the prompt ..'[user] a?[assistant] <think>'"
+    made = read_chat({"messages": turns}, ChatTemplate(text=MARKED), "f")
+    says = "after a prompt, '[assistant] yes[user] b?[assis'.. is not learned"
+    assert made.unlike == says
+    same = MARKED + "{% if add_generation_prompt %}[assistant] {% endif %}"
+    made = read_chat({"messages": turns}, ChatTemplate(text=same), "f")
+    assert (made.unlike, len(made.starts)) == ("", 2)
+
+
+def test_weights_choose_among_the_marked_answers_of_a_turn():
+    """Templates may mark the end of the text too, and the parts of one turn apart."""
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{% if m.role == 'assistant' %}"
+        "{% generation %}{{ m.content }}{% endgeneration %}-{% generation %}."
+        "{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% else %}{% generation %}"
+        "{{ eos_token }}{% endgeneration %}{% endif %}"
+    )
+    turns = chat("a?", "yes", "b?", "no")
+    assert answers(template, turns) == ["yes", ".", "no", ".", "</s>"]
+    for place, found in ((1, ["no", ".", "</s>"]), (3, ["yes", "."])):
+        weighed = [
+            m | {"weight": int(i != place)} for i, m in enumerate(turns) if i % 2
+        ]
+        record = [turns[0], weighed[0], turns[2], weighed[1]]
+        assert answers(template, record) == found
