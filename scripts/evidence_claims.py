@@ -99,7 +99,8 @@ def write(files: Mapping[str, str], folder: Path = EVIDENCE_DIR) -> None:
 
 def _output(row: Row) -> str:
     link = f"[{row.question}](../benchmarks/{row.page}.md)"
-    commands = ", ".join(f"`{command}`" for command in row.commands)
+    # In a shell without $TMP the results would go to the root folder.
+    commands = ", ".join(f"`{line.replace('$TMP', 'DIR')}`" for line in row.commands)
     return _row((link, row.found, row.made, row.since, commands))
 
 

@@ -2,9 +2,9 @@
 
 Commands, from the root of the repository:
 
-    python -m scripts.compare convergence               block, window, LAMB, precision
-    python -m scripts.compare convergence --size night  larger; some 16 hours of a core
-    python -m scripts.compare fp8                       projections in bfloat16 and FP8
+    python -m scripts.compare convergence               # block, window, LAMB, precision
+    python -m scripts.compare convergence --size night  # larger; 16 hours of a core
+    python -m scripts.compare fp8                       # bfloat16 and FP8
 
 Finished runs are kept in docs/benchmarks/<study>.json with the commit they were made
 at. A grid that was killed, or stopped by --for-s, goes on with the same command. Each

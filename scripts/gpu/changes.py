@@ -1,7 +1,7 @@
 """Time the step of gpt-1b3 on one GPU at two commits, and compare it with its model.
 
-    python -m scripts.gpu.changes BEFORE=FOLDER AFTER=FOLDER --out DIR    on a GPU
-    python -m scripts.gpu.changes --write                                 without one
+    python -m scripts.gpu.changes BEFORE=FOLDER AFTER=FOLDER --out DIR    # on a GPU
+    python -m scripts.gpu.changes --write                                 # without one
 
 BEFORE and AFTER name commits, the folders hold their packages mjax and scripts. The
 first command measures each case with both, each in a separate process, lists the

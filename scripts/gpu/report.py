@@ -2,9 +2,9 @@
 
     python -m scripts.gpu.report --out DIR
     python -m scripts.gpu.report --part correctness --part attention --keep
-    python -m scripts.gpu.report --rehearse --out DIR    everything small, on a CPU
-    python -m scripts.gpu.report --compile-only          for a described H200
-    python -m scripts.gpu.report --pages-only --out DIR  from rows of another machine
+    python -m scripts.gpu.report --rehearse --out DIR    # everything small, on a CPU
+    python -m scripts.gpu.report --compile-only          # for a described H200
+    python -m scripts.gpu.report --pages-only --out DIR  # rows of another machine
 
 Needs jax for CUDA, flax and optax; tokamax and PyTorch are measured if installed. Each
 part writes gpu_<part>.json into DIR after every case, and the page gpu_<part>.md at its

@@ -1,6 +1,6 @@
 """Run cases of the report in a separate process, one row per line.
 
-    python -m scripts.gpu.worker MODULE MODE LOCK_PATH < names of cases, one a line
+    python -m scripts.gpu.worker MODULE MODE LOCK_PATH < FILE    # of names, one a line
     python -m scripts.gpu.worker probe MODE
 
 A kernel that faults ends its process, and one that hangs can only be killed:

@@ -256,10 +256,8 @@ def write_evidence(rows: list[Json]) -> None:
         "Seeds here are 100 to 123. "
     )
     tables[0] = dataclasses.replace(tables[0], text=text + tables[0].text)
-    command = (
-        "python -m scripts.hugging_face.models --rows FILE --first-seed 100 (again "
-        "with --precision float64, then with --write)"
-    )
+    command = "python -m scripts.hugging_face.models --rows FILE --first-seed 100"
+    command = f"{command}; {command} --precision float64; {command} --write"
     commits = sorted({row["commit"] for row in rows})
     title = f"Random models against transformers (commit {', '.join(commits)})"
     print(write_page("hugging_face", title, command, tables))

@@ -1,8 +1,8 @@
 """Choose the sizes of the attention kernels: compile, time, record.
 
-    python -m scripts.kernels.tune_attention --prune-only   here: what compiles well
-    python -m scripts.kernels.tune_attention --out DIR      on the GPU: times, winners
-    python -m scripts.kernels.tune_attention --write-only --out DIR  here: write winners
+    python -m scripts.kernels.tune_attention --prune-only   # here: what compiles well
+    python -m scripts.kernels.tune_attention --out DIR      # on the GPU: times, winners
+    python -m scripts.kernels.tune_attention --write-only --out DIR  # here: winners
 
 The first needs `make env-plan` and no GPU. It writes the candidates without spills or
 serialised matmuls that fit in shared memory to

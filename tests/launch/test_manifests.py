@@ -25,6 +25,7 @@ from mjax.launch.config import RestartConfig
 from mjax.launch.policy import EXIT_CODES
 from mjax.processes.config import split_address
 from mjax.recipes import RECIPES
+from tests.shell_commands import check_fits
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -246,14 +247,17 @@ def mounts(one: Manifest) -> dict[str, str]:
     return {mount["mountPath"]: mount["name"] for mount in one["volumeMounts"]}
 
 
-def test_the_command_lines_are_read_by_the_parsers_of_launch_and_trainer():
+def test_the_command_lines_are_read_by_launch_and_trainer_and_fit_the_gpus():
     config, train = driver_flags()
     assert agent_flags().host == fields_of_a_pod("agent")["metadata.name"]
     assert agent_flags().address == "10.1.2.3"
     checked, work_dir = command._train_flags(train)
-    parsed, _ = command_line.parse(checked, RECIPES, "train")
+    check_fits(
+        command_line.parse(checked, RECIPES, "train")[0],
+        config.hosts,
+        container("agent")["resources"]["limits"]["nvidia.com/gpu"],
+    )
     assert str(work_dir).startswith("/runs/")
-    assert parsed is not None
     assert config.kubernetes.namespace == KUSTOMIZATION["namespace"]
 
 

@@ -52,33 +52,6 @@ def test_a_host_is_named_after_its_node(monkeypatch, tmp_path):
     assert flags.host == "n7"
 
 
-def test_the_batch_script_gives_flags_that_the_launch_takes(monkeypatch):
-    text = (REPOSITORY / "deploy" / "slurm" / "mjax.sbatch").read_text()
-    (line,) = (
-        line.partition("#")[0]
-        for line in text.replace("\\\n", " ").splitlines()
-        if line.startswith("exec python -m mjax.launch ")
-    )
-    options = {
-        words[0]: words[2]
-        for line in text.splitlines()
-        if line.startswith("#SBATCH --")
-        for words in [line.removeprefix("#SBATCH --").split()[0].partition("=")]
-    }
-    taken = []
-
-    async def run(config, flags, work_dir):
-        taken.append((config, flags, work_dir))
-        return 0
-
-    monkeypatch.setattr(slurm, "run", run)
-    assert command.main(line.split()[4:]) == 0
-    ((config, _, work_dir),) = taken
-    assert work_dir == Path("runs/slurm")
-    assert str(config.hosts + config.spares) == options["nodes"]
-    assert {"no-kill", "signal", "exclusive"} <= options.keys()
-
-
 def train_alone(work_dir, steps):
     """Return the rows of an undisturbed run on two simulated hosts."""
     words = ["--hosts", "2", "--", *TRAIN, "--steps", str(steps)]

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -34,15 +33,6 @@ def test_the_dockerfile_is_linted():
 def test_scripts_are_linted():
     assert len(SCRIPTS) == 3
     lint("shellcheck", "-x", *SCRIPTS)
-
-
-def test_the_batch_script_of_the_doctor_gives_flags_that_it_takes():
-    text = (DEPLOY / "slurm" / "doctor.sbatch").read_text()
-    (line,) = (line for line in text.splitlines() if line.startswith("srun "))
-    words = shlex.split(line.replace("$SLURM_JOB_NUM_NODES", "5"))
-    assert words[:4] == ["srun", "python", "-m", "mjax.doctor"]
-    asked = doctor.flags.read(doctor.DoctorFlags, words[4:], prog="doctor")
-    assert (asked.together, asked.hosts, asked.work_dir) == (True, 5, "runs/slurm")
 
 
 def test_what_the_image_copies_is_not_ignored_and_is_there():
