@@ -45,6 +45,8 @@ from mjax.launch.pods import Pods
 from mjax.launch.ranks import generation_folder
 from mjax.launch.supervisor import Supervisor
 from mjax.launch.trainer_flags import TrainerFlags
+from mjax.listening import BACKLOG
+from mjax.listening.admission import Admission
 from mjax.processes import lock, progress
 
 TRAINER = (sys.executable, "-m", "mjax.train")
@@ -59,7 +61,8 @@ _TURNS = 3
 """Turns of the loop in which every socket that has data is read."""
 _LAST_WORDS_S, _PATIENCE_S = 1.0, 5.0
 """Seconds at the end for agents to leave, and for a terminal or a disk that blocks."""
-_BACKLOG = 1024
+_FIRST_BYTES = 2**20
+"""Size limit of the first message, which has the last lines of the ranks' logs."""
 
 
 class Driver:
@@ -200,6 +203,7 @@ class Driver:
         self._loop, journal = asyncio.get_running_loop(), self._journal
         journal.on_saved = lambda: self._post(self._deliver)
         journal.on_problem = lambda problem: self._post(self._tell_problem, problem)
+        self._admission = Admission(first_bytes=_FIRST_BYTES)
         host, port = self._bind
         known = journal.fact("address")
         if port == 0 and known is not None:
@@ -264,6 +268,7 @@ class Driver:
                 is_stopped = True
                 self._supervisor.stop(now_s)
             self._supervisor.tick(now_s)
+            self._admission.sweep()
             self._save()
             # While the journal cannot be written, no order is sent, so no time counts.
             self._clock.is_held = self._journal.holds
@@ -290,9 +295,9 @@ class Driver:
     async def _listen(self, host: str, port: int) -> asyncio.Server:
         buffer, loop = Buffer(), asyncio.get_running_loop()
         return await loop.create_server(
-            lambda: Connection(buffer, self._take, self._ended),
+            lambda: Connection(buffer, self._admission, self._take, self._ended),
             *(host, port),
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
         )
 
     def _take(self, connection: Connection, line: bytes) -> None:
@@ -313,7 +318,9 @@ class Driver:
         if problem is not None:
             connection.send(Refused(reason=problem))
             connection.close()
-        elif isinstance(first, Command):
+            return
+        connection.authenticate()
+        if isinstance(first, Command):
             answer = self._command(first)
             self._save()
 

@@ -3,12 +3,17 @@
 import asyncio
 import random
 import socket
+import time
 
 import pytest
 
 from mjax.launch import messages
+from mjax.launch.config import RunConfig
 from mjax.launch.connections import Buffer, Connection
-from mjax.launch.messages import Refused
+from mjax.launch.driver import Driver
+from mjax.launch.messages import Command, Hello, Refused
+from mjax.listening import admission
+from mjax.listening.admission import Admission
 
 
 class Listener:
@@ -17,10 +22,10 @@ class Listener:
     def __init__(self, reply: Refused | None = None, closes_after: int | None = None):
         self.lines, self.ended, self.connections = {}, [], []
         self.reply, self.closes_after = reply, closes_after
-        self._buffer = Buffer()
+        self._buffer, self.admission = Buffer(), Admission(first_bytes=2**24)
 
     def connection(self):
-        made = Connection(self._buffer, self._take, self.ended.append)
+        made = Connection(self._buffer, self.admission, self._take, self.ended.append)
         self.connections.append(made)
         return made
 
@@ -116,3 +121,92 @@ def test_after_a_close_nothing_is_taken_and_what_was_said_arrives():
     assert [*listener.lines.values()] == [[b"one", b"two"]]
     (connection,) = listener.connections
     connection.send(Refused(reason="too late"))  # to a closed connection: no error
+
+
+def is_closed(peer):
+    """Return whether a driver has closed a connection; drop what it has sent."""
+    peer.settimeout(0.01)
+    try:
+        while peer.recv(2**16):
+            pass
+    except TimeoutError:
+        return False
+    except OSError:
+        pass
+    return True
+
+
+def until(condition):
+    until_s = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def is_answered(address):
+    """Return whether a driver answers a command."""
+    command = Command(version=messages.VERSION, token="word", name="status")
+    with socket.create_connection(address, timeout=20) as peer:
+        peer.sendall(messages.encode(command))
+        return b'"answer"' in peer.makefile("rb").readline()
+
+
+def drive(play, work_dir):
+    """Let `play` talk to a driver, in a thread; then end the driver."""
+    driver = Driver(
+        RunConfig(hosts=2), [], work_dir=work_dir, token="word", bind=("127.0.0.1", 0)
+    )
+
+    async def run():
+        serving = asyncio.create_task(driver.run())
+        while not driver.is_listening:
+            await asyncio.sleep(0.01)
+        try:
+            await asyncio.to_thread(play, driver.address)
+        finally:
+            driver._supervisor.stop(time.monotonic())
+            await serving
+
+    asyncio.run(run())
+
+
+def hello(**fields):
+    facts = fields.pop("facts", {})
+    given = {"host": "a", "address": "127.0.0.1", "pid": 7, "token": "word"} | fields
+    return messages.encode(Hello(version=messages.VERSION, facts=facts, **given))
+
+
+def test_silent_peers_of_a_driver_make_room_and_agents_stay(tmp_path, monkeypatch):
+    monkeypatch.setattr(admission, "MOST_UNAUTHENTICATED", 8)
+    monkeypatch.setattr(admission, "LIMIT_S", 0.5)
+
+    def play(address):
+        agent = socket.create_connection(address, timeout=20)
+        agent.sendall(hello(facts={"log": "x" * 2**19}))
+        silent = [socket.create_connection(address) for _ in range(80)]
+        assert is_answered(address)
+        until(lambda: all(map(is_closed, silent)))  # the last ones after the limit
+        assert is_answered(address)
+        assert not is_closed(agent)
+        agent.sendall(b"x" * 2**21)  # it may send long lines
+        assert not is_closed(agent)
+        for peer in (agent, *silent):
+            peer.close()
+
+    drive(play, tmp_path)
+
+
+def test_a_driver_reads_little_from_a_peer_without_a_token(tmp_path):
+    def play(address):
+        lines = [hello(token="wrong"), hello(facts={"x": "x" * 2**21}), b"x" * 2**21]
+        for line in lines:
+            with socket.create_connection(address, timeout=20) as peer:
+                try:
+                    peer.sendall(line)
+                    answer = peer.recv(2**16)
+                except ConnectionError:
+                    answer = b""
+                assert not answer or b'"refused"' in answer
+        assert is_answered(address)
+
+    drive(play, tmp_path)

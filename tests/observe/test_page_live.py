@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mjax.listening import is_loopback
+from mjax.listening import address_of, is_loopback
 from mjax.observe import spans
 from mjax.observe.page import answers, file_feed, live
 from mjax.observe.page.answers import Page
 from mjax.observe.page.file_feed import FileFeed
-from mjax.observe.page.server import PageServer, address_of
+from mjax.observe.page.server import PageServer
 from tests.observe import page_runs
 from tests.observe.page_runs import Rank
 

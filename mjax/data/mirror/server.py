@@ -5,22 +5,16 @@ server first answers that it is busy, so a slow host does not count as lost.
 """
 
 import concurrent.futures
-import hmac
 import http
-import http.server
-import logging
 import socket
-import sys
 import threading
 from collections.abc import Callable, Collection
-from typing import Any
 
 from mjax.data.mirror.peers import BUSY
+from mjax.listening import BACKLOG, threads
 
 _POLL_S = 0.05  # seconds within which the server notices `close`
 _NUM_ANSWERS = 8  # blocks in memory for other hosts at the same time
-_SEND_BYTES = 1 << 20
-_log = logging.getLogger(__name__)
 
 
 class Blocks:
@@ -72,10 +66,8 @@ class Blocks:
                 del self._under_way[block]
 
 
-class Server(http.server.ThreadingHTTPServer):
+class Server:
     """Server that answers until `close`."""
-
-    daemon_threads = True
 
     def __init__(
         self,
@@ -96,33 +88,24 @@ class Server(http.server.ThreadingHTTPServer):
         Raises:
           OSError: the address cannot be used.
         """
-        handler = type("Handler", (_Handler,), {"owner": self, "timeout": timeout_s})
-        super().__init__(address, handler, bind_and_activate=False)
-        self.blocks, self.token, self.timeout_s = blocks, token, timeout_s
+        fields = {"owner": self, "timeout": timeout_s, "token": token}
+        self.blocks, self.timeout_s = blocks, timeout_s
         self.answers = threading.Semaphore(_NUM_ANSWERS)
-        self.socket.close()
-        self.socket = listener or _listen(address)
-        turn = self.serve_forever
-        threading.Thread(target=turn, args=(_POLL_S,), daemon=True).start()
+        self._server = threads.Server(
+            listener or _listen(address),
+            type("Handler", (_Handler,), fields),
+            poll_s=_POLL_S,
+        )
 
     def close(self) -> None:
         """Stop answering."""
-        self.shutdown()
-        self.server_close()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log in one line that a host was lost while it was being answered."""
-        error = sys.exception()
-        if isinstance(error, OSError):
-            _log.debug("mirror: %s left before its answer (%s)", client_address, error)
-        else:
-            super().handle_error(request, client_address)
+        self._server.close()
 
 
 def _listen(address: tuple[str, int]) -> socket.socket:
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     try:
-        return socket.create_server(address, family=family)
+        return socket.create_server(address, family=family, backlog=BACKLOG)
     except OSError as error:
         raise OSError(
             error.errno,
@@ -131,19 +114,17 @@ def _listen(address: tuple[str, int]) -> socket.socket:
         ) from None
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
+class _Handler(threads.Handler):
+    disable_nagle_algorithm = True
+    denial = (http.HTTPStatus.FORBIDDEN, "the token is of another run")
     owner: Server
 
-    def setup(self) -> None:
-        super().setup()
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
     def do_GET(self) -> None:
-        if self._is_allowed():
+        if self._has_name():
             self._send_block(lambda: self.owner.blocks.read(self.path[1:]))
 
     def do_POST(self) -> None:
-        if not self._is_allowed():
+        if not self._has_name():
             return
         future = self.owner.blocks.fetched(self.path[1:])
         concurrent.futures.wait([future], self._busy_s)
@@ -156,7 +137,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send_block(future.result)
 
     def do_DELETE(self) -> None:
-        if self._is_allowed():
+        if self._has_name():
             self.owner.blocks.remove(self.path[1:])
             self._send_text(http.HTTPStatus.OK, "")
 
@@ -165,15 +146,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Seconds until a waiting host receives a busy answer."""
         return self.owner.timeout_s / 3  # an answer may wait this long twice
 
-    def _is_allowed(self) -> bool:
-        given = self.headers.get("Authorization", "").encode("utf-8", "replace")
-        if not hmac.compare_digest(given, f"Bearer {self.owner.token}".encode()):
-            self._send_text(http.HTTPStatus.FORBIDDEN, "")
-            return False
-        if self.path[1:] not in self.owner.blocks.names:
-            self._send_text(http.HTTPStatus.CONFLICT, "")
-            return False
-        return True
+    def _has_name(self) -> bool:
+        if self.path[1:] in self.owner.blocks.names:
+            return True
+        self._send_text(http.HTTPStatus.CONFLICT, "")
+        return False
 
     def _send_block(self, read: Callable[[], bytes | None]) -> None:
         if not self.owner.answers.acquire(timeout=self._busy_s):
@@ -184,20 +161,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if content is None:
                 self._send_text(http.HTTPStatus.NOT_FOUND, "")
             else:
-                self._send(http.HTTPStatus.OK, content)
+                self.write(http.HTTPStatus.OK, content)
         finally:
             self.owner.answers.release()
 
     def _send_text(self, status: http.HTTPStatus, text: str) -> None:
-        self._send(status, text.encode("utf-8", "replace"))
-
-    def _send(self, status: http.HTTPStatus, content: bytes) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        view = memoryview(content)  # the connection's time limit is per write
-        for start in range(0, len(view), _SEND_BYTES):
-            self.wfile.write(view[start : start + _SEND_BYTES])
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Suppress the log line of each request."""
+        self.write(status, text.encode("utf-8", "replace"))

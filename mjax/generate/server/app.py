@@ -86,8 +86,6 @@ class _Outermost:
         self._app, self._counters = app, counters
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            return  # no websockets; uvicorn closes a connection that got no answer
         status: int | None = None
 
         async def send_seen(message: Message) -> None:

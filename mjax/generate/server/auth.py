@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from mjax import listening
 from mjax.generate.server.errors import ApiError
+from mjax.listening import asgi
 
 _REMEDY = "write one token per line, as openssl rand -hex 16 prints them"
 _JSON = re.compile(r"application/json(\s*;.*)?", re.IGNORECASE)
@@ -115,4 +116,6 @@ class Guard:
                 for name, value in scope["headers"]
             }
             judge(scope["method"], scope["path"], headers, self._tokens)
+            if scope["path"] != _OPEN_PATH:
+                asgi.authenticate(scope)
         await self._app(scope, receive, send)

@@ -16,19 +16,16 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
-import uvicorn
-
 from mjax.generate.requests import Request, Sampling
+from mjax.generate.server import errors
 from mjax.generate.server.app import make_app
 from mjax.generate.server.metrics import Metrics
 from mjax.generate.server.prompts import Served
 from mjax.generate.server.scheduler import Engine, Scheduler
+from mjax.listening import asgi
 
 _KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept; nginx's default (keepalive_timeout)."""
-_SPARE_CONNECTIONS = 256
-"""Connections beyond the capacity for answers. The value was picked by judgement: they
-serve idle and refused clients, and each takes some 10 KB."""
 _LAST_ANSWERS_S = 2
 """Seconds to send the last errors when the server ends. The value was picked by
 judgement, not measured."""
@@ -109,24 +106,17 @@ class ModelServer:
         self._on_news = on_news
         self.scheduler = Scheduler(engine, capacity=served.capacity, on_failure=on_news)
         app = make_app(served, self.scheduler, tokens=tokens, counters=Metrics())
-        config = uvicorn.Config(
-            lambda: app,
-            factory=True,  # otherwise uvicorn tries to detect it
-            access_log=False,
-            # The application reports failures; uvicorn would only repeat them.
-            log_level="critical",
-            interface="asgi3",
-            lifespan="off",
+        bad_request = errors.malformed(
+            "the request is not HTTP/1.1, or its headers are too long; the address of "
+            "this server begins with http://"
+        )
+        self._uvicorn = asgi.make_server(
+            app,
+            bad_request=bad_request.body(),
             loop="asyncio",
-            http="h11",
-            ws="none",
-            proxy_headers=False,
-            server_header=False,
-            limit_concurrency=served.capacity + _SPARE_CONNECTIONS,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_LAST_ANSWERS_S,
         )
-        self._uvicorn = uvicorn.Server(config)
         self._socket = listening
         self._loop: asyncio.AbstractEventLoop | None = None
         has_begun = threading.Event()

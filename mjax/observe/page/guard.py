@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mjax.listening import is_equal, is_known_host
+from mjax.listening import asgi, is_equal, is_known_host
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -139,6 +139,7 @@ class Guard:
 
         refusal = judge(_request(scope), self._token, self._names)
         if refusal is None:
+            asgi.authenticate(scope)
             await self._app(scope, receive, send_with_headers)
         else:
             await _answer(refusal, path, send_with_headers)

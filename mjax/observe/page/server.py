@@ -4,13 +4,11 @@ Input: a `Page`, an address, a token. Output: a server that answers until `close
 which also ends the open event streams of viewers.
 """
 
-import re
 import threading
 import time
 
-import uvicorn
-
 from mjax import listening
+from mjax.listening import asgi
 from mjax.observe.page.answers import Page
 from mjax.observe.page.app import make_app
 from mjax.observe.page.guard import names_of
@@ -18,22 +16,6 @@ from mjax.observe.page.guard import names_of
 _GRACE_S = 2
 """Seconds for pending answers when the server stops. The value was picked by judgement,
 not measured."""
-_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
-
-
-def address_of(listen: str) -> tuple[str, int]:
-    """Return host and port of HOST:PORT; an IPv6 address needs brackets.
-
-    Raises:
-      ValueError: the text is not an address.
-    """
-    found = _LISTEN.fullmatch(listen)
-    if found is None or int(found[3]) > 65535:
-        raise ValueError(
-            f"--listen must be HOST:PORT with a port up to 65535, got {listen}; write "
-            "--listen 127.0.0.1:7450"
-        )
-    return found[1] or found[2], int(found[3])
 
 
 class PageServer:
@@ -49,7 +31,7 @@ class PageServer:
         Raises:
           ValueError: the address cannot be used.
         """
-        host, port = address_of(listen)
+        host, port = listening.address_of(listen)
         self._page = page
         self._socket = listening.bind(
             host,
@@ -68,17 +50,11 @@ class PageServer:
                 "encryption: anyone who sees the traffic sees the token; use "
                 "--listen 127.0.0.1:7450 and ssh -L instead",
             )
-        config = uvicorn.Config(
+        self._server = asgi.make_server(
             make_app(page, token=token, names=names_of(host)),
-            access_log=False,  # addresses contain the token
-            log_level="warning",
-            interface="asgi3",
-            lifespan="off",
-            ws="none",
-            server_header=False,
+            bad_request=b'{"error":"the request is not HTTP/1.1"}',
             timeout_graceful_shutdown=_GRACE_S,
         )
-        self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._server.run, args=([self._socket],), name="page", daemon=True
         )

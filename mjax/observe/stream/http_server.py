@@ -10,21 +10,19 @@ their commit. `answer` does not depend on sockets.
 | GET /metrics | gauges for Prometheus |
 
 On a port every request needs `Authorization: Bearer TOKEN`; a Unix socket has mode 0600
-instead.
+instead. An error is answered with `{"error": TEXT}`.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
-import hmac
-import http.server
 import os
 import socket
-import socketserver
-import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
+from mjax import listening
+from mjax.listening import threads
 from mjax.observe.store.base import ConflictError, StoreGoneError
 from mjax.observe.store.ingester import Ingester
 from mjax.observe.stream import wire
@@ -96,119 +94,90 @@ class Server:
         Raises:
           ValueError: the address is invalid, or in use.
         """
-        handler = type("Handler", (_Handler,), {"token": token})
+        handler = type("Handler", (_Handler,), {"token": token or None})
         handler.respond = staticmethod(
             lambda method, path, body: answer(ingester, metrics, method, path, body)
         )
-        try:
-            if listen.startswith("unix:"):
-                self._server = _unix_server(listen.removeprefix("unix:"), handler)
-                self.address = listen
-            else:
-                host, _, port = listen.rpartition(":")
-                if not host or not port.isdigit():
-                    raise ValueError(
-                        f"--listen must be HOST:PORT or unix:PATH, got {listen}"
-                    )
-                if not token:
-                    raise ValueError(f"--listen {listen} needs --token-file")
-                self._server = _PortServer((host, int(port)), handler)
-                self.address = f"http://{host}:{self._server.server_address[1]}"
-        except (OSError, OverflowError) as error:
-            raise ValueError(
-                f"--listen {listen} cannot be used ({error}); use another one"
-            ) from error
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, name="ingest-http", daemon=True
-        )
-        self._thread.start()
+        if listen.startswith("unix:"):
+            bound = _bind_unix(listen.removeprefix("unix:"))
+            self.address = listen
+        else:
+            bound = _bind_port(listen, token)
+            host = listen.rpartition(":")[0]
+            self.address = f"http://{host}:{bound.getsockname()[1]}"
+        self._server = threads.Server(bound, handler)
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
 
-class _PortServer(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    request_queue_size = 1024
+def _bind_port(listen: str, token: str) -> socket.socket:
+    host, port = listening.address_of(listen)
+    if not token:
+        raise ValueError(f"--listen {listen} needs --token-file")
+    return listening.bind(
+        host,
+        port,
+        named=f"--listen {listen}",
+        instead=lambda other: f"--listen {host}:{other}",
+        default="--listen 127.0.0.1:0",
+    )
 
 
-class _UnixServer(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-    request_queue_size = 1024
-
-
-def _unix_server(path: str, handler: Any) -> _UnixServer:
+def _bind_unix(path: str) -> socket.socket:
     """Listen on a Unix socket; replace one that a killed process left."""
     if len(path.encode()) > 107:  # sun_path of Linux, unix(7)
         raise ValueError(
             f"--listen unix:{path} is too long, a socket path has at most 107 bytes; "
             "use a shorter one"
         )
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    if Path(path).is_socket():
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-            if probe.connect_ex(path) == 0:
-                raise ValueError(
-                    f"--listen unix:{path} is in use by another ingester; stop it first"
-                )
-        Path(path).unlink()
     before = os.umask(0o177)
     try:
-        return _UnixServer(path, handler)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        if Path(path).is_socket():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(path) == 0:
+                    raise ValueError(
+                        f"--listen unix:{path} is in use by another ingester; stop it "
+                        "first"
+                    )
+            Path(path).unlink()
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        with contextlib.ExitStack() as stack:
+            stack.callback(made.close)
+            made.bind(path)
+            made.listen(listening.BACKLOG)
+            stack.pop_all()
+        return made
+    except OSError as error:
+        raise ValueError(
+            f"--listen unix:{path} cannot be used: {error.strerror}; give another path"
+        ) from error
     finally:
         os.umask(before)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    """Reads a request, checks the token, and writes the answer."""
+class _Handler(threads.Handler):
+    """Writes the answers of `answer`."""
 
     protocol_version = "HTTP/1.1"
     timeout = _IDLE_S
-    disable_nagle_algorithm = False
-    token = ""
+    denial = (401, "the token is wrong; give --token-file")
+    most_bytes = _MAX_REQUEST
     respond: Callable[[str, str, bytes], Answer]
 
     def do_GET(self) -> None:
         """Answer a GET."""
-        self._answer(b"")
+        self._answer()
 
     def do_POST(self) -> None:
         """Answer a POST."""
-        size = self.headers.get("Content-Length", "")
-        if not size.isdigit() or int(size) > _MAX_REQUEST:
-            self.close_connection = True
-            self._write(_said(413, f"Content-Length must be at most {_MAX_REQUEST}"))
-            return
-        body = self.rfile.read(int(size))
-        if len(body) != int(size):
-            self.close_connection = True
-            return
-        self._answer(body)
+        self._answer()
 
-    def address_string(self) -> str:
-        """Return the client's address; a Unix socket has none."""
-        return "local"
-
-    def log_message(self, format: str, *values: Any) -> None:
-        """Log nothing, because collectors send a request every second."""
-
-    def _answer(self, body: bytes) -> None:
-        given = self.headers.get("Authorization", "")
-        expected = f"Bearer {self.token}"
-        if self.token and not hmac.compare_digest(given.encode(), expected.encode()):
-            self._write(_said(401, "the token is wrong; give --token-file"))
-            return
-        self._write(self.respond(self.command, self.path, body))
-
-    def _write(self, found: Answer) -> None:
-        self.send_response(found.status)
-        self.send_header("Content-Type", found.content_type)
-        self.send_header("Content-Length", str(len(found.body)))
-        self.end_headers()
-        self.wfile.write(found.body)
+    def _answer(self) -> None:
+        made = self.respond(self.command, self.path, self.body)
+        self.write(made.status, made.body, made.content_type)
 
 
 def _take(ingester: Ingester, body: bytes) -> Answer:
@@ -247,4 +216,4 @@ def _guarded(action: Callable[[], Answer]) -> Answer:
 
 
 def _said(status: int, text: str) -> Answer:
-    return Answer(status=status, body=text.encode(), content_type="text/plain")
+    return Answer(status=status, body=wire.encode(wire.ErrorAnswer(error=text)))

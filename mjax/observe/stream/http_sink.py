@@ -61,7 +61,7 @@ class HttpSink:
             ) from error
         if answer.status != 200:
             self._connection.close()
-            text = " ".join(data.decode(errors="replace").split())[:300]
+            text = " ".join(_error(data).split())[:300]
             raise SinkGoneError(f"{self._address} answered {answer.status}: {text}")
         try:
             return wire.decode(data, kind)
@@ -69,6 +69,14 @@ class HttpSink:
             raise SinkGoneError(
                 f"{self._address} is not an ingester: {error}"
             ) from error
+
+
+def _error(data: bytes) -> str:
+    """Return the text of an error; servers other than ingesters do not send JSON."""
+    try:
+        return wire.decode(data, wire.ErrorAnswer).error
+    except ValueError:
+        return data.decode(errors="replace")
 
 
 class _UnixConnection(http.client.HTTPConnection):

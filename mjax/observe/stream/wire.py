@@ -61,6 +61,13 @@ class SendAnswer:
     outcomes: Sequence[Outcome]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ErrorAnswer:
+    """Answer to a refused or failed request."""
+
+    error: str
+
+
 def encode_batches(batches: Iterable[Batch]) -> bytes:
     """Put batches into one body."""
     parts = []

@@ -1,7 +1,8 @@
 """Listening sockets of servers, and checks of their clients.
 
 Input: a host, a port, headers of requests, the path of a token file. Output: a bound
-socket, results of checks, tokens. Used by the live page of a run and the model server.
+socket, results of checks, tokens. The limits on connections are in `admission`; servers
+of uvicorn get them from `asgi`, servers with threads from `threads`.
 """
 
 import errno
@@ -13,7 +14,11 @@ import urllib.parse
 from collections.abc import Callable
 from pathlib import Path
 
-_BACKLOG = 128
+BACKLOG = 4096
+"""Connections that the kernel keeps until a server accepts them. If there are more, it
+drops the packets of honest clients too, which retry after seconds. The limit of Linux
+(somaxconn)."""
+_LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 """Characters without special meaning in URLs, cookies and headers (RFC 3986, 2.3)."""
 
@@ -24,6 +29,21 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def address_of(listen: str) -> tuple[str, int]:
+    """Return host and port of HOST:PORT; an IPv6 address needs brackets.
+
+    Raises:
+      ValueError: the text is not an address.
+    """
+    match = _LISTEN.fullmatch(listen)
+    if match is None or int(match[3]) > 65535:
+        raise ValueError(
+            f"--listen must be HOST:PORT with a port up to 65535, got {listen}; write "
+            "--listen 127.0.0.1:7450"
+        )
+    return match[1] or match[2], int(match[3])
 
 
 def bind(
@@ -54,7 +74,7 @@ def bind(
         # port for a minute. Even with it, two servers cannot listen on one port.
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
-        made.listen(_BACKLOG)
+        made.listen(BACKLOG)
     except OSError as error:
         made.close()
         if error.errno == errno.EADDRINUSE:
