@@ -10,6 +10,7 @@ Source: the executor of MegaScale, arXiv:2402.15627, section 4.1.
 
 import asyncio
 import contextlib
+import functools
 import os
 import secrets
 import shutil
@@ -17,18 +18,20 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import msgspec
 
 from mjax.launch import checks, messages, nccl_ras
+from mjax.launch.background import Worker, say
 from mjax.launch.facts import host_facts, rdma_bytes
+from mjax.launch.liveness import Clock
 from mjax.launch.log_rules import KernelLog
 from mjax.launch.messages import RankState
 from mjax.launch.policy import EXIT_CODES, Cause
-from mjax.launch.ranks import Adopted, Rank, Starter, oom_kills, rotate
+from mjax.launch.rank_files import Shared
+from mjax.launch.ranks import Adopted, Rank, Starter, handles, oom_kills
 from mjax.processes import progress
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -38,6 +41,11 @@ _QUIET_S = 0.1
 """A rank has finished writing its stacks if the file has not grown for this long. The
 value was picked by judgement: a rank that runs at all writes the next piece sooner."""
 _POLL_S = 0.02
+_LOOK_S = 0.5
+"""Seconds that a heartbeat waits for the files of the ranks."""
+_PATIENCE_S = 1.0
+_NOT_STARTED = 126
+"""Exit code of a rank that cannot be started, as of a shell."""
 
 
 class Agent:
@@ -65,12 +73,18 @@ class Agent:
           log_bytes: size in bytes at which a rank's log is rotated.
         """
         self._log_bytes = log_bytes
+        self._clock = Clock(2 * messages.BEAT_S)
+        self._heard_s = self._clock.now_s()
+        self._files = Worker()
+        self._looking: asyncio.Task[None] | None = None
+        self._matches: list[messages.Match] = []
         self._driver, self._token = driver, token
         self._host, self._address, self._orphan_s = host, address, orphan_s
         self._id = secrets.token_hex(8)
         self._ranks: dict[int, Rank] = {}
         self._starter = Starter()
         self._coordinator: subprocess.Popen[bytes] | Adopted | None = None
+        self._coordinator_log: Shared | None = None
         self._coordinated = 0
         self._leaving = ""
         self._kernel_log = KernelLog()
@@ -86,9 +100,14 @@ class Agent:
         """
         for number in _SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._leave, number)
-        alone_s = time.monotonic()
-        decoder = msgspec.json.Decoder(messages.ToAgent)
-        while time.monotonic() - alone_s < self._orphan_s:
+        try:
+            return await self._run()
+        finally:
+            self._files.finish(_PATIENCE_S)
+
+    async def _run(self) -> int:
+        self._heard_s = self._clock.now_s()
+        while self._clock.now_s() - self._heard_s < self._orphan_s:
             try:
                 reader, self._writer = await asyncio.open_connection(
                     *self._driver, limit=messages.MAX_LINE_BYTES
@@ -99,36 +118,62 @@ class Agent:
                 await asyncio.sleep(_RETRY_S)
                 continue
             try:
-                self._say(self._hello())
-                beating = asyncio.create_task(self._beat())
-                try:
-                    while True:
-                        message = await messages.receive(reader, decoder)
-                        alone_s = time.monotonic()
-                        code = await self._obey(message)
-                        if code is not None:
-                            return code
-                finally:
-                    beating.cancel()
-                    alone_s = time.monotonic()
-            except (OSError, EOFError):
+                return await self._serve(reader)
+            except EOFError:
                 await asyncio.sleep(_RETRY_S)
             finally:
+                self._heard_s = self._clock.now_s()
                 self._writer.close()
                 self._writer = None
         self._kill(self._newest(), signal.SIGKILL)
-        print(
+        self._print(
             f"error: no driver at {self._driver[0]}:{self._driver[1]} for "
-            f"{self._orphan_s:g} s; the ranks of this host were stopped",
-            file=sys.stderr,
+            f"{self._orphan_s:g} s; the ranks of this host were stopped"
         )
         return 1
+
+    async def _serve(self, reader: asyncio.StreamReader) -> int:
+        """Obey a driver; return the exit code when it ends this agent.
+
+        Raises:
+          EOFError: the connection has ended.
+        """
+        await self._look()
+        self._say(self._hello())
+        tasks = [
+            asyncio.create_task(self._beat()),
+            asyncio.create_task(self._hear(reader)),
+        ]
+        try:
+            # If the heartbeats end by an error of ours, so does the agent: a host must
+            # not keep its place in silence.
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            return next(task for task in tasks if task.done()).result()
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _hear(self, reader: asyncio.StreamReader) -> int:
+        decoder = msgspec.json.Decoder(messages.ToAgent)
+        while True:
+            try:
+                message = await messages.receive(reader, decoder)
+            except OSError as error:
+                raise EOFError(str(error)) from error
+            self._heard_s = self._clock.now_s()
+            try:
+                code = await self._obey(message)
+            except OSError as error:  # such as too many processes: the driver notices
+                self._print(f"error: {type(message).__name__} failed: {error}")
+            else:
+                if code is not None:
+                    return code
 
     async def _obey(self, message: messages.ToAgent) -> int | None:
         """Execute a message of the driver; return an exit code if it ends the agent."""
         match message:
             case messages.Refused():
-                print(f"error: {message.reason}", file=sys.stderr)
+                self._print(f"error: {message.reason}")
                 self._kill(self._newest(), signal.SIGKILL)
                 return 2
             case messages.FindPorts():
@@ -182,14 +227,12 @@ class Agent:
         self._coordinated, port = message.generation, free_port()
         if not message.coordinator:
             return port
-        folder = Path(message.folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        path = Path(message.folder) / "coordinator.log"
+        self._coordinator_log = log = await self._files.run(lambda: Shared(path))
         argv = [*message.coordinator, f"{self._address}:{port}"]
-        self._coordinator = await self._starter.run(
-            argv, os.environ, folder / "coordinator.log"
-        )
-        until_s = time.monotonic() + message.timeout_s
-        while self._coordinator.poll() is None and time.monotonic() < until_s:
+        self._coordinator = await self._starter.run(argv, os.environ, log.name)
+        until_s = self._clock.now_s() + message.timeout_s
+        while self._coordinator.poll() is None and self._clock.now_s() < until_s:
             try:
                 _, writer = await asyncio.open_connection("localhost", port)
             except OSError:
@@ -205,28 +248,44 @@ class Agent:
             self._coordinator.send_signal(signal.SIGKILL)
             self._coordinator.poll()
             self._coordinator = None
+        if self._coordinator_log is not None:
+            self._coordinator_log.close()
+            self._coordinator_log = None
 
     async def _start(self, message: messages.Start) -> None:
         self._kill(message.generation - 1, signal.SIGKILL)
         for rank in self._ranks.values():
-            while rank.process.poll() is None:
+            while rank.end is None and rank.process.poll() is None:
                 await asyncio.sleep(0.01)
-        self._ranks = {
-            spec.rank: Rank(
-                spec=spec, generation=message.generation, oom_kills=oom_kills()
-            )
-            for spec in message.ranks
-        }
+        before, self._ranks = (
+            self._ranks,
+            {
+                spec.rank: Rank(
+                    spec=spec,
+                    generation=message.generation,
+                    oom_kills=oom_kills(),
+                    asked_s=self._clock.now_s(),
+                )
+                for spec in message.ranks
+            },
+        )
+        for rank in before.values():  # after a reading that may be under way
+            self._files.do(rank.close)
         for rank in self._ranks.values():
-            await self._starter.start(rank)
-            asyncio.create_task(self._wait_for(rank))  # noqa: RUF006
+            await self._files.run(functools.partial(rank.open, self._log_bytes))
+            try:
+                await self._starter.start(rank)
+            except OSError as error:
+                rank.finish(_NOT_STARTED, f"it cannot be started: {error}")
+            else:
+                asyncio.create_task(self._wait_for(rank))  # noqa: RUF006
         self._wake.set()
 
     async def _wait_for(self, rank: Rank) -> None:
         """Send a heartbeat immediately when a rank ends."""
         try:
             descriptor = os.pidfd_open(rank.process.pid)
-        except ProcessLookupError:  # the rank has ended, and a heartbeat reported it
+        except OSError:  # the rank has ended; the next heartbeat reports it
             return
         ended = asyncio.Event()
         loop = asyncio.get_running_loop()
@@ -236,39 +295,41 @@ class Agent:
         finally:
             loop.remove_reader(descriptor)
             os.close(descriptor)
-        rank.look()
         self._wake.set()
 
     async def _stacks(self, generation: int) -> dict[int, str]:
         """Request the stacks of all ranks and wait for them; return rank -> text."""
-        paths, begins = {}, {}
+        begins: dict[int, int] = {}
         for index, rank in self._ranks.items():
             is_alive = rank.generation == generation and rank.process.poll() is None
-            # The file exists once the rank has installed a handler for the signal.
-            if is_alive and rank.stacks_path.exists():
-                paths[index] = rank.stacks_path
-                begins[index] = rank.stacks_path.stat().st_size
+            if is_alive and handles(rank.process.pid, progress.STACKS_SIGNAL):
+                begins[index] = rank.files.stacks_size
                 rank.process.send_signal(progress.STACKS_SIGNAL)
+        ranks = {index: self._ranks[index] for index in begins}
 
         def written() -> dict[int, str]:
-            return {index: _read(path, begins[index]) for index, path in paths.items()}
+            return {i: rank.files.stacks(begins[i]) for i, rank in ranks.items()}
 
         # A rank writes its stacks in many pieces. The answer to `ask_for_lock` goes to
         # the same file, so ask only when the stacks are complete.
-        begin_s, found = time.monotonic(), written()
-        while time.monotonic() < begin_s + _STACKS_S / 2:
+        found, until_s = written(), self._clock.now_s() + _STACKS_S / 2
+        while self._clock.now_s() < until_s:
             before = found
             await asyncio.sleep(_QUIET_S)
             found = written()
             if found == before and all(found.values()):
                 break
-        for path in paths.values():
-            progress.ask_for_lock(path)
-        while time.monotonic() < begin_s + _STACKS_S:
+        for rank in ranks.values():
+            rank.files.ask_for_lock()
+        until_s = self._clock.now_s() + _STACKS_S / 2
+        while self._clock.now_s() < until_s:
+            await asyncio.sleep(_POLL_S)
             if all(progress.LOCK_ANSWER in text for text in written().values()):
                 break
-            await asyncio.sleep(_POLL_S)
-        return {index: text for index, text in written().items() if text}
+        found = {index: text for index, text in written().items() if text}
+        for index, text in found.items():
+            self._files.do(functools.partial(ranks[index].files.show, text))
+        return found
 
     async def _spied(
         self, answered: Collection[int], generation: int
@@ -293,7 +354,9 @@ class Agent:
 
     async def _check(self, order: messages.Check) -> None:
         """Run the check, and send its result unless there is no connection."""
-        is_healthy, text = await checks.run(order.command, order.timeout_s, self._host)
+        is_healthy, text = await checks.run(
+            order.command, order.timeout_s, self._host, self._clock.now_s
+        )
         if self._writer is not None:
             answer = messages.Checked(
                 number=order.number, is_healthy=is_healthy, text=text
@@ -314,30 +377,59 @@ class Agent:
     def _newest(self) -> int:
         return max((rank.generation for rank in self._ranks.values()), default=0)
 
-    async def _beat(self) -> None:
+    async def _beat(self) -> int:
         while True:
             self._wake.clear()
+            await self._look()
+            matches, self._matches = self._matches, []
             beat = messages.Beat(
                 ranks=self._states(),
                 leaving=self._leaving,
-                matches=self._matches(),
+                matches=self._kernel_log.read() + matches,
                 rdma_bytes=rdma_bytes(),
             )
             self._say(beat)
-            for rank in self._ranks.values():
-                rotate(rank.log_path, self._log_bytes)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), messages.BEAT_S)
 
-    def _matches(self) -> list[messages.Match]:
-        """Return the matches of rules in log lines since the last heartbeat."""
-        found = self._kernel_log.read()
-        for rank in self._ranks.values():
-            found += rank.log_reader.read(is_over=rank.end is not None)
-        return found
+    async def _look(self) -> None:
+        """Read the files of the ranks, and record which ranks have ended.
+
+        A disk that blocks delays no heartbeat: the last reading then stays.
+        """
+        loop = asyncio.get_running_loop()
+        until_s, is_new = loop.time() + _LOOK_S, False
+        ended = {
+            rank.spec.rank: code
+            for rank in self._ranks.values()
+            if (code := rank.process.poll()) is not None
+        }
+        while not is_new:  # a reading that has begun before may lack the last lines
+            if is_new := self._looking is None:
+                ranks = [r for r in self._ranks.values() if r.end is None]
+                self._looking = asyncio.create_task(self._read(ranks, {*ended}))
+            assert self._looking is not None
+            left_s = max(0.0, until_s - loop.time())
+            if not (await asyncio.wait({self._looking}, timeout=left_s))[0]:
+                break
+            looking, self._looking = self._looking, None
+            looking.result()
+        for index, code in ended.items():
+            if self._ranks[index].end is None:
+                self._ranks[index].finish(code)
+
+    async def _read(self, ranks: Sequence[Rank], ended: Collection[int]) -> None:
+        for rank in ranks:
+            is_over = rank.spec.rank in ended
+            reading = await self._files.run(
+                functools.partial(rank.read, is_over=is_over)
+            )
+            if reading is not None:
+                rank.take(reading, self._clock.now_s())
+                self._matches += reading.matches
 
     def _states(self) -> list[RankState]:
-        return [rank.look() for rank in self._ranks.values()]
+        return [rank.state() for rank in self._ranks.values()]
 
     def _hello(self) -> messages.Hello:
         return messages.Hello(
@@ -355,12 +447,8 @@ class Agent:
         assert self._writer is not None
         self._writer.write(messages.encode(message))
 
-
-def _read(path: Path, begin: int) -> str:
-    """Return the text of a file from byte `begin` to the end."""
-    with path.open(errors="replace") as file:
-        file.seek(begin)
-        return file.read()
+    def _print(self, text: str) -> None:
+        self._files.do(functools.partial(say, text))
 
 
 def _programs() -> str:

@@ -10,6 +10,7 @@ import math
 import os
 import shlex
 import signal
+import time
 from collections.abc import Callable, Collection, Sequence
 
 from mjax.launch.config import RunConfig
@@ -19,6 +20,8 @@ from mjax.launch.messages import Check, Checked
 HOST_VARIABLE = "MJAX_HOST"
 """Environment variable that holds the host's name during a check."""
 _SHOWN_CHARS = 500
+_SLICE_S = 1.0
+"""Seconds between two readings of the clock during a check."""
 _NUMBERS_PER_S = 1000
 _NO_FAULT = ("ok", "pass", "unknown")
 """States of a check that are no fault, so its reason is not reported. A check is
@@ -157,7 +160,10 @@ class Checks:
 
 
 async def run(
-    command: Sequence[str], timeout_s: float, host: str = ""
+    command: Sequence[str],
+    timeout_s: float,
+    host: str = "",
+    now_s: Callable[[], float] = time.monotonic,
 ) -> tuple[bool, str]:
     """Run the check command on this host.
 
@@ -165,6 +171,7 @@ async def run(
       command: words of the command line.
       timeout_s: time limit of the command, in seconds.
       host: name of the host in the run; the command gets it in `HOST_VARIABLE`.
+      now_s: clock for the limit.
     Returns:
       Whether the command exited with 0 in time; and a text: the reasons of the failed
       checks if it printed JSON (`checks: [{name, state, reason}]`), otherwise its
@@ -181,13 +188,15 @@ async def run(
         )
     except OSError as error:
         return False, f"the check cannot be run: {error}"
-    try:
-        output, _ = await asyncio.wait_for(process.communicate(), timeout_s)
-    except TimeoutError:
+    until_s, ending = now_s() + timeout_s, asyncio.create_task(process.communicate())
+    while not ending.done() and (left_s := until_s - now_s()) > 0:
+        await asyncio.wait({ending}, timeout=min(left_s, _SLICE_S))
+    if not ending.done():
+        ending.cancel()
         os.killpg(process.pid, signal.SIGKILL)  # children may keep the pipe open
         await process.wait()
         return False, f"the check did not end in {timeout_s:g} s"
-    text = _reasons(output.decode(errors="replace"))
+    text = _reasons(ending.result()[0].decode(errors="replace"))
     if process.returncode:
         return False, text or f"the check ended with {process.returncode}"
     return True, text

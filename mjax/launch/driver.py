@@ -42,7 +42,7 @@ from mjax.launch.messages import (
     Refused,
 )
 from mjax.launch.pods import Pods
-from mjax.launch.ranks import generation_folder
+from mjax.launch.rank_files import generation_folder
 from mjax.launch.supervisor import Supervisor
 from mjax.launch.trainer_flags import TrainerFlags
 from mjax.listening import BACKLOG

@@ -23,7 +23,7 @@ from mjax.launch.background import Worker, say
 from mjax.launch.client import read_token, write_private
 from mjax.launch.config import RunConfig
 from mjax.launch.driver import TRAINER, Driver
-from mjax.launch.ranks import generation_folder, log_path
+from mjax.launch.rank_files import generation_folder, log_path
 from mjax.processes.lock import driving
 
 _POLL_S = 0.1

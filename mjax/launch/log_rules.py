@@ -123,9 +123,9 @@ def _of_kernel(line: str) -> str | None:
 class LogReader:
     """Finds matches in new lines of a rank's log."""
 
-    def __init__(self, path: Path, rank: int) -> None:
-        """Start at the beginning of the log."""
-        self._path, self._rank = path, rank
+    def __init__(self, descriptor: int, rank: int) -> None:
+        """Start at the beginning of the log, an open file."""
+        self._descriptor, self._rank = descriptor, rank
         self.thunks = Reader()
         self._place, self._rest = 0, b""
         self._told: dict[str, int] = {}
@@ -135,19 +135,17 @@ class LogReader:
 
         Args:
           is_over: whether the log is complete, so an unterminated last line counts.
+        Raises:
+          OSError: the disk fails.
         """
-        try:
-            with self._path.open("rb") as file:
-                size = os.fstat(file.fileno()).st_size
-                if size < self._place:  # the log was rotated
-                    self._place, self._rest = 0, b""
-                self._place = max(self._place, size - _MOST_BYTES)
-                file.seek(self._place)
-                new = file.read()
-        except OSError:
-            return []
+        size = os.fstat(self._descriptor).st_size
+        if size < self._place:  # the log was rotated
+            self._place, self._rest = 0, b""
+        self._place = max(self._place, size - _MOST_BYTES)
+        new = os.pread(self._descriptor, _MOST_BYTES, self._place)
         self._place += len(new)
-        text, _, self._rest = (self._rest + new).rpartition(b"\n")
+        text, _, rest = (self._rest + new).rpartition(b"\n")
+        self._rest = rest[-_MOST_BYTES:]
         if is_over:
             text, self._rest = text + b"\n" + self._rest, b""
         lines = text.decode(errors="replace").splitlines()

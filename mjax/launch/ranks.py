@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import msgspec
 
+from mjax.launch.background import say
 from mjax.launch.fork_server import (
     PR_SET_CHILD_SUBREAPER,
     Forked,
@@ -27,13 +27,10 @@ from mjax.launch.fork_server import (
     die_with,
     libc,
 )
-from mjax.launch.log_rules import LogReader
-from mjax.launch.messages import LastWords, RankSpec, RankState
+from mjax.launch.messages import RankSpec, RankState
+from mjax.launch.rank_files import RankFiles, Reading
 from mjax.processes import progress
 from mjax.processes.progress import Phase, Word
-
-_LAST_LINES, _LAST_BYTES = 10, 4096
-"""Maximum number of lines and bytes to report from the end of a rank's log."""
 
 
 class Adopted:
@@ -77,8 +74,10 @@ class Rank:
     generation: int
     oom_kills: int
     """The kernel's count of OOM kills when the rank started."""
+    asked_s: float
+    """Time of the start request, by the clock of the agent."""
     asked_ns: int = dataclasses.field(default_factory=time.monotonic_ns)
-    """Time of the start request, in nanoseconds of the monotonic clock."""
+    """The same time, in nanoseconds of the monotonic clock."""
     process: subprocess.Popen[bytes] | Adopted | NotYet = dataclasses.field(
         default_factory=NotYet
     )
@@ -89,44 +88,81 @@ class Rank:
     """Final state of the rank; None while it runs."""
 
     def __post_init__(self) -> None:
-        self.log_reader = LogReader(self.log_path, self.spec.rank)
+        self._files: RankFiles | None = None
+        self._last: Reading | None = None
+        self._read_s, self._age_s = self.asked_s, 0.0
 
     @property
-    def progress_path(self) -> Path:
-        """Path of the rank's progress word."""
-        return Path(self.spec.folder) / f"progress-{self.spec.rank}"
+    def files(self) -> RankFiles:
+        """The files of the rank, once `open` has returned."""
+        assert self._files is not None
+        return self._files
 
-    @property
-    def stacks_path(self) -> Path:
-        """Path of the rank's stacks."""
-        return Path(self.spec.folder) / f"stacks-{self.spec.rank}.txt"
+    def open(self, log_bytes: int) -> None:
+        """Open the files of the rank; the disk may block.
 
-    @property
-    def log_path(self) -> Path:
-        """Path of the rank's output."""
-        return log_path(Path(self.spec.folder), self.spec.rank)
+        Args:
+          log_bytes: size in bytes at which the log is rotated.
+        """
+        folder = Path(self.spec.folder)
+        self._files = RankFiles(folder, self.spec.rank, log_bytes)
 
-    def look(self) -> RankState:
-        """Return the current state, or the final state once the rank has ended."""
+    def close(self) -> None:
+        """Close the files of a rank that has ended."""
+        if self._files is not None:
+            self._files.close()
+
+    def read(self, *, is_over: bool) -> Reading | None:
+        """Read the files; the disk may block. None if it fails, or nothing is open.
+
+        Args:
+          is_over: whether the rank has ended.
+        """
+        try:
+            return self._files and self._files.read(is_over=is_over)
+        except OSError:
+            return None
+
+    def take(self, reading: Reading, now_s: float) -> None:
+        """Record what was read at a time of the agent's clock."""
+        new, old, self._last = reading.word, self.word, reading
+        passed_s, self._read_s = now_s - self._read_s, now_s
+        if new is None or new.generation != self.generation or new == old:
+            self._age_s += passed_s
+            return
+        # The word was written since the last reading. If this process stood still in
+        # between, that time does not count.
+        self._age_s = min(passed_s, (time.monotonic_ns() - new.monotonic_ns) / 1e9)
+        num_steps = 0 if old is None else new.step - old.step
+        if old is not None and old.first_step_ns and num_steps > 0:
+            # Evaluations and saves between steps are not counted.
+            spent_ns = new.spent_ns[Phase.STEP] - old.spent_ns[Phase.STEP]
+            self.step_s = spent_ns / num_steps / 1e9
+        self.word = new
+
+    def finish(self, code: int, why: str = "") -> None:
+        """Record the end of the process, with what was read last.
+
+        Args:
+          code: exit code.
+          why: text instead of the last lines of the log.
+        """
+        last = self._last
+        self.end = msgspec.structs.replace(
+            self.state(),
+            code=code,
+            state="?",
+            ended_ns=time.time_ns(),
+            out_of_memory=oom_kills() > self.oom_kills,
+            last_lines=why if last is None else last.last_lines,
+            last_words=None if last is None else last.last_words,
+        )
+
+    def state(self) -> RankState:
+        """Return the state when `take` was called, or the final state."""
         if self.end is not None:
             return self.end
-        code = self.process.poll()
-        state = self._look(code)
-        if code is not None:
-            self.end = msgspec.structs.replace(
-                state,
-                ended_ns=time.time_ns(),
-                out_of_memory=oom_kills() > self.oom_kills,
-                last_lines=self._last_lines(),
-                last_words=self._last_words(),
-            )
-        return self.end or state
-
-    def _look(self, code: int | None) -> RankState:
-        self._read_word()
         word = self.word
-        said_ns = self.asked_ns if word is None else word.monotonic_ns
-        age_s = (time.monotonic_ns() - said_ns) / 1e9
         first_step_s = None
         if word is not None and word.first_step_ns:
             first_step_s = (word.first_step_ns - self.asked_ns) / 1e9
@@ -134,54 +170,29 @@ class Rank:
             rank=self.spec.rank,
             generation=self.generation,
             pid=self.process.pid,
-            code=code,
-            state="?" if code is not None else process_state(self.process.pid),
+            state=process_state(self.process.pid),
             phase=Phase.IMPORT if word is None else word.phase,
             step=0 if word is None else word.step,
             microstep=0 if word is None else word.microstep,
-            age_s=age_s,
+            age_s=self._age_s,
             step_s=self.step_s,
             saved_step=-1 if word is None else word.saved_step,
             start_step=-1 if word is None else word.start_step,
-            spent_s=self._spent_s(age_s),
+            spent_s=self._spent_s(),
             first_step_s=first_step_s,
-            devices=self.log_reader.thunks.devices(
-                progress.operations_path(self.progress_path)
-            ),
+            devices=[] if self._last is None else self._last.devices,
         )
 
-    def _spent_s(self, age_s: float) -> list[float]:
+    def _spent_s(self) -> list[float]:
         """Return the seconds in each `Phase` since the rank's start was requested."""
-        word = self.word
+        word, now_ns = self.word, time.monotonic_ns()
         if word is None:
+            age_s = (now_ns - self.asked_ns) / 1e9
             return [age_s if phase is Phase.IMPORT else 0.0 for phase in Phase]
         spent_s = [spent_ns / 1e9 for spent_ns in word.spent_ns]
         spent_s[Phase.IMPORT] += (word.began_ns - self.asked_ns) / 1e9
-        spent_s[word.phase] += age_s
+        spent_s[word.phase] += (now_ns - word.monotonic_ns) / 1e9
         return spent_s
-
-    def _last_words(self) -> LastWords | None:
-        path = progress.last_words_path(self.progress_path)
-        if not path.exists():
-            return None
-        return msgspec.json.decode(path.read_bytes(), type=LastWords)
-
-    def _last_lines(self) -> str:
-        with self.log_path.open("rb") as file:
-            file.seek(max(0, self.log_path.stat().st_size - _LAST_BYTES))
-            text = file.read().decode(errors="replace")
-        return "\n".join(text.splitlines()[-_LAST_LINES:])
-
-    def _read_word(self) -> None:
-        new, old = progress.read(self.progress_path), self.word
-        if new is None or new.generation != self.generation:
-            return
-        num_steps = 0 if old is None else new.step - old.step
-        if old is not None and old.first_step_ns and num_steps > 0:
-            # Evaluations and saves between steps are not counted.
-            spent_ns = new.spent_ns[Phase.STEP] - old.spent_ns[Phase.STEP]
-            self.step_s = spent_ns / num_steps / 1e9
-        self.word = new
 
 
 class Starter:
@@ -203,20 +214,17 @@ class Starter:
             self._server = _Server(module)
 
     async def start(self, rank: Rank) -> None:
-        """Start the process of a rank, with its own output file."""
-        spec, folder = rank.spec, Path(rank.spec.folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        """Start the process of a rank whose files are open."""
         environment = {
             **os.environ,
-            **spec.environment,
-            progress.FILE_VARIABLE: str(rank.progress_path),
+            **rank.spec.environment,
+            **rank.files.environment,
             progress.GENERATION_VARIABLE: str(rank.generation),
-            progress.STACKS_VARIABLE: str(rank.stacks_path),
         }
-        rank.process = await self.run(spec.argv, environment, rank.log_path)
+        rank.process = await self.run(rank.spec.argv, environment, rank.files.log)
 
     async def run(
-        self, argv: Sequence[str], environment: Mapping[str, str], log: Path
+        self, argv: Sequence[str], environment: Mapping[str, str], log: str
     ) -> subprocess.Popen[bytes] | Adopted:
         """Start a process that ends when this process ends.
 
@@ -236,7 +244,7 @@ class Starter:
             self._server = None
 
     async def _fork(
-        self, argv: Sequence[str], environment: Mapping[str, str], log: Path
+        self, argv: Sequence[str], environment: Mapping[str, str], log: str
     ) -> Adopted | None:
         """Start a process with the fork server; None if there is none."""
         if not self._module or [*argv[:2]] != [sys.executable, "-m"]:
@@ -248,7 +256,7 @@ class Starter:
             module=module,
             arguments=arguments,
             environment={**environment},
-            log=str(log.absolute()),
+            log=os.path.abspath(log),
         )
         for _ in range(2):  # if the server has ended or is outdated, replace it once
             if self._server is None:
@@ -256,7 +264,7 @@ class Starter:
             try:
                 return Adopted(await self._server.fork(request))
             except OSError as error:
-                print(f"the fork server ended: {error}", file=sys.stderr, flush=True)
+                say(f"the fork server ended: {error}")
                 self.end()
         return None
 
@@ -312,10 +320,10 @@ class _Server:
 
 
 def _start(
-    argv: Sequence[str], environment: Mapping[str, str], log: Path
+    argv: Sequence[str], environment: Mapping[str, str], log: str
 ) -> subprocess.Popen[bytes]:
     """Start a process that does its own imports."""
-    with log.open("ab") as output:
+    with open(log, "ab") as output:
         return subprocess.Popen(
             argv,
             env=environment,
@@ -327,41 +335,21 @@ def _start(
         )
 
 
-def generation_folder(work_dir: Path, generation: int) -> Path:
-    """Return the folder of a generation's logs."""
-    return work_dir / "launch" / f"generation-{generation:04d}"
-
-
-def log_path(folder: Path, rank: int) -> Path:
-    """Return the file for the output of a rank."""
-    return folder / f"rank-{rank}.log"
-
-
-def rotate(log: Path, limit_bytes: int) -> None:
-    """If a log exceeds the limit, copy it to `<log>.1` and empty it while it is in use.
-
-    Output written during the rotation is lost.
-
-    Args:
-      log: file to which a process appends.
-      limit_bytes: size at which the log is copied.
-    """
-    try:
-        if log.stat().st_size <= limit_bytes:
-            return
-        before = log.with_name(f"{log.name}.1")
-        shutil.copyfile(log, before)
-        os.truncate(log, 0)
-    except OSError:
-        return  # a missing log or a full disk must not end the agent
-
-
 def process_state(pid: int) -> str:
     """Return the state letter of /proc/PID/stat; "?" if there is none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
         return "?"
+
+
+def handles(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal, by /proc/PID/status."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def oom_kills() -> int:

@@ -19,7 +19,7 @@ _NOT_COMPARED = ("work_dir", "ckpt.dir", "ckpt.local_dir", "distributed.")
 """Fields of the config that say where a run is and how its processes connect."""
 _OF_A_START = (
     *("MJAX_GENERATION", "MJAX_LAUNCH", "MJAX_PROGRESS_FILE", "MJAX_STACKS_FILE"),
-    *("MJAX_HOST", "SLURM_JOB_ID", "SLURM_JOBID"),
+    *("MJAX_LOCK_PIPE", "MJAX_HOST", "SLURM_JOB_ID", "SLURM_JOBID"),
 )
 """Environment variables that differ between any two starts."""
 _ABSENT = "(absent)"

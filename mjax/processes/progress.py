@@ -1,17 +1,17 @@
 """The progress word: a process's progress, in a file that other processes can read.
 
-Input: a path in `MJAX_PROGRESS_FILE`, set by the parent process. Output: 168 bytes
-mapped into memory: the phase of the process, its step, the time of its last write, and
-the time spent in each phase. Writing takes no lock and no system call. Reading does not
-depend on Python code in the process, so it works even if the process hangs while it
-holds the interpreter lock.
+Input: a path in `MJAX_PROGRESS_FILE`, set by the parent process. Output: 168 bytes at
+the beginning of the file: the phase of the process, its step, the time of its last
+write, and the time spent in each phase. One system call writes the whole word, so a
+file that was damaged or truncated is whole again after the next write, and a failed
+write harms nothing. Reading does not depend on Python code in the process, so it works
+even if the process hangs while it holds the interpreter lock.
 
 A word is 21 little-endian int64: magic, generation, phase, step, microstep,
 monotonic_ns, saved_step, sequence, began_ns, start_step, first_step_ns, and the
-nanoseconds spent in each of ten phases. The sequence is odd while other fields change.
-A reader accepts a word only if the sequence was even and did not change during the read
-(a seqlock). Each store is a call of the interpreter, so x86 and Arm do not reorder
-stores.
+nanoseconds spent in each of ten phases. The sequence is even; older writers made it odd
+while other fields changed. A reader accepts a word only if it did not change during the
+read.
 """
 
 import contextlib
@@ -19,7 +19,6 @@ import dataclasses
 import enum
 import faulthandler
 import json
-import mmap
 import os
 import signal
 import struct
@@ -38,13 +37,17 @@ LAUNCH_VARIABLE = "MJAX_LAUNCH"
 STACKS_VARIABLE = "MJAX_STACKS_FILE"
 """Environment variable: path to which the process writes its stacks on
 STACKS_SIGNAL."""
+LOCK_VARIABLE = "MJAX_LOCK_PIPE"
+"""Environment variable: path of a pipe. A thread answers each byte that it reads there
+with LOCK_ANSWER, in the file of stacks."""
 STACKS_SIGNAL = signal.SIGUSR1
 LOCK_ANSWER = "The interpreter lock is free.\n"
-"""A thread appends this to the file of stacks in answer to `ask_for_lock`. If it does
-not, no Python code runs in the process."""
+"""If a process does not write this, no Python code runs in it."""
 
 _MAGIC = 0x6D6A617870726F32  # "mjaxpro2"
-_FORMAT = struct.Struct("<21q")
+_NUM_WORDS = 21
+_FORMAT = struct.Struct(f"<{_NUM_WORDS}q")
+WORD_BYTES = _FORMAT.size
 _GENERATION, _PHASE, _STEP, _MICROSTEP, _TIME, _SAVED, _SEQUENCE = range(1, 8)
 _BEGAN, _START_STEP, _FIRST_STEP, _SPENT = 8, 9, 10, 11
 _TRIES = 100
@@ -108,22 +111,14 @@ class Writer:
         """
         self.generation = generation
         self._path = path
-        if path is None:
-            self._map = mmap.mmap(-1, _FORMAT.size)
-        else:
-            with path.open("a+b") as file:
-                file.truncate(_FORMAT.size)
-                self._map = mmap.mmap(file.fileno(), _FORMAT.size)
-        self._words = memoryview(self._map).cast("q")
-        self._words[_SEQUENCE] = 1
-        for index in range(_GENERATION, len(self._words)):
-            if index != _SEQUENCE:
-                self._words[index] = 0
-        self._words[_GENERATION] = generation
+        self._descriptor: int | None = None
+        if path is not None:
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            os.ftruncate(self._descriptor, WORD_BYTES)
+        self._words = [0] * _NUM_WORDS
+        self._words[0], self._words[_GENERATION] = _MAGIC, generation
         self._words[_SAVED] = self._words[_START_STEP] = -1
         self._words[_BEGAN] = self._words[_TIME] = time.monotonic_ns()
-        self._sequence = 1
-        self._words[0] = _MAGIC
         self.mark(Phase.IMPORT)
 
     def mark(self, phase: Phase, step: int | None = None, microstep: int = 0) -> None:
@@ -134,32 +129,30 @@ class Writer:
           step: number of dispatched steps; None keeps the previous value.
           microstep: a count within the phase.
         """
-        words = self._begin()
-        self._count_time(words)
+        self._count_time()
+        words = self._words
         words[_PHASE] = phase
         if step is not None:
             words[_STEP] = step
             if words[_START_STEP] < 0:
                 words[_START_STEP] = step
         words[_MICROSTEP] = microstep
-        self._end()
+        self._write()
 
     def ended_first_step(self) -> None:
         """Report that the first step is finished; later steps may be in flight."""
-        words = self._begin()
-        words[_FIRST_STEP] = self._count_time(words)
-        self._end()
+        self._words[_FIRST_STEP] = self._count_time()
+        self._write()
 
     def saved(self, step: int) -> None:
         """Report that the store has a step: it was saved or restored."""
-        words = self._begin()
-        self._count_time(words)
-        words[_SAVED] = step
-        self._end()
+        self._count_time()
+        self._words[_SAVED] = step
+        self._write()
 
-    def word(self) -> Word | None:
-        """Return the word as a reader would see it now; any thread may call this."""
-        return _read(lambda: bytes(self._map), "the word of this process")
+    def word(self) -> Word:
+        """Return the last word; any thread may call this."""
+        return _unpack(self._word)
 
     def diverged(self, step: int, ways: Mapping[int, Sequence[str]]) -> None:
         """Report in `last_words_path` that the run must return to an older step.
@@ -192,30 +185,35 @@ class Writer:
             to positions in the traced code. Programs may share names of operations.
         """
         if self._path is not None:
-            operations_path(self._path).write_text(json.dumps(places))
+            with contextlib.suppress(OSError):  # a report then has the names alone
+                operations_path(self._path).write_text(json.dumps(places))
 
     def _tell(self, what: str, facts: Mapping[str, Any]) -> None:
         if self._path is None:
             return
+        text = json.dumps({what: facts})
         new = self._path.with_name(f"{self._path.name}.new")
-        new.write_text(json.dumps({what: facts}))
-        new.rename(last_words_path(self._path))
+        try:
+            new.write_text(text)
+            new.rename(last_words_path(self._path))
+        except OSError:  # a full disk has room after the word, in the same block
+            assert self._descriptor is not None
+            with contextlib.suppress(OSError):
+                os.pwrite(self._descriptor, text.encode(), WORD_BYTES)
 
-    def _begin(self) -> memoryview:
-        self._sequence |= 1
-        self._words[_SEQUENCE] = self._sequence
-        return self._words
-
-    def _count_time(self, words: memoryview) -> int:
+    def _count_time(self) -> int:
         """Add the time since the last word to its phase; return the current time."""
-        now_ns = time.monotonic_ns()
+        words, now_ns = self._words, time.monotonic_ns()
         words[_SPENT + words[_PHASE]] += now_ns - words[_TIME]
         words[_TIME] = now_ns
         return now_ns
 
-    def _end(self) -> None:
-        self._sequence += 1
-        self._words[_SEQUENCE] = self._sequence
+    def _write(self) -> None:
+        self._words[_SEQUENCE] += 2
+        self._word = _FORMAT.pack(*self._words)
+        if self._descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.pwrite(self._descriptor, self._word, 0)
 
 
 def last_words_path(path: Path) -> Path:
@@ -252,47 +250,32 @@ def show_stacks_on_signal(environment: Mapping[str, str] = os.environ) -> None:
     """Let STACKS_SIGNAL append the stacks of all threads to the requested file.
 
     The C library calls the handler, so even a process that never releases the
-    interpreter lock writes its stacks; but it does not answer `ask_for_lock`. Call this
-    before anything that may hang.
-
-    Raises:
-      OSError: the file cannot be created, or its file system has no named pipes.
+    interpreter lock writes its stacks; but it does not answer a byte in the pipe of
+    LOCK_VARIABLE. Call this before anything that may hang. If the files cannot be
+    opened, a warning is printed.
     """
-    path = environment.get(STACKS_VARIABLE)
-    if path:
-        # Use a pipe, not a signal: a signal that some thread of a library leaves
-        # unblocked could kill the process.
-        question = _question_path(Path(path))
-        with contextlib.suppress(FileExistsError):
-            os.mkfifo(question, 0o600)
-        asked = os.open(question, os.O_RDWR)  # never at end of file
+    path, pipe = environment.get(STACKS_VARIABLE), environment.get(LOCK_VARIABLE)
+    if not path:
+        return
+    try:
         file = open(path, "a")  # noqa: SIM115, it stays open until the process ends
+        # A pipe, not a signal: a signal that some thread of a library leaves unblocked
+        # could kill the process.
+        asked = os.open(pipe, os.O_RDWR) if pipe else None  # never at end of file
+    except OSError as error:
+        print(f"warning: a hang of this process will show no stacks: {error}")
+        return
+    if asked is not None:
         threading.Thread(
             target=_answer, args=(asked, file.fileno()), name="mjax-lock", daemon=True
         ).start()
-        faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
+    faulthandler.register(STACKS_SIGNAL, file=file, all_threads=True)
 
 
 def _answer(asked: int, descriptor: int) -> None:
     while os.read(asked, 1):
-        os.write(descriptor, LOCK_ANSWER.encode())
-
-
-def ask_for_lock(stacks: Path) -> None:
-    """Request LOCK_ANSWER from the process that writes its stacks to a file.
-
-    Nothing happens if the process has ended.
-    """
-    with contextlib.suppress(OSError):
-        question = os.open(_question_path(stacks), os.O_WRONLY | os.O_NONBLOCK)
-        try:
-            os.write(question, b"?")
-        finally:
-            os.close(question)
-
-
-def _question_path(stacks: Path) -> Path:
-    return stacks.with_name(f"{stacks.name}.ask")
+        with contextlib.suppress(OSError):
+            os.write(descriptor, LOCK_ANSWER.encode())
 
 
 def read(path: Path) -> Word | None:
@@ -302,37 +285,56 @@ def read(path: Path) -> Word | None:
       None if the process has not written yet, or if it was stopped during a write. In
       the latter case the previous word remains valid.
     Raises:
-      ValueError: the file is not a progress word.
+      ValueError: the file is not a progress word, or cannot be read.
     """
     try:
-        return _read(path.read_bytes, str(path))
+        return read_from(path.read_bytes, str(path))
     except FileNotFoundError:
         return None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _read(look: Callable[[], bytes], where: str) -> Word | None:
+def read_from(look: Callable[[], bytes], where: str) -> Word | None:
+    """Return the word that a function reads; see `read`.
+
+    Args:
+      look: returns the content of the file.
+      where: name of the file in messages.
+    Raises:
+      ValueError: the file is not a progress word.
+    """
     for _ in range(_TRIES):
-        before, after = look(), look()
+        before, after = (look()[:WORD_BYTES] for _ in range(2))
         if not any(before):
             return None
-        if len(before) != _FORMAT.size:
-            raise ValueError(f"{where} holds {len(before)} bytes, not {_FORMAT.size}")
-        words = _FORMAT.unpack(before)
-        if words[_SEQUENCE] % 2 or before != after:
-            continue
-        if words[0] != _MAGIC:
-            raise ValueError(f"{where} is not a progress word of this version of mjax")
-        return Word(
-            generation=words[_GENERATION],
-            phase=Phase(words[_PHASE]),
-            step=words[_STEP],
-            microstep=words[_MICROSTEP],
-            monotonic_ns=words[_TIME],
-            saved_step=words[_SAVED],
-            sequence=words[_SEQUENCE],
-            began_ns=words[_BEGAN],
-            start_step=words[_START_STEP],
-            first_step_ns=words[_FIRST_STEP],
-            spent_ns=words[_SPENT:],
-        )
+        if len(before) != WORD_BYTES:
+            raise ValueError(f"{where} holds {len(before)} bytes, not {WORD_BYTES}")
+        if before == after and _FORMAT.unpack(before)[_SEQUENCE] % 2 == 0:
+            try:
+                return _unpack(before)
+            except ValueError as error:
+                raise ValueError(
+                    f"{where} is not a progress word of this version of mjax"
+                ) from error
     return None
+
+
+def _unpack(content: bytes) -> Word:
+    """Return a word; raise ValueError if the bytes are none."""
+    words = _FORMAT.unpack(content)
+    if words[0] != _MAGIC:
+        raise ValueError("magic")
+    return Word(
+        generation=words[_GENERATION],
+        phase=Phase(words[_PHASE]),
+        step=words[_STEP],
+        microstep=words[_MICROSTEP],
+        monotonic_ns=words[_TIME],
+        saved_step=words[_SAVED],
+        sequence=words[_SEQUENCE],
+        began_ns=words[_BEGAN],
+        start_step=words[_START_STEP],
+        first_step_ns=words[_FIRST_STEP],
+        spent_ns=words[_SPENT:],
+    )

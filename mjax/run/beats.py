@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mjax.observe.beats import FOLDER, Beat, encode, file_name
 from mjax.observe.spans import Header
-from mjax.processes.progress import Word, Writer
+from mjax.processes.progress import Writer
 from mjax.run.spans import Spans
 
 _DEPTH = 12
@@ -52,7 +52,6 @@ class Beats:
         self._header, self._every_s, self._warn = header, every_s, warn
         self._marks, self._spans = marks, spans
         self._n, self._before = 0, (-1, -1)
-        self._word: Word | None = None
         self._has_warned = False
         self._closed = threading.Event()
         self._thread = threading.Thread(
@@ -73,12 +72,7 @@ class Beats:
             self._beat()
 
     def _beat(self, end: int | None = None) -> None:
-        # `marks.word()` returns None while the main thread updates the word, and keeps
-        # returning None if that thread stops during an update. The last complete word
-        # is used then.
-        self._word = word = self._marks.word() or self._word
-        if word is None:
-            return
+        word = self._marks.word()
         entered, doing, began_ns = self._spans.doing
         stands = (entered, word.sequence) == self._before
         self._before = entered, word.sequence

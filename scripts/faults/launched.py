@@ -21,7 +21,7 @@ from typing import Any
 from mjax.ckpt.store import Store
 from mjax.flags import given
 from mjax.launch import client
-from mjax.launch.ranks import generation_folder, log_path
+from mjax.launch.rank_files import generation_folder, log_path
 from mjax.processes import progress
 from mjax.processes.progress import Word
 from scripts.evidence import REPOSITORY, read_metrics

@@ -62,7 +62,9 @@ def rank(folder, number, *words):
         environment={"WORD": f"word {number}"},
         folder=str(folder / "logs"),
     )
-    return Rank(spec=spec, generation=1, oom_kills=0)
+    one = Rank(spec=spec, generation=1, oom_kills=0, asked_s=time.monotonic())
+    one.open(2**20)
+    return one
 
 
 async def ended(one):
@@ -99,12 +101,13 @@ def test_forked_ranks_are_the_command_and_imports_are_shared(package):
         assert await ended(ranks[3]) == -signal.SIGKILL
         ranks[3].process.send_signal(signal.SIGKILL)  # to a closed connection
         for number, one in enumerate(ranks):
-            first, second, *rest = one.log_path.read_text().splitlines()
+            first, second, *rest = Path(one.files.log).read_text().splitlines()
             arguments = str(one.spec.argv[3:])
             assert first == f"{arguments} word {number} 1 {one.process.pid}"
             assert second == "True"
             assert ("ValueError: as told" in rest) == (number == 2)
-        state = ranks[0].look()
+        ranks[0].finish(0)
+        state = ranks[0].state()
         assert (state.code, state.phase) == (0, Phase.IMPORT)
         assert state.spent_s[Phase.IMPORT] == sum(state.spent_s) > 0
 

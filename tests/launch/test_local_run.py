@@ -184,7 +184,7 @@ def test_an_agent_that_dies_takes_its_ranks_along_and_a_spare_steps_in(tmp_path)
 
 
 def test_a_driver_that_is_killed_costs_no_step(tmp_path):
-    launch = Launch(tmp_path / "run")
+    launch = Launch(tmp_path / "run", pace_s=0.4)
     launch.wait_for(lambda: len(launch.rows()) >= 10)
     before = launch.pids()
     holder = lock.holder_of(launch.work_dir / lock.DRIVER)

@@ -1,5 +1,6 @@
 """Reported log lines, and reading of new lines."""
 
+import os
 import re
 
 import pytest
@@ -67,9 +68,23 @@ def test_every_rule_has_a_line_here_and_a_name_of_its_own():
         re.compile(rule.pattern)
 
 
-def test_each_line_of_a_log_is_read_once_and_whole(tmp_path):
+@pytest.fixture
+def opened():
+    """Open logs, as an agent does before a rank writes."""
+    descriptors = []
+
+    def open_log(path, rank=0):
+        descriptors.append(os.open(path, os.O_RDONLY | os.O_CREAT))
+        return LogReader(descriptors[-1], rank)
+
+    yield open_log
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_each_line_of_a_log_is_read_once_and_whole(tmp_path, opened):
     path = tmp_path / "log"
-    reader = LogReader(path, rank=1)
+    reader = opened(path, rank=1)
     assert reader.read() == []
     path.write_text(f"hello\n{BUS[:30]}")
     assert reader.read() == []
@@ -79,37 +94,37 @@ def test_each_line_of_a_log_is_read_once_and_whole(tmp_path):
     assert reader.read() == []
 
 
-def test_the_last_line_of_a_rank_that_has_ended_needs_no_end(tmp_path):
+def test_the_last_line_of_a_rank_that_has_ended_needs_no_end(tmp_path, opened):
     path = tmp_path / "log"
     path.write_text(BUS)
-    reader = LogReader(path, rank=0)
+    reader = opened(path)
     assert reader.read() == []
     assert len(reader.read(is_over=True)) == 1
     assert reader.read(is_over=True) == []
 
 
-def test_a_log_that_was_put_aside_is_read_from_its_beginning(tmp_path):
+def test_a_log_that_was_put_aside_is_read_from_its_beginning(tmp_path, opened):
     path = tmp_path / "log"
     path.write_text("a line\n" * 20)
-    reader = LogReader(path, rank=0)
+    reader = opened(path)
     reader.read()
     path.write_text(f"{BUS}\n")
     assert [one.rule for one in reader.read()] == ["Xid"]
 
 
-def test_of_what_is_said_a_thousand_times_three_are_told(tmp_path):
+def test_of_what_is_said_a_thousand_times_three_are_told(tmp_path, opened):
     path = tmp_path / "log"
     path.write_text(f"{BUS}\n" * 1000 + "Stale file handle\n")
-    reader = LogReader(path, rank=0)
+    reader = opened(path)
     assert [one.rule for one in reader.read()] == ["Xid"] * 3 + ["file system"]
     path.write_text(path.read_text() + f"{BUS}\n")
     assert reader.read() == []
 
 
-def test_of_a_flood_the_last_part_is_read(tmp_path):
+def test_of_a_flood_the_last_part_is_read(tmp_path, opened):
     path = tmp_path / "log"
     path.write_bytes(b"x" * (3 * 2**20) + f"\n{BUS}\n".encode() + b"\xff\n")
-    assert [one.rule for one in LogReader(path, rank=0).read()] == ["Xid"]
+    assert [one.rule for one in opened(path).read()] == ["Xid"]
 
 
 def test_the_log_of_the_kernel_is_read_from_now_on(tmp_path):

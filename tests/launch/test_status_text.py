@@ -11,7 +11,7 @@ from mjax.launch.driver import Driver
 from mjax.launch.hosts import HostState
 from mjax.launch.local import follow, output_so_far
 from mjax.launch.messages import Beat, Hello, Ports, RankState
-from mjax.launch.ranks import generation_folder, log_path
+from mjax.launch.rank_files import generation_folder, log_path
 
 
 class Run:

@@ -54,8 +54,9 @@ def write(path, lines):
 def read(tmp_path, lines, operations=None):
     log = tmp_path / "rank-0.log"
     write(log, lines)
-    reader = LogReader(log, 0)
-    reader.read()
+    with log.open("rb") as file:
+        reader = LogReader(file.fileno(), 0)
+        reader.read()
     path = tmp_path / "operations"
     if operations is not None:
         path.write_text(operations)

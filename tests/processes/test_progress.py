@@ -70,13 +70,21 @@ def test_another_file_is_no_word(tmp_path, content):
         ValueError, match=r"other (is not a progress word|holds 5 bytes)"
     ):
         read(tmp_path / "other")
+    with pytest.raises(ValueError, match="cannot be read: Is a directory"):
+        read(tmp_path)
+
+
+def test_a_process_whose_stacks_have_no_file_runs_on(tmp_path, capsys):
+    names = {progress.STACKS_VARIABLE: str(tmp_path / "absent" / "stacks")}
+    progress.show_stacks_on_signal(names)
+    assert "a hang of this process will show no stacks" in capsys.readouterr().out
 
 
 def test_a_word_that_is_being_written_is_not_read(tmp_path):
     path = tmp_path / "word"
     Writer(path).mark(Phase.STEP, 7)
     word = bytearray(path.read_bytes())
-    word[56:64] = struct.pack("<q", 5)  # odd: in the middle
+    word[56:64] = struct.pack("<q", 5)  # odd: an older writer was in the middle
     path.write_bytes(word)
     assert read(path) is None
 
@@ -127,8 +135,10 @@ thread.join()
 def test_a_process_that_hangs_shows_its_stacks_and_whether_its_lock_is_free(
     tmp_path, lock
 ):
-    word, stacks = tmp_path / "word", tmp_path / "stacks"
+    word, stacks, pipe = (tmp_path / name for name in ("word", "stacks", "pipe"))
+    os.mkfifo(pipe)
     names = {progress.FILE_VARIABLE: str(word), progress.STACKS_VARIABLE: str(stacks)}
+    names[progress.LOCK_VARIABLE] = str(pipe)
     process = subprocess.Popen(
         [sys.executable, "-c", HANGS, lock], env={**os.environ, **names}
     )
@@ -145,7 +155,7 @@ def test_a_process_that_hangs_shows_its_stacks_and_whether_its_lock_is_free(
         while time.monotonic() < until_s and "hold_the_lock" not in stacks.read_text():
             time.sleep(0.01)
         assert "hold_the_lock" in stacks.read_text()
-        progress.ask_for_lock(stacks)
+        pipe.write_bytes(b"?")
         until_s = time.monotonic() + (1 if lock == "held" else 30)
         while (
             time.monotonic() < until_s
@@ -157,7 +167,6 @@ def test_a_process_that_hangs_shows_its_stacks_and_whether_its_lock_is_free(
     finally:
         process.kill()
         process.wait()
-    progress.ask_for_lock(stacks)  # nobody is there: that is no error, and no wait
 
 
 def test_stacks_are_not_registered_without_the_variable(monkeypatch):
