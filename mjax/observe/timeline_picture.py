@@ -62,7 +62,12 @@ def page(
     """
     slots = slots or Slots(schedule=None)
     if only_slots and not slots.bars:
-        raise ValueError("no slots to draw: " + "; ".join(slots.problems or ("none",)))
+        first, last = found.steps
+        why = slots.problems or (
+            "the run has no pipeline, or these steps have neither stamps nor windows; "
+            f"train with --mesh.pp above 1 and --profile.steps {first}:{last + 1}",
+        )
+        raise ValueError("no slots to draw: " + "; ".join(why))
     num = len(slots.bars)
     if not only_slots:
         num += sum(len(rank.spans) for rank in found.ranks)
@@ -121,11 +126,11 @@ def _rows(
     found: Merged, view: View, slots: Slots, *, only_slots: bool
 ) -> list[tuple[Rank, str, int]]:
     """Return rank, stream and top of each row."""
-    with_slots = {bar.device for bar in slots.bars}
+    with_slots = {x.device for x in (*slots.bars, *slots.transfers)}
     rows, top = [], 30
     for rank in found.ranks:
         top += _HEAD
-        for stream in timeline_rows.streams(rank, view):
+        for stream in timeline_rows.streams(rank, view, slots):
             if not only_slots:
                 rows.append((rank, stream, top))
                 top += _ROW

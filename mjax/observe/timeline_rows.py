@@ -61,9 +61,14 @@ def _beside(device: int, mesh: dict[str, int], slot: Slot) -> int:
     return number
 
 
-def streams(rank: Rank, view: View) -> list[str]:
-    """Return the streams of a rank: the host, then devices in the order of a view."""
+def streams(rank: Rank, view: View, slots: Slots) -> list[str]:
+    """Return the streams of a rank: the host, then devices in the order of a view.
+
+    A device with slots but without stamps has a stream without spans.
+    """
     names = {span.stream for _, span in rank.spans}
+    drawn = (*slots.bars, *slots.transfers)
+    names |= {f"device:{x.device}" for x in drawn if x.rank == rank.header.rank}
 
     def key(name: str) -> tuple[int, tuple[int, ...], str]:
         device = device_of(name)
@@ -83,17 +88,16 @@ def lanes(ranks: Sequence[Rank], view: View, slots: Slots) -> dict[int, list[str
       slots: slots of a pipeline. Those of device 3 get the rows `device:3 forward`,
         `device:3 backward` and `device:3 transfers`, if there are any.
     """
-    more: dict[tuple[int, str], set[str]] = collections.defaultdict(set)
+    more: dict[str, set[str]] = collections.defaultdict(set)
     for bar in slots.bars:
-        more[bar.rank, f"device:{bar.device}"].add(bar.slot.direction)
+        more[f"device:{bar.device}"].add(bar.slot.direction)
     for sent in slots.transfers:
-        more[sent.rank, f"device:{sent.device}"].add(TRANSFERS)
+        more[f"device:{sent.device}"].add(TRANSFERS)
     found = {}
     for rank in ranks:
         names: list[str] = []
-        for stream in streams(rank, view):
-            own = more[rank.header.rank, stream]
-            below = [name for name in (*DIRECTIONS, TRANSFERS) if name in own]
+        for stream in streams(rank, view, slots):
+            below = [x for x in (*DIRECTIONS, TRANSFERS) if x in more[stream]]
             names += [stream, *(f"{stream} {name}" for name in below)]
         found[rank.header.rank] = names
     return found
