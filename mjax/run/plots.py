@@ -1,13 +1,14 @@
 """Plot the curves of a run: loss, learning rate, gradient norm, throughput.
 
-Input: the rows of metrics.jsonl. Output: one PNG file with four panels. The loss has
-two scales, nats per token and bits per byte; only the second can be compared between
-tokenizers.
+Input: the rows of metrics.jsonl. Output: one PNG file with four panels, whose curves
+are fields of the rows. The loss is in bits per byte, which can be compared between
+texts and tokenizers. A panel has a second scale for another field only if all rows
+agree on the ratio: nats per token of the training text (held-out text has other bytes
+per token), and MFU (which another number of GPUs changes).
 """
 
 import itertools
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ judgement, not measured."""
 _DECADES = 30
 """Ratio of high to low gradient norms above which their scale is logarithmic. The value
 was picked by judgement, not measured."""
+_SAME = 1e-6
+"""Relative difference of ratios of two fields that counts as rounding. The fields are
+float64, of float32 losses."""
 _SMOOTHED_OVER = 50
 """Steps of a run per step of its smoothing window. The value was picked by judgement,
 not measured."""
@@ -33,17 +37,25 @@ def draw(
     rows: Sequence[Row],
     path: Path,
     *,
-    bytes_per_token: float,
-    unigram_loss: float | None,
+    unigram_bits: float | None,
 ) -> None:
     """Draw the four panels.
 
     Args:
       rows: rows of metrics.jsonl; a value may be absent or None.
       path: path of the PNG file; its folder is created.
-      bytes_per_token: mean of the corpus; converts nats per token to bits per byte.
-      unigram_loss: entropy of single bytes, in nats per token, drawn as a line; a
-        useful model is below it.
+      unigram_bits: entropy of single held-out bytes, in bits per byte, drawn as a line;
+        a useful model is below it.
+    """
+    figure = make_figure(rows, unigram_bits)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def make_figure(rows: Sequence[Row], unigram_bits: float | None) -> Any:
+    """Return a Matplotlib figure with the panels loss, rate, norm, throughput.
+
+    Arguments as for `draw`.
     """
     # Matplotlib takes about a second to import, so it is loaded only to draw.
     from matplotlib.figure import Figure
@@ -51,7 +63,7 @@ def draw(
 
     figure = Figure(figsize=(8, 5.4), layout="constrained")
     loss, rate, norm, speed = figure.subplots(2, 2, sharex=True).ravel()
-    _draw_loss(loss, rows, bytes_per_token, unigram_loss)
+    _draw_loss(loss, rows, unigram_bits)
     _curve(rate, rows, "lr", _SMOOTH)
     rate.set(title="learning rate")
     rate.set_ylim(bottom=0)
@@ -73,8 +85,7 @@ def draw(
     for panel in (norm, speed):
         panel.set_xlabel("step", fontsize=9)
         panel.xaxis.set_major_locator(MaxNLocator(5, integer=True))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    return figure
 
 
 def smoothed(values: Sequence[float]) -> list[float]:
@@ -138,22 +149,17 @@ def _plot(
     panel.plot(*thinned(steps, values, _MOST_POINTS), **{"linewidth": 1.4} | style)
 
 
-def _draw_loss(
-    panel: Any,
-    rows: Sequence[Row],
-    bytes_per_token: float,
-    unigram_loss: float | None,
-) -> None:
-    _both(panel, rows, "loss", "training, smoothed")
-    steps, values = _points(rows, "eval_loss")
+def _draw_loss(panel: Any, rows: Sequence[Row], unigram_bits: float | None) -> None:
+    _both(panel, rows, "bits_per_byte", "training, smoothed")
+    steps, values = _points(rows, "eval_bits_per_byte")
     if steps:
         panel.plot(
             *(steps, values),
             **{"color": _EVAL, "marker": "o", "markersize": 3.5, "linewidth": 1},
             label="held-out text",
         )
-    if unigram_loss is not None:
-        panel.axhline(unigram_loss, color=_BASE, linestyle=":", label="single bytes")
+    if unigram_bits is not None:
+        panel.axhline(unigram_bits, color=_BASE, linestyle=":", label="single bytes")
     skipped = [row["step"] for row in rows if row.get("skipped")]
     if skipped:
         panel.plot(
@@ -162,23 +168,35 @@ def _draw_loss(
             transform=panel.get_xaxis_transform(),
             label="skipped",
         )
-    panel.set(title="loss", ylabel="nats per token")
-    losses = _points(rows, "loss")[1]
+    panel.set(title="loss", ylabel="bits per byte")
+    losses = _points(rows, "bits_per_byte")[1]
     top = _quantile(losses, 0.999)
     if top is not None:  # a spike must not flatten the curve
-        known = [*values, *([] if unigram_loss is None else [unigram_loss])]
+        known = [*values, *([] if unigram_bits is None else [unigram_bits])]
         top, low = max(top, *known, 0.0), min(*losses, *known, top)
         panel.set_ylim(low - 0.05 * (top - low), top + 0.05 * (top - low) or 1.0)
-    bits = 1 / math.log(2) / bytes_per_token
-    _second_scale(panel, "bits per byte", lambda x: x * bits, lambda x: x / bits)
+    _second_scale(
+        panel, "training, nats per token", _ratio(rows, "loss", "bits_per_byte")
+    )
     if panel.get_legend_handles_labels()[0]:
         panel.legend(fontsize=8, framealpha=0.9, loc="upper right")
 
 
-def _second_scale(
-    panel: Any, label: str, there: Callable[[Any], Any], back: Callable[[Any], Any]
-) -> None:
-    scale = panel.secondary_yaxis("right", functions=(there, back))
+def _ratio(rows: Sequence[Row], name: str, per: str) -> float | None:
+    """Return the ratio of two fields; None if rows differ in it, or none has both."""
+    ratios = [row[name] / row[per] for row in rows if row.get(name) and row.get(per)]
+    if not ratios or max(ratios) - min(ratios) > _SAME * max(ratios):
+        return None
+    return ratios[0]
+
+
+def _second_scale(panel: Any, label: str, ratio: float | None) -> None:
+    """Add a scale on the right: values of the panel times a ratio, if it is known."""
+    if ratio is None:
+        return
+    scale = panel.secondary_yaxis(
+        "right", functions=(lambda x: x * ratio, lambda x: x / ratio)
+    )
     scale.set_ylabel(label, fontsize=9)
     scale.spines["right"].set_color("#cccccc")
     scale.tick_params(labelsize=8)
@@ -235,10 +253,8 @@ def _scale_speed(panel: Any, rows: Sequence[Row]) -> None:
     top = usual_top([rate for rate in _points(rows, _SPEED)[1] if rate > 0])
     panel.set_ylim(bottom=0, top=None if top is None else 1.15 * top)
     panel.yaxis.set_major_formatter(lambda value, _: _short(value))
-    known = next((row for row in rows if row.get("mfu") and row["tokens_per_s"]), None)
-    if known is not None:
-        share = 100 * known["mfu"] / known["tokens_per_s"]
-        _second_scale(panel, "MFU, %", lambda x: x * share, lambda x: x / share)
+    share = _ratio(rows, "mfu", _SPEED)
+    _second_scale(panel, "MFU, %", None if share is None else 100 * share)
 
 
 def _short(number: float) -> str:

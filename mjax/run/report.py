@@ -473,18 +473,12 @@ def write_summary(
         "data_origins": list(dataset.origins),
         **versions(),
     }
-    unigram_loss = unigram_bits * math.log(2) * dataset.bytes_per_token
     path, figure = work_dir / "summary.json", work_dir / "plots" / "curves.png"
     recorder.guarded("summary.json", lambda: write_json(path, summary))
     if exit_code != ending.PREEMPTED:
         recorder.guarded(
             "plots/curves.png",
-            lambda: plots.draw(
-                rows,
-                figure,
-                bytes_per_token=dataset.bytes_per_token,
-                unigram_loss=unigram_loss,
-            ),
+            lambda: plots.draw(rows, figure, unigram_bits=unigram_bits),
         )
     if summary["eval_bits_per_byte"] is not None:
         recorder.say(

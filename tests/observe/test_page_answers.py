@@ -28,6 +28,7 @@ from mjax.observe.page.answers import Page
 from mjax.observe.page.app import make_app
 from mjax.observe.page.file_feed import FileFeed
 from mjax.observe.page.guard import POLICY
+from mjax.run.metrics import read_rows
 from tests.observe import page_runs
 from tests.observe.page_runs import Rank
 
@@ -191,6 +192,19 @@ def test_rows_are_thinned_and_have_marks(tmp_path, opened):
     ]
     assert found["num_marks"] == {"warning": 1, "error": 1}
     assert found["mfu_report"]["unit"] == "tokens/s"
+
+
+def test_every_curve_has_the_values_of_the_rows(tmp_path, opened):
+    page_runs.write_run(tmp_path, ranks=(0,))
+    page_runs.write_rows(tmp_path, 13, 40, mfu=0.3, lr=2e-3)
+    page_runs.write_rows(tmp_path, 41, 41, eval_loss=1.5, eval_bits_per_byte=2.25)
+    written = read_rows(tmp_path / "metrics.jsonl")
+    found = opened().get("metrics")
+    assert found["steps"] == [row["step"] for row in written]
+    names = {name for row in written for name in row} - {"step"}
+    assert found["columns"] == {
+        name: [row.get(name) for row in written] for name in names
+    }
 
 
 def test_saves_evaluations_and_restarts_are_marked_at_their_steps(tmp_path, opened):

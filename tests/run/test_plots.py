@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 
 from mjax.run import plots
+from mjax.run.metrics import bits_per_byte
 
 
 def rows(count: int, **more: Any) -> list[dict[str, Any]]:
     return [
         {
             **{"step": step, "loss": 1 + 5 / step, "grad_norm": 0.5, "lr": 1e-3},
+            "bits_per_byte": bits_per_byte(1 + 5 / step, 4.4),
             **{"tokens_per_s": 400.0, "mfu": None, "skipped": 0},
             **more,
         }
@@ -24,7 +26,7 @@ def rows(count: int, **more: Any) -> list[dict[str, Any]]:
 
 def drawn(found: list[dict[str, Any]], folder: Path) -> np.ndarray:
     path = folder / "plots" / "curves.png"
-    plots.draw(found, path, bytes_per_token=4.4, unigram_loss=3.1)
+    plots.draw(found, path, unigram_bits=3.1)
     return matplotlib.image.imread(path)
 
 
@@ -46,17 +48,25 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("name", "panel"), [("loss", 0), ("lr", 1), ("grad_norm", 2), ("tokens_per_s", 3)]
+    ("names", "panel"),
+    [
+        (("bits_per_byte", "loss"), 0),
+        (("lr",), 1),
+        (("grad_norm",), 2),
+        (("tokens_per_s",), 3),
+    ],
 )
 def test_each_panel_shows_one_field(
-    tmp_path: Path, plain: np.ndarray, name: str, panel: int
+    tmp_path: Path, plain: np.ndarray, names: tuple[str, ...], panel: int
 ) -> None:
-    after = [row | {name: row[name] * (1 + row["step"] % 2 / 90)} for row in rows(40)]
+    after = rows(40)
+    for row in after[::2]:
+        row |= {name: row[name] * (1 + 1 / 90) for name in names}
     where = changed(plain, drawn(after, tmp_path))
     assert where == [at == panel for at in range(4)]
 
 
-@pytest.mark.parametrize("more", [{"eval_loss": 2.0}, {"skipped": 1}])
+@pytest.mark.parametrize("more", [{"eval_bits_per_byte": 2.0}, {"skipped": 1}])
 def test_evaluations_and_skipped_steps_are_marked_in_the_loss(
     tmp_path: Path, plain: np.ndarray, more: dict[str, Any]
 ) -> None:
@@ -70,8 +80,8 @@ def test_evaluations_and_skipped_steps_are_marked_in_the_loss(
     [
         [],
         rows(1),
-        rows(3, loss=None, grad_norm=None),
-        rows(3, loss=0.0, grad_norm=0.0, lr=0.0),
+        rows(3, loss=None, bits_per_byte=None, grad_norm=None),
+        rows(3, loss=0.0, bits_per_byte=0.0, grad_norm=0.0, lr=0.0),
         rows(30, mfu=0.4),
     ],
     ids=["no rows", "one row", "not finite", "zeros", "with MFU"],
@@ -79,6 +89,64 @@ def test_evaluations_and_skipped_steps_are_marked_in_the_loss(
 def test_odd_rows_are_drawn_too(tmp_path: Path, found: list[dict[str, Any]]) -> None:
     height, width, _ = drawn(found, tmp_path).shape
     assert (height, width) == (702, 1040)
+
+
+def points(panel: Any, line: int) -> list[tuple[float, float]]:
+    """The points of a line of a panel, of which the first is the raw curve."""
+    return [(x, y) for x, y in panel.lines[line].get_xydata()]
+
+
+def test_curves_and_scales_are_the_values_of_the_rows() -> None:
+    """Held-out text with other bytes per token than the training text, as with BPE."""
+    found = rows(40)
+    for row in found:
+        step = row["step"]
+        row |= {"grad_norm": step / 7, "lr": 1e-3 / step, "tokens_per_s": 400.0 + step}
+        row["mfu"] = row["tokens_per_s"] / 2000
+    for row in found[9::10]:
+        row["eval_loss"] = 3.6 - row["step"] / 40
+        row["eval_bits_per_byte"] = bits_per_byte(row["eval_loss"], 3.9)
+    found[4] |= {"loss": None, "bits_per_byte": None, "skipped": 1}
+    found[7]["profiled"] = True
+    figure = plots.make_figure(found, 4.7)
+    figure.draw_without_rendering()
+    loss, rate, norm, speed = figure.axes
+    evaluated = points(loss, 2)
+    assert evaluated == [(r["step"], r["eval_bits_per_byte"]) for r in found[9::10]]
+    assert loss.lines[2].get_label() == "held-out text"
+    assert [y for _, y in points(loss, 3)] == [4.7, 4.7]
+    for panel, name in ((rate, "lr"), (norm, "grad_norm")):
+        assert points(panel, 0) == [(row["step"], row[name]) for row in found]
+    known = [row for row in found if row["loss"]]
+    assert points(loss, 0) == [(row["step"], row["bits_per_byte"]) for row in known]
+    usual = [row for row in found if not row.get("profiled")]
+    assert points(speed, 0) == [(row["step"], row["tokens_per_s"]) for row in usual]
+    for panel, unit, right, name in (
+        (loss, "bits per byte", "training, nats per token", "loss"),
+        (speed, "tokens/s", "MFU, %", "mfu"),
+    ):
+        (scale,) = panel.child_axes
+        assert (panel.get_ylabel(), scale.get_ylabel()) == (unit, right)
+        ratio = scale.get_ylim()[1] / panel.get_ylim()[1]
+        factor = 100 if name == "mfu" else 1
+        values = {"loss": "bits_per_byte", "mfu": "tokens_per_s"}
+        for row in known:
+            assert row[values[name]] * ratio == pytest.approx(factor * row[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "panel"), [("loss", 0), ("mfu", 3)], ids=["other data", "another mesh"]
+)
+def test_there_is_no_second_scale_that_is_wrong_for_a_part_of_the_run(
+    name: str, panel: int
+) -> None:
+    found = rows(20, mfu=0.2) + [
+        row | {name: row[name] / 2} for row in rows(20, mfu=0.2)
+    ]
+    panels = plots.make_figure(found, None).axes
+    assert [len(each.child_axes) for each in panels] == [
+        int(at in (0, 3) and at != panel) for at in range(4)
+    ]
 
 
 def test_a_mean_of_a_line_that_bends_stays_between_its_neighbours() -> None:

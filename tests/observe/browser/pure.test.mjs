@@ -216,6 +216,12 @@ test("speed, time and MFU are means of the same last steps, and agree", () => {
   assert.equal(metrics.recentMean(null), null);
 });
 
+test("a median is the mean of the two values in the middle, without gaps", () => {
+  assert.equal(metrics.median([4, null, 1, 3, 2]), 2.5);
+  assert.equal(metrics.median([9, 1, 2]), 2);
+  assert.equal(metrics.median([null]), null);
+});
+
 test("marks of the last steps replace those that are known", () => {
   const mark = (step, text) => ({ step, kind: "eval", text });
   const known = { steps: [1], columns: {}, marks: [mark(10, "a"), mark(20, "b"), mark(30, "c")] };

@@ -55,6 +55,13 @@ export function recentMean(metrics) {
   };
 }
 
+/** Return the median of the known values, as in summary.json; null without values. */
+export function median(values) {
+  const known = values.filter((each) => each !== null).sort((a, b) => a - b);
+  if (!known.length) return null;
+  return (known[(known.length - 1) >> 1] + known[known.length >> 1]) / 2;
+}
+
 function sum(values) {
   return values.reduce((total, each) => total + (each ?? NaN), 0);
 }

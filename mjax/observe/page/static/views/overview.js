@@ -11,7 +11,7 @@ import { choice, el, empty, fill, say, table } from "../js/dom.js";
 import { redrawer } from "../js/draws.js";
 import { count, digits, percent, rate, seconds } from "../js/format.js";
 import { MARKS, sayLeftOut } from "../js/marks.js";
-import { recentMean, whyNoRows } from "../js/metrics.js";
+import { median, recentMean, whyNoRows } from "../js/metrics.js";
 import { usualTop } from "../js/range.js";
 
 const perS = (value) => `${count(value)} tokens/s`;
@@ -140,11 +140,6 @@ function showCards(cards, metrics, ledger, run) {
     known ? percent(ledger.effective) : "–",
     known ? `of ${seconds(ledger.wall_s)}` : "not known yet",
   );
-}
-
-function median(values) {
-  const known = values.filter((each) => each !== null).sort((a, b) => a - b);
-  return known.length ? known[known.length >> 1] : null;
 }
 
 function change(loss) {
