@@ -2,9 +2,10 @@
 
 Input: the PCI devices of the host, the devices that the NVIDIA driver and the RDMA
 drivers list in /proc and /sys, and the expectations.
-Output: one answer, `is_plain`. A laptop, a login node or a container without devices is
+Output: `is_plain` and `signs`. A laptop, a login node or a container without devices is
 plain. A check that only a training host must pass (`Check.for_training`) cannot fail a
-plain host: where it would fail, it is unknown.
+plain host: where it would fail, it is unknown. Signs are the other direction: a host
+with a GPU that nothing can question is not healthy (`Check.device`).
 
 If one of the files cannot be read, the host is not plain; if none of them exists, it is
 plain. The PCI class shows a GPU whose driver is not loaded; /proc/driver/nvidia shows a
@@ -29,7 +30,8 @@ SOURCE = Called(
             f"{_PCI}/*/vendor",
             "/proc/driver/nvidia/gpus/*/information",
             "/sys/class/infiniband/*/node_type",
-        )
+        ),
+        present=("/dev/nvidia[0-9]*", "/dev/infiniband/uverbs[0-9]*"),
     ),
 )
 _EXPECTED = (
@@ -41,7 +43,8 @@ _EXPECTED = (
 _LINE = re.compile(rf"{_PCI}/([^/\t]+)/(class|vendor)\t(0x[0-9a-f]{{4,6}})")
 _NVIDIA, _MELLANOX, _INTEL = "0x10de", "0x15b3", "0x8086"
 _DISPLAY, _NETWORK = "0x03", "0x02"
-_ALWAYS = ("0x0302", "0x0207")
+_INFINIBAND = "0x0207"
+_ALWAYS = ("0x0302", _INFINIBAND)
 """PCI classes of 3D controllers and InfiniBand adapters, of any vendor."""
 _NOT_INTEL = ("0x0380", "0x1200")
 """PCI classes of other displays and accelerators, such as AMD GPUs. Intel is excluded
@@ -61,16 +64,52 @@ def is_plain(reading: Reading, settings: Settings) -> bool:
         return True
     if reading.cut:
         return False
-    classes, vendors = {}, {}
-    for line in reading.text.splitlines():
-        found = _LINE.fullmatch(line)
-        if found is None:
-            return False  # a device that a driver shows, or a file that is not readable
-        known = classes if found[2] == "class" else vendors
-        known[found[1]] = found[3]
-    return classes.keys() == vendors.keys() and not any(
-        _trains(classes[device], vendors[device]) for device in classes
+    classes, vendors, others = _parsed(reading)
+    # Another line is a device that a driver shows, or a file that is not readable.
+    return (
+        not others
+        and classes.keys() == vendors.keys()
+        and not any(_trains(classes[device], vendors[device]) for device in classes)
     )
+
+
+def signs(reading: Reading) -> dict[str, str]:
+    """Return why a host has NVIDIA GPUs ("gpu") and RDMA devices ("rdma").
+
+    Args:
+      reading: reading of `SOURCE`.
+    Returns:
+      Kind of device -> the first sign of one: a PCI device, or a file of a driver. An
+      Ethernet card is no sign of RDMA, although it may be capable of it.
+    """
+    classes, vendors, others = _parsed(reading)
+    result = {}
+    for device, kind in classes.items():
+        if vendors.get(device) == _NVIDIA and kind.startswith(_DISPLAY):
+            result.setdefault("gpu", f"the NVIDIA GPU {device} on PCI")
+        if kind.startswith(_INFINIBAND):
+            result.setdefault("rdma", f"the InfiniBand adapter {device} on PCI")
+    for path in others:
+        if path.startswith(("/proc/driver/nvidia/gpus/", "/dev/nvidia")):
+            result.setdefault("gpu", path)
+        if path.startswith(("/sys/class/infiniband/", "/dev/infiniband/")):
+            result.setdefault("rdma", path)
+    return result
+
+
+def _parsed(reading: Reading) -> tuple[dict[str, str], dict[str, str], list[str]]:
+    """Return PCI address -> class and -> vendor, and the paths of other lines."""
+    classes: dict[str, str] = {}
+    vendors: dict[str, str] = {}
+    others = []
+    for line in reading.text.splitlines():
+        match = _LINE.fullmatch(line)
+        if match is None:
+            others.append(line.partition("\t")[0])
+        else:
+            known = classes if match[2] == "class" else vendors
+            known[match[1]] = match[3]
+    return classes, vendors, others
 
 
 def _trains(kind: str, vendor: str) -> bool:

@@ -68,6 +68,9 @@ class Check:
     judge_for_start: Judge | None = None
     """Replaces `judge` in `mjax.doctor`: a run can start on some hosts that are not
     healthy."""
+    device: str = ""
+    """Kind of device, as in `accelerators.signs`, that this check must reach: on a host
+    that has one, it fails where it would be unknown."""
     failing: Mapping[int, str] = MappingProxyType({})
     """Maps each exit status that is itself a fault of the host to its meaning."""
 
@@ -95,6 +98,12 @@ def judge(check: Check, reading: Reading, settings: Settings) -> Finding:
     verdict = _verdict(check, reading, settings)
     if verdict.state is State.FAILED and check.for_training and settings.is_plain:
         verdict = unknown(f"{verdict.reason}; {_PLAIN}")
+    if verdict.state is State.UNKNOWN and check.device and settings.signs is not None:
+        sign = settings.signs.get(check.device)
+        if sign is not None:
+            verdict = failed(f"{verdict.reason}, although this host has {sign}")
+        elif not settings.is_plain and reading.status == 0 and not reading.absent:
+            verdict = failed(f"{verdict.reason}, although the tool ran on this host")
     if verdict.state is State.UNKNOWN and settings.require(check.name):
         verdict = failed(f"{verdict.reason}, and this check is required")
     fields = {
@@ -133,7 +142,7 @@ def run(
 
     Args:
       checks: the checks to make.
-      settings: limits and expectations; `is_plain` is determined here.
+      settings: limits and expectations; `is_plain` and `signs` are determined here.
       source_s: time limit of one source in seconds.
       total_s: time limit of all sources together in seconds; this function returns
         within one second after it.
@@ -143,7 +152,8 @@ def run(
     sources = [*dict.fromkeys(check.source for check in checks), accelerators.SOURCE]
     readings = _read_all(sources, source_s, until_s)
     plain = accelerators.is_plain(readings[accelerators.SOURCE], settings)
-    settings = dataclasses.replace(settings, is_plain=plain)
+    signs = accelerators.signs(readings[accelerators.SOURCE])
+    settings = dataclasses.replace(settings, is_plain=plain, signs=signs)
     findings = [judge(check, readings[check.source], settings) for check in checks]
     return Report(
         findings=findings,

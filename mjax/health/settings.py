@@ -31,6 +31,8 @@ class Settings:
     is_plain: bool = False
     """Whether the host has no GPU and no RDMA device, and none is expected; see
     `accelerators`."""
+    signs: Mapping[str, str] | None = None
+    """Signs of devices, see `accelerators.signs`; None: nobody has looked."""
 
     def limit(self, check: str, name: str) -> Any:
         """Return a limit of a check; limits.toml must define it."""

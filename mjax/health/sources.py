@@ -150,23 +150,21 @@ class Files:
     """
 
     patterns: tuple[str, ...]
+    present: tuple[str, ...] = ()
+    """Patterns of files that are listed but not read, such as devices: lines `path`."""
 
     @property
     def shown(self) -> str:
         """Patterns of the paths."""
-        return " ".join(self.patterns)
+        return " ".join((*self.patterns, *self.present))
 
     def read(self, limit_s: float) -> Reading:
         """Read all existing files."""
         until_s = time.monotonic() + limit_s
-        paths = {
-            path
-            for pattern in self.patterns
-            for path in Path("/").glob(pattern.lstrip("/"))
-        }
-        if not paths:
+        paths, listed = _matching(self.patterns), _matching(self.present)
+        if not paths and not listed:
             return Reading(absent=f"there is no {self.shown}")
-        lines: list[str] = []
+        lines = [f"{path}\n" for path in sorted(listed)]
         for path in sorted(paths):
             if time.monotonic() > until_s:
                 return Reading(text="".join(lines), status=None)
@@ -198,6 +196,10 @@ class Environment:
             if name.startswith(self.prefixes)
         )
         return whole("".join(found))
+
+
+def _matching(patterns: tuple[str, ...]) -> set[Path]:
+    return {p for each in patterns for p in Path("/").glob(each.lstrip("/"))}
 
 
 def _lines_of(path: Path) -> list[str]:

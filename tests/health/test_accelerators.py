@@ -6,10 +6,10 @@ import pytest
 
 from mjax.health import accelerators, check
 from mjax.health.check import Check
-from mjax.health.checks.table import CHECKS
+from mjax.health.checks.table import BY_NAME, CHECKS
 from mjax.health.findings import State, failed, ok
 from mjax.health.settings import EXPECTED, Settings
-from mjax.health.sources import Reading
+from mjax.health.sources import Files, Reading, whole
 from tests.health import cases
 
 PCI = "/sys/bus/pci/devices/0000:{}:00.0/"
@@ -143,3 +143,81 @@ def test_locked_memory_is_among_the_checks_for_training():
     names = {one.name for one in CHECKS if one.for_training}
     assert {"ulimits.locked_memory", "ulimits.open_files", "sysctl.pid_max"} <= names
     assert not {name for name in names if name.startswith(("gpu.", "kernel."))}
+
+
+H100, CONNECTX = ("17", "0x030200", "0x10de"), ("17", "0x020000", "0x15b3")
+HALF = (cases.FIXTURES_DIR / "gpu" / "h100.xml").read_text()[:20_000]
+ENDS_EARLY = Reading(text=HALF, num_bytes=len(HALF))
+NO_TOOL = Reading(absent="there is no command nvidia-smi")
+
+
+@pytest.mark.parametrize(
+    ("reading", "signs"),
+    [
+        (devices(*LAPTOP, CONNECTX), {}),
+        (devices(*LAPTOP, H100), {"gpu": "the NVIDIA GPU 0000:17:00.0 on PCI"}),
+        (devices(more="/dev/nvidia0\n"), {"gpu": "/dev/nvidia0"}),
+        (
+            devices(more="/dev/infiniband/uverbs0\n"),
+            {"rdma": "/dev/infiniband/uverbs0"},
+        ),
+        (
+            devices(("17", "0x020700", "0x15b3")),
+            {"rdma": "the InfiniBand adapter 0000:17:00.0 on PCI"},
+        ),
+        (
+            devices(
+                more="/proc/driver/nvidia/gpus/0000:17:00.0/information\tModel: X\n"
+            ),
+            {"gpu": "/proc/driver/nvidia/gpus/0000:17:00.0/information"},
+        ),
+        (
+            devices(more="/sys/class/infiniband/mlx5_0/node_type\t1: CA\n"),
+            {"rdma": "/sys/class/infiniband/mlx5_0/node_type"},
+        ),
+    ],
+)
+def test_each_sign_of_a_device_is_seen(reading, signs):
+    assert accelerators.signs(reading) == signs
+
+
+@pytest.mark.parametrize(
+    ("seen", "reading", "state"),
+    [
+        (devices(*LAPTOP, H100), ENDS_EARLY, State.FAILED),
+        (devices(*LAPTOP, H100), NO_TOOL, State.FAILED),
+        (devices(*LAPTOP, H100), Reading(status=1, error="no driver"), State.FAILED),
+        (devices(more="/dev/nvidia0\n"), NO_TOOL, State.FAILED),
+        # The tool runs, so its half output is no sign of a host without GPUs.
+        (devices(*LAPTOP, CONNECTX), ENDS_EARLY, State.FAILED),
+        (devices(*LAPTOP, CONNECTX), NO_TOOL, State.UNKNOWN),
+        (devices(*LAPTOP, CONNECTX), Reading(status=1), State.UNKNOWN),
+        (devices(*LAPTOP), ENDS_EARLY, State.UNKNOWN),
+        (devices(*LAPTOP), NO_TOOL, State.UNKNOWN),
+    ],
+)
+def test_a_device_that_cannot_be_questioned_fails_the_host(
+    monkeypatch, seen, reading, state
+):
+    monkeypatch.setattr(accelerators, "SOURCE", Said(seen, shown="devices"))
+    answers = dataclasses.replace(BY_NAME["gpu.answers"], source=Said(reading))
+    report = check.run([answers], settings())
+    assert [one.state for one in report.findings] == [state]
+    assert report.is_ok == (state is State.UNKNOWN)
+
+
+def test_a_port_that_no_driver_shows_fails_the_host(monkeypatch):
+    monkeypatch.setattr(
+        accelerators, "SOURCE", Said(devices(("17", "0x020700", "0x15b3")), "devices")
+    )
+    ports = BY_NAME["infiniband.state"]
+    ports = dataclasses.replace(ports, source=Said(Reading(absent="there is no x")))
+    (finding,) = check.run([ports], settings()).findings
+    assert finding.state is State.FAILED
+    assert "although this host has the InfiniBand adapter" in finding.reason
+
+
+def test_a_device_is_listed_and_not_opened(tmp_path):
+    (tmp_path / "nvidia0").mkdir()  # cannot be read
+    listing = Files((), present=(f"{tmp_path}/nvidia[0-9]*",))
+    assert listing.read(1.0) == whole(f"{tmp_path}/nvidia0\n")

@@ -164,7 +164,9 @@ CHECKS = (
         name="gpu.answers",
         what="Every GPU that is attached to the driver responds.",
         judge=answers,
-        action=f"Look for Xid 79 in dmesg. {_REPLACE}",
+        action="If nvidia-smi is absent, install it; if it fails or its output ends "
+        f"early, look for Xid 79 in dmesg. {_REPLACE}",
+        device="gpu",
         failing=_FAILING,
     ),
     smi_check(

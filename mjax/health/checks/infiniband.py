@@ -281,7 +281,9 @@ CHECKS = (
         what="Every port is active.",
         source=_SOURCE,
         judge=state,
-        action=f"If it is INIT, check the subnet manager. {_CABLE}",
+        action="If there is no port, load the driver (mlx5_ib); if it is INIT, check "
+        f"the subnet manager. {_CABLE}",
+        device="rdma",
     ),
     Check(
         name="infiniband.physical_state",

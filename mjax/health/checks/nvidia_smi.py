@@ -289,6 +289,7 @@ def smi_check(
     action: str,
     needs_idle: bool = False,
     failing: Mapping[int, str] | None = None,
+    device: str = "",
 ) -> Check:
     """Return a check of the output of `nvidia-smi -q -x`."""
     return Check(
@@ -300,4 +301,5 @@ def smi_check(
         needs_idle=needs_idle,
         statuses=(0, CORRUPTED_INFOROM),
         failing=failing or {},
+        device=device,
     )
