@@ -42,22 +42,26 @@ class KeyValueStore:
     def read(self, key: str, *, timeout_s: int | float) -> str:
         """Wait for a text and return it.
 
+        Time in which this process stands still does not count: others may have posted
+        meanwhile.
+
         Raises:
           TimeoutError: the text was not posted in time.
           RuntimeError: the coordinator is gone.
         """
-        until_s = time.monotonic() + timeout_s
+        left_s = timeout_s
         while True:
             # Wait in short steps: Python runs signal handlers only between them.
-            left_s = min(until_s - time.monotonic(), _SLICE_S)
+            wait_s, began_s = max(min(left_s, _SLICE_S), _LEAST_S), time.monotonic()
             try:
                 return self._client.blocking_key_value_get(
-                    self._prefix + key, int(1e3 * max(left_s, _LEAST_S))
+                    self._prefix + key, int(1e3 * wait_s)
                 )
             except jax.errors.JaxRuntimeError as error:
                 if "DEADLINE_EXCEEDED" not in str(error):
                     raise _failed("read", self._prefix + key, error) from error
-            if time.monotonic() >= until_s:
+            left_s -= min(time.monotonic() - began_s, 2 * wait_s)
+            if left_s <= 0:
                 raise TimeoutError(
                     f"{self._prefix}{key} was not posted within {timeout_s:.0f} s"
                 )

@@ -2,7 +2,9 @@
 
 import signal
 import threading
+import time
 
+import jax
 import pytest
 
 from mjax.processes.key_value import KeyValueStore
@@ -90,3 +92,20 @@ def test_a_signal_is_handled_while_a_process_waits(open_store, monkeypatch):
     finally:
         timer.join()
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_reader_that_stood_still_looks_again(monkeypatch):
+    """A text that was posted meanwhile is not missing."""
+    store, now_s = KeyValueStore("stood still"), [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+
+    def stand_still(key, timeout_ms):
+        now_s[0] += 600.0
+        monkeypatch.setattr(store._client, "blocking_key_value_get", get)
+        store.post("key", "posted meanwhile")
+        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+
+    get = store._client.blocking_key_value_get
+    monkeypatch.setattr(store._client, "blocking_key_value_get", stand_still)
+    assert store.read("key", timeout_s=30.0) == "posted meanwhile"
+    store.remove("key")
