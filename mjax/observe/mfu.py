@@ -13,7 +13,7 @@ Exit codes: 0 done, 2 bad input.
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +106,10 @@ _MEANING_ON_ONE_HOST: dict[Kind, tuple[str, str, str]] = {
     ),
 }
 """Replaces _MEANING for a run on one host, which uses no network."""
+LOWER = "lower_level"
+"""Class of a report on a run that is slow at a level which no known fault explains."""
+_OF_LINKS: tuple[Kind, ...] = ("dead_link", "no_gpudirect", "bad_link")
+_LEVELS: Mapping[Kind, tuple[float, float]] = {**LEVELS, "thermal": THERMAL_LEVEL}
 MODELLED_DEVIATION = 0.08
 """Standard deviation of the logarithm of a modelled MFU: modelled step times of 175B
 are within 8% of those that MegaScale reports (docs/benchmarks/megascale.md)."""
@@ -205,11 +209,11 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
         left_out=BETWEEN_HOSTS if series.num_hosts == 1 else (),
     )
     prepared = found.prepared
-    meaning = action = reference = None  # if the class is unclear
+    name, meaning, action, reference = "unclear", None, None, None
     if found.is_clear:
-        meaning, action, reference = _meaning(found.kind, series.num_hosts)
+        name, meaning, action, reference = _diagnosis(series, found)
     return {
-        "class": found.kind if found.is_clear else "unclear",
+        "class": name,
         "best": found.kind,
         "runner_up": found.runner_up,
         "margin_nats": found.margin,
@@ -251,6 +255,38 @@ def make_report(series: RunSeries, expected_mfu: float | None = None) -> dict[st
         "scores_nats": found.scores,
         "problems": list(series.problems),
     }
+
+
+def _diagnosis(series: RunSeries, found: Finding) -> tuple[str, str, str, str]:
+    """Return the class of a clear finding, its meaning, the next action and a source.
+
+    A fault of links, or of a hot GPU, needs such a part, and a level near its own.
+    """
+    kind, level = found.kind, found.level.level
+    if kind not in _LEVELS or (_may_have(kind, series) and _is_near(kind, level)):
+        return kind, *_meaning(kind, series.num_hosts)
+    rate = "MFU" if series.has_mfu else "throughput"
+    text = f"the {rate} is at {level:.0%} of its healthy level"
+    if series.is_on_cpus:
+        text += ": other programs use the cores of this machine, or it is throttled"
+        action = "Look at the load of this machine (top) and at the CPU frequencies."
+    else:
+        text += ", at which none of the known faults puts a run"
+        action = (
+            "Check the hosts (python -m mjax.health check), and what else runs on them."
+        )
+    return LOWER, text, action, _GUIDE
+
+
+def _may_have(kind: Kind, series: RunSeries) -> bool:
+    """Return whether the devices of a run can have a fault."""
+    has_links = series.num_devices != 1
+    return not series.is_on_cpus and (has_links or kind not in _OF_LINKS)
+
+
+def _is_near(kind: Kind, level: float) -> bool:
+    low, high = _LEVELS[kind]
+    return 0.9 * low <= level <= 1.1 * high
 
 
 def _meaning(kind: Kind, num_hosts: int | None) -> tuple[str, str, str]:
@@ -302,7 +338,11 @@ def _evidence(series: RunSeries, found: Finding) -> Iterator[str]:
     if kinds & {"dead_link", "no_gpudirect", "bad_link"}:
         since = "from the start"
         if level.onset_s is not None:
-            since = f"since {_duration(level.onset_s)} ({_step_at(series, level)})"
+            ago_s = float(series.step_end_s[-1]) - level.onset_s
+            since = (
+                f"since {_duration(ago_s)} before the last step "
+                f"({_step_at(series, level)})"
+            )
         yield f"level {level.level:.1%} of the healthy level, {since}"
     if "thermal" in kinds:
         yield (
@@ -378,8 +418,8 @@ def _cautions(
             "from a healthy run"
         )
     kinds, level = {found.kind, found.also}, found.level
-    for kind, (low, high) in (LEVELS | {"thermal": THERMAL_LEVEL}).items():
-        if kind in kinds and not 0.9 * low <= level.level <= 1.1 * high:
+    for kind, (low, high) in _LEVELS.items():
+        if kind in kinds and not _is_near(kind, level.level):
             yield (
                 f"the level of {level.level:.1%} matches none in the field guide; "
                 f"{kind} ({low:.0%} to {high:.0%}) is the nearest"

@@ -58,6 +58,10 @@ class RunSeries:
     """MFU of the plan, if there is one."""
     num_hosts: int | None
     """Largest number of hosts of a start; None if no start recorded its hosts."""
+    num_devices: int | None
+    """Largest number of devices of a start; None if no start recorded its mesh."""
+    is_on_cpus: bool
+    """Whether the devices of all recorded starts are CPUs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,6 +103,7 @@ def read_series(
         events = []
     first_s = float(end_s[0] - np.nan_to_num(step_s[0]))
     marks = sorted(marks, key=lambda mark: mark.start_s)
+    meshes = _read_records(work_dir / "starts", "mesh", dict[str, int])
     return RunSeries(
         step=np.array(steps, int),
         step_end_s=end_s - first_s,
@@ -114,6 +119,8 @@ def read_series(
         problems=tuple(problems),
         expected_mfu=_read_plan(work_dir, plan_path),
         num_hosts=_read_hosts(work_dir / "starts"),
+        num_devices=max(map(_num_devices, meshes), default=None),
+        is_on_cpus={*_read_records(work_dir / "starts", "device", str)} == {"cpu"},
     )
 
 
@@ -259,6 +266,10 @@ def _read_hosts(folder: Path) -> int | None:
     return max(
         (len({one.get("host") for one in each}) for each in records), default=None
     )
+
+
+def _num_devices(mesh: dict[str, int]) -> int:
+    return math.prod(mesh.values())
 
 
 def _read_records(folder: Path, name: str, kind: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from mjax.observe import spans
 from mjax.observe.detect.mfu import KINDS
-from mjax.observe.mfu import _MEANING, main
+from mjax.observe.mfu import _MEANING, LOWER, main
 from mjax.observe.mfu_run import read_series
 
 WALL_NS = 1_790_000_000_000_000_000
@@ -288,6 +288,32 @@ def test_a_run_on_one_host_has_no_fault_of_the_network(
     assert found["class"] == "bad_link"
     assert ("network" in found["meaning"]) == has_network
     assert ("hosts" in found["action"]) == has_network
+
+
+@pytest.mark.parametrize(
+    ("start", "level", "name"),
+    [
+        ({"device": "cpu", "mesh": {"dp_shard": 1, "tp": 1}}, 0.7, LOWER),
+        ({"device": "cpu", "mesh": {"dp_shard": 8, "tp": 1}}, 0.65, LOWER),
+        ({"device": "NVIDIA H100", "mesh": {"dp_shard": 1, "tp": 1}}, 0.7, LOWER),
+        ({"device": "NVIDIA H100", "mesh": {"dp_shard": 4, "tp": 2}}, 0.7, "bad_link"),
+        ({"device": "NVIDIA H100", "mesh": {"dp_shard": 4, "tp": 2}}, 0.47, LOWER),
+        ({}, 0.7, "bad_link"),
+    ],
+)
+def test_a_link_is_blamed_only_where_one_is_and_at_its_level(
+    tmp_path, capsys, start, level, name
+):
+    write_rows(tmp_path, steps_of(1200))
+    (tmp_path / "starts").mkdir()
+    (tmp_path / "starts" / "0001.json").write_text(json.dumps(start))
+    argv = ["--work-dir", str(tmp_path), "--expected-mfu", str(0.4 / level)]
+    found = report_of(capsys, *argv)
+    assert found["class"] == name
+    is_blamed = "link" in found["meaning"] + found["action"]
+    assert is_blamed == (name == "bad_link")
+    if name == LOWER:
+        assert f"at {level:.0%} of its healthy level" in found["meaning"]
 
 
 def test_unreadable_rows_are_left_out_and_said(tmp_path, capsys):

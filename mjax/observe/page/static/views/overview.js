@@ -214,6 +214,7 @@ function showReport(box, metrics) {
         found.meaning ? el("p", {}, found.meaning) : null,
         (found.evidence ?? []).map((each) => el("p", { class: "muted" }, each)),
         found.action ? el("p", {}, `To do: ${found.action}`) : null,
+        (found.cautions ?? []).map((each) => el("p", { class: "muted" }, `Caution: ${each}`)),
         found.decides?.length
           ? el("p", {}, `What would decide it: ${found.decides.join("; ")}.`)
           : null,
