@@ -71,6 +71,8 @@ class Journal:
         """Yield the records, oldest first."""
         if not self._path.exists():
             return
+        if self._path.is_dir():
+            raise ValueError(f"{self._path} is a folder, not a file; move it away")
         known = {field.name for field in dataclasses.fields(Record)}
         for line in self._path.read_text(errors="replace").splitlines():
             # An invalid line was truncated by a kill or a full disk, or is damaged.

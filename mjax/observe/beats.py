@@ -106,7 +106,7 @@ def read(path: Path, sleep: Callable[[float], None] = time.sleep) -> Beat | None
             raise ValueError(f"{path} cannot be read: {error.strerror}") from error
         try:
             beat = _decode(text) if newline else None
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             beat, problem = None, str(error)
         if beat is not None and beat.n == beat.again:
             if beat.whose.version != VERSION:

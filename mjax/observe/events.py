@@ -57,13 +57,16 @@ def read(work_dir: Path) -> tuple[list[Event], list[str]]:
         return [], []
     except OSError as error:
         raise ValueError(
-            f"{path} cannot be read: {error.strerror}; check its permissions"
+            f"{path} cannot be read: {error.strerror}; move it away, or check its "
+            "permissions"
         ) from error
-    *whole, _ = data.split(b"\n")  # the last line is truncated, or empty
+    *whole, rest = data.split(b"\n")
     found, problems = [], []
     for number, line in enumerate(whole, start=1):
         try:
             found.append(_decode(line))
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             problems.append(f"{path}, line {number} is left out: {error}")
+    if rest:
+        problems.append(f"{path}, line {len(whole) + 1} is left out: it has no end")
     return found, problems

@@ -11,17 +11,17 @@ spans, a step ends at the sum of the durations so far, and marks come from the f
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mjax import checked_json
-from mjax.observe import spans
+from mjax.observe import events, records, spans
 from mjax.observe.detect.mfu_series import Array, Mark
 
-type Rows = list[dict[str, Any]]
+type Rows = list[Mapping[str, Any]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,10 +97,11 @@ def read_series(
     steps = [row["step"] for row in rows]
     if any(step in start.steps for start in starts for step in steps):
         end_s, marks = _lay_spans(steps, step_s, starts, problems)
-        events = _read_events(work_dir / "events.jsonl", problems)
+        told, more = events.read(work_dir)
+        problems += more
     else:
         end_s, marks = _lay_rows(rows, step_s, work_dir)
-        events = []
+        told = []
     first_s = float(end_s[0] - np.nan_to_num(step_s[0]))
     marks = sorted(marks, key=lambda mark: mark.start_s)
     meshes = _read_records(work_dir / "starts", "mesh", dict[str, int])
@@ -113,8 +114,14 @@ def read_series(
         data_wait_s=_column(rows, "data_wait_s"),
         marks=tuple(_shifted(mark, -first_s) for mark in marks),
         events=tuple(
-            dataclasses.replace(event, time_s=event.time_s - first_s)
-            for event in events
+            Happened(
+                time_s=event.time_ns / 1e9 - first_s,
+                kind=event.kind,
+                severity=event.severity,
+                text=event.text,
+            )
+            for event in told
+            if event.severity in ("warning", "error")
         ),
         problems=tuple(problems),
         expected_mfu=_read_plan(work_dir, plan_path),
@@ -152,14 +159,13 @@ def _read_rows(path: Path, problems: list[str]) -> Rows:
         raise ValueError(
             f"{path} does not exist; name the work dir of a run with --work-dir"
         )
-    found: dict[int, dict[str, Any]] = {}
-    *lines, _ = _read_text(path).split("\n")  # the last line is truncated, or empty
-    for number, line in enumerate(lines, start=1):
-        try:
-            row = checked_json.read(line, dict[str, Any])
-            found[checked_json.check(row.get("step"), int, "step")] = row
-        except ValueError as error:
-            problems.append(f"{path}, line {number} is left out: {error}")
+    try:
+        found = records.rows_of(path.read_bytes(), problems)
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be read: {error.strerror}; move it away, or check its "
+            "permissions"
+        ) from error
     if not found:
         raise ValueError(f"{path} has no rows; the run has not ended its first step")
     return [found[step] for step in sorted(found)]
@@ -280,29 +286,6 @@ def _read_records(folder: Path, name: str, kind: Any) -> Iterator[Any]:
             yield checked_json.check(start.get(name), kind, name)
         except ValueError:  # a run writes it at its start, which may be in progress
             continue
-
-
-def _read_events(path: Path, problems: list[str]) -> list[Happened]:
-    """Read warnings and errors of the driver, on its wall clock."""
-    found: list[Happened] = []
-    if not path.exists():
-        return found
-    *lines, _ = _read_text(path).split("\n")
-    for number, line in enumerate(lines, start=1):
-        try:
-            event = checked_json.read(line, dict[str, Any])
-            one = Happened(
-                time_s=checked_json.check(event.get("time_ns"), int, "time_ns") / 1e9,
-                kind=checked_json.check(event.get("kind"), str, "kind"),
-                severity=checked_json.check(event.get("severity"), str, "severity"),
-                text=checked_json.check(event.get("text"), str, "text"),
-            )
-        except ValueError as error:
-            problems.append(f"{path}, line {number} is left out: {error}")
-            continue
-        if one.severity in ("warning", "error"):
-            found.append(one)
-    return found
 
 
 def _read_plan(work_dir: Path, plan_path: Path | None) -> float | None:

@@ -16,6 +16,8 @@ from mjax.observe.events import Event
 from mjax.observe.spans import SpanFile
 
 _OBJECT = dict[str, Any]
+_LARGEST = 2**63
+"""Largest whole number of a row."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +60,7 @@ def read(path: Path, flag: str) -> Record:
     config = object_in(path / "config.json")
     starts = [object_in(file) for file in sorted((path / "starts").glob("*.json"))]
     rows = _guarded(
-        path / "metrics.jsonl", lambda data: _rows(data, problems), problems
+        path / "metrics.jsonl", lambda data: rows_of(data, problems), problems
     )
     if config is None and not starts and not rows:
         raise ValueError(
@@ -118,16 +120,26 @@ def _decode_object(data: bytes) -> Mapping[str, Any]:
     return msgspec.json.decode(data, type=_OBJECT)
 
 
-def _rows(data: bytes, problems: list[str]) -> dict[int, Mapping[str, Any]]:
-    """Return the rows by step; an incomplete last line is ignored."""
-    *whole, _ = data.split(b"\n")
+def rows_of(data: bytes, problems: list[str]) -> dict[int, Mapping[str, Any]]:
+    """Return the rows of metrics.jsonl by step, the last one of each step.
+
+    Args:
+      data: contents of the file.
+      problems: gets a description of each line that is not a row.
+    """
+    *whole, rest = data.split(b"\n")
     found: dict[int, Mapping[str, Any]] = {}
     for number, line in enumerate(whole, start=1):
         try:
             row = _decode_object(line)
+            if any(type(x) is int and abs(x) > _LARGEST for x in row.values()):
+                raise msgspec.ValidationError("a number is too large")
             found[msgspec.convert(row.get("step"), int)] = row
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             problems.append(f"metrics.jsonl, line {number} is left out: {error}")
+    if rest:
+        number = len(whole) + 1
+        problems.append(f"metrics.jsonl, line {number} is left out: it has no end")
     return found
 
 

@@ -153,7 +153,7 @@ def decode_header(data: bytes) -> Header:
     """
     try:
         header = _decode_header(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"line 1 is not a header of spans: {error}") from error
     if header.version != VERSION:
         raise ValueError(
@@ -171,7 +171,7 @@ def decode_line(data: bytes) -> Line:
     """
     try:
         line = _decode_line(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
     for span in line.spans:
         if span.end_ns < span.start_ns:

@@ -300,7 +300,9 @@ def _with_neighbours(
     for (stage, *rest), members in groups.items():
         far = (-1, 0, 1) if is_tick else (0,)
         beside = {((stage + by) % num_stages, *rest) for by in far}
-        found.append((members, [w for key in sorted(beside) for w in groups[key]]))
+        # A stage may have no spans: files of some ranks can be missing.
+        near = [w for key in sorted(beside) for w in groups.get(key, ())]
+        found.append((members, near))
     return found
 
 

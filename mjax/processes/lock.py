@@ -278,7 +278,7 @@ def _read(file: IO[bytes]) -> Holder | None:
     """Return the holder that the file names; None if it names none."""
     try:
         return msgspec.json.decode(os.pread(file.fileno(), 4096, 0), type=Holder)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 

@@ -39,6 +39,7 @@ _TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "mfu_visible", "profi
 _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
 """Seconds that trackers have to send queued rows when a run ends, and when it is
 stopped. The values were picked by judgement: a stopped run must exit soon."""
+_MAX_LOST = 8
 _NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories of characters that a terminal interprets or cannot display."""
 
@@ -89,8 +90,9 @@ def make_row(
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read the rows of metrics.jsonl; omit a truncated line."""
-    return _rows_of(path.read_bytes()) if path.exists() else []
+    """Read the rows of metrics.jsonl; omit lines that are not rows."""
+    rows, _ = _rows_of(path)
+    return rows
 
 
 def without_timing(row: Row) -> Row:
@@ -107,24 +109,43 @@ def read_computed(work_dir: Path) -> list[Row]:
     return [without_timing(row) for row in read_rows(work_dir / "metrics.jsonl")]
 
 
-def _rows_of(data: bytes) -> list[Row]:
-    rows = []
-    for line in data.splitlines():
+def _rows_of(path: Path) -> tuple[list[Row], list[str]]:
+    """Return the rows, and a description of each line that is not one."""
+    rows: list[Row] = []
+    problems: list[str] = []
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
         try:
-            rows.append(json.loads(line))
-        except ValueError:  # truncated by a kill or a full disk
-            continue
-    return rows
+            row = json.loads(line)
+            if not isinstance(row, dict) or type(row.get("step")) is not int:
+                raise ValueError("it has no step")
+            rows.append(row)
+        except (ValueError, RecursionError) as error:
+            # It was truncated by a kill or a full disk, or damaged.
+            problems.append(f"line {number}: {error}")
+    return rows, problems
 
 
-def drop_rows_after(path: Path, step: int) -> None:
+def drop_rows_after(path: Path, step: int) -> str:
     """Remove the rows of later steps from metrics.jsonl, with an atomic rename.
 
     A run that resumes at `step` writes those rows again, so each step has one row.
+
+    Returns:
+      a description of the earlier rows that are lost because their lines are damaged;
+      empty if there are none.
     """
-    if path.exists():
-        rows = [row for row in read_rows(path) if row["step"] <= step]
-        write_atomically(path, "".join(map(_line, rows)))
+    if not path.exists():
+        return ""
+    rows, problems = _rows_of(path)
+    write_atomically(path, "".join(_line(row) for row in rows if row["step"] <= step))
+    first = min((row["step"] for row in rows), default=1)
+    lost = {*range(first, step + 1)} - {row["step"] for row in rows}
+    if not problems or not lost:
+        return ""
+    which = ", ".join(map(str, sorted(lost)[:_MAX_LOST]))
+    more = f" and {len(lost) - _MAX_LOST} more" if len(lost) > _MAX_LOST else ""
+    return f"{path} has no row of step {which}{more}, because of {problems[0]}"
 
 
 def summarize(rows: Sequence[Row]) -> Row:
@@ -198,7 +219,7 @@ class Recorder:
             return
         self._path = work_dir / "metrics.jsonl"
         self._remake = remake or (lambda: work_dir.mkdir(parents=True, exist_ok=True))
-        drop_rows_after(self._path, start_step)
+        lost = drop_rows_after(self._path, start_step)
         self._file = self._path.open("a+b", buffering=0)
         if terminal.shows_live_line(sys.stdout):
             self._live = terminal.LiveLine(
@@ -207,6 +228,8 @@ class Recorder:
                 )
             )
         self._trackers = open_trackers(self.say)
+        if lost:
+            self.say(f"warning: {lost}; plots and summary leave it out")
 
     def record(self, row: Row) -> None:
         """Write one row to all destinations."""
@@ -232,7 +255,8 @@ class Recorder:
         rows = read_rows(self._path)
         if rows and rows[-1]["step"] == step:
             rows[-1] |= more
-            self.guarded("metrics.jsonl", lambda: self._replace(rows))
+            text = "".join(map(_line, rows))
+            self.guarded("metrics.jsonl", lambda: self._replace(text))
             self._send({"step": step} | more)
         found = ", ".join(f"{name} {value:.4f}" for name, value in more.items())
         self.say(f"step {step}: {found}")
@@ -304,7 +328,8 @@ class Recorder:
             if self.is_taken_over():
                 return
             self._remake()
-            self._replace(_rows_of(self._read_all()))
+            # Also the beginning of a row whose rest waits for free space.
+            self._replace(self._read_all().decode())
             self.say(
                 f"warning: {self._path} was deleted, moved or replaced during the run; "
                 "it is recreated with all rows"
@@ -325,8 +350,8 @@ class Recorder:
         """Read the rows of the open file, even if it was renamed or deleted."""
         return os.pread(self._file.fileno(), os.fstat(self._file.fileno()).st_size, 0)
 
-    def _replace(self, rows: Sequence[Row]) -> None:
-        write_atomically(self._path, "".join(map(_line, rows)))
+    def _replace(self, text: str) -> None:
+        write_atomically(self._path, text)
         self._file.close()
         self._file = self._path.open("a+b", buffering=0)
 

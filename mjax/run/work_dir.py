@@ -24,6 +24,9 @@ TOKENIZER = "tokenizer"
 """Folder in the work dir with the tokenizer of the run."""
 
 _DATA_FILES = "data_files.json"
+_FILES = ("metrics.jsonl", "checkpoints.jsonl", _DATA_FILES)
+"""Files without which a run cannot continue."""
+_STARTS = "starts"
 
 Difference = tuple[str, Any, Any]
 """A field, its value in the work dir, and its value in this run."""
@@ -65,9 +68,15 @@ def check(
       differences: takes the config found there; returns the forbidden differences.
       is_without_steps: takes the same config; returns whether no step was saved there.
     Raises:
-      ValueError: the run there differs or cannot be read.
+      ValueError: the run there differs or cannot be read, or a folder has the name of a
+        file or the reverse.
     """
     _refuse_file(path)
+    for name in _FILES:
+        if (path / name).is_dir():
+            raise ValueError(f"{path / name} is a folder, not a file; move it away")
+    if (path / _STARTS).is_file():
+        raise ValueError(f"{path / _STARTS} is a file, not a folder; move it away")
     found = read_config(path)
     if found is not None:
         refuse_other_run(

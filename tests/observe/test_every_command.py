@@ -38,6 +38,8 @@ class Shape:
     stamps: bool
     launch: bool = False
     is_live: bool = False
+    missing: tuple[int, ...] = ()
+    """Ranks whose spans are lost."""
 
     @property
     def mesh(self) -> dict[str, int]:
@@ -51,7 +53,7 @@ class Shape:
 
     def __str__(self) -> str:
         has = [f.name for f in dataclasses.fields(self)[1:] if getattr(self, f.name)]
-        return "-".join([str(self.processes), *has])
+        return "-".join([str(self.processes), *has, *map(str, self.missing)])
 
 
 _TRUTHS = (False, True)
@@ -64,6 +66,10 @@ SHAPES = [
     *(
         Shape(processes=4, pipeline=p, windows=True, stamps=p, launch=True)
         for p in _TRUTHS
+    ),
+    *(
+        Shape(processes=4, pipeline=True, windows=False, stamps=True, missing=ranks)
+        for ranks in ((1,), (0, 1), (2, 3))
     ),
 ]
 
@@ -81,7 +87,7 @@ def step_spans(shape: Shape, device: int, step: int) -> Iterator[Span]:
 
 
 def write_run(work_dir: Path, shape: Shape) -> None:
-    for rank in range(shape.processes):
+    for rank in sorted({*range(shape.processes)} - {*shape.missing}):
         lines = [
             Line(n=0, spans=(Span("barrier", "idle", "barrier", 1, 2),), barrier=0)
         ]
@@ -310,6 +316,39 @@ def test_every_command_reports_or_refuses_a_run_of_every_shape(
     for name, of in (("run", shape), ("other", SHAPES[0])):
         (tmp_path / name).mkdir()
         write_run(tmp_path / name, of)
+    check_commands(tmp_path / "run", tmp_path / "other", shape, capsys)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        pytest.param(b'{"step": 3, "ki', id="torn"),
+        pytest.param(b"null", id="null"),
+        pytest.param(b'{"step": 3, "n": ' + b"[" * 10**5, id="deep"),
+        pytest.param(b'{"step": 3, "x": "\xff"}', id="not UTF-8"),
+        pytest.param(b'{"step": 3, "step_s": %s}' % (b"9" * 4000), id="large"),
+        pytest.param(b'{"step": -3, "step_s": "x", "loss": []}', id="types"),
+        pytest.param(b"\0" * 4096, id="zeros"),
+    ],
+)
+def test_a_damaged_line_is_left_out_by_every_command(
+    damage, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(trace, "read_file", read_json)
+    shape = SHAPES[-4]
+    assert shape.launch
+    for name, of in (("run", shape), ("other", SHAPES[0])):
+        (tmp_path / name).mkdir()
+        write_run(tmp_path / name, of)
+    [spans_file, *_] = sorted((tmp_path / "run" / "spans").iterdir())
+    for path in (
+        tmp_path / "run" / "metrics.jsonl",
+        tmp_path / "run" / "events.jsonl",
+        spans_file,
+    ):
+        lines = path.read_bytes().splitlines()
+        lines.insert(4, damage)
+        path.write_bytes(b"\n".join(lines) + b'\n{"step": 99')
     check_commands(tmp_path / "run", tmp_path / "other", shape, capsys)
 
 

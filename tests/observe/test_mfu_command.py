@@ -325,8 +325,13 @@ def test_unreadable_rows_are_left_out_and_said(tmp_path, capsys):
     found = report_of(capsys, "--work-dir", str(tmp_path), "--expected-mfu", "0.4")
     assert (found["class"], found["steps"]) == ("healthy", 1499)
     assert found["steps_without_rate"] == 1
-    (problem,) = found["problems"]
-    assert "line 5 is left out" in problem
+    damaged, cut = found["problems"]
+    assert "line 5 is left out" in damaged
+    assert "line 1501 is left out: it has no end" in cut
+    path.unlink()
+    path.mkdir()
+    assert main(["--work-dir", str(tmp_path)]) == 2
+    assert "Is a directory; move it away" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_line_and_exit_code_2(tmp_path, capsys):

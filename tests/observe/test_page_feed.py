@@ -64,6 +64,16 @@ def test_a_line_that_cannot_be_read_is_told_with_its_place(tmp_path, following):
     ] * 2
 
 
+def test_a_folder_in_the_place_of_the_rows_is_told_once(tmp_path, following):
+    Rank(tmp_path).steps(1, 1)
+    path = tmp_path / "metrics.jsonl"
+    path.mkdir()
+    model, _ = read_all(following)
+    model, _ = read_all(following, model)
+    problem = f"{path} is a folder, not a file; move it away"
+    assert model.problems.count(problem) == 1
+
+
 def test_a_line_with_an_old_number_is_left_out(tmp_path, following):
     rank = Rank(tmp_path)
     rank.steps(1, 3)

@@ -143,6 +143,37 @@ def test_a_last_line_that_was_cut_off_is_dropped_on_resume(tmp_path):
     assert strict_lines(path) == [a_row(1), a_row(2)]
 
 
+@pytest.mark.parametrize(
+    "damage", [b'{"step": 2, "lo', b"null", b'{"loss": 1.0}', b"\xff", b"[" * 10**5]
+)
+def test_a_row_whose_line_is_damaged_is_reported_on_resume(tmp_path, capsys, damage):
+    path = tmp_path / "metrics.jsonl"
+    record(tmp_path, [a_row(1), a_row(2), a_row(3)])
+    first, _, third = path.read_bytes().splitlines()
+    path.write_bytes(b"\n".join((first, damage, third)) + b"\n")
+    assert read_rows(path) == [a_row(1), a_row(3)]
+    record(tmp_path, [a_row(4)], start_step=3)
+    assert strict_lines(path) == [a_row(1), a_row(3), a_row(4)]
+    out = capsys.readouterr().out
+    assert f"warning: {path} has no row of step 2, because of line 2: " in out
+    record(tmp_path, [a_row(5)], start_step=4)
+    assert "has no row" not in capsys.readouterr().out
+
+
+def test_a_row_that_a_full_disk_has_split_survives_a_deleted_folder(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    recorder = Recorder(tmp_path, LogConfig(), start_step=0, num_steps=9, active=True)
+    recorder.record(a_row(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 20, hard))
+    recorder.record(a_row(2))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    path.unlink()
+    recorder.record(a_row(3))
+    recorder.close()
+    assert strict_lines(path) == [a_row(1), a_row(2), a_row(3)]
+
+
 def test_a_full_disk_is_reported_once_and_its_rows_follow_later(tmp_path, capsys):
     path = tmp_path / "metrics.jsonl"
     recorder = Recorder(tmp_path, LogConfig(), start_step=0, num_steps=9, active=True)

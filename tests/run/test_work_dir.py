@@ -105,6 +105,17 @@ def test_a_file_is_no_work_dir(tmp_path):
         work_dir.check(tmp_path / "file", nothing_differs, has_steps)
 
 
+def test_a_folder_in_the_place_of_a_file_is_refused_and_the_reverse(tmp_path):
+    for name in ("metrics.jsonl", "checkpoints.jsonl", "data_files.json"):
+        (tmp_path / name).mkdir()
+        with pytest.raises(ValueError, match=rf"{name} is a folder, .*move it away"):
+            work_dir.check(tmp_path, nothing_differs, has_steps)
+        (tmp_path / name).rmdir()
+    (tmp_path / "starts").write_text("")
+    with pytest.raises(ValueError, match=r"starts is a file, .*; move it away"):
+        work_dir.check(tmp_path, nothing_differs, has_steps)
+
+
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"cannot write the work dir .*: Not a dir"):

@@ -114,7 +114,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
       ValueError: it is absent or truncated, or a line is not a JSON object.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ValueError(f"the job wrote no {path.name}: {error}") from error
     if not text.endswith("\n"):

@@ -203,7 +203,7 @@ def _reports(
 def _read(member: _Member, text: bytes) -> _Report:
     try:
         return msgspec.json.decode(text, type=_Report)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FailedError(
             f"{member.name} has reported {text!r}, which is not a phase report "
             f"({error})"

@@ -9,6 +9,7 @@ Documentation/ABI/stable/sysfs-class-infiniband.
 
 import dataclasses
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -114,7 +115,13 @@ class Rows:
     """
 
     def __init__(self, path: Path) -> None:
-        """Start after the existing rows."""
+        """Start after the existing rows.
+
+        Raises:
+          ValueError: the path is a folder.
+        """
+        if path.is_dir():
+            raise ValueError(f"{path} is a folder, not a file; move it away")
         self._path, self._rest = path, b""
         self._place = path.stat().st_size if path.exists() else 0
 
@@ -122,6 +129,9 @@ class Rows:
         """Return the step of the last new row; empty if there is no new row."""
         try:
             with self._path.open("rb") as file:
+                # A run that resumes removes the rows of steps that it takes again.
+                if (size := os.fstat(file.fileno()).st_size) < self._place:
+                    self._place, self._rest = size, b""
                 file.seek(self._place)
                 data = file.read(_MAX_ROW_BYTES)
         except OSError:

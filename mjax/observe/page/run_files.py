@@ -58,7 +58,9 @@ class RunFiles:
         """Add new data to a share."""
         for source in RUN_FILES:
             path = self._work_dir / source
-            if source not in self._tails and path.is_file():
+            if path.is_dir():
+                self._tell(share, f"{path} is a folder, not a file; move it away")
+            elif source not in self._tails and path.is_file():
                 self._follow(source, path)
         self._read(share)
 

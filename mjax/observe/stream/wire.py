@@ -109,7 +109,7 @@ def decode(data: bytes, kind: Any) -> Any:
     """
     try:
         return msgspec.json.decode(data, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
@@ -154,7 +154,7 @@ def _header(data: memoryview) -> Any:
                 "same mjax on all hosts"
             )
         return _decode_header(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"the header of a batch is damaged: {error}") from error
 
 

@@ -98,8 +98,17 @@ def test_new_rows_of_a_run_are_steps_and_old_ones_are_not(tmp_path):
         assert rows.steps(6.0) == [Step(end_s=6.0, step_s=1.5)]
         file.write('ep_s": 2.5}\n')
     assert rows.steps(7.0) == [Step(end_s=7.0, step_s=2.5)]
-    path.unlink()
+    # A run that resumes removes the rows of steps that it takes again.
+    path.write_text('{"step": 1, "step_s": 9.0}\n')
     assert rows.steps(8.0) == []
+    with path.open("a") as file:
+        file.write('{"step": 2, "step_s": 3.5}\n')
+    assert rows.steps(9.0) == [Step(end_s=9.0, step_s=3.5)]
+    path.unlink()
+    assert rows.steps(9.5) == []
+    path.mkdir()
+    with pytest.raises(ValueError, match="is a folder, not a file; move it away"):
+        Rows(path)
 
 
 def test_a_port_that_is_down_or_cannot_be_read_is_not_watched(tmp_path, capsys):
