@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import math
 import resource
 import signal
 import socket
@@ -40,6 +41,7 @@ from mjax.launch.messages import (
     Message,
     RankSpec,
     Refused,
+    Start,
 )
 from mjax.launch.pods import Pods
 from mjax.launch.rank_files import generation_folder
@@ -55,6 +57,8 @@ _COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 _TICK_S = 0.05
 _CALM_S = 0.25
 """Seconds between ticks while all ranks run normally; otherwise _TICK_S."""
+_SAVE_S = 2.0
+"""Seconds that orders wait for a journal that cannot be written, except starts."""
 _TOLD_GAP_S = 1.0
 """Seconds for which this process must have stood still to report it."""
 _TURNS = 3
@@ -270,8 +274,7 @@ class Driver:
             self._supervisor.tick(now_s)
             self._admission.sweep()
             self._save()
-            # While the journal cannot be written, no order is sent, so no time counts.
-            self._clock.is_held = self._journal.holds
+            self._deliver()
             await asyncio.sleep(_TICK_S)
             if self._supervisor.is_calm:
                 with contextlib.suppress(TimeoutError):
@@ -330,8 +333,8 @@ class Driver:
 
             if first.name == "status":
                 send()
-            else:  # what was promised must survive this driver
-                self._journal.when_saved(send)
+            else:  # what was promised should survive this driver
+                self._journal.when_saved(send, _SAVE_S)
         else:
             name = connection.host = first.host
             before, self._agents[name] = self._agents.get(name), connection
@@ -517,19 +520,23 @@ class Driver:
     def _send(self, host: str, message: Message) -> None:
         """Send a message once the state behind it is saved.
 
-        Otherwise a driver that is started again would not know what it has ordered.
+        Otherwise a driver that is started again would not know what it has ordered. It
+        must know of every generation that has begun. If the disk fails, other orders
+        wait only a little, so that a run can be stopped.
         """
         self._save()
+        is_start = isinstance(message, FindPorts | Start)
 
         def send() -> None:
             if host in self._agents:
                 self._agents[host].send(message)
 
-        self._journal.when_saved(send)
+        self._journal.when_saved(send, math.inf if is_start else _SAVE_S)
 
     def _deliver(self) -> None:
         """Send what has waited for the journal; let the history read new events."""
         self._journal.deliver()
+        # Orders wait as long as the disk fails, so that time does not count.
         self._clock.is_held = self._journal.holds
         if self._history is not None and not self._history.is_current:
             self._history.is_current = True
@@ -548,7 +555,7 @@ class Driver:
         text, severity = "the journal is written again", "info"
         if problem:
             text, severity = f"the journal cannot be written: {problem}", "warning"
-            text += "; ranks go on, but no order is given until it can"
+            text += "; ranks go on, but none is started until it can"
         self._record(Event(kind="journal", text=text, severity=severity))
 
     def _record(self, event: Event) -> None:

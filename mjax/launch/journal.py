@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import errno
 import json
+import math
 import os
 import secrets
 import sqlite3
@@ -20,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from mjax.launch.events import Event
 from mjax.launch.failures import LOG_FOLLOWS
@@ -76,6 +77,15 @@ class Ending:
         )
 
 
+class _Call(NamedTuple):
+    """A function that waits for the journal."""
+
+    number: int
+    """Number of the write that it waits for."""
+    until_s: float
+    call: Callable[[], None]
+
+
 class Journal:
     """The journal of one work dir. One process writes, others may read.
 
@@ -109,9 +119,7 @@ class Journal:
         self._unsaved: dict[str, str] = {}
         self._number = last or 0
         self._asked = self._saved = 0
-        self._waiting: collections.deque[tuple[int, Callable[[], None]]] = (
-            collections.deque()
-        )
+        self._waiting: collections.deque[_Call] = collections.deque()
         self._is_closing = False
         self.on_saved: Callable[[], None] = lambda: None
         """Called in the thread after a write; see `deliver`."""
@@ -179,15 +187,20 @@ class Journal:
             )
         ]
 
-    def when_saved(self, call: Callable[[], None]) -> None:
+    def when_saved(self, call: Callable[[], None], wait_s: float = math.inf) -> None:
         """Call a function when all that was set and recorded so far is on disk.
 
         It is called at once or from `deliver`, after earlier ones.
+
+        Args:
+          call: the function.
+          wait_s: seconds after which it is called although the disk fails.
         """
         with self._changed:
             is_saved = self._saved == self._asked and not self._waiting
             if not is_saved:
-                self._waiting.append((self._asked, call))
+                until_s = time.monotonic() + wait_s
+                self._waiting.append(_Call(self._asked, until_s, call))
         if is_saved:
             call()
 
@@ -198,8 +211,12 @@ class Journal:
 
     def deliver(self, *, is_last: bool = False) -> None:
         """Call the functions of `when_saved` that are due; at last, all of them."""
-        while self._waiting and (is_last or self._waiting[0][0] <= self._saved):
-            self._waiting.popleft()[1]()
+        while self._waiting:
+            first = self._waiting[0]
+            is_over = is_last or time.monotonic() > first.until_s
+            if first.number > self._saved and not is_over:
+                return
+            self._waiting.popleft().call()
 
     def flush(self, timeout_s: float = _FLUSH_S) -> bool:
         """Wait until everything is on disk; return whether it is."""

@@ -120,6 +120,7 @@ def test_a_locked_journal_keeps_nobody_waiting_and_loses_nothing(tmp_path):
             opened.journal.record(event(f"event {number}"), 1)
             opened.journal.set_fact("snapshot", number)
             opened.journal.when_saved(lambda number=number: sent.append(number))
+        opened.journal.when_saved(lambda: sent.append("in vain"), 0.0)
         assert "database is locked" in opened.wait_for_report()
         opened.journal.deliver()
         assert sent == []
@@ -128,12 +129,29 @@ def test_a_locked_journal_keeps_nobody_waiting_and_loses_nothing(tmp_path):
     assert opened.wait_for_report() == ""
     assert opened.journal.flush()
     opened.journal.deliver()
-    assert sent == [0, 1, 2]
+    assert sent == [0, 1, 2, "in vain"]  # nothing overtakes
     opened.journal.when_saved(lambda: sent.append(3))
-    assert sent == [0, 1, 2, 3]
+    assert sent[-1] == 3
     assert opened.journal.close()
     assert texts(tmp_path) == ["event 0", "event 1", "event 2"]
     assert Journal(tmp_path).fact("snapshot") == 2
+
+
+def test_an_order_that_need_not_be_saved_waits_only_a_little(tmp_path):
+    opened, sent = Opened(tmp_path), []
+    assert opened.journal.flush()
+    with contextlib.closing(
+        sqlite3.connect(opened.journal.path, isolation_level=None)
+    ) as other:
+        other.execute("begin immediate")
+        opened.journal.record(event("stop"), 1)
+        opened.journal.when_saved(lambda: sent.append("stop"), 0.0)
+        opened.journal.when_saved(lambda: sent.append("start"))
+        opened.journal.deliver()
+        assert sent == ["stop"]
+        assert not opened.journal.close(timeout_s=0.1)
+        opened.journal.deliver(is_last=True)
+    assert sent == ["stop", "start"]
 
 
 def spoil(path, how):
