@@ -11,7 +11,7 @@ import pytest
 from mjax.ckpt import manifest, places
 from mjax.ckpt.__main__ import main
 from mjax.ckpt.config import CkptConfig
-from mjax.ckpt.journal import Journal, origin_of
+from mjax.ckpt.journal import Journal, age_of, new_save_id, origin_of
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.recovery import LostError
 from mjax.ckpt.reshard import copy_step
@@ -55,6 +55,14 @@ def save_as_before(work_dir, step, save_id):
     found = manifest.read_manifest(path.read_text(), "")
     changed = dataclasses.replace(found, save_id=save_id)
     path.write_text(manifest.write_manifest(changed))
+
+
+def test_a_step_of_a_newer_branch_is_newer_than_a_higher_step_of_an_older_one():
+    ids = {start: new_save_id("run", start) for start in (0, 1, 2)}
+    ages = [
+        age_of(step, ids[start]) for start, step in ((0, 9), (1, 8), (2, 4), (2, 6))
+    ]
+    assert ages == sorted(ages)
 
 
 MOVES = {

@@ -171,6 +171,48 @@ def test_a_process_that_hangs_in_its_store_keeps_no_newer_save_from_the_others(
     read_all(tmp_path)
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_job_that_is_written_cannot_be_claimed_and_is_repeated_if_it_fails(
+    writers, tmp_path, monkeypatch, fails
+):
+    write_part, begun, answers = arrays.write_part, threading.Event(), threading.Event()
+
+    def wait(folder, leaves, part):
+        is_first = part == 0 and not begun.is_set()
+        if is_first:
+            begun.set()
+            assert answers.wait(60)
+        if is_first and fails:
+            raise OSError("no disk")
+        write_part(folder, leaves, part)
+
+    monkeypatch.setattr(arrays, "write_part", wait)
+    for rank in (0, 1):
+        writers[rank].submit(job(rank))
+    assert begun.wait(60)
+    assert not writers[0].claim()
+    answers.set()
+    assert all(writer.wait(60.0) for writer in writers)
+    errors = [writers[0].attempts.get_nowait().error for _ in range(1 + fails)]
+    assert errors == ["process 0: no disk"] * fails + [None]
+    read_all(tmp_path)
+
+
+def test_a_job_between_two_tries_can_be_claimed_and_is_not_tried_again(
+    writers, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(saving, "_FIRST_PAUSE_S", 60.0)
+    for rank in (0, 1):
+        writers[rank].submit(job(rank, copy="no host memory"))
+    assert writers[0].attempts.get(timeout=60).error is not None
+    until_s = time.monotonic() + 60
+    while not writers[0].claim():
+        assert time.monotonic() < until_s
+        time.sleep(0.001)
+    assert all(writer.wait(60.0) for writer in writers)
+    assert Store(tmp_path).steps() == []
+
+
 def fail_once(monkeypatch, phase, ranks, error):
     """Let a phase fail on some processes, the first time."""
     left = {*ranks}

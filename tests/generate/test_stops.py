@@ -1,5 +1,6 @@
 """Streamed text has complete characters, no stop text, and equals the full text."""
 
+import itertools
 from collections.abc import Iterable
 
 import numpy as np
@@ -59,12 +60,28 @@ def test_bytes_that_are_no_text_are_shown_as_broken_and_end(tokens):
     assert shown.replace("\ufffd", "") == whole.replace("\ufffd", "")
 
 
+def all_texts(longest: int) -> list[str]:
+    """All texts of the letters a and b, up to a length."""
+    lengths = range(1, longest + 1)
+    return ["".join(t) for n in lengths for t in itertools.product("ab", repeat=n)]
+
+
 @given(
     text=st.text(alphabet="ab\u00e9", max_size=20),
     stop=st.lists(st.text(alphabet="ab\u00e9", min_size=1, max_size=4), max_size=3),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_an_answer_ends_before_the_first_stop_text(text, stop):
+    check_stops(text, stop)
+
+
+def test_two_stop_texts_that_end_together_cut_at_the_longer_in_either_order():
+    for text in all_texts(4):
+        for stop in itertools.product(all_texts(2), repeat=2):
+            check_stops(text, stop)
+
+
+def check_stops(text, stop):
     pieces, stopped = pieces_of(BYTES, BYTES.encode(text), stop)
     # The first completed stop text ends the answer, at its first occurrence.
     ends = [

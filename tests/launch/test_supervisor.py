@@ -304,6 +304,28 @@ def test_a_save_after_a_roll_back_is_new_although_its_step_was_saved_before():
     assert [event.data["step"] for event in cluster.kinds("save")] == [9, 5, 7]
 
 
+def test_a_driver_that_is_killed_after_a_roll_back_counts_the_saves_after_it():
+    cluster = running(restart=RestartConfig(pause_s=60.0, max_fruitless=2))
+    cluster.all_ranks(saved_step=9)
+    cluster.go()
+    cluster.rank(0, code=-9)
+    cluster.go(10)
+    diverge(cluster, 11, {3: ["3:8"]})
+    assert cluster.supervisor.state is State.PAUSING
+    snapshot = json.loads(json.dumps(cluster.supervisor.snapshot()))
+    cluster.supervisor = cluster.driver()
+    cluster.supervisor.resume(snapshot, cluster.now_s)
+    for host in ("host-0", "host-1", "host-2"):
+        cluster.join(host)
+    cluster.go(65)
+    cluster.all_ranks(saved_step=5)
+    cluster.go()
+    cluster.rank(0, code=-9)
+    cluster.go(10)
+    assert [event.data["step"] for event in cluster.kinds("save")] == [9, 5]
+    assert cluster.supervisor.state is State.RUNNING
+
+
 def test_of_replicas_that_differ_the_hosts_of_the_fewest_are_replaced():
     cluster = running()
     wrong = Corruption(step=8, processes=[1], is_sure=True)

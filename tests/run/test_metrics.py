@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import resource
 import shutil
 import struct
@@ -109,6 +110,23 @@ def test_every_row_is_in_the_file_before_the_next_step(tmp_path):
     for step in (1, 2, 3):
         recorder.record(a_row(step))
         assert len(read_rows(tmp_path / "metrics.jsonl")) == step
+    recorder.close()
+
+
+def test_a_checkpoint_has_its_rows_on_disk(tmp_path, monkeypatch):
+    """Rows that are only in the page cache are lost if the host loses power."""
+    path, flushed = tmp_path / "metrics.jsonl", []
+
+    def fsync(descriptor):
+        assert os.path.samestat(os.fstat(descriptor), path.stat())
+        flushed.append(len(read_rows(path)))
+
+    recorder = Recorder(tmp_path, LogConfig(), start_step=0, num_steps=3, active=True)
+    monkeypatch.setattr(os, "fsync", fsync)
+    for step in (1, 2):
+        recorder.record(a_row(step))
+        recorder.sync()
+    assert flushed == [1, 2]
     recorder.close()
 
 

@@ -239,6 +239,40 @@ def test_a_lost_database_is_noticed_at_the_next_batch_too(tmp_path, sink, said):
     assert stored(sink) == rank_0
 
 
+def test_data_that_waits_in_a_queue_is_not_sent_again(tmp_path, said):
+    """The ingester is slow: the store does not have yet what was sent."""
+    sink = QueueSink()
+    make_run(tmp_path)
+    one = collector(tmp_path, sink, said)
+    sent = one.round()
+    num_messages = len(sink.queue)
+    assert sent > 0
+    assert num_messages > 0
+    for _ in range(3):
+        one._asked_at = -1e9
+        assert one.round() == 0
+        assert not one.is_done()
+    assert len(sink.queue) == num_messages
+    sink.work(random.Random(0), is_bad=False)
+    assert one.is_done()
+    assert stored(sink) == written(tmp_path)
+    sink.close()
+
+
+def test_data_that_a_queue_has_lost_is_sent_again(tmp_path, said):
+    sink = QueueSink()
+    make_run(tmp_path)
+    one = collector(tmp_path, sink, said)
+    one.round()
+    sink.queue.clear()
+    one._asked_at = -1e9
+    assert one.round() > 0
+    sink.work(random.Random(0), is_bad=False)
+    assert one.is_done()
+    assert stored(sink) == written(tmp_path)
+    sink.close()
+
+
 def test_rows_that_are_rewritten_in_the_file_are_rewritten_in_the_store(
     tmp_path, sink, said
 ):
