@@ -109,7 +109,7 @@ _MEANING_ON_ONE_HOST: dict[Kind, tuple[str, str, str]] = {
 LOWER = "lower_level"
 """Class of a report on a run that is slow at a level which no known fault explains."""
 _OF_LINKS: tuple[Kind, ...] = ("dead_link", "no_gpudirect", "bad_link")
-_LEVELS: Mapping[Kind, tuple[float, float]] = {**LEVELS, "thermal": THERMAL_LEVEL}
+_LEVELS: Mapping[str, tuple[float, float]] = {**LEVELS, "thermal": THERMAL_LEVEL}
 MODELLED_DEVIATION = 0.08
 """Standard deviation of the logarithm of a modelled MFU: modelled step times of 175B
 are within 8% of those that MegaScale reports (docs/benchmarks/megascale.md)."""

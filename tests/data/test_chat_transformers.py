@@ -116,7 +116,7 @@ def test_templates_render_as_in_transformers(tmp_path):
         found = render_several(
             ChatTemplate(text=job["template"], **NAMES),
             [(job["messages"], job["prompt"])],
-            tools=job["tools"],
+            variables={"tools": job["tools"]},
         )[0]
         assert found.text == text
         assert [list(place) for place in found.answers] == places

@@ -99,16 +99,15 @@ def test_a_folder_that_cannot_be_written_is_reported_once(tmp_path):
     assert "cannot be written, training continues" in said[0]
 
 
-def test_a_process_that_stops_while_it_writes_its_word_beats_on(tmp_path):
-    marks = Writer(None)
+def test_a_process_whose_word_is_deleted_beats_on(tmp_path):
+    marks = Writer(tmp_path / "word")
     marks.mark(Phase.STEP, 5)
     path, writer = beating(tmp_path, marks, Spans())
     wait_for(lambda: read(path))
-    marks._begin()
-    first = wait_for(lambda: read(path)).n
-    beat = wait_for(lambda: (b := read(path)) and b.n > first + 2 and b)
-    assert beat.step == 5
-    marks._end()
+    (tmp_path / "word").unlink()
+    marks.mark(Phase.STEP, 6)
+    beat = wait_for(lambda: (b := read(path)) and b.step == 6 and b)
+    assert wait_for(lambda: read(path).n > beat.n + 2)
     writer.close(0)
 
 

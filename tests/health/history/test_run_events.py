@@ -15,6 +15,7 @@ from mjax.launch.events import teller
 from mjax.launch.failures import Failure
 from mjax.launch.hosts import Fleet, Host, HostState
 from mjax.launch.journal import Journal
+from mjax.launch.messages import VERSION, Hello
 from mjax.launch.policy import Cause
 
 
@@ -219,7 +220,10 @@ def test_what_the_launcher_writes_is_understood(tmp_path: Path):
     journal = Journal(tmp_path)
     tell = teller(lambda one: journal.record(one, 1))
     fleet = Fleet(1, 10.0, lambda *_: None, tell)
-    host = fleet.join("gpu1", "10.0.0.1", 0.0)
+    hello = Hello(
+        version=VERSION, token="", host="gpu1", address="10.0.0.1", pid=1, facts={}
+    )
+    host = fleet.join(hello, 0.0)
     assert isinstance(host, Host)
     blamed = Failure(cause=Cause.GPU_FAULT, text="Xid 79", hosts=("gpu1",))
     tell("failure", f"{blamed.cause}: {blamed.text}", "error", **blamed.fields())
