@@ -12,6 +12,7 @@ from mjax.layers import rope
 from mjax.layers.adapters import Weight, adapted, make_adapters
 from mjax.layers.config import AdapterConfig, AttentionConfig
 from mjax.layers.initialise import normal, zeros
+from mjax.layers.linear import add_bias
 from mjax.layers.norm import Norm
 from mjax.mesh import collectives
 
@@ -142,7 +143,7 @@ class Attention(nnx.Module):
             x = x.reshape(*x.shape[:2], -1, self.config.head_width)
             if bias is None:
                 return x
-            return x + (self._local_kv(bias[...]) if local else bias[...])
+            return add_bias(x, self._local_kv(bias[...]) if local else bias[...])
 
         def core(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             return attention(

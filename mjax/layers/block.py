@@ -275,7 +275,7 @@ class Block(nnx.Module):
             )
         for p in parts:
             bias = self._part(p).out_bias()
-            y = y if bias is None else y + bias
+            y = y if bias is None else linear.add_bias(y, bias)
         return y
 
     def _mix(

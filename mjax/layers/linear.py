@@ -167,6 +167,30 @@ def join_rows(weights: Sequence[OutWeight]) -> Joined:
 
 
 @jax.custom_vjp
+def add_bias(
+    x: Float[Array, "*dims"], bias: Float[Array, "..."]
+) -> Float[Array, "*dims"]:
+    """Add a bias to the last dims of x.
+
+    The gradient of the bias is summed in float32 and rounded once. The transpose of
+    broadcasting would sum it in the dtype of x.
+
+    Args:
+      x: activations, any float dtype.
+      bias: dtype of x, and the shape of its last dims.
+    """
+    return x + bias.reshape((1,) * (x.ndim - bias.ndim) + bias.shape)
+
+
+def _add_bias_backward(bias: Array, g: Array) -> tuple[Array, Array]:
+    positions = tuple(range(g.ndim - bias.ndim))
+    return g, g.sum(positions, dtype=jnp.float32).astype(bias.dtype)
+
+
+add_bias.defvjp(lambda x, bias: (add_bias(x, bias), bias), _add_bias_backward)
+
+
+@jax.custom_vjp
 def keep_totals(x: Array, joined: Mapping[str, Joined]) -> Array:
     """Return x as the output of a skipped layer.
 

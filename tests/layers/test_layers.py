@@ -10,6 +10,7 @@ from mjax.kernels.cross_entropy import reference, tuning
 from mjax.kernels.cross_entropy.tuning import ChunkedTuning
 from mjax.layers.config import NormConfig, RopeConfig
 from mjax.layers.dropout import DropoutKey, dropout
+from mjax.layers.linear import add_bias
 from mjax.layers.loss import NO_TARGET, summed_nll
 from mjax.layers.norm import Norm
 from mjax.layers.rope import angles, rotate
@@ -46,6 +47,26 @@ def test_norm_of_bfloat16_takes_its_statistics_in_float32() -> None:
     norm = Norm(257, NormConfig(kind="rmsnorm", eps=0.0, use_bias=False))
     expected = 300.0 / np.sqrt((256 * 9.0 + 300.0**2) / 257)
     assert float(norm(x)[0, 0, 0]) == pytest.approx(expected, rel=2**-8)
+
+
+# A sum is rounded once to 8 bits, or added in float32 in blocks of tens of terms.
+ROUNDED_ONCE = {"bfloat16": 2.0**-8, "float32": 1e-6}
+
+
+@pytest.mark.parametrize("dtype", ROUNDED_ONCE)
+def test_the_gradient_of_a_bias_is_the_sum_over_all_positions(dtype) -> None:
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(4, 1024, 2, 3)), dtype)
+    bias = jnp.asarray(rng.normal(size=(2, 3)), dtype)
+    g = jnp.asarray(rng.uniform(0.5, 1.5, x.shape), dtype)
+    y, pull = jax.vjp(add_bias, x, bias)
+    np.testing.assert_array_equal(y, x + bias[None, None])
+    dx, got = pull(g)
+    np.testing.assert_array_equal(dx, g)
+    expected = np.asarray(g, np.float64).sum((0, 1))
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), expected, rtol=ROUNDED_ONCE[dtype]
+    )
 
 
 @pytest.mark.promotion(rank="allow")
