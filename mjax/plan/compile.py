@@ -3,8 +3,9 @@
 Input: a config that fits the cluster. Output: the text of the scheduled program, its
 memory on a device, and the compile time.
 
-One thing differs from the program of the run: all matmuls are calls to cuBLAS. In a run
-XLA chooses between cuBLAS and its own kernels by timing both, which needs a GPU.
+Two things differ from the program of the run, which both need a GPU. All matmuls are
+calls to cuBLAS: a run times cuBLAS and XLA's own kernels, and chooses. Sorts are XLA's
+own kernels: a run uses CUB.
 """
 
 import dataclasses
@@ -25,7 +26,10 @@ from mjax.mesh.axes import AxisSizes
 from mjax.plan.options import Topology
 from mjax.step.traced import trace_step
 
-OPTIONS: dict[str, bool | int] = {"xla_gpu_enable_triton_gemm": False}
+OPTIONS: dict[str, bool | int] = {
+    "xla_gpu_enable_triton_gemm": False,
+    "xla_gpu_enable_cub_radix_sort": False,
+}
 """Compiler options in addition to those of a run (`hardware.xla_flags`)."""
 
 

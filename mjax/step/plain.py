@@ -161,7 +161,10 @@ class Plain(Forward):
             if finish:
                 log, blocks = mark_smallest(log, Place.BACKWARD, blocks)
             (d_embed,) = pull_start(dx)
-            d_ends["embed"] = jax.tree.map(jnp.add, d_ends["embed"], d_embed)
+            d_ends["embed"] = jax.tree.map(
+                lambda *parts: sum(part.astype(jnp.float32) for part in parts),
+                *(d_ends["embed"], d_embed),
+            )
             d_ends, specs = map(self.trained.of, (d_ends, self._end_specs))
             d_ends = zero.summand(d_ends, specs, level=self.level, dtype=self.reduce)
             if total is not None:

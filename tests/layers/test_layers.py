@@ -10,6 +10,7 @@ from mjax.kernels.cross_entropy import reference, tuning
 from mjax.kernels.cross_entropy.tuning import ChunkedTuning
 from mjax.layers.config import NormConfig, RopeConfig
 from mjax.layers.dropout import DropoutKey, dropout
+from mjax.layers.embed import look_up
 from mjax.layers.linear import add_bias
 from mjax.layers.loss import NO_TARGET, summed_nll
 from mjax.layers.norm import Norm
@@ -51,6 +52,31 @@ def test_norm_of_bfloat16_takes_its_statistics_in_float32() -> None:
 
 # A sum is rounded once to 8 bits, or added in float32 in blocks of tens of terms.
 ROUNDED_ONCE = {"bfloat16": 2.0**-8, "float32": 1e-6}
+
+
+@pytest.mark.parametrize("dtype", ROUNDED_ONCE)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 21), (8, 1023)])
+def test_the_gradient_of_a_row_is_the_sum_over_all_its_occurrences(
+    dtype, shape
+) -> None:
+    """Ids that are not in the table, as with tp, read zeros and add to no row."""
+    size, width = 7, 3
+    rng = np.random.default_rng(0)
+    ids = rng.integers(-2, size + 2, shape, dtype=np.int32)
+    ids[rng.random(shape) < 0.6] = 4  # thousands of times in the largest shape
+    table = jnp.asarray(rng.normal(size=(size, width)), dtype)
+    g = jnp.asarray(rng.uniform(0.5, 1.5, (*shape, width)), dtype)
+    y, pull = jax.vjp(lambda table: look_up(table, jnp.asarray(ids)), table)
+    (got,) = pull(g)
+    is_in = (ids >= 0) & (ids < size)
+    rows = np.asarray(table)[ids.clip(0, size - 1)]
+    np.testing.assert_array_equal(y, np.where(is_in[..., None], rows, 0))
+    expected = np.zeros((size, width))
+    np.add.at(expected, ids[is_in], np.asarray(g, np.float64)[is_in])
+    assert got.dtype == table.dtype
+    np.testing.assert_allclose(
+        np.asarray(got, np.float64), expected, rtol=ROUNDED_ONCE[dtype]
+    )
 
 
 @pytest.mark.parametrize("dtype", ROUNDED_ONCE)
