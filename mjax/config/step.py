@@ -40,7 +40,8 @@ class PrecisionConfig:
     compute: Precision = "bfloat16"
     """Dtype of activations and gathered parameters."""
     reduce: Precision = "float32"
-    """Dtype of gradient accumulation and reduction."""
+    """Dtype in which gradients are accumulated over microbatches and reduced. bfloat16
+    rounds the sum after each microbatch. Within a microbatch sums are float32."""
     matmul: Matmul = "compute"
     """Dtype of the operands of the blocks' projections: compute, the same as
     --precision.compute, or fp8."""
