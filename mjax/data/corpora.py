@@ -192,7 +192,10 @@ def _read_chats(
             f"{source.path} is read as {source.kind}, but --data.format chat reads "
             "records; give files that end in .jsonl or .parquet"
         )
-    for index, record in formats.read_records(source.path, source.kind, first, on_read):
+    found = formats.read_records(
+        source.path, source.kind, first, on_read, is_unique=rules.version > 1
+    )
+    for index, record in found:
         where = f"{source.path}:{index}"
         if source.kind == "parquet" and rules.version > 1:
             record = without_nulls(record)

@@ -20,6 +20,8 @@ from mjax.data.files import File, RemotePath, size_of
 
 RecordKind = Literal["jsonl", "json", "csv", "parquet"]
 """Format of a file that holds records."""
+type Hook = Callable[[list[tuple[str, Any]]], dict[str, Any]]
+"""Makes an object of JSON from its fields."""
 _BETWEEN = re.compile(r"\s*(,?)\s*(\]?)")  # text between two values of an array
 
 PIECE_CHARS = 1 << 20
@@ -115,6 +117,8 @@ def read_records(
     first: int,
     on_read: Callable[[int], None],
     field: str | None = None,
+    *,
+    is_unique: bool = False,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, record) for the records of a file from number `first` on.
 
@@ -125,17 +129,20 @@ def read_records(
       first: number of the first record to yield.
       on_read: called after each read from the file, with the number of bytes read.
       field: the only field to read; None reads all fields.
+      is_unique: whether to refuse JSON and CSV that name a field twice; if not, the
+        last one counts.
     Raises:
       ValueError: the file cannot be read, is truncated, is not of its format, or has no
         column for the field.
     """
+    hook = _unique if is_unique else None
     match kind:
         case "jsonl":
-            return _read_jsonl(path, first, on_read)
+            return _read_jsonl(path, first, on_read, hook)
         case "json":
-            return _read_json(path, first, on_read)
+            return _read_json(path, first, on_read, hook)
         case "csv":
-            return _read_csv(path, first, on_read, field)
+            return _read_csv(path, first, on_read, field, is_unique=is_unique)
         case "parquet":
             return _read_parquet(path, first, on_read, field)
 
@@ -190,8 +197,24 @@ def check_encodable(text: str, where: str) -> None:
 # -------------------------------------------------------------------------------- JSON
 
 
+class _RepeatedError(ValueError):
+    """A field occurs twice; the message has its name."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the fields of a JSON object; refuse a repeated one."""
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedError(next(name for name in names if names.count(name) > 1))
+    return fields
+
+
 def _read_jsonl(
-    path: File, first: int, on_read: Callable[[int], None]
+    path: File,
+    first: int,
+    on_read: Callable[[int], None],
+    hook: Hook | None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (line number, object); blank lines are skipped."""
     with opened(path, on_read) as file:
@@ -201,7 +224,7 @@ def _read_jsonl(
             where = f"{path}:{number}"
             try:
                 with _json_limits(where):
-                    record = json.loads(line.rstrip())
+                    record = json.loads(line.rstrip(), object_pairs_hook=hook)
             except UnicodeDecodeError as error:
                 raise ValueError(f"{where} {_not_text(error.reason)}") from None
             except json.JSONDecodeError as error:
@@ -225,26 +248,31 @@ def _lines(file: io.BufferedIOBase, path: File) -> Iterator[bytes]:
 
 
 def _read_json(
-    path: File, first: int, on_read: Callable[[int], None]
+    path: File,
+    first: int,
+    on_read: Callable[[int], None],
+    hook: Hook | None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (number, object) of a JSON array; without an array, of each line."""
     with opened(path) as file:
         while (char := file.read(1)).isspace():
             pass
     if char != b"[":
-        yield from _read_jsonl(path, first, on_read)
+        yield from _read_jsonl(path, first, on_read, hook)
         return
     with opened(path, on_read) as file:
         while file.read(1) != b"[":
             pass
-        for number, record in enumerate(_array_items(file, path), start=1):
+        for number, record in enumerate(_array_items(file, path, hook), start=1):
             if number >= first:
                 yield number, _checked_object(record, f"{path}:{number}")
 
 
-def _array_items(file: io.BufferedIOBase, path: File) -> Iterator[Any]:
+def _array_items(
+    file: io.BufferedIOBase, path: File, hook: Hook | None
+) -> Iterator[Any]:
     """Yield the values after a JSON array's bracket, one in memory at a time."""
-    decoder = json.JSONDecoder()
+    decoder = json.JSONDecoder(object_pairs_hook=hook)
     decode = codecs.getincrementaldecoder("utf-8")().decode
     text, at, size, is_at_end = "", 0, PIECE_CHARS, False
     for number in itertools.count(1):
@@ -292,6 +320,10 @@ def _json_limits(where: str) -> Iterator[None]:
         yield
     except (json.JSONDecodeError, UnicodeDecodeError):
         raise
+    except _RepeatedError as error:
+        raise ValueError(
+            f"{where} has the field {str(error)!r} twice; remove one"
+        ) from None
     except (RecursionError, ValueError) as error:
         # Too deeply nested brackets, or a number with thousands of digits.
         raise ValueError(
@@ -310,7 +342,12 @@ def _checked_object(record: Any, where: str) -> dict[str, Any]:
 
 
 def _read_csv(
-    path: File, first: int, on_read: Callable[[int], None], field: str | None
+    path: File,
+    first: int,
+    on_read: Callable[[int], None],
+    field: str | None,
+    *,
+    is_unique: bool,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield (row number, {column: cell}); the first row names the columns."""
     csv.field_size_limit(MAX_LINE_BYTES)
@@ -324,6 +361,8 @@ def _read_csv(
             columns = next(rows, [])
             if field is not None:
                 _check_columns(path, columns, field)
+            for column in columns if is_unique else ():
+                _check_columns(path, columns, column)
             for number, row in enumerate(rows, start=1):
                 if len(row) != len(columns):
                     raise ValueError(
@@ -384,9 +423,13 @@ def _read_parquet(
 def _check_columns(path: File, columns: list[str], field: str) -> str:
     """Return the column that holds a field; refuse a field without a column."""
     column = field if field in columns else field.partition(".")[0]
-    if columns.count(column) != 1:
+    if columns.count(column) > 1:
         raise ValueError(
-            f"{path} has {'several columns' if column in columns else 'no column'} "
-            f"{field!r}, only {sorted(columns)}; set --data.text-field"
+            f"{path} has several columns {column!r}; remove or rename all but one"
+        )
+    if column not in columns:
+        raise ValueError(
+            f"{path} has no column {field!r}, only {sorted(columns)}; set "
+            "--data.text-field"
         )
     return column

@@ -362,3 +362,24 @@ def test_version_1_reads_what_it_always_did(record, text, learned):
 def test_version_1_refuses_what_it_always_did(record, says):
     with pytest.raises(ValueError, match=re.compile(rf"^f:1\b.*{says}")):
         read_chat(record, PRINTS, "f:1", version=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        (
+            "a.jsonl",
+            '{"prompt": "a", "completion": "b"}\n'
+            '{"prompt": "a", "prompt": "c", "completion": "b"}',
+            r"a\.jsonl:2 has the field 'prompt' twice; remove one",
+        ),
+        ("b.csv", "prompt,completion,prompt\na,b,c\n", "several columns 'prompt'"),
+    ],
+)
+def test_a_field_that_is_given_twice_is_refused(tmp_path, name, text, says):
+    (tmp_path / name).write_text(text)
+    sources = find_sources((str(tmp_path / name),))
+    with pytest.raises(ValueError, match=says):
+        [*documents(sources, "text", ChatRules(template=PRINTS))]
+    old = ChatRules(template=PRINTS, version=1)
+    assert [*documents(sources, "text", old)]
