@@ -319,7 +319,7 @@ def run_differences(
       `skips.continues`.
     """
     defaults = flattened(json.loads(to_json(TrainConfig())))
-    before = defaults | _OF_OLD_RUNS | flattened(old)
+    before: dict[str, Any] = {**defaults, **_OF_OLD_RUNS, **flattened(old)}
     after = flattened(json.loads(to_json(new)))
     may_change = {*MAY_CHANGE}
     if new.data.goes_on(before["data.skip"]):

@@ -380,6 +380,6 @@ def test_a_field_that_is_given_twice_is_refused(tmp_path, name, text, says):
     (tmp_path / name).write_text(text)
     sources = find_sources((str(tmp_path / name),))
     with pytest.raises(ValueError, match=says):
-        [*documents(sources, "text", ChatRules(template=PRINTS))]
+        list(documents(sources, "text", ChatRules(template=PRINTS)))
     old = ChatRules(template=PRINTS, version=1)
     assert [*documents(sources, "text", old)]
