@@ -251,6 +251,35 @@ def test_each_step_has_one_row_and_evaluations_are_on_their_steps(undisturbed):
     )
 
 
+def test_the_rows_are_on_disk_before_their_step_is_saved_or_copied(
+    work_dir, tmp_path, monkeypatch
+):
+    flushed, kept = [0], []
+    sync = Recorder.sync
+
+    def note_rows(recorder):
+        sync(recorder)
+        flushed.append(len(read_rows(work_dir / "metrics.jsonl")))
+
+    def noted(name, keep):
+        def note_step(checkpoints, step, *args, **kwargs):
+            kept.append((name, step, flushed[-1]))
+            return keep(checkpoints, step, *args, **kwargs)
+
+        return note_step
+
+    monkeypatch.setattr(Recorder, "sync", note_rows)
+    for name in ("save", "copy"):
+        method = noted(name, getattr(Checkpoints, name))
+        monkeypatch.setattr(Checkpoints, name, method)
+    ckpt = CkptConfig(every=3, local_dir=str(tmp_path / "copies"), local_every=4)
+    assert run(work_dir, ckpt=ckpt).exit_code == loop_module.DONE
+    assert kept == [
+        *(("save", 3, 3), ("copy", 4, 4), ("save", 6, 6), ("copy", 8, 8)),
+        *(("save", 9, 9), ("save", 10, 10)),
+    ]
+
+
 def spans_of_steps(work_dir, *args, **kwargs):
     """Run, and return the line of spans of each step."""
     header = spans.Header(
@@ -531,6 +560,18 @@ def test_a_state_that_is_not_finite_is_not_begun_with(work_dir, monkeypatch, cap
     outcome = run(work_dir)
     assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 0)
     assert "the state after step 0 holds NaN" in capsys.readouterr().out
+
+
+def test_a_saved_state_that_is_not_finite_is_not_named_as_the_one_to_go_back_to(
+    work_dir, monkeypatch, capsys
+):
+    assert run(work_dir).exit_code == loop_module.DONE
+    assert saved_steps(work_dir) == [9, 10]
+    monkeypatch.setattr(TinyProgram, "is_finite", lambda program, state: False)
+    assert run(work_dir).exit_code == loop_module.GAVE_UP
+    assert "with a lower --optim.lr; the checkpoint of step 9 is kept" in (
+        capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize(
