@@ -39,6 +39,7 @@ from mjax.launch.messages import (
     FromAgent,
     Hello,
     Message,
+    Prepare,
     RankSpec,
     Refused,
     Start,
@@ -524,7 +525,8 @@ class Driver:
         must know of every generation that has begun. If the disk fails, other orders
         wait only a little, so that a run can be stopped.
         """
-        self._save()
+        if not isinstance(message, Prepare):  # `Prepare` needs no saved state
+            self._save()
         is_start = isinstance(message, FindPorts | Start)
 
         def send() -> None:

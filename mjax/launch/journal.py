@@ -12,6 +12,7 @@ import collections
 import contextlib
 import dataclasses
 import errno
+import itertools
 import json
 import math
 import os
@@ -247,7 +248,8 @@ class Journal:
                 )
                 if self._is_closing:
                     break
-                rows, facts = [*self._rows][:_BATCH], {**self._unsaved}
+                rows = [*itertools.islice(self._rows, _BATCH)]
+                facts = {**self._unsaved}
                 is_all = len(rows) == len(self._rows)
                 asked = self._asked
             try:
@@ -297,7 +299,7 @@ class Journal:
             raise
 
     def _restore(self) -> None:
-        """Write the whole journal again if its files were deleted or replaced."""
+        """Write the whole journal again if its file was deleted or replaced."""
         if _identity(self.path) == self._identity:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -310,8 +312,8 @@ class Journal:
         except sqlite3.DatabaseError:  # the content is lost, but not the facts
             with contextlib.closing(_connect(new)) as base:
                 base.executemany("insert into facts values (?, ?)", self._facts.items())
-        for path in _files(self.path)[1:]:  # logs of the database that is gone
-            path.unlink(missing_ok=True)
+        for kind in ("journal", "wal", "shm"):  # logs of the database that is gone
+            self.path.with_name(f"{self.path.name}-{kind}").unlink(missing_ok=True)
         new.replace(self.path)
         self._base.close()
         self._base = _connect(self.path)
@@ -379,31 +381,22 @@ def _connect(path: Path) -> sqlite3.Connection:
     base = sqlite3.connect(
         path, timeout=_OPEN_S, isolation_level=None, check_same_thread=False
     )
-    base.execute("pragma journal_mode=wal")
-    # A commit survives the death of the process. To survive a crash of the machine,
-    # each commit would have to wait for the disk; such a crash ends the run anyway.
+    # Not a write-ahead log: SQLite maps its index into memory, so a fault of the disk
+    # would kill this process, and it works on no network file system.
+    base.execute("pragma journal_mode=truncate")
     base.execute("pragma synchronous=normal")
     base.executescript(_TABLES)
     base.execute(f"pragma busy_timeout={1e3 * _BUSY_S:.0f}")
     return base
 
 
-def _files(path: Path) -> list[Path]:
-    """Return the files of an open SQLite database."""
-    return [path, *(path.with_name(f"{path.name}-{name}") for name in ("wal", "shm"))]
-
-
-def _identity(path: Path) -> list[tuple[int, int] | None]:
-    """Return device and inode of each file of a database; None if it is absent."""
-    found: list[tuple[int, int] | None] = []
-    for one in _files(path):
-        try:
-            stat = one.stat()
-        except (FileNotFoundError, NotADirectoryError):
-            found.append(None)
-        else:
-            found.append((stat.st_dev, stat.st_ino))
-    return found
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode of a file; None if it is absent."""
+    try:
+        stat = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return stat.st_dev, stat.st_ino
 
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> str:

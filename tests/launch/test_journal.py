@@ -155,12 +155,7 @@ def test_an_order_that_need_not_be_saved_waits_only_a_little(tmp_path):
 
 
 def spoil(path, how):
-    if path.name.startswith("journal.db") and how != "deleted logs":
-        path.unlink()
     match how:
-        case "deleted logs":
-            for name in ("wal", "shm"):
-                path.with_name(f"journal.db-{name}").unlink()
         case "deleted":
             path.unlink(missing_ok=True)
         case "folder":
@@ -174,7 +169,7 @@ def spoil(path, how):
     ("name", "how"),
     [
         ("launch/journal.db", "deleted"),
-        ("launch/journal.db", "deleted logs"),
+        ("launch/journal.db-journal", "deleted"),
         ("launch/journal.db", "folder"),
         ("launch/journal.db", "work dir"),
         ("events.jsonl", "deleted"),
