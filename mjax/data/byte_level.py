@@ -11,6 +11,7 @@ ByteLevel; the fields are those of that library's tokenizer.json.
 
 import functools
 import json
+from typing import Any
 
 _NUM_BYTES = 256
 # The bytes that GPT-2's table represents by their own character.
@@ -18,13 +19,14 @@ _PRINTABLE = {*range(33, 127), *range(161, 173), *range(174, 256)}
 
 
 @functools.cache
-def spec_json(eos_token: str) -> str:
+def spec_json(eos_token: str, *, has_start: bool = False) -> str:
     """Return the text of tokenizer.json.
 
     mjax recognises a folder by this text, so it must not change between versions.
 
     Args:
       eos_token: name of token 256, which ends a document.
+      has_start: whether this token is also put before a text.
     """
     vocab = {char: byte for byte, char in enumerate(characters())}
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "use_regex": False}
@@ -45,7 +47,7 @@ def spec_json(eos_token: str) -> str:
         ],
         "normalizer": None,
         "pre_tokenizer": byte_level | {"trim_offsets": False},
-        "post_processor": None,
+        "post_processor": start_before(eos_token, _NUM_BYTES) if has_start else None,
         "decoder": byte_level | {"trim_offsets": False},
         "model": {
             "type": "BPE",
@@ -61,6 +63,18 @@ def spec_json(eos_token: str) -> str:
         },
     }
     return json.dumps(spec, indent=1) + "\n"
+
+
+def start_before(token: str, index: int) -> dict[str, Any]:
+    """Return the post-processor of a tokenizer.json that puts a token before a text."""
+    start = {"SpecialToken": {"id": token, "type_id": 0}}
+    first, second = ({"Sequence": {"id": n, "type_id": 0}} for n in "AB")
+    return {
+        "type": "TemplateProcessing",
+        "single": [start, first],
+        "pair": [start, first, start, second],
+        "special_tokens": {token: {"id": token, "ids": [index], "tokens": [token]}},
+    }
 
 
 def characters() -> list[str]:

@@ -162,6 +162,15 @@ class DataConfig:
         self._check_chats()
         skips.read(self.skip)  # refuses bad skips
 
+    @property
+    def has_starts(self) -> bool:
+        """Whether a start token precedes each document, so all its tokens are learned.
+
+        Chats begin as their template says, and synthetic data have no documents.
+        """
+        is_text = self.format == "text" and self.path != (SYNTHETIC,)
+        return is_text and self.version >= 2
+
     def goes_on(self, skip: Sequence[str]) -> bool:
         """Return whether a run with this --data.skip may resume with this config.
 

@@ -41,7 +41,12 @@ from mjax.data.token_files import (
     open_documents,
     open_token_files,
 )
-from mjax.data.tokenizers import BytesTokenizer, Tokenizer, load_tokenizer
+from mjax.data.tokenizers import (
+    BytesTokenizer,
+    Tokenizer,
+    load_tokenizer,
+    start_of,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -363,12 +368,14 @@ def _open_samples(
       ValueError: there is no sample.
     """
     tokens, eos_id = files.tokens[side], files.tokenizer.eos_id
+    seq_len, start_id = config.seq_len, start_of(config, files.tokenizer)
     if config.packing == "documents":
-        index = open_documents(files, side, config.seq_len)
-        samples = DocumentSamples(tokens, index, config.seq_len, eos_id)
+        has_starts = start_id is not None
+        index = open_documents(files, side, seq_len, has_starts=has_starts)
+        samples = DocumentSamples(tokens, index, seq_len, eos_id, start_id)
     else:
         samples = PackedSamples(
-            tokens, config.seq_len, eos_id, config.isolate_documents
+            tokens, seq_len, eos_id, config.isolate_documents, start_id
         )
     if len(samples) == 0:
         has = f"{len(tokens)} {side.replace('_', '-')} tokens"
@@ -501,7 +508,8 @@ def _settings(config: DataConfig) -> str:
     packing = [] if config.packing == "windows" else [config.packing]
     one_batch = ["one batch"] if config.one_batch else []
     chats = [config.format, config.long_chats] if config.format != "text" else []
-    version = [f"version {config.version}"] if chats and config.version > 1 else []
+    is_newer = config.version > 1 and config.path != (SYNTHETIC,)
+    version = [f"version {config.version}"] if is_newer else []
     return " ".join(map(str, words + packing + one_batch + chats + version))
 
 
@@ -513,9 +521,11 @@ def _too_short(config: DataConfig, name: str, has: str, side: Side) -> str:
     more = ["a larger --data.held-out-fraction"] if side == "held_out" else []
     if config.packing == "documents":
         fixes = " or ".join(["more text", *more])
-        return f"{name} has {has}, no two of them in one document; give {fixes}"
+        few = "no two of them in one document" if config.version == 1 else "too few"
+        return f"{name} has {has}, {few}; give {fixes}"
     fixes = " or ".join(["more text", "a shorter --data.seq-len", *more])
+    more_than = " + 1" if config.version == 1 else ""
     return (
-        f"{name} has {has}, but one sequence takes --data.seq-len + 1 = "
-        f"{config.seq_len + 1}; give {fixes}"
+        f"{name} has {has}, but one sequence takes --data.seq-len{more_than} = "
+        f"{config.seq_len + bool(more_than)}; give {fixes}"
     )

@@ -1,9 +1,10 @@
 """Make samples of one document each from a token stream, without packing.
 
-A document of n tokens, including its end token, has n - 1 targets. It is split into
-pieces of at most seq_len + 1 tokens that overlap by one token, so every token of the
-document except its first is a target once. Each piece, with padding, is one sample. A
-document of one token has no target and no sample.
+A document of n tokens, including its end token, is preceded by a start token and has n
+targets. It is split into pieces of at most seq_len + 1 tokens that overlap by one
+token, so every token of the document is a target once. Each piece, with padding, is one
+sample. In data version 1 there is no start token, and the first token of a document is
+no target; a document of one token then has no sample.
 
 A file next to the token files holds an array with the positions of the documents. It is
 mapped into memory, so a process needs no more memory for more documents.
@@ -20,7 +21,7 @@ _BLOCK_TOKENS = 1 << 24  # tokens searched for document ends at a time
 
 
 def index_documents(
-    stream: Tokens, eos_id: int, seq_len: int
+    stream: Tokens, eos_id: int, seq_len: int, *, has_starts: bool = False
 ) -> Int64[np.ndarray, "2 _"]:
     """Find the documents of a stream, and count their samples.
 
@@ -28,6 +29,7 @@ def index_documents(
       stream: documents, each followed by eos_id; the last one may lack it.
       eos_id: the token that ends a document.
       seq_len: T, tokens per sample.
+      has_starts: whether a start token precedes each document.
     Returns:
       [2, D + 1] for D documents: row 0 holds the start of each document in the stream,
       row 1 the number of samples before it. The last column holds the totals.
@@ -41,7 +43,8 @@ def index_documents(
         starts = np.append(starts, len(stream))
     index = np.zeros((2, len(starts)), np.int64)
     index[0] = starts
-    np.cumsum(-(-(np.diff(starts) - 1) // seq_len), out=index[1, 1:])
+    num_targets = np.diff(starts) - (not has_starts)
+    np.cumsum(-(-num_targets // seq_len), out=index[1, 1:])
     return index
 
 
@@ -54,6 +57,8 @@ class DocumentSamples:
     """Result of `index_documents` for this seq_len."""
     seq_len: int
     eos_id: int
+    start_id: int | None = None
+    """Result of `tokenizers.start_of`: the token before each document, or None."""
 
     def __len__(self) -> int:
         return int(self.index[1, -1])
@@ -61,11 +66,6 @@ class DocumentSamples:
     def __getitem__(self, index: int) -> dict[str, Int32[np.ndarray, "T"]]:
         """Return one sample."""
         return one_sample(self, index)
-
-    @property
-    def num_targets(self) -> int:
-        """Number of targets in all samples."""
-        return len(self.stream) - (self.index.shape[1] - 1)
 
     def rows(
         self, indices: Int[np.ndarray, "B"]
@@ -93,11 +93,16 @@ class DocumentSamples:
             "positions": positions,
         }
 
-    def _piece(self, sample: int) -> UInt[np.ndarray, "_"]:
+    def _piece(self, sample: int) -> Int[np.ndarray, "_"] | UInt[np.ndarray, "_"]:
         """Return the tokens of a sample, one more than the number of its targets."""
         starts, firsts = self.index
         # A document without samples has the same entry in `firsts` as the next one.
         document = int(np.searchsorted(firsts, sample, side="right")) - 1
-        start = int(starts[document]) + (sample - int(firsts[document])) * self.seq_len
-        stop = min(start + self.seq_len + 1, int(starts[document + 1]))
-        return self.stream[start:stop]
+        begin, end = starts[document : document + 2].tolist()
+        start = begin + (sample - int(firsts[document])) * self.seq_len
+        start -= self.start_id is not None
+        stop = min(start + self.seq_len + 1, end)
+        ids = self.stream[max(start, begin) : stop]
+        if start >= begin or (ids[0] == self.start_id != self.eos_id):
+            return ids  # perhaps with a start token of its own
+        return np.append(np.int64(self.start_id or 0), ids)

@@ -108,7 +108,7 @@ def open_token_files(
 
 
 def open_documents(
-    files: TokenFiles, side: Side, seq_len: int
+    files: TokenFiles, side: Side, seq_len: int, *, has_starts: bool
 ) -> Int64[np.ndarray, "2 _"]:
     """Map the index of a side's documents; build it first if it is missing.
 
@@ -118,7 +118,8 @@ def open_documents(
       ValueError: the cache folder cannot be read or written.
       DamagedFileError: the tokens of this side are damaged.
     """
-    path = files.folder / f"{side}.documents-{seq_len}.npy"
+    name = f"{side}.documents-{seq_len}{'-started' if has_starts else ''}.npy"
+    path = files.folder / name
     with contextlib.suppress(DamagedFileError):
         return _map_index(path)
     with cache_files.locked(files.folder):
@@ -127,7 +128,9 @@ def open_documents(
                 return _map_index(path)  # another process was first
             except DamagedFileError as error:
                 _log.warning("%s; it is built again", error)
-        index = index_documents(files.tokens[side], files.tokenizer.eos_id, seq_len)
+        index = index_documents(
+            files.tokens[side], files.tokenizer.eos_id, seq_len, has_starts=has_starts
+        )
         with (
             cache_files.written_whole(path) as temporary,
             temporary.open("wb") as file,

@@ -71,7 +71,8 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
     config = _config(contents.get(CONFIG), path.with_name(CONFIG))
     found = _find_eos(vocab, eos, _named_eos(config), path)
     eos_id = None if found is None else vocab[found]
-    is_bytes = found == END_OF_TEXT and text == byte_level.spec_json(END_OF_TEXT)
+    ours = [byte_level.spec_json(END_OF_TEXT, has_start=has) for has in (False, True)]
+    is_bytes = found == END_OF_TEXT and text in ours
     digest = None if eos_id is None else digest_of(text, eos_id)
     return TokenizerFiles(
         contents={**contents, CONFIG: _completed(contents.get(CONFIG), config, found)},
@@ -79,6 +80,38 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
         eos_id=eos_id,
         digest=BYTES if is_bytes else digest,
     )
+
+
+def with_start(files: TokenizerFiles) -> TokenizerFiles:
+    """Return the files with the end token before a text, as it is before a document.
+
+    A tokenizer that puts tokens of its own before a text keeps them.
+    """
+    spec, config = (json.loads(files.contents[name]) for name in (SPEC, CONFIG))
+    before, name = spec.get("post_processor"), _named_eos(config)
+    if files.eos_id is None or _has_start(before):
+        return files
+    after = byte_level.start_before(name, files.eos_id)
+    parts = [before, after]
+    spec["post_processor"] = (
+        {"type": "Sequence", "processors": parts} if before else after
+    )
+    config["bos_token"] = config.get("bos_token") or name
+    texts = {SPEC: json.dumps(spec, indent=1), CONFIG: json.dumps(config, indent=2)}
+    written = {name: f"{text}\n".encode() for name, text in texts.items()}
+    return dataclasses.replace(files, contents={**files.contents, **written})
+
+
+def _has_start(processor: Any) -> bool:
+    """Return whether a post-processor puts a token before a text."""
+    match processor:
+        case {"type": "Sequence", "processors": [*parts]}:
+            return any(map(_has_start, parts))
+        case {"type": "TemplateProcessing", "single": [{"SpecialToken": _}, *_]}:
+            return True
+        case {"type": "BertProcessing" | "RobertaProcessing"}:
+            return True
+    return False
 
 
 def files_of(tokenizer: Tokenizer, name: str) -> TokenizerFiles:

@@ -21,6 +21,7 @@ from jaxtyping import Int64, Integer, UInt8
 
 from mjax import checked_json
 from mjax.data import byte_level, hub_tokenizers
+from mjax.data.config import DataConfig
 from mjax.data.hub_tokenizers import FLAG
 from mjax.data.names import BYTES, NUM_BYTES, TRAIN
 
@@ -44,6 +45,8 @@ class Tokenizer(Protocol):
     """V; every token id is below V."""
     eos_id: int
     """The token that ends a document."""
+    start_ids: tuple[int, ...]
+    """Tokens that the tokenizer puts before a text, as transformers does."""
     token_num_bytes: Int64[np.ndarray, "V"]
     """Bytes of text that each token encodes; 0 for special tokens."""
     digest: str
@@ -71,10 +74,6 @@ class Tokenizer(Protocol):
         """
         ...
 
-    def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
-        """Return the ids of text, with the special tokens that the tokenizer adds."""
-        ...
-
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; special tokens by name, broken UTF-8 as U+FFFD."""
         ...
@@ -91,7 +90,9 @@ class BytesTokenizer:
     eos_id = NUM_BYTES
     digest = BYTES
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_start: bool = False) -> None:
+        """Make the tokenizer; with has_start it puts the end token before a text."""
+        self.start_ids = (self.eos_id,) if has_start else ()
         self.token_num_bytes = np.ones(self.vocab_size, np.int64)
         self.token_num_bytes[self.eos_id] = 0
 
@@ -127,10 +128,6 @@ class BytesTokenizer:
         spans = np.stack([np.concatenate(starts), np.concatenate(ends)], axis=1)
         return np.concatenate(ids), spans
 
-    def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
-        """Return the UTF-8 bytes of text, without special tokens."""
-        return self.encode(text)
-
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids; the end token becomes END_OF_TEXT."""
         listed = ids.tolist()
@@ -156,8 +153,8 @@ class HuggingFaceTokenizer:
 
     The name of a special token in text is ordinary text, so text cannot end a document.
     Only `encode_special` and `encode_spans`, for text that a chat template rendered,
-    treat the name as the token. Only `encode_prompt` adds special tokens. Options of
-    the file that truncate, pad or draw tokens at random are off.
+    treat the name as the token. Special tokens are not added. Options of the file that
+    truncate, pad or draw tokens at random are off.
     """
 
     def __init__(
@@ -200,12 +197,25 @@ class HuggingFaceTokenizer:
         # Ids may have gaps, so the number of tokens can be below the largest id.
         self.vocab_size = max(vocab.values()) + 1
         self.eos_id = vocab[_find_eos(vocab, eos_token, origin, flag)]
+        self.start_ids = self._find_starts()
         spelled = _spell_tokens(spec, vocab, self.vocab_size, where)
         spelled[self.eos_id] = b""
         self.token_num_bytes = np.array([len(token) for token in spelled], np.int64)
         self._spelled = np.frombuffer(b"".join(spelled), np.uint8)
         self._spelled_starts = np.cumsum(self.token_num_bytes) - self.token_num_bytes
         self.digest = digest_of(spec_json, self.eos_id)
+
+    def _find_starts(self) -> tuple[int, ...]:
+        """Return the tokens that the post-processor puts before a text.
+
+        Given this file, transformers ignores add_bos_token. Tokens after a text are
+        left out.
+
+        Source: transformers 5.23, `tokenization_utils_base.py`.
+        """
+        plain, whole = self.encode("a").tolist(), self._tokenizer.encode("a").ids
+        offsets = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
+        return tuple(whole[: next(offsets, 0)])
 
     def encode(self, text: str) -> Int64[np.ndarray, "n"]:
         """Return the ids of text, without special tokens."""
@@ -228,10 +238,6 @@ class HuggingFaceTokenizer:
         spans = np.array(encoding.offsets, np.int64).reshape(-1, 2)
         return np.array(encoding.ids, np.int64), spans
 
-    def encode_prompt(self, text: str) -> Int64[np.ndarray, "n"]:
-        """Return the ids of text, with the special tokens of its post-processor."""
-        return np.array(self._tokenizer.encode(text).ids, np.int64)
-
     def decode(self, ids: Integer[np.ndarray, "n"]) -> str:
         """Return the text of ids, with special tokens by name."""
         return self._tokenizer.decode(ids.tolist(), skip_special_tokens=False)
@@ -241,6 +247,21 @@ class HuggingFaceTokenizer:
         sizes = self.token_num_bytes[ids]
         shifts = self._spelled_starts[ids] - (np.cumsum(sizes) - sizes)
         return self._spelled[np.repeat(shifts, sizes) + np.arange(sizes.sum())]
+
+
+def start_of(config: DataConfig, tokenizer: Tokenizer) -> int | None:
+    """Return the token that precedes each document in training, or None.
+
+    It is the token that the tokenizer itself puts before a text, otherwise the end
+    token. Without isolation, the end token separates documents. In data version 1, and
+    in chats and synthetic data, no token precedes a document.
+    """
+    if not config.has_starts:
+        return None
+    is_joined = config.packing == "windows" and not config.isolate_documents
+    return (
+        tokenizer.eos_id if is_joined else [tokenizer.eos_id, *tokenizer.start_ids][-1]
+    )
 
 
 def digest_of(spec_json: str, eos_id: int) -> str:
@@ -362,8 +383,10 @@ def load_tokenizer(
     if eos_token is None:
         eos_token = _configured_eos(path.with_name("tokenizer_config.json"), flag)
     is_bytes = eos_token in (None, END_OF_TEXT)
-    if is_bytes and spec_json == byte_level.spec_json(END_OF_TEXT):
-        return BytesTokenizer()  # a run stores `bytes` as this file
+    for has_start in (False, True):  # a run stores `bytes` as such a file
+        spec = byte_level.spec_json(END_OF_TEXT, has_start=has_start)
+        if is_bytes and spec_json == spec:
+            return BytesTokenizer(has_start=has_start)
     return HuggingFaceTokenizer(
         spec_json, origin=str(path), eos_token=eos_token, flag=flag
     )

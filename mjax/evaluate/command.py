@@ -125,18 +125,19 @@ def _start(
     command: Evaluate, opened: Opened, isolate: bool
 ) -> tuple[str, tuple[int, ...]]:
     """Return the name of the start token, and the tokens before each sequence."""
-    own = "bos" if opened.start_ids else "none"
-    start = command.start_token or (own if isolate else "eos")
+    eos, own = (opened.tokenizer.eos_id,), opened.start_ids
+    default = "bos" if own and own != eos else "eos" if own or not isolate else "none"
+    start = command.start_token or default
     if start == "bos":
         bos = () if opened.bos_id is None else (opened.bos_id,)
-        ids = opened.start_ids or bos
+        ids = bos if own == eos else own or bos
         if not ids:
             raise ValueError(
                 f"--start-token bos: {opened.name} names no beginning-of-text token; "
                 "give eos or none"
             )
         return start, ids
-    return start, (opened.tokenizer.eos_id,) if start == "eos" else ()
+    return start, eos if start == "eos" else ()
 
 
 def _held_out(

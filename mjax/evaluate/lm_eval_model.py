@@ -61,6 +61,7 @@ class MjaxLM(TemplateLM):
         try:
             run = run_of(self._args.model, self._args.step)
             self._precision = run.precision(self._args.dtype)
+            self._is_folder = run.config is None
             self._opened = open_on_mesh(
                 self._args.model,
                 precision=self._precision,
@@ -148,8 +149,10 @@ class MjaxLM(TemplateLM):
         parts: list[tuple[None, Tokens, Tokens]] = []
         owners: list[int] = []
         for index, request in enumerate(requests):
+            # As in `hf`, start tokens that the tokenizer of a folder adds are scored.
+            adds = None if self._is_folder else False
             cut = utils.get_rolling_token_windows(
-                token_list=self.tok_encode(request.args[0]),
+                token_list=self.tok_encode(request.args[0], adds),
                 prefix_token=self.prefix_token_id,
                 max_seq_len=self.max_length,
                 context_len=1,
@@ -174,10 +177,11 @@ class MjaxLM(TemplateLM):
         if self._engine is None:
             slots = self._args.batch_size or _SLOTS
             self._engine = Engine(self._opened, slots=slots, max_len=self.max_length)
-        seeds = seeds_of((request.args for request in requests), self._args.seed)
+        pairs = [request.args for request in requests]
+        seeds = seeds_of(pairs, self._args.seed)
         asked = [
-            self._request(*request.args, seed)
-            for request, seed in zip(requests, seeds, strict=True)
+            self._request(context, options, seed)
+            for (context, options), seed in zip(pairs, seeds, strict=True)
         ]
         answers = answer_all(self._engine, asked)
         texts = [answer.text for answer in answers]

@@ -48,8 +48,8 @@ class Evaluate:
     """Tokens between the starts of windows; None: --seq-len, the cheapest value."""
     start_token: Literal["none", "eos", "bos"] | None = None
     """Token before each document; with none, the document's first token is not scored.
-    bos is the beginning-of-text token of a Hugging Face folder. None: bos if the folder
-    adds it, eos for a run that does not isolate documents, otherwise none."""
+    None: the one that a run was trained with or that the tokenizer of a Hugging Face
+    folder adds. Otherwise eos for a run that does not isolate documents, else none."""
     end_token: bool | None = None
     """Score the end-of-document token. None: yes for a run, no for a Hugging Face
     folder."""

@@ -20,11 +20,11 @@ from mjax.ckpt import places
 from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
-from mjax.config.train import from_json
+from mjax.config.train import TrainConfig, from_json
 from mjax.data import hub_tokenizers
 from mjax.data.chat_template import CONFIG_FILE, ChatTemplate, read_beside
 from mjax.data.names import BYTES, trained_vocab_size
-from mjax.data.tokenizers import Tokenizer, load_tokenizer
+from mjax.data.tokenizers import Tokenizer, load_tokenizer, start_of
 from mjax.hugging_face.params import (
     CONFIG,
     LENGTHS,
@@ -71,17 +71,16 @@ class Opened:
     eos_ids: tuple[int, ...]
     """Tokens at which generation ends."""
     start_ids: tuple[int, ...] = ()
-    """Tokens that the tokenizer of a Hugging Face folder puts before a text; empty for
-    runs of mjax."""
+    """Tokens before a text: the start token of a run's documents, or those that the
+    tokenizer of a Hugging Face folder adds."""
     bos_id: int | None = None
-    """The beginning-of-text token named by the folder, whether or not it is added."""
+    """The beginning-of-text token, whether or not it is added."""
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """Return the tokens of a prompt.
 
-        An empty prompt becomes the end-of-document token, because in training a
-        document follows the end of another. A Hugging Face model may require a
-        beginning-of-text token.
+        The prompt begins as a document does in training. Without start tokens, an empty
+        prompt becomes the end-of-document token.
         """
         ids = (*self.start_ids, *self.tokenizer.encode(text).tolist())
         return ids or (self.tokenizer.eos_id,)
@@ -224,7 +223,7 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
         read_boxes=_checked_boxes(saved, config.model, config.adapters),
         tokenizer=loaded,
         folder=folder,
-        starts=Starts(),
+        starts=_starts_of_run(config, loaded),
     )
 
 
@@ -339,18 +338,22 @@ def _tokenizer_of_run(name: str, eos_token: str | None, path: str) -> Tokenizer:
         ) from None
 
 
+def _starts_of_run(config: TrainConfig, tokenizer: Tokenizer) -> Starts:
+    """Return the token that begins the documents of a run; none for older runs."""
+    start = start_of(config.data, tokenizer)
+    if start is None:
+        return Starts()
+    return Starts((start,), None if start == tokenizer.eos_id else start)
+
+
 def find_starts(tokenizer: Tokenizer, folder: Path) -> Starts:
     """Find the tokens that begin texts, as transformers does.
-
-    The post-processor of tokenizer.json determines the added tokens; given this file,
-    transformers ignores add_bos_token. Tokens after a text are left out.
 
     Args:
       tokenizer: tokenizer of the folder.
       folder: folder whose tokenizer_config.json, if any, names the token.
     Raises:
       RuntimeError: tokenizer_config.json is damaged.
-    Source: transformers 5.23, `tokenization_utils_base.py`.
     """
     bos, path = None, folder / CONFIG_FILE
     if path.is_file():
@@ -362,10 +365,7 @@ def find_starts(tokenizer: Tokenizer, folder: Path) -> Starts:
             raise RuntimeError(f"{path} is damaged: {error}") from error
     ids = [] if bos is None else tokenizer.encode_special(bos).tolist()
     bos_id = ids[0] if len(ids) == 1 else None
-    plain, whole = tokenizer.encode("a").tolist(), tokenizer.encode_prompt("a").tolist()
-    offsets = (n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
-    before = next(offsets, 0)
-    return Starts(tuple(whole[:before]), bos_id)
+    return Starts(tokenizer.start_ids, bos_id)
 
 
 def _check_vocab(found: _Found) -> None:

@@ -23,7 +23,7 @@ from mjax.data import hub_tokenizers
 from mjax.data.config import DataConfig
 from mjax.data.corpora import STDLIB, SYNTHETIC
 from mjax.data.names import BYTES, trained_vocab_size
-from mjax.data.tokenizer_files import TokenizerFiles, read_files
+from mjax.data.tokenizer_files import TokenizerFiles, read_files, with_start
 from mjax.hugging_face import families
 from mjax.hugging_face.export import write
 from mjax.hugging_face.model_card import Card, write_card
@@ -135,6 +135,8 @@ def tokenizer_files(
 ) -> TokenizerFiles:
     """Return the tokenizer files of a run, with its chat template if it has one.
 
+    The tokenizer puts before a text what precedes the documents of the run.
+
     Args:
       path: the path given for the run.
       place: where the run is.
@@ -144,6 +146,18 @@ def tokenizer_files(
     Raises:
       ValueError: the tokenizer is unknown or differs from the run's.
     """
+    files = _files_of_run(path, place, config, facts, wanted)
+    return with_start(files) if config.data.has_starts else files
+
+
+def _files_of_run(
+    path: str,
+    place: Place,
+    config: TrainConfig,
+    facts: Mapping[str, Any],
+    wanted: Wanted,
+) -> TokenizerFiles:
+    """Return the files of `tokenizer_files` as the run has them."""
     if wanted.tokenizer not in (None, BYTES) and not _can_be_read(wanted.tokenizer):
         raise ValueError(
             f"--tokenizer {wanted.tokenizer} does not exist; give a tokenizer.json, "

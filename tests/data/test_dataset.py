@@ -176,9 +176,11 @@ def test_a_corpus_shorter_than_one_sequence_is_refused(tmp_path):
     (tmp_path / "one.txt").write_text("x" * 100)
     for seq_len, side in ((200, "train"), (50, "held-out")):
         short = config(tmp_path, tmp_path / "one.txt", seq_len=seq_len)
-        message = rf"one.txt \(100 bytes\) has \d+ {side} tokens, .* = {seq_len + 1};"
-        with pytest.raises(ValueError, match=message):
-            open_dataset(short, seed=0)
+        for version, needs in ((1, rf"seq-len \+ 1 = {seq_len + 1}"), (2, seq_len)):
+            one = dataclasses.replace(short, version=version)
+            message = rf"\(100 bytes\) has \d+ {side} tokens, .*{needs};"
+            with pytest.raises(ValueError, match=message):
+                open_dataset(one, seed=0)
 
 
 def test_documents_without_text_leave_no_trace_and_only_those_are_refused(tmp_path):
@@ -330,9 +332,9 @@ def test_unpacked_samples_are_the_documents_and_padding(corpus, tmp_path):
     for index, file in enumerate(kept):
         sample, size = samples[index], file.stat().st_size
         tokens = sample["tokens"][sample["segments"] == 0]
-        assert dataset.tokenizer.decode(tokens) == file.read_text()
-        assert sample["targets"][size - 1] == dataset.tokenizer.eos_id
-        assert (sample["targets"][size:] == -1).all()
+        assert dataset.tokenizer.decode(tokens) == "<|endoftext|>" + file.read_text()
+        assert sample["targets"][size] == dataset.tokenizer.eos_id
+        assert (sample["targets"][size + 1 :] == -1).all()
 
 
 def test_text_without_a_target_in_any_document_is_refused(tmp_path):
@@ -340,8 +342,12 @@ def test_text_without_a_target_in_any_document_is_refused(tmp_path):
     one = config(
         tmp_path, tmp_path / "one.txt", packing="documents", held_out_fraction=0.5
     )
+    assert len(open_dataset(one, seed=0).held_out) == 1  # the first token is a target
     with pytest.raises(ValueError, match="has 1 train tokens, no two of them in one"):
-        open_dataset(one, seed=0)
+        open_dataset(dataclasses.replace(one, version=1), seed=0)
+    empty = dataclasses.replace(one, held_out_fraction=0.99)
+    with pytest.raises(ValueError, match="has 0 train tokens, too few; give more text"):
+        open_dataset(empty, seed=0)
 
 
 def test_the_standard_library_makes_a_corpus(tmp_path):
@@ -452,12 +458,13 @@ def test_the_same_bytes_as_text_and_as_lines_are_refused(tmp_path):
 def test_copies_on_one_side_leave_the_data_as_they_were(corpus, tmp_path):
     # The hashes are those that version 0.1 gave these corpora.
     kept = [f for f in sorted(corpus.iterdir()) if not is_held_out(f.name, 0.2)]
-    once = open_dataset(config(tmp_path, corpus), seed=0)
+    once = open_dataset(config(tmp_path, corpus, version=1), seed=0)
     assert once.fingerprint[:12] == "7e62871a9702"
-    twice = open_dataset(config(tmp_path, corpus, kept[0]), seed=0)
+    assert open_dataset(config(tmp_path, corpus), seed=0).fingerprint[:6] != "7e6287"
+    twice = open_dataset(config(tmp_path, corpus, kept[0], version=1), seed=0)
     assert twice.fingerprint[:12] == "44076fb72126"
     # A copy on the other side is moved, and other data have another fingerprint.
     moved = next(n for n in map("m{}.txt".format, range(99)) if is_held_out(n, 0.2))
     (corpus / moved).write_bytes(kept[0].read_bytes())
-    third = open_dataset(config(tmp_path, corpus), seed=0)
+    third = open_dataset(config(tmp_path, corpus, version=1), seed=0)
     assert third.fingerprint[:12] != "c8d20f3621c0"

@@ -7,13 +7,15 @@ from mjax.data import documents
 from mjax.data.documents import DocumentSamples, index_documents
 from mjax.data.samples import NO_TARGET
 
-EOS = 9
+EOS, START = 9, 10
 texts = st.lists(st.lists(st.integers(0, 8), max_size=30), min_size=1, max_size=8)
 
 
-def unpacked(stream: np.ndarray, seq_len: int) -> DocumentSamples:
-    index = index_documents(stream, EOS, seq_len)
-    return DocumentSamples(stream, index, seq_len, EOS)
+def unpacked(
+    stream: np.ndarray, seq_len: int, start_id: int | None = None
+) -> DocumentSamples:
+    index = index_documents(stream, EOS, seq_len, has_starts=start_id is not None)
+    return DocumentSamples(stream, index, seq_len, EOS, start_id)
 
 
 def as_stream(docs: list[list[int]], is_cut: bool = False) -> np.ndarray:
@@ -21,13 +23,19 @@ def as_stream(docs: list[list[int]], is_cut: bool = False) -> np.ndarray:
     return np.array(tokens[:-1] if is_cut else tokens, np.uint16)
 
 
-@given(docs=texts, seq_len=st.integers(1, 12), is_cut=st.booleans())
-def test_samples_equal_a_token_by_token_reading(docs, seq_len, is_cut):
-    samples, expected = unpacked(as_stream(docs, is_cut), seq_len), []
+@given(
+    docs=texts,
+    seq_len=st.integers(1, 12),
+    is_cut=st.booleans(),
+    start=st.sampled_from([None, EOS, START]),
+)
+def test_samples_equal_a_token_by_token_reading(docs, seq_len, is_cut, start):
+    samples, expected = unpacked(as_stream(docs, is_cut), seq_len, start), []
     for number, doc in enumerate(docs):
         whole = doc if is_cut and number == len(docs) - 1 else [*doc, EOS]
-        for start in range(0, len(whole) - 1, seq_len):
-            expected.append(whole[start : start + seq_len + 1])
+        whole = whole if start is None else [start, *whole]
+        for place in range(0, len(whole) - 1, seq_len):
+            expected.append(whole[place : place + seq_len + 1])
     assert len(samples) == len(expected)
     rows = samples.rows(np.arange(len(samples)))
     assert {array.shape for array in rows.values()} == {(len(expected), seq_len)}
@@ -38,15 +46,33 @@ def test_samples_equal_a_token_by_token_reading(docs, seq_len, is_cut):
         assert row_of["targets"] == piece[1:] + rest * [NO_TARGET]
         assert row_of["segments"] == size * [0] + rest * [1]
         assert row_of["positions"] == [*range(size), *range(rest)]
-    assert samples.num_targets == (rows["targets"] != NO_TARGET).sum()
 
 
-@given(docs=texts, seq_len=st.integers(1, 12))
-def test_every_token_but_the_first_of_a_document_is_a_target_once(docs, seq_len):
-    samples = unpacked(as_stream(docs), seq_len)
+@given(docs=texts, seq_len=st.integers(1, 12), start=st.sampled_from([None, START]))
+def test_every_token_but_in_version_1_the_first_is_a_target_once(docs, seq_len, start):
+    samples = unpacked(as_stream(docs), seq_len, start)
     targets = samples.rows(np.arange(len(samples)))["targets"]
-    expected = [token for doc in docs for token in [*doc, EOS][1:]]
+    first = int(start is None)
+    expected = [token for doc in docs for token in [*doc, EOS][first:]]
     assert targets[targets != NO_TARGET].tolist() == expected
+
+
+def test_a_start_token_in_the_ids_of_a_document_is_not_doubled():
+    stream = as_stream([[START, 1, 2], [3], [START, 4, 5, 6, 7, 8]])
+    samples = unpacked(stream, 4, START)
+    rows = samples.rows(np.arange(len(samples)))
+    kept = [
+        (t[s == 0].tolist(), y[s == 0].tolist())
+        for t, y, s in zip(
+            rows["tokens"], rows["targets"], rows["segments"], strict=True
+        )
+    ]
+    assert kept == [
+        ([START, 1, 2], [1, 2, EOS]),
+        ([START, 3], [3, EOS]),
+        ([START, 4, 5], [4, 5, 6]),
+        ([6, 7, 8], [7, 8, EOS]),
+    ]
 
 
 def test_the_index_does_not_depend_on_how_the_stream_is_looked_through(monkeypatch):
@@ -58,6 +84,8 @@ def test_the_index_does_not_depend_on_how_the_stream_is_looked_through(monkeypat
 
 
 def test_documents_that_hold_no_target_have_no_sample():
+    """In version 1; with a start token, the end token of each document is a target."""
+    assert len(unpacked(as_stream([[], []]), 4, START)) == 2
     assert len(unpacked(as_stream([[], []]), 4)) == 0
     assert len(unpacked(np.zeros(0, np.uint16), 4)) == 0
     samples = unpacked(as_stream([[], [1], [], [], [2]]), 4)

@@ -262,21 +262,24 @@ def test_documents_are_found_once_and_mapped(corpus, tmp_path, monkeypatch):
 @pytest.mark.parametrize("damage", ["empty", "cut", "altered"])
 def test_a_damaged_index_of_documents_is_built_again(corpus, tmp_path, caplog, damage):
     unpacked = fresh(corpus, tmp_path, packing="documents")
-    (path,) = (tmp_path / "cache").glob("*/train.documents-16.npy")
+    (path,) = (tmp_path / "cache").glob("*/train.documents-16-started.npy")
     content = path.read_bytes()
     altered = content[:200] + bytes([content[200] ^ 1]) + content[201:]
     damaged = {"empty": b"", "cut": content[:-4], "altered": altered}
     path.write_bytes(damaged[damage])
     open_dataset(unpacked, seed=0)
     assert [r.levelname for r in caplog.records] == ["WARNING"]
-    assert "train.documents-16.npy is missing or damaged; it is built" in caplog.text
+    assert (
+        "train.documents-16-started.npy is missing or damaged; it is built"
+        in caplog.text
+    )
     assert path.read_bytes() == content
 
 
 def test_what_a_killed_writer_of_an_index_left_is_removed(corpus, tmp_path):
     open_dataset(config(corpus, tmp_path / "cache"), seed=0)
     (folder,) = folders(tmp_path / "cache")
-    left = folder / f"train.documents-16.npy.tmp-{socket.gethostname()}-1"
+    left = folder / f"train.documents-16-started.npy.tmp-{socket.gethostname()}-1"
     left.write_bytes(b"half")
     open_dataset(config(corpus, tmp_path / "cache", packing="documents"), seed=0)
     assert not left.exists()

@@ -12,9 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mjax.data import byte_level
+from mjax.data.config import DataConfig
 from mjax.data.names import BYTES
-from mjax.data.tokenizer_files import TokenizerFiles, files_of, read_files
-from mjax.data.tokenizers import END_OF_TEXT, BytesTokenizer, load_tokenizer, train_bpe
+from mjax.data.tokenizer_files import TokenizerFiles, files_of, read_files, with_start
+from mjax.data.tokenizers import (
+    END_OF_TEXT,
+    BytesTokenizer,
+    load_tokenizer,
+    start_of,
+    train_bpe,
+)
 
 BPE_JSON = train_bpe(["the then them thesis, the quick brown fox\n" * 3], 262)
 OURS = BytesTokenizer()
@@ -46,6 +53,11 @@ def test_the_text_by_which_runs_are_known_does_not_change():
     assert digest == (
         "e0e7db210473d052fe7236e96fce639f71c0b23352c49538280fc59c3a6077cc"
     )
+    begun = byte_level.spec_json(END_OF_TEXT, has_start=True)
+    digest = hashlib.sha256(begun.encode()).hexdigest()
+    assert digest == (
+        "36e988f14a9200f5e55d95a08657ee8014124ae9403404b8af7a79cf3773eaf4"
+    )
 
 
 def test_the_files_of_bytes_are_bytes_again_without_the_library(tmp_path, monkeypatch):
@@ -62,6 +74,91 @@ def test_the_files_of_bytes_are_bytes_again_without_the_library(tmp_path, monkey
     assert isinstance(load_tokenizer(str(folder)), BytesTokenizer)
     assert read_files(str(folder)) == files
     assert (files.vocab_size, files.eos_id, files.digest) == (257, 256, OURS.digest)
+
+
+BOS = library.processors.TemplateProcessing(
+    single="<s> $A </s>", special_tokens=[("<s>", 262), ("</s>", 263)]
+)
+AFTER = library.processors.TemplateProcessing(
+    single="$A </s>", special_tokens=[("</s>", 263)]
+)
+BYTE_LEVEL = library.processors.ByteLevel(trim_offsets=False)
+
+
+def with_processor(folder: Path, processor) -> str:
+    """Save a BPE with a post-processor; <|endoftext|> ends a document."""
+    spec = library.Tokenizer.from_str(BPE_JSON)
+    spec.add_special_tokens(["<s>", "</s>"])
+    if processor is not None:
+        spec.post_processor = processor
+    folder.mkdir()
+    (folder / "tokenizer.json").write_text(spec.to_str(), "utf-8")
+    config = {"eos_token": END_OF_TEXT, "bos_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("processor", "own", "exported"),
+    [
+        (None, (), (0,)),
+        (BYTE_LEVEL, (), (0,)),
+        (AFTER, (), (0,)),
+        (BOS, (262,), (262,)),
+        (library.processors.Sequence([BYTE_LEVEL, BOS]), (262,), (262,)),
+        (
+            library.processors.RobertaProcessing(("</s>", 263), ("<s>", 262)),
+            *2 * [(262,)],
+        ),
+    ],
+    ids=["none", "byte level", "after", "bos", "sequence", "roberta"],
+)
+def test_an_exported_tokenizer_begins_a_text_as_training_begins_a_document(
+    processor, own, exported, tmp_path
+):
+    name = with_processor(tmp_path / "run", processor)
+    tokenizer = load_tokenizer(name)
+    assert tokenizer.start_ids == own
+    assert (start_of(DataConfig(), tokenizer),) == exported
+    files = with_start(read_files(name))
+    folder = save(files, tmp_path / "exported")
+    again = load_tokenizer(str(folder))
+    assert again.start_ids == exported
+    assert again.encode("them fox").tolist() == tokenizer.encode("them fox").tolist()
+    whole = library.Tokenizer.from_file(f"{folder}/tokenizer.json").encode("them").ids
+    assert whole[: len(own) or 1] == [*exported]
+    assert with_start(files) == files
+    bos = json.loads(files.contents["tokenizer_config.json"])["bos_token"]
+    assert bos == (None if own else END_OF_TEXT)
+
+
+def test_an_exported_tokenizer_of_bytes_is_bytes_with_a_start_token(tmp_path):
+    files = with_start(read_files(BYTES))
+    folder = save(files, tmp_path / "exported")
+    again = load_tokenizer(str(folder))
+    assert isinstance(again, BytesTokenizer)
+    assert again.start_ids == (256,)
+    assert read_files(str(folder)) == files
+    assert files.digest == again.digest == OURS.digest
+    whole = library.Tokenizer.from_file(f"{folder}/tokenizer.json").encode("ab").ids
+    assert whole == [256, *b"ab"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "start"),
+    [
+        ({}, 262),
+        ({"packing": "documents", "isolate_documents": False}, 262),
+        ({"isolate_documents": False}, 0),  # the end token separates documents
+        ({"version": 1}, None),
+        ({"path": ("synthetic",)}, None),
+        ({"path": ("a.jsonl",), "format": "chat", "tokenizer": "t.json"}, None),
+    ],
+    ids=str,
+)
+def test_a_document_begins_with_the_token_before_a_text(changes, start, tmp_path):
+    tokenizer = load_tokenizer(with_processor(tmp_path / "run", BOS))
+    assert start_of(DataConfig(**changes), tokenizer) == start
 
 
 def test_a_tokenizer_json_is_copied_and_its_end_is_named(tmp_path):

@@ -87,9 +87,10 @@ def test_options_that_cut_pad_or_draw_tokens_are_off(of_model, caplog):
     spec["padding"] |= {"pad_to_multiple_of": None, "pad_type_id": 0, "pad_token": "!"}
     tokenizer = HuggingFaceTokenizer(json.dumps(spec), origin=f"file {of_model}")
     for _ in range(10):
-        for name in ("encode", "encode_special", "encode_prompt"):
+        for name in ("encode", "encode_special"):
             ids = getattr(tokenizer, name)(TEXT)
             np.testing.assert_array_equal(ids, getattr(BPE, name)(TEXT))
+    assert tokenizer.start_ids == ()
     assert ("dropout 0.5, alpha 0.1 of its model is off" in caplog.text) == bool(
         of_model
     )

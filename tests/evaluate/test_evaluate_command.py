@@ -105,10 +105,11 @@ def test_a_text_is_scored_and_the_file_gets_what_is_printed(
     got = found(evaluate, *words, "--precision", "float32")
     assert json.loads(out.read_text()) == got
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
-    # The first byte of each document has no context; its end token is scored.
-    num_bytes = sum(map(len, DOCUMENTS)) - 3
+    # A document begins with the end token of another; its own is scored.
+    num_bytes = sum(map(len, DOCUMENTS))
     assert (got["documents"], got["bytes"]) == (3, num_bytes)
-    assert (got["tokens"], got["start_token"]) == (num_bytes + 3, "none")
+    assert (got["tokens"], got["start_token"]) == (num_bytes + 3, "eos")
+    assert got["start_ids"] == [256]
     assert got["tokenizer_digest"] == "bytes"
     assert len(got["text_digest"]) == 64
 
@@ -164,11 +165,32 @@ def test_a_folder_that_begins_texts_scores_their_first_token(folder, evaluate) -
     assert eos["tokenizer_digest"] == got["tokenizer_digest"] == tokenizer.digest
 
 
-def test_an_export_without_a_beginning_leaves_first_tokens_out(
-    folder, evaluate
+def test_an_export_begins_documents_as_its_run_does(folder, evaluate) -> None:
+    words = ("--data.path", folder / "texts.jsonl", "--precision", "float32")
+    run = found(evaluate, folder / "run", *words)
+    got = found(evaluate, folder / "hf", *words, "--end-token", True)
+    assert (got["start_token"], got["unscored_tokens"]) == ("eos", 0)
+    assert got["loss"] == pytest.approx(run["loss"], rel=1e-6)  # the same program
+
+
+def test_a_run_of_data_version_1_leaves_first_tokens_out(
+    folder, tmp_path, evaluate, capsys
 ) -> None:
-    got = found(evaluate, folder / "hf", "--data.path", folder / "texts.jsonl")
-    assert (got["start_token"], got["unscored_tokens"]) == ("none", 3)
+    config = small_config()
+    config = dataclasses.replace(
+        config, data=dataclasses.replace(config.data, version=1)
+    )
+    run = make_run(tmp_path / "run", config, read_files("bytes"))
+    assert ckpt(["export", str(run), str(tmp_path / "hf")]) == 0
+    capsys.readouterr()
+    for model in (run, tmp_path / "hf"):
+        got = found(evaluate, model, "--data.path", folder / "texts.jsonl")
+        assert (got["start_token"], got["unscored_tokens"]) == ("none", 3)
+        eos = found(
+            *(evaluate, model, "--data.path", folder / "texts.jsonl"),
+            *("--start-token", "eos"),
+        )
+        assert (eos["start_ids"], eos["unscored_tokens"]) == ([256], 0)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ def answers(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
 def test_a_prompt_is_printed_with_its_continuation(run, capsys):
     words = [run, "--prompt", "def f(", "--tokens", "20", "--temperature", "0"]
     (wanted,) = answers(capsys, *words)
-    assert wanted["prompt_tokens"] == [*b"def f("]
+    assert wanted["prompt_tokens"] == [256, *b"def f("]
     assert len(wanted["tokens"]) == 20 or wanted["finished"] == "stop"
     assert main(words) == 0
     out, err = capsys.readouterr()
@@ -110,9 +110,9 @@ def test_standard_input_is_a_prompt_and_a_process_prints_the_text_alone(run):
         (["--prompt", "a", "--mesh.tp", "64"], "needs 64 devices"),
         (["--prompt", "a", "--mesh.tp", "3"], "--mesh.tp must divide"),
         (["--prompt", "a", "--slots", "0"], "--slots must be at least 1, got 0"),
-        (["--prompt", "a" * 64], "the prompt has 64 tokens.*--max-len"),
-        (["--prompt", "a", "--tokens", "64"], "at most 63 can follow, got 64"),
-        (["--prompt", "a", "b" * 64], "prompt 2 of 2: the prompt has 64"),
+        (["--prompt", "a" * 63], "the prompt has 64 tokens.*--max-len"),
+        (["--prompt", "a", "--tokens", "63"], "at most 62 can follow, got 63"),
+        (["--prompt", "a", "b" * 63], "prompt 2 of 2: the prompt has 64"),
         (["--prompt-file", "/no/such"], "--prompt-file /no/such cannot be read"),
         (["--prompt", "a", "--step", "99"], "99"),
         (["--prompt", "a", "--tokenizer", "/no/such"], "--tokenizer"),
@@ -129,7 +129,7 @@ def test_bad_input_is_answered_in_one_line(run, capsys, words, message):
 
 
 def test_without_a_number_as_many_tokens_follow_as_fit(run, capsys):
-    (answer,) = answers(capsys, run, "--prompt", "a" * 60, "--temperature", "0")
+    (answer,) = answers(capsys, run, "--prompt", "a" * 59, "--temperature", "0")
     assert len(answer["tokens"]) == 4 or answer["finished"] == "stop"
 
 

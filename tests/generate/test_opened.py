@@ -47,6 +47,15 @@ def test_each_value_of_a_run_is_on_the_mesh_as_it_was_saved(run, mesh):
     assert found.name.endswith("/7")
 
 
+@pytest.mark.parametrize(("version", "start"), [(1, ()), (2, (256,))])
+def test_a_prompt_begins_as_the_documents_of_the_run_did(tmp_path, version, start):
+    config = TrainConfig(model=SMALL, data=DataConfig(seq_len=64, version=version))
+    save_run(tmp_path / "run", random_params(SMALL), config)
+    opened = open_model(str(tmp_path / "run"), make_mesh(ONE), dtype="float32")
+    assert opened.prompt_ids("ab") == (*start, *b"ab")
+    assert opened.prompt_ids("") == (256,)
+
+
 @pytest.mark.parametrize("below", ["", "checkpoints", "checkpoints/3"])
 def test_a_step_is_found_by_its_number_and_by_its_folder(run, below):
     step = 3 if not below.endswith("3") else None

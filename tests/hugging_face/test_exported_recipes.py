@@ -119,19 +119,21 @@ def test_transformers_encodes_as_the_run_and_stops_where_a_document_ends(
     exported: Path, name: str
 ):
     found = said(exported, name)
-    wanted = [BytesTokenizer().encode(text).tolist() for text in TEXTS]
+    start = [256] * RECIPES[name]().data.has_starts
+    wanted = [[*start, *BytesTokenizer().encode(text).tolist()] for text in TEXTS]
     assert found["ids"] == found["fast_ids"] == wanted
     decode = BytesTokenizer().decode
     assert found["texts"] == [decode(np.array(ids)) for ids in IDS]
     assert (found["size"], found["eos"]) == (257, [256] * 3)
-    assert found["prompt"] == list(b"def ")
+    assert found["prompt"] == [*start, *b"def "]
     # Greedy, so that the continuation depends only on the logits.
-    assert found["made"][:4] == list(b"def ")
-    assert 4 < len(found["made"]) < 13
+    assert found["made"][: len(start) + 4] == found["prompt"]
+    assert len(start) + 4 < len(found["made"]) < len(start) + 13
 
 
 def test_transformers_encodes_as_the_bpe_of_a_run(exported: Path):
     found, tokenizer = said(exported, "bpe"), load_tokenizer(str(exported / "bpe"))
-    assert found["ids"] == [tokenizer.encode(text).tolist() for text in TEXTS]
+    start = tokenizer.eos_id
+    assert found["ids"] == [[start, *tokenizer.encode(text).tolist()] for text in TEXTS]
     assert (found["size"], found["eos"]) == (270, [tokenizer.eos_id] * 3)
     assert END_OF_TEXT in tokenizer.decode(np.array([tokenizer.eos_id]))
