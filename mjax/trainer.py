@@ -297,6 +297,7 @@ def _take_steps(
         path=run.work_dir / "sample.txt",
         num_rows=run.sizes.dp,
         num_tokens=config.log.sample_tokens,
+        end_ids=run.end_ids,
         seed=config.seed,
         is_stopped=stop.reached,
     ):

@@ -93,6 +93,8 @@ class TrainConfig:
                 f"--work-dir must be a folder of a file system, got the URL "
                 f"{self.work_dir}; only --ckpt.dir may be one"
             )
+        if self.init_from is None:  # otherwise the tokenizer may be that of the model
+            self.data.check_trained()
         check_trackers(self.track)
         check_schedule(self.optim, self.steps)
         series = self.profile.series

@@ -20,7 +20,7 @@ from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.store import manifest_in
 from mjax.config.train import from_json
-from mjax.data import cache_files, left_over
+from mjax.data import cache_files, hub_tokenizers, left_over
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.config import DataConfig
 from mjax.data.dataset import Dataset, open_dataset, prepare_files
@@ -81,11 +81,14 @@ class Show:
         except ValueError as error:
             raise ValueError(f"{path} is not the config of a run: {error}") from None
         cache_dir = self.data.cache_dir or run.data.cache_dir
+        name = run.data.tokenizer_name
+        if hub_tokenizers.is_gone(name):
+            name = str(path.with_name("tokenizer"))  # the run's own copy
         return dataclasses.replace(
             self,
             batch_size=run.batch.size,
             seed=run.seed,
-            data=dataclasses.replace(run.data, cache_dir=cache_dir),
+            data=dataclasses.replace(run.data, cache_dir=cache_dir, tokenizer=name),
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from mjax.data import skips
-from mjax.data.names import STDLIB, SYNTHETIC, trained_vocab_size
+from mjax.data.names import BYTES, STDLIB, SYNTHETIC, trained_vocab_size
 from mjax.stores import address
 
 _BLOCK_GIB = 1 / 16
@@ -80,9 +80,9 @@ class DataConfig:
     hf://datasets/..., s3://... or gs://..."""
     mixture: tuple[str, ...] = ()
     """Corpora with weights, instead of --data.path: 0.7=stdlib 0.3=folder,file.txt."""
-    tokenizer: str = "bytes"
+    tokenizer: str | None = None
     """Tokenizer: bytes, a tokenizer.json, hf://NAME@REVISION, or train:N, which trains
-    a BPE of N tokens on the corpus."""
+    a BPE of N tokens on the corpus. None: that of --init-from, otherwise bytes."""
     eos_token: str | None = None
     """Token that ends a document; None looks for a usual name in the tokenizer.json."""
     seq_len: int = 256
@@ -158,7 +158,7 @@ class DataConfig:
                 f"--data.version must be from 1 to {NEWEST}, got {self.version}; leave "
                 "it out, or give that of the run to repeat"
             )
-        trained_vocab_size(self.tokenizer)  # refuses a bad N
+        trained_vocab_size(self.tokenizer_name)  # refuses a bad N
         self._check_chats()
         skips.read(self.skip)  # refuses bad skips
 
@@ -194,6 +194,11 @@ class DataConfig:
         return skips.seen(step, before) == skips.seen(step, now)
 
     @property
+    def tokenizer_name(self) -> str:
+        """The tokenizer; bytes if none is given."""
+        return self.tokenizer or BYTES
+
+    @property
     def paths(self) -> tuple[tuple[str, ...], ...]:
         """Files and folders of each corpus."""
         if not self.mixture:
@@ -224,11 +229,28 @@ class DataConfig:
                 f"--data.format chat reads JSONL or parquet files, got --data.path "
                 f"{' '.join(self.path)}; name files or folders of chats"
             )
-        if trained_vocab_size(self.tokenizer) is not None:
+
+    def check_trained(self) -> None:
+        """Refuse to train a tokenizer for data that need an existing one.
+
+        Raises:
+          ValueError: the data are chats, or a mixture.
+        """
+        if trained_vocab_size(self.tokenizer_name) is None:
+            return
+        if self.format == "chat":
             raise ValueError(
                 f"--data.format chat needs an existing tokenizer, got --data."
                 f"tokenizer {self.tokenizer}; give bytes or the tokenizer.json of the "
                 "model to tune"
+            )
+        if self.mixture:
+            paths = " ".join(path for paths in self.paths for path in paths)
+            raise ValueError(
+                f"--data.tokenizer {self.tokenizer} trains on one corpus, and all "
+                "corpora of --data.mixture share one tokenizer; train it on all with "
+                f"python -m mjax.data info --data.tokenizer {self.tokenizer} --data."
+                f"path {paths}, and give the tokenizer.json that it prints"
             )
 
     def _check_mixture(self) -> None:
@@ -247,14 +269,6 @@ class DataConfig:
                     f"--data.mixture {' '.join(self.mixture)} names {','.join(paths)} "
                     "more than once; give it once, with the sum of the weights"
                 )
-        if trained_vocab_size(self.tokenizer) is not None:
-            raise ValueError(
-                f"--data.tokenizer {self.tokenizer} trains on one corpus, and all "
-                "corpora of --data.mixture share one tokenizer; train it on all with "
-                f"python -m mjax.data info --data.tokenizer {self.tokenizer} --data."
-                f"path {' '.join(path for paths in self.paths for path in paths)}, "
-                "and give the tokenizer.json that it prints"
-            )
 
 
 def _read_part(part: str) -> tuple[float, tuple[str, ...]]:

@@ -29,7 +29,7 @@ from mjax.data.chat_template import ChatTemplate
 from mjax.data.chats import ChatRules
 from mjax.data.config import DataConfig
 from mjax.data.documents import DocumentSamples
-from mjax.data.names import BYTES, SYNTHETIC
+from mjax.data.names import BYTES, SYNTHETIC, trained_vocab_size
 from mjax.data.prepare import SIDES, Side, SideCounts
 from mjax.data.remote import RemoteFiles, alone
 from mjax.data.samples import NO_TARGET, PackedSamples, Samples
@@ -190,6 +190,7 @@ def open_dataset(
     """
     if config.path == (SYNTHETIC,):
         return _open_synthetic(config, seed)
+    config.check_trained()
     config = _pinned(config)
     if remote is not None:
         return _open(config, seed, remote)
@@ -225,7 +226,7 @@ def _open(config: DataConfig, seed: int, remote: RemoteFiles | None) -> Dataset:
     tokenizer = files[0].tokenizer  # the same for all corpora
     return Dataset(
         tokenizer=tokenizer,
-        tokenizer_path=str(files[0].trained_tokenizer or config.tokenizer),
+        tokenizer_path=str(files[0].trained_tokenizer or config.tokenizer_name),
         train=_stream(samples["train"], config, seed),
         held_out=HeldOut(samples["held_out"], config.weights),
         corpora=found,
@@ -252,6 +253,7 @@ def prepare_files(config: DataConfig) -> list[TokenFiles]:
             "--data.path synthetic is generated while it is read, so there is nothing "
             "to prepare; give files or folders"
         )
+    config.check_trained()
     config = _pinned(config)
     with alone(config) as remote:
         return _open_files(config, _read_settings(config), remote)[1]
@@ -259,7 +261,7 @@ def prepare_files(config: DataConfig) -> list[TokenFiles]:
 
 def _pinned(config: DataConfig) -> DataConfig:
     """Return the config with a hub tokenizer's commit; this asks the hub once."""
-    tokenizer = hub_tokenizers.pinned(config.tokenizer)
+    tokenizer = hub_tokenizers.pinned(config.tokenizer_name)
     return dataclasses.replace(config, tokenizer=tokenizer)
 
 
@@ -271,7 +273,7 @@ def _read_settings(config: DataConfig) -> Settings:
     """
     return Settings(
         text_field=config.text_field,
-        tokenizer=config.tokenizer,
+        tokenizer=config.tokenizer_name,
         eos_token=config.eos_token,
         held_out_fraction=config.held_out_fraction,
         chats=(
@@ -288,10 +290,11 @@ def _read_settings(config: DataConfig) -> Settings:
 
 def _read_template(config: DataConfig) -> ChatTemplate:
     """Return the chat template that the flag names, otherwise the tokenizer's own."""
-    tokenizer = load_tokenizer(config.tokenizer, eos_token=config.eos_token)
+    name = config.tokenizer_name
+    tokenizer = load_tokenizer(name, eos_token=config.eos_token)
     found, flag = None, "--data.chat-template"
-    if config.tokenizer != BYTES:
-        beside = hub_tokenizers.local(config.tokenizer).parent
+    if name != BYTES:
+        beside = hub_tokenizers.local(name).parent
         found = chat_template.read_beside(beside)
     path = pathlib.Path(config.chat_template or "").expanduser()
     if config.chat_template is not None:
@@ -299,11 +302,11 @@ def _read_template(config: DataConfig) -> ChatTemplate:
     elif found is not None and found.text:
         text, origin = (
             found.text,
-            f"the template of --data.tokenizer {config.tokenizer}",
+            f"the template of --data.tokenizer {name}",
         )
     else:
         raise ValueError(
-            f"--data.tokenizer {config.tokenizer} has no chat template; give a Jinja "
+            f"--data.tokenizer {name} has no chat template; give a Jinja "
             f"file as {flag}, or as --data.tokenizer the folder of a model that has one"
         )
     try:
@@ -328,7 +331,7 @@ def _open_files(
     for source in (source for sources in found for source in sources):
         if source.kind == "megatron":
             assert isinstance(source.path, pathlib.Path)
-            megatron.check_tokenizer(source.path, config.tokenizer)
+            megatron.check_tokenizer(source.path, config.tokenizer_name)
     found = contents.hash_sources(found, cache_dir)
     files = [open_token_files(sources, settings, cache_dir) for sources in found]
     _check_apart(config, found, files)
@@ -444,10 +447,12 @@ def _open_chats(
 
 
 def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
-    if config.tokenizer != "bytes":
+    name = config.tokenizer_name
+    is_trained = trained_vocab_size(name) is not None
+    if is_trained or load_tokenizer(name).digest != BytesTokenizer.digest:
         raise ValueError(
             "with --data.path synthetic, which is made of bytes, --data.tokenizer must "
-            f"be bytes, got {config.tokenizer}"
+            f"be bytes, got {name}"
         )
     if config.packing == "documents":
         raise ValueError(
@@ -476,7 +481,7 @@ def _open_synthetic(config: DataConfig, seed: int) -> Dataset:
     )
     return Dataset(
         tokenizer=BytesTokenizer(),
-        tokenizer_path=config.tokenizer,
+        tokenizer_path=name,
         train=_stream((samples["train"],), config, seed),
         held_out=HeldOut((samples["held_out"],), config.weights),
         corpora=(found,),

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from mjax.data import hub
 from mjax.data.hub import Repository, Snapshot
+from mjax.data.names import BYTES, trained_vocab_size
 
 SPEC = "tokenizer.json"
 CONFIG = "tokenizer_config.json"
@@ -22,6 +23,12 @@ _OTHER_SPECS = (".model", ".txt", ".tiktoken", "vocab.json")
 def is_on_hub(name: str) -> bool:
     """Return whether the name of a tokenizer refers to a hub."""
     return name.startswith(hub.PREFIX)
+
+
+def is_gone(name: str) -> bool:
+    """Return whether the name of a tokenizer is a path that does not exist."""
+    is_path = name != BYTES and not is_on_hub(name) and trained_vocab_size(name) is None
+    return is_path and not pathlib.Path(name).expanduser().exists()
 
 
 def local(name: str, *, flag: str = FLAG) -> pathlib.Path:

@@ -14,7 +14,7 @@ from mjax.data.config import DataConfig
 
 def has_names(config: DataConfig) -> bool:
     """Return whether a configuration names anything on a hub."""
-    names = [config.tokenizer, *_paths(config.path, config.mixture)]
+    names = [config.tokenizer_name, *_paths(config.path, config.mixture)]
     return any(map(hub_tokenizers.is_on_hub, names))
 
 
@@ -35,7 +35,7 @@ def pinned(config: DataConfig, recorded: Mapping[str, Any]) -> DataConfig:
     return dataclasses.replace(
         config,
         tokenizer=hub_tokenizers.pinned(
-            config.tokenizer, str(recorded.get("tokenizer", ""))
+            config.tokenizer_name, str(recorded.get("tokenizer", ""))
         ),
         path=tuple(hub_datasets.pinned(path, before) for path in config.path),
         mixture=tuple(_pinned_part(part, before) for part in config.mixture),

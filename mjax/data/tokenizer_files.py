@@ -2,18 +2,21 @@
 
 Input: the name `bytes`, a tokenizer.json, a folder that holds one, or a name on a hub.
 `bytes` is the tokenizer whose tokens are bytes. Output: the contents of tokenizer.json,
-tokenizer_config.json and, if there is one, chat_template.jinja, with vocabulary size,
-end token and digest. The library `tokenizers` is not needed.
+tokenizer_config.json, generation_config.json with all end tokens and, if there is one,
+chat_template.jinja, with vocabulary size and digest. The library `tokenizers` is not
+needed.
 """
 
 import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mjax import checked_json
-from mjax.data import byte_level, hub_tokenizers
+from mjax.data import byte_level, chat_template, end_tokens, hub_tokenizers
+from mjax.data.chat_template import ChatTemplate
+from mjax.data.end_tokens import GENERATION_CONFIG
 from mjax.data.hub_tokenizers import CONFIG, SPEC, TEMPLATE
 from mjax.data.names import BYTES
 from mjax.data.tokenizers import (
@@ -21,6 +24,7 @@ from mjax.data.tokenizers import (
     EOS_NAMES,
     BytesTokenizer,
     Tokenizer,
+    added_tokens,
     digest_of,
     parse_spec,
 )
@@ -38,6 +42,22 @@ class TokenizerFiles:
     """Id of the token that ends a document; None if it is unknown."""
     digest: str | None
     """Digest of the `Tokenizer` of these files; None without an end token."""
+    added: Mapping[str, int]
+    """Ids of the tokens that are no pieces of text, by name."""
+    end_ids: tuple[int, ...]
+    """Tokens at which generation ends, `eos_id` first."""
+
+    def with_template(self, template: ChatTemplate) -> "TokenizerFiles":
+        """Return the files with another chat template, whose end of a turn is added."""
+        ids = end_tokens.end_ids(self.eos_id, self.added, self.end_ids, template)
+        contents = {**self.contents, TEMPLATE: template.text.encode()}
+        return dataclasses.replace(self, contents=contents).with_end_ids(ids)
+
+    def with_end_ids(self, ids: Iterable[int]) -> "TokenizerFiles":
+        """Return the files with additional end tokens."""
+        ids = tuple(dict.fromkeys([*self.end_ids, *ids]))
+        contents = {**self.contents, GENERATION_CONFIG: end_tokens.as_file(ids)}
+        return dataclasses.replace(self, contents=contents, end_ids=ids)
 
 
 def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
@@ -45,8 +65,8 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
 
     The returned content of tokenizer.json is that of the file. The returned content of
     tokenizer_config.json gets the class of the tokenizer if the file names none, and
-    the end token, if known, unless the file names the same one. The files themselves
-    are not changed.
+    the end token, if known, unless the file names the same one. That of
+    generation_config.json lists all end tokens. The files themselves are not changed.
 
     Args:
       name: `bytes`, a tokenizer.json, a folder that holds one, or hf://NAME@REVISION.
@@ -55,6 +75,7 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
     Raises:
       ValueError: a file cannot be read or downloaded from the hub, has another format,
         or lacks the token.
+      RuntimeError: the file that lists end tokens is damaged.
     """
     if name == BYTES:
         return _of_bytes()
@@ -65,7 +86,7 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
             contents[other] = _read(path.with_name(other))
     text = _text(contents[SPEC])
     try:
-        _, vocab = parse_spec(text)
+        spec, vocab = parse_spec(text)
     except ValueError as error:
         raise ValueError(f"{path} is not a tokenizer.json: {error}") from None
     config = _config(contents.get(CONFIG), path.with_name(CONFIG))
@@ -74,12 +95,19 @@ def read_files(name: str, *, eos: str | int | None = None) -> TokenizerFiles:
     ours = [byte_level.spec_json(END_OF_TEXT, has_start=has) for has in (False, True)]
     is_bytes = found == END_OF_TEXT and text in ours
     digest = None if eos_id is None else digest_of(text, eos_id)
+    added = added_tokens(spec, vocab, eos_id)
+    template = chat_template.read_beside(path.parent)
+    if template is not None:
+        template = dataclasses.replace(template, eos_token=found or "")
+    listed = end_tokens.listed(path.parent)
     return TokenizerFiles(
         contents={**contents, CONFIG: _completed(contents.get(CONFIG), config, found)},
         vocab_size=max(vocab.values()) + 1,
         eos_id=eos_id,
         digest=BYTES if is_bytes else digest,
-    )
+        added=added,
+        end_ids=(),
+    ).with_end_ids(end_tokens.end_ids(eos_id, added, listed, template))
 
 
 def with_start(files: TokenizerFiles) -> TokenizerFiles:
@@ -140,7 +168,9 @@ def _of_bytes() -> TokenizerFiles:
         vocab_size=BytesTokenizer.vocab_size,
         eos_id=BytesTokenizer.eos_id,
         digest=BytesTokenizer.digest,
-    )
+        added=BytesTokenizer.added,
+        end_ids=(),
+    ).with_end_ids([BytesTokenizer.eos_id])
 
 
 def _completed(

@@ -13,7 +13,8 @@ import json
 import logging
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -49,6 +50,8 @@ class Tokenizer(Protocol):
     """Tokens that the tokenizer puts before a text, as transformers does."""
     token_num_bytes: Int64[np.ndarray, "V"]
     """Bytes of text that each token encodes; 0 for special tokens."""
+    added: Mapping[str, int]
+    """Ids of the tokens that are no pieces of text, by name."""
     digest: str
     """Hash of everything that determines the ids."""
 
@@ -88,6 +91,7 @@ class BytesTokenizer:
 
     vocab_size = NUM_BYTES + 1
     eos_id = NUM_BYTES
+    added: Mapping[str, int] = MappingProxyType({END_OF_TEXT: NUM_BYTES})
     digest = BYTES
 
     def __init__(self, *, has_start: bool = False) -> None:
@@ -198,6 +202,7 @@ class HuggingFaceTokenizer:
         self.vocab_size = max(vocab.values()) + 1
         self.eos_id = vocab[_find_eos(vocab, eos_token, origin, flag)]
         self.start_ids = self._find_starts()
+        self.added = added_tokens(spec, vocab, self.eos_id)
         spelled = _spell_tokens(spec, vocab, self.vocab_size, where)
         spelled[self.eos_id] = b""
         self.token_num_bytes = np.array([len(token) for token in spelled], np.int64)
@@ -272,6 +277,18 @@ def digest_of(spec_json: str, eos_id: int) -> str:
       eos_id: the token that ends a document.
     """
     return hashlib.sha256(f"{spec_json}\0{eos_id}".encode()).hexdigest()
+
+
+def added_tokens(
+    spec: Mapping[str, Any], vocab: Mapping[str, int], eos_id: int | None
+) -> Mapping[str, int]:
+    """Return the ids of tokens that are no pieces of text, by name.
+
+    They are the added tokens and the token that ends a document.
+    """
+    names = [str(token["content"]) for token in spec.get("added_tokens", [])]
+    ends = [name for name, index in vocab.items() if index == eos_id]
+    return {name: vocab[name] for name in [*names, *ends]}
 
 
 def parse_spec(text: str) -> tuple[dict[str, Any], dict[str, int]]:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mjax.config.train import TrainConfig
-from mjax.data import corpora, remote
+from mjax.data import corpora, hub_tokenizers, remote
 from mjax.data.config import DataConfig
 from mjax.data.dataset import open_dataset
 from mjax.data.loader import held_out_num_bytes
@@ -145,7 +145,10 @@ def _held_out(
 ) -> dict[str, Any]:
     """Score the held-out samples of the run's own evaluation."""
     cache_dir = command.data.cache_dir or config.data.cache_dir
-    data = dataclasses.replace(config.data, cache_dir=cache_dir)
+    name = config.data.tokenizer_name
+    if opened.folder is not None and hub_tokenizers.is_gone(name):
+        name = str(opened.folder)
+    data = dataclasses.replace(config.data, cache_dir=cache_dir, tokenizer=name)
     dataset = open_dataset(data, seed=config.seed)
     if facts["data_fingerprint"] != dataset.fingerprint:
         raise ValueError(

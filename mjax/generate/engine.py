@@ -310,7 +310,7 @@ class Engine:
         """Return the event of a drawn token; free the slot if the answer ends."""
         sampling, finished = running.request.sampling, None
         running.num_tokens += 1
-        if drawn.token in self._opened.eos_ids:
+        if drawn.token in self._opened.end_ids:
             text, _ = running.text.end()
             finished: Finished | None = "stop"
         else:

@@ -6,6 +6,7 @@ part of an array is read once and goes straight to the devices that hold it.
 """
 
 import dataclasses
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,9 +22,10 @@ from mjax.ckpt.boxes import Box, slices
 from mjax.ckpt.recovery import by_path
 from mjax.ckpt.saved_step import SavedStep
 from mjax.config.train import TrainConfig, from_json
-from mjax.data import hub_tokenizers
+from mjax.data import end_tokens, hub_tokenizers
 from mjax.data.chat_template import CONFIG_FILE, ChatTemplate, read_beside
 from mjax.data.names import BYTES, trained_vocab_size
+from mjax.data.tokenizer_files import read_files
 from mjax.data.tokenizers import Tokenizer, load_tokenizer, start_of
 from mjax.hugging_face.params import (
     CONFIG,
@@ -46,9 +48,10 @@ TOKENIZER_DIR = "tokenizer"
 DIGEST = "tokenizer_digest"
 """Key in the metadata of a saved step: digest of the tokenizer of the run."""
 
+_log = logging.getLogger(__name__)
+
 _FLAG = "--tokenizer"
 _SPEC = "tokenizer.json"
-_GENERATION = "generation_config.json"
 _NAMED_LEAVES = 5
 
 
@@ -68,8 +71,10 @@ class Opened:
     """The chat template of the tokenizer; None if it has none."""
     seq_len: int
     """Longest sequence that the model was made for, in tokens."""
-    eos_ids: tuple[int, ...]
+    end_ids: tuple[int, ...]
     """Tokens at which generation ends."""
+    folder: Path | None = None
+    """Folder with the chat template and end tokens; of a run, its tokenizer too."""
     start_ids: tuple[int, ...] = ()
     """Tokens before a text: the start token of a run's documents, or those that the
     tokenizer of a Hugging Face folder adds."""
@@ -148,6 +153,11 @@ def open_model(
     else:
         found = _find_checkpoint(path, step, tokenizer)
     _check_vocab(found)
+    folder = found.folder
+    template = None if folder is None else read_beside(folder)
+    listed = () if folder is None else end_tokens.listed(folder)
+    tokens = found.tokenizer
+    end_ids = end_tokens.end_ids(tokens.eos_id, tokens.added, listed, template)
     params = _read(found, mesh, dtype)
     return Opened(
         name=found.name,
@@ -155,9 +165,10 @@ def open_model(
         params=params,
         mesh=mesh,
         tokenizer=found.tokenizer,
-        chat_template=None if found.folder is None else read_beside(found.folder),
+        chat_template=template,
         seq_len=found.seq_len,
-        eos_ids=_eos_ids(found.tokenizer, found.folder, found.model),
+        end_ids=tuple(i for i in end_ids if 0 <= i < found.model.vocab_size),
+        folder=folder,
         start_ids=found.starts.ids,
         bos_id=found.starts.bos_id,
     )
@@ -181,6 +192,14 @@ def _find_folder(folder: Path, tokenizer: str | None) -> _Found:
             "--tokenizer bytes for a byte-level model"
         )
     loaded = load_tokenizer(tokenizer or str(folder), flag=_FLAG)
+    if tokenizer is not None and (folder / _SPEC).is_file():
+        digest = read_files(str(folder)).digest
+        if digest not in (None, loaded.digest):
+            _log.warning(
+                "--tokenizer %s is not the tokenizer of %s (digest %s, there %s), so "
+                "ids have another meaning than in the training of the model",
+                *(tokenizer, folder, loaded.digest[:12], str(digest)[:12]),
+            )
     spec = hub_tokenizers.local(tokenizer or str(folder), flag=_FLAG)
     return _Found(
         name=f"{folder} ({family.name})",
@@ -201,20 +220,22 @@ def _find_checkpoint(path: str, step: int | None, tokenizer: str | None) -> _Fou
     folder = _tokenizer_folder(place, path)
     if tokenizer is not None:
         loaded = load_tokenizer(tokenizer, flag=_FLAG)
-    elif config.data.tokenizer == BYTES:
+    elif config.data.tokenizer_name == BYTES:
         loaded = load_tokenizer(BYTES)
     elif folder is not None and (folder / _SPEC).is_file():
         loaded = load_tokenizer(
             str(folder), eos_token=config.data.eos_token, flag=_FLAG
         )
     else:
-        loaded = _tokenizer_of_run(config.data.tokenizer, config.data.eos_token, path)
+        name, eos_token = config.data.tokenizer_name, config.data.eos_token
+        loaded = _tokenizer_of_run(name, eos_token, path)
     digest = saved.manifest.run.get(DIGEST)
     if digest is not None and digest != loaded.digest:
         raise ValueError(
             f"the tokenizer is not that of {saved.path}: its digest is "
             f"{loaded.digest[:12]}, the checkpoint was trained with {str(digest)[:12]} "
-            f"(--data.tokenizer {config.data.tokenizer}); give that one as --tokenizer"
+            f"(--data.tokenizer {config.data.tokenizer_name}); give that one as "
+            "--tokenizer"
         )
     return _Found(
         name=str(saved.path),
@@ -376,27 +397,3 @@ def _check_vocab(found: _Found) -> None:
             f"the tokenizer has {need} tokens but {found.name} only {have}, so it "
             "belongs to another model; give the model's own as --tokenizer PATH"
         )
-
-
-def _eos_ids(
-    tokenizer: Tokenizer, folder: Path | None, model: ModelConfig
-) -> tuple[int, ...]:
-    """Return the tokens that end a text, from the tokenizer and the folder.
-
-    Without generation_config.json, config.json is used, as in transformers.
-    """
-    ids = [tokenizer.eos_id]
-    paths = [] if folder is None else [folder / _GENERATION, folder / CONFIG]
-    for path in [path for path in paths if path.is_file()][:1]:
-        try:
-            config = checked_json.read(path.read_bytes(), dict[str, Any])
-            found = config.get("eos_token_id")
-            found = found if isinstance(found, list) else [found]
-            ids += [
-                checked_json.check(i, int, "eos_token_id")
-                for i in found
-                if i is not None
-            ]
-        except ValueError as error:
-            raise RuntimeError(f"{path} is damaged: {error}") from error
-    return tuple(dict.fromkeys(i for i in ids if 0 <= i < model.vocab_size))

@@ -8,7 +8,7 @@ those of the tokenizer. One slab of layers or rows is in memory at a time.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
@@ -35,7 +35,7 @@ def write(
     seq_len: int,
     family: str | None = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
-    eos_token_id: int | None = None,
+    end_ids: Sequence[int] = (),
     files: Mapping[str, bytes] | None = None,
     file_bytes: int = 5_000_000_000,
 ) -> str:
@@ -49,7 +49,7 @@ def write(
         limited to it.
       family: one of `families.FAMILIES`; None for the first that can express the model.
       dtype: dtype of the stored tensors.
-      eos_token_id: the end-of-document token, at which generation stops.
+      end_ids: tokens at which generation ends, that of a document first.
       files: further files of the folder, by name.
       file_bytes: maximum bytes of a file; a larger tensor gets its own file.
     Returns:
@@ -63,7 +63,8 @@ def write(
     _check_source(source, model)
     shapes = their_shapes(model, chosen.tensors)
     # Null, because absent keys mean the family's own tokens.
-    tokens = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
+    ends = [*end_ids] if len(end_ids) > 1 else end_ids[0] if end_ids else None
+    tokens = {"bos_token_id": None, "eos_token_id": ends, "pad_token_id": None}
     # Both transformers 4 and 5 read this name of the dtype.
     config |= tokens | {"torch_dtype": dtype}
     stored = np.dtype(jnp.dtype(dtype))

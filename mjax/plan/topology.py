@@ -67,8 +67,14 @@ def with_vocabulary(config: TrainConfig) -> TrainConfig:
       ValueError: the tokenizer cannot be read, or the model's vocabulary is too small.
     """
     data = config.data
-    num_tokens = trained_vocab_size(data.tokenizer)
+    if config.init_from and (data.tokenizer, data.vocab) == (None, "tokenizer"):
+        raise ValueError(
+            f"a plan does not read --init-from {config.init_from}, whose vocabulary "
+            "the run takes; give it as --data.vocab model --model.vocab-size N (python "
+            "-m mjax.ckpt show prints N)"
+        )
+    num_tokens = trained_vocab_size(data.tokenizer_name)
     if num_tokens is None:
-        tokenizer = load_tokenizer(data.tokenizer, eos_token=data.eos_token)
+        tokenizer = load_tokenizer(data.tokenizer_name, eos_token=data.eos_token)
         num_tokens = tokenizer.vocab_size
     return with_tokenizer(config, num_tokens)

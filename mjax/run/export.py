@@ -11,8 +11,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from etils import epath
-
 from mjax import checked_json, flags
 from mjax.ckpt import places
 from mjax.ckpt.places import Place
@@ -22,12 +20,14 @@ from mjax.config.train import TrainConfig, from_json
 from mjax.data import hub_tokenizers
 from mjax.data.config import DataConfig
 from mjax.data.corpora import STDLIB, SYNTHETIC
+from mjax.data.hub_tokenizers import is_gone
 from mjax.data.names import BYTES, trained_vocab_size
 from mjax.data.tokenizer_files import TokenizerFiles, read_files, with_start
 from mjax.hugging_face import families
 from mjax.hugging_face.export import write
 from mjax.hugging_face.model_card import Card, write_card
 from mjax.model.counts import num_params
+from mjax.run.base import find_tokenizer
 from mjax.tune.merged import Merged
 
 _CARD = "README.md"
@@ -53,7 +53,8 @@ class Wanted:
     without_tokenizer: bool = False
     """Write no tokenizer files."""
     eos_token_id: int | None = None
-    """Id of the end-of-document token; None for the tokenizer's."""
+    """Id of the end-of-document token; None for the tokenizer's. Other end tokens of
+    the run, such as that of a turn, are kept."""
     positions: int | None = None
     """Longest sequence of the exported model, in tokens; None for the run's."""
 
@@ -101,7 +102,7 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
                 f"the model has {unused} more ids than the tokenizer; no text contains "
                 "them"
             )
-    eos_id = _eos_id(wanted, tokenizer, model.vocab_size)
+    end_ids = _end_ids(wanted, tokenizer, model.vocab_size)
     card = _card(out, place, source, config, family.name, wanted, tokenizer)
     tensors = source if config.adapters is None else Merged(source, config.adapters)
     write(
@@ -111,13 +112,14 @@ def export(path: str, out: str, step: int | None, wanted: Wanted) -> str:
         seq_len=positions,
         family=family.name,
         dtype=wanted.dtype,
-        eos_token_id=eos_id,
+        end_ids=end_ids,
         files={
             **({} if tokenizer is None else tokenizer.contents),
             _CARD: write_card(card).encode(),
         },
     )
-    named = "without a tokenizer" if tokenizer is None else f"end of text {eos_id}"
+    ends = " ".join(map(str, end_ids))
+    named = "without a tokenizer" if tokenizer is None else f"end of text {ends}"
     return "\n".join(
         [f"{folder} -> {out}: {family.name}, {wanted.dtype}, {named}", *lines]
     )
@@ -158,17 +160,18 @@ def _files_of_run(
     wanted: Wanted,
 ) -> TokenizerFiles:
     """Return the files of `tokenizer_files` as the run has them."""
-    if wanted.tokenizer not in (None, BYTES) and not _can_be_read(wanted.tokenizer):
+    given = wanted.tokenizer
+    if given is not None and (is_gone(given) or trained_vocab_size(given) is not None):
         raise ValueError(
             f"--tokenizer {wanted.tokenizer} does not exist; give a tokenizer.json, "
             "the folder of one or hf://NAME@REVISION, or omit it to use the run's"
         )
-    name = wanted.tokenizer or _find_tokenizer(path, place, config.data)
+    name = wanted.tokenizer or find_tokenizer(path, place, config.data)
     if name is None:
         raise ValueError(_missing(path, config.data))
     if wanted.tokenizer is not None:
         name = hub_tokenizers.pinned(name, flag="--tokenizer")
-    is_bytes = config.data.tokenizer == BYTES
+    is_bytes = config.data.tokenizer_name == BYTES
     files = read_files(name, eos=None if is_bytes else config.data.eos_token)
     if wanted.eos_token_id is not None and files.eos_id is None:
         files = read_files(name, eos=wanted.eos_token_id)
@@ -198,52 +201,33 @@ def _files_of_run(
         )
     if wanted.eos_token_id >= config.model.vocab_size:
         raise ValueError(_outside(wanted.eos_token_id, config.model.vocab_size))
-    return read_files(name, eos=wanted.eos_token_id)
-
-
-def _find_tokenizer(path: str, place: Place, data: DataConfig) -> str | None:
-    """Return the path of the tokenizer: beside the checkpoints, or from the config.
-
-    None if it is not beside the checkpoints, and the config names a tokenizer that is
-    not on this machine or that was trained for the run.
-    """
-    for folder in (epath.Path(path), place.store.directory.parent):
-        if "://" not in str(folder) and (folder / "tokenizer").is_dir():
-            return str(folder / "tokenizer")
-    if data.tokenizer == BYTES:
-        return BYTES
-    if trained_vocab_size(data.tokenizer) is not None:
-        return None
-    return data.tokenizer if _can_be_read(data.tokenizer) else None
-
-
-def _can_be_read(tokenizer: str) -> bool:
-    """Return whether a tokenizer is on this machine or on a hub."""
-    is_on_hub = hub_tokenizers.is_on_hub(tokenizer)
-    return is_on_hub or Path(tokenizer).expanduser().exists()
+    kept = [i for i in files.end_ids if i != files.eos_id]
+    return dataclasses.replace(
+        read_files(name, eos=wanted.eos_token_id), end_ids=()
+    ).with_end_ids([wanted.eos_token_id, *kept])
 
 
 def _missing(path: str, data: DataConfig) -> str:
-    trained = trained_vocab_size(data.tokenizer) is not None
+    trained = trained_vocab_size(data.tokenizer_name) is not None
     why = "was trained for the run" if trained else "is not on this machine"
     return (
         f"{path} has no tokenizer/ beside its checkpoints, and the run's "
-        f"--data.tokenizer {data.tokenizer} {why}; give the folder of its "
+        f"--data.tokenizer {data.tokenizer_name} {why}; give the folder of its "
         "tokenizer.json as --tokenizer, or --without-tokenizer to write the weights "
         "alone"
     )
 
 
-def _eos_id(
+def _end_ids(
     wanted: Wanted, tokenizer: TokenizerFiles | None, vocab_size: int
-) -> int | None:
-    """Return the end-of-document id: the requested one or the tokenizer's."""
+) -> list[int]:
+    """Return the end tokens that the model has, that of a document first."""
     chosen = wanted.eos_token_id
     if chosen is not None and not 0 <= chosen < vocab_size:
         raise ValueError(_outside(chosen, vocab_size))
-    if chosen is None and tokenizer is not None:
-        return tokenizer.eos_id
-    return chosen
+    if tokenizer is None:
+        return [] if chosen is None else [chosen]
+    return [i for i in tokenizer.end_ids if 0 <= i < vocab_size]
 
 
 def _outside(token_id: int, vocab_size: int) -> str:
@@ -289,7 +273,7 @@ def _card(
 
 
 def _tokenizer_words(tokenizer: TokenizerFiles, config: TrainConfig) -> str:
-    name, size = config.data.tokenizer, f"{tokenizer.vocab_size:,} ids"
+    name, size = config.data.tokenizer_name, f"{tokenizer.vocab_size:,} ids"
     if name == BYTES:
         return f"UTF-8 bytes, {size}"
     if trained_vocab_size(name) is not None:

@@ -75,7 +75,7 @@ def open_weights(
       RuntimeError: files are missing or damaged.
     """
     wanted = by_path({"params": abstract_params})
-    chosen = agreement.decide(lambda: _choose(path))
+    chosen = agreement.decide(lambda: choose(path))
     base = {name: leaf for name, leaf in wanted.items() if not is_adapter(name)}
     weights = agreement.together(lambda: _open(chosen, model, base))
     if adapters is None or adapters_from is None:
@@ -85,8 +85,12 @@ def open_weights(
     )
 
 
-def _choose(path: str) -> str:
-    """Return the folder of the Hugging Face model or of the newest step."""
+def choose(path: str) -> str:
+    """Return the folder of the Hugging Face model or of the newest step.
+
+    Raises:
+      ValueError: `path` holds no model.
+    """
     if places.is_hugging_face(path):
         return path
     try:

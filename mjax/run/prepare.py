@@ -7,7 +7,9 @@ nothing is written except caches of the data.
 
 import dataclasses
 import functools
+import itertools
 import json
+import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -25,8 +27,9 @@ from mjax.config.fixes import Devices, sizes_of
 from mjax.config.own_recipe import short_name
 from mjax.config.sizes import smaller
 from mjax.config.train import TrainConfig, run_differences, to_json
+from mjax.data import end_tokens
 from mjax.data.dataset import Dataset
-from mjax.data.tokenizer_files import TEMPLATE, files_of
+from mjax.data.tokenizer_files import TokenizerFiles, files_of
 from mjax.estimate import memory
 from mjax.hugging_face import nearest
 from mjax.mesh.axes import AxisSizes
@@ -42,6 +45,8 @@ from mjax.run.open_data import open_data
 from mjax.run.work_dir_lock import WorkDirLock
 from mjax.step.program import Program
 from mjax.step.traced import program_of, trace_step
+
+_log = logging.getLogger(__name__)
 
 _SAME_DATA = "Give all hosts the same files under --data.path"
 
@@ -80,6 +85,8 @@ class Run:
     work_dir: Path
     tokenizer_files: Mapping[str, bytes]
     """Files for tokenizer/ in the work dir, by name; empty except on process 0."""
+    end_ids: frozenset[int]
+    """Tokens at which generation from the run's model ends."""
     checkpoints: Checkpoints | None
     """The checkpoints of the run; None in a dry run."""
     agreement: Agreement
@@ -117,15 +124,16 @@ def prepare(
     Raises:
       ValueError: bad input, with the value and the fix; see the functions called.
     """
-    config, dataset = open_data(config, command, agreement)
+    opened = open_data(config, command, argv, agreement)
+    config, dataset = opened.config, opened.dataset
     sizes = agreement.together(lambda: sizes_of(config, devices))
     executables = Executables(config, mesh, facts, agreement)
     built = agreement.together(
         lambda: _build(config, sizes, dataset, mesh, executables), timeout_s=DAY_S
     )
-    run = _check(built, command, mesh, agreement, lock)
+    run = _check(built, command, mesh, agreement, lock, opened.end_ids)
     shows_details = report.shows_details(command)
-    lines = _describe(built)
+    lines = itertools.chain(opened.lines, _describe(built))
     if not shows_details:
         lines = report.brief(lines, built.config, built.memory)
     for line in lines:
@@ -199,18 +207,26 @@ def _describe(built: Built) -> Iterator[str]:
 
 
 def _check(
-    built: Built, command: Command, mesh: Mesh, agreement: Agreement, lock: WorkDirLock
+    built: Built,
+    command: Command,
+    mesh: Mesh,
+    agreement: Agreement,
+    lock: WorkDirLock,
+    end_ids: Sequence[int],
 ) -> Run:
     """Check that the run fits the devices, its work dir and its checkpoints.
 
-    Nothing is created or changed.
+    Nothing is created or changed. `end_ids` are the end tokens of the base.
     """
     config = built.config
     check_same(agreement, {"data": built.dataset.fingerprint}, _SAME_DATA)
     agreement.together(lambda: _check_memory(built, mesh))
-    tokenizer_files = agreement.together(
-        lambda: _tokenizer_files(built.dataset) if agreement.rank == 0 else {}
+    files = agreement.together(
+        lambda: (
+            _tokenizer_files(built.dataset, end_ids) if agreement.rank == 0 else None
+        )
     )
+    ends = agreement.decide(lambda: json.dumps(files.end_ids if files else ()))
     found = json.loads(agreement.decide(lambda: _look_at_work_dir(config, command)))
     # The given path may be relative to the current folder of process 0; the others
     # use the absolute path.
@@ -238,7 +254,8 @@ def _check(
         executables=built.executables,
         memory=built.memory,
         work_dir=path,
-        tokenizer_files=tokenizer_files,
+        tokenizer_files={} if files is None else files.contents,
+        end_ids=frozenset(json.loads(ends)),
         checkpoints=checkpoints,
         agreement=agreement,
         weights=weights,
@@ -246,12 +263,21 @@ def _check(
     )
 
 
-def _tokenizer_files(dataset: Dataset) -> Mapping[str, bytes]:
+def _tokenizer_files(dataset: Dataset, end_ids: Sequence[int]) -> TokenizerFiles:
     """Return the files of the tokenizer, with the template that rendered the chats."""
-    files = files_of(dataset.tokenizer, dataset.tokenizer_path).contents
+    files = files_of(dataset.tokenizer, dataset.tokenizer_path).with_end_ids(end_ids)
     if dataset.chat_template is None:
         return files
-    return {**files, TEMPLATE: dataset.chat_template.text.encode()}
+    text = end_tokens.text_after_answer(dataset.chat_template)
+    if text is not None and end_tokens.first_name(text, files.added) is None:
+        _log.warning(
+            "the chat template ends an answer with %r, which is no token of its own, "
+            "so nothing that generates from the model stops there; end it with "
+            "{{ eos_token }} in --data.chat-template, or generate with --stop",
+            text,
+        )
+    ends = sorted(dataset.held_out_prompt()[1])
+    return files.with_template(dataset.chat_template).with_end_ids(ends)
 
 
 def _check_newest(

@@ -7,7 +7,7 @@ plots/curves.png, sample.txt.
 import math
 import platform
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -373,6 +373,7 @@ def sample(
     path: Path,
     num_rows: int,
     num_tokens: int,
+    end_ids: Set[int],
     seed: int,
     is_stopped: Callable[[], bool],
 ) -> bool:
@@ -392,12 +393,13 @@ def sample(
       path: path of the file.
       num_rows: copies of the text, a multiple of the data-parallel size.
       num_tokens: maximum number of tokens to draw; with 0 nothing is written.
+      end_ids: tokens that end an answer of a chat.
       seed: seed of the sampling.
       is_stopped: called before each token; True ends the sampling.
     """
     if not num_tokens:
         return True
-    prompt, end_ids = dataset.held_out_prompt()
+    prompt, ends = dataset.held_out_prompt()
     drawn = sampling.generate(
         program,
         params,
@@ -407,7 +409,7 @@ def sample(
         num_tokens=num_tokens,
         vocab_size=dataset.tokenizer.vocab_size,
         seed=seed,
-        end_ids=end_ids,
+        end_ids=ends | end_ids if ends else ends,
         is_stopped=is_stopped,
     )
     if drawn is not None and jax.process_index() == 0:

@@ -170,7 +170,7 @@ class Ours:
             tokenizer=_Clipped(model.vocab_size),  # making text is part of the time
             chat_template=None,
             seq_len=PROMPT + TOKENS,
-            eos_ids=(),
+            end_ids=(),
         )
         self.engine = Engine(opened, slots=len(prompts), max_len=PROMPT + TOKENS)
         sampling = Sampling(max_tokens=TOKENS, temperature=0.0)

@@ -6,9 +6,10 @@ import pathlib
 import numpy as np
 import pytest
 
+from mjax.config.train import TrainConfig
 from mjax.data import prepare
 from mjax.data.config import DataConfig
-from mjax.data.dataset import open_dataset
+from mjax.data.dataset import open_dataset, prepare_files
 from mjax.data.prepare import is_held_out
 from mjax.data.samples import PackedSamples, Samples
 from mjax.data.stream import HeldOut, Stream
@@ -212,10 +213,6 @@ def test_documents_without_text_leave_no_trace_and_only_those_are_refused(tmp_pa
         ({"mixture": ("1=a", "2=a")}, "names a more than once; give it once"),
         ({"mixture": ("1=a", "123457=b")}, "which repeat after 123458 in the ratio"),
         (
-            {"mixture": ("1=a", "2=b,c"), "tokenizer": "train:290"},
-            "--data.path a b c, and give the tokenizer.json that it prints",
-        ),
-        (
             {"mixture": ("1=a",), "path": ("b",)},
             "--data.path b and --data.mixture 1=a both set the data",
         ),
@@ -224,6 +221,32 @@ def test_documents_without_text_leave_no_trace_and_only_those_are_refused(tmp_pa
 def test_a_bad_configuration_is_refused_where_it_is_made(change, message):
     with pytest.raises(ValueError, match=message):
         DataConfig(**change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"mixture": ("1=a", "2=b,c")},
+            "--data.path a b c, and give the tokenizer.json that it prints",
+        ),
+        (
+            {"format": "chat", "path": ("a",)},
+            "--data.format chat needs an existing tokenizer, got --data.tokenizer",
+        ),
+    ],
+)
+def test_a_tokenizer_is_not_trained_for_data_that_need_an_existing_one(change, message):
+    """With --init-from a run takes that of the model instead."""
+    data = DataConfig(tokenizer="train:290", **change)
+    for refuse in (
+        lambda: TrainConfig(data=data),
+        lambda: open_dataset(data, seed=0),
+        lambda: prepare_files(data),
+    ):
+        with pytest.raises(ValueError, match=message):
+            refuse()
+    assert TrainConfig(data=data, init_from="x")
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,8 @@ def test_a_tokenizer_by_name_is_the_one_in_its_files(hub, tmp_path):
     found, plain = load_tokenizer(NAME), load_tokenizer(str(folder))
     assert (found.digest, found.vocab_size) == (plain.digest, 262)
     assert read_files(NAME) == read_files(str(folder))
-    assert set(read_files(NAME).contents) == {*hub.model_files} - {"model.safetensors"}
+    ours = {*hub.model_files, "generation_config.json"} - {"model.safetensors"}
+    assert set(read_files(NAME).contents) == ours
     assert not any("model.safetensors" in asked for asked in hub.asked)
 
 

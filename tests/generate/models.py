@@ -78,7 +78,7 @@ def opened(
         tokenizer=tokenizer,
         chat_template=None,
         seq_len=seq_len,
-        eos_ids=(tokenizer.eos_id,),
+        end_ids=(tokenizer.eos_id,),
     )
 
 

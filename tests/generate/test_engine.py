@@ -122,7 +122,7 @@ def test_cached_generation_has_the_logits_of_the_full_forward(seed, mesh):
     model = random_model(seed)
     params = random_params(model, seed)
     found = opened(model, mesh, seq_len=MAX_LEN, params=params)
-    found = dataclasses.replace(found, eos_ids=())
+    found = dataclasses.replace(found, end_ids=())
     engine = Engine(found, slots=2, max_len=MAX_LEN)
     prompt = np.random.default_rng(seed).integers(VOCAB, size=1 + seed % 11)
     request = ask(prompt, 25, logprobs=VOCAB)
@@ -228,7 +228,7 @@ def test_one_likeliest_token_is_the_greedy_one():
 
 def test_draws_have_the_frequencies_that_temperature_and_cuts_mean():
     model = dataclasses.replace(SMALL, vocab_size=VOCAB, vocab_multiple=4)
-    found = dataclasses.replace(opened(model, seq_len=MAX_LEN), eos_ids=())
+    found = dataclasses.replace(opened(model, seq_len=MAX_LEN), end_ids=())
     engine = Engine(found, slots=8, max_len=MAX_LEN)
     logprobs = dict(events_of(engine, ask([3], 1, logprobs=VOCAB))[0].top)
     likeliest = sorted(logprobs, key=logprobs.__getitem__, reverse=True)
@@ -258,7 +258,7 @@ def test_an_answer_ends_at_a_token_that_ends_texts():
     end = free.tokens[6]
     at = free.tokens.index(end)
     engine = Engine(
-        dataclasses.replace(found, eos_ids=(end,)), slots=1, max_len=MAX_LEN
+        dataclasses.replace(found, end_ids=(end,)), slots=1, max_len=MAX_LEN
     )
     (answer,) = answer_all(engine, [ask([5], 20)])
     assert answer.finished == "stop"

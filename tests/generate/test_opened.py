@@ -43,7 +43,7 @@ def test_each_value_of_a_run_is_on_the_mesh_as_it_was_saved(run, mesh):
     assert jax.tree.structure(found.params) == jax.tree.structure(want)
     jax.tree.map(np.testing.assert_array_equal, jax.device_get(found.params), want)
     assert found.model == SMALL
-    assert (found.seq_len, found.eos_ids) == (64, (256,))
+    assert (found.seq_len, found.end_ids) == (64, (256,))
     assert found.name.endswith("/7")
 
 
@@ -128,7 +128,9 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
         )
 
 
-def test_a_folder_of_hugging_face_has_its_parameters_tokenizer_and_ends(tmp_path):
+def test_a_folder_of_hugging_face_has_its_parameters_tokenizer_and_ends(
+    tmp_path, caplog
+):
     model = small_model("llama")
     tensors = random_tensors(model)
     write(Arrays(tensors), model, tmp_path / "hf", seq_len=48)
@@ -137,9 +139,20 @@ def test_a_folder_of_hugging_face_has_its_parameters_tokenizer_and_ends(tmp_path
     few = Tokenizer(models.BPE({"a": 0, "</s>": 1}, []))
     few.decoder = decoders.ByteLevel()
     few.save(str(tmp_path / "hf" / "tokenizer.json"))
+    few = Tokenizer(models.BPE({"</s>": 0, "a": 1}, []))
+    few.decoder = decoders.ByteLevel()
+    few.save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "hf" / "generation_config.json").write_text('{"eos_token_id": [2, 1]}')
     found = open_model(str(tmp_path / "hf"), make_mesh(ONE), dtype="float32")
-    assert (found.seq_len, found.eos_ids) == (48, (1, 2))
+    assert (found.seq_len, found.end_ids) == (48, (1, 2))
+    assert not caplog.text
+    other = open_model(
+        str(tmp_path / "hf"), make_mesh(ONE), dtype="float32", tokenizer=str(tmp_path)
+    )
+    assert (
+        f"--tokenizer {tmp_path} is not the tokenizer of {tmp_path}/hf" in caplog.text
+    )
+    assert other.end_ids == (0, 2, 1)
     paths = our_shapes(found.model)
     for path in paths:
         leaf: Any = found.params

@@ -312,7 +312,7 @@ def test_a_source_of_another_model_is_refused_before_anything_is_written(
 def test_the_other_leaves_of_a_checkpoint_are_not_looked_at(tmp_path: Path) -> None:
     model = small_model("mistral")
     state = random_params(model) | {"step": np.int32(3), "opt_state.0.mu": np.ones(2)}
-    write(Arrays(state), model, tmp_path / "out", seq_len=64, eos_token_id=7)
+    write(Arrays(state), model, tmp_path / "out", seq_len=64, end_ids=[7])
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (written["eos_token_id"], written["bos_token_id"]) == (7, None)
 

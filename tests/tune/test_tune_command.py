@@ -142,8 +142,7 @@ def test_a_template_beside_the_tokenizer_of_the_base_is_taken_and_kept(folder):
     """Nothing but the folder of the base is named."""
     shutil.copytree("hf", "with_template")
     Path("with_template", "chat_template.jinja").write_text(TEMPLATE)
-    flags = {"data__tokenizer": "with_template", "data__chat_template": ""}
-    run = tuning("own", init_from="with_template", steps="1", **flags)
+    run = tuning("own", init_from="with_template", steps="1", data__chat_template="")
     assert train.main([*run, "--eval.every", "1"]) == ending.DONE
     assert Path("own/tokenizer/chat_template.jinja").read_text() == TEMPLATE
 
