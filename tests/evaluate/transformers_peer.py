@@ -2,7 +2,8 @@
 
 Nothing of mjax is imported here. Input: a JSON file with folders, pairs of context and
 continuation, whole texts, and prompts. Output: FOLDER.json with log-likelihoods and
-greedy continuations, as lm-eval's documentation defines them.
+greedy continuations, as lm-eval's documentation defines them, and log-likelihoods of
+the texts without the tokens that the tokenizer adds.
 """
 
 import json
@@ -24,7 +25,7 @@ def main(path: str) -> None:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         prefix = tokenizer.bos_token_id
         prefix = tokenizer.eos_token_id if prefix is None else prefix
-        found: dict[str, Any] = {"pairs": [], "texts": [], "made": []}
+        found: dict[str, Any] = {"pairs": [], "texts": [], "bare": [], "made": []}
         for context, continuation in job["pairs"]:
             whole = tokenizer(context + continuation)["input_ids"]
             scored = len(whole) - len(tokenizer(context)["input_ids"])
@@ -32,6 +33,8 @@ def main(path: str) -> None:
         for text in job["texts"]:
             ids = tokenizer(text)["input_ids"]
             found["texts"].append(score(model, [prefix, *ids], len(ids))[0])
+            ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+            found["bare"].append(score(model, [prefix, *ids], len(ids))[0])
         for prompt in job["prompts"]:
             ids = tokenizer(prompt, return_tensors="pt")
             made = model.generate(
