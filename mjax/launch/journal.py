@@ -18,6 +18,7 @@ import math
 import os
 import secrets
 import sqlite3
+import stat
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -336,6 +337,9 @@ class _Lines:
         try:
             if not self._is_in_place():
                 file = self._path.open("a+b", buffering=0)
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    file.close()
+                    return f"{self._path} is not a file"
                 if not os.fstat(file.fileno()).st_size:  # it was deleted or moved
                     num = os.fstat(self._file.fileno()).st_size
                     self._rest = os.pread(self._file.fileno(), num, 0) + self._rest
@@ -393,10 +397,10 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _identity(path: Path) -> tuple[int, int] | None:
     """Return device and inode of a file; None if it is absent."""
     try:
-        stat = path.stat()
+        there = path.stat()
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return stat.st_dev, stat.st_ino
+    return there.st_dev, there.st_ino
 
 
 def _unusable(path: Path, error: sqlite3.DatabaseError) -> str:

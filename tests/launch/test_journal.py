@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -161,6 +162,9 @@ def spoil(path, how):
         case "folder":
             path.unlink(missing_ok=True)
             path.mkdir()
+        case "pipe":
+            path.unlink()
+            os.mkfifo(path)
         case "work dir":
             shutil.rmtree(path.parent)
 
@@ -174,6 +178,7 @@ def spoil(path, how):
         ("launch/journal.db", "work dir"),
         ("events.jsonl", "deleted"),
         ("events.jsonl", "folder"),
+        ("events.jsonl", "pipe"),
     ],
 )
 def test_a_journal_that_is_taken_away_is_written_again(tmp_path, name, how):
@@ -182,13 +187,15 @@ def test_a_journal_that_is_taken_away_is_written_again(tmp_path, name, how):
     assert opened.journal.flush()
     spoil(tmp_path / name, how)
     opened.journal.record(event("after"), 1)
-    if how == "folder":
-        assert "directory" in opened.wait_for_report()
-        (tmp_path / name).rmdir()
+    is_in_the_way = how in ("folder", "pipe")
+    if is_in_the_way:
+        said = opened.wait_for_report()
+        assert ("directory" if how == "folder" else "is not a file") in said
+        (tmp_path / name).rmdir() if how == "folder" else (tmp_path / name).unlink()
         opened.journal.record(event("later"), 1)
         assert opened.wait_for_report() == ""
     assert opened.journal.close()
-    expected = ["before", "after"] + ["later"] * (how == "folder")
+    expected = ["before", "after"] + ["later"] * is_in_the_way
     assert texts(tmp_path) == expected
     again = Journal(tmp_path)
     assert again.name == opened.journal.name
