@@ -40,7 +40,9 @@ class TrainConfig:
     """Folder of the run. Given alone, it resumes the run there. Default:
     runs/<recipe>-<time>."""
     init_from: str | None = None
-    """Initialise parameters from a run, a checkpoint or a Hugging Face folder."""
+    """Initialise parameters from a run, a checkpoint or a Hugging Face folder. Its
+    tokenizer, chat template, end tokens and vocabulary are used unless flags give
+    others."""
     steps: int = 100
     """Total number of optimizer steps."""
     seed: int = 0

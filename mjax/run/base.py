@@ -17,6 +17,7 @@ from mjax import flags
 from mjax.ckpt import places
 from mjax.ckpt.places import Place
 from mjax.ckpt.saved_step import SavedStep
+from mjax.ckpt.store import located
 from mjax.config.train import TrainConfig, from_json
 from mjax.data import chat_template, hub_tokenizers
 from mjax.data.config import DataConfig
@@ -109,6 +110,9 @@ def settle(
         )
     if recorded is not None:
         return _recorded(config, name, typed, recorded)
+    if "--data.tokenizer" in typed and not located(config.init_from).exists():
+        # The run may have saved steps elsewhere; without them it is refused later.
+        return _recorded(config, name, typed, {})
     base = _with_adapters(read_base(config.init_from), config, typed)
     return _of_base(base, config, name, typed)
 

@@ -247,6 +247,14 @@ def test_a_run_that_has_begun_keeps_what_it_began_with(base):
     assert other.tokenizer == base  # refused with the other differences of the run
 
 
+def test_a_base_that_is_gone_needs_a_typed_tokenizer(base):
+    """The run may have saved steps at --ckpt.remote, which have everything else."""
+    with pytest.raises(ValueError, match=r"--init-from gone cannot be used: gone does"):
+        settle(config("gone"), [], None)
+    found = settle(config("gone", tokenizer=base), typed(tokenizer=base), None)
+    assert (found.tokenizer, found.lines) == (base, ())
+
+
 def test_without_a_base_the_tokenizer_is_that_of_the_recipe_or_bytes():
     assert settle(config(None), [], None).tokenizer == BYTES
     assert (
