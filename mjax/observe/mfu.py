@@ -264,7 +264,8 @@ def _diagnosis(series: RunSeries, found: Finding) -> tuple[str, str, str, str]:
     """
     kind, level = found.kind, found.level.level
     if kind not in _LEVELS or (_may_have(kind, series) and _is_near(kind, level)):
-        return kind, *_meaning(kind, series.num_hosts)
+        meaning, action, source = _meaning(kind, series.num_hosts)
+        return kind, meaning, action, source
     rate = "MFU" if series.has_mfu else "throughput"
     text = f"the {rate} is at {level:.0%} of its healthy level"
     if series.is_on_cpus:
@@ -284,7 +285,7 @@ def _may_have(kind: Kind, series: RunSeries) -> bool:
     return not series.is_on_cpus and (has_links or kind not in _OF_LINKS)
 
 
-def _is_near(kind: Kind, level: float) -> bool:
+def _is_near(kind: str, level: float) -> bool:
     low, high = _LEVELS[kind]
     return 0.9 * low <= level <= 1.1 * high
 

@@ -115,13 +115,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids = {spec.token_to_id(chr(code)) for code in range(33, 127)} - {None}
     others = [i for i in range(263) if i not in ids]
     params["params.head.table"][others] = 0
+    eos = spec.token_to_id(END_OF_TEXT)
+    assert eos is not None
     template = "{{ bos_token }}{% for m in messages %}[{{ m.content }}]{% endfor %}"
     write(
         Arrays(params),
         model,
         folder / "bos",
         seq_len=64,
-        eos_token_id=spec.token_to_id(END_OF_TEXT),
+        end_ids=[eos],
         files={
             "tokenizer.json": spec.to_str().encode(),
             "tokenizer_config.json": json.dumps(settings).encode(),

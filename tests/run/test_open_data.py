@@ -30,5 +30,5 @@ def test_a_resumed_run_keeps_its_data_version_whatever_the_flags(
     data = DataConfig(path=(str(tmp_path / "a.txt"),), cache_dir=str(tmp_path / "c"))
     config = TrainConfig(work_dir=str(tmp_path), data=data)
     command = Command(restart_from_scratch=restarts)
-    opened, _ = open_data(config, command, Agreement("test"))
-    assert opened.data.version == version
+    opened = open_data(config, command, [], Agreement("test"))
+    assert opened.config.data.version == version
