@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
+from mjax import scopes
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.hardware.described import described_mesh
@@ -30,7 +31,7 @@ from mjax.pipeline.config import PipelineConfig
 from mjax.plan.cost import CostModel
 from mjax.plan.hlo.analysis import Analysis, Collective, analyse
 from mjax.plan.hlo.collectives import collective_kind
-from mjax.plan.hlo.parse import Array, Module, parse
+from mjax.plan.hlo.parse import Array, Instruction, Module, parse
 from mjax.plan.hlo.work import fused_work
 from mjax.step.program import Program, build_program
 from scripts.evidence import Table, write_page
@@ -171,7 +172,11 @@ def cover(transfer: Collective) -> float:
 
 
 def idle_matmuls(module: Module, analysis: Analysis, name: str) -> int:
-    """Return how many matmuls of a computation run while it communicates nothing."""
+    """Return how many matmuls of a computation run while it communicates nothing.
+
+    The conditional of the backward pass is not counted: the first stage alone takes the
+    branch with the two small matmuls of the embedding's gradient.
+    """
     computation = module.computations[name]
     in_flight: set[str] = set()
     asynchronous = {c.name for c in inside(analysis, name) if c.is_async}
@@ -181,12 +186,16 @@ def idle_matmuls(module: Module, analysis: Analysis, name: str) -> int:
         in_flight.discard(done.get(x.name, ""))
         if x.name in asynchronous:
             in_flight.add(x.name)
-        elif not in_flight:
+        elif not in_flight and not _is_of_embedding(x):
             calls = analysis.calls.get((name, x.name), ())
             count += sum(analysis.work[inner].products * n for inner, n in calls)
             if not calls and not collective_kind(x, module):
                 count += fused_work(x, computation, module).products
     return count
+
+
+def _is_of_embedding(x: Instruction) -> bool:
+    return x.opcode == "conditional" and scopes.phase("backward") in x.op_name
 
 
 def find_faults(module: Module, analysis: Analysis, program: Program) -> list[str]:

@@ -40,7 +40,8 @@ def test_transfers_overlap_every_matmul_of_the_steady_loop(module, analysis, pro
     assert find_faults(module, analysis, program) == []
     steady = steady_body(analysis)
     overlapping = [x.products for x in transfers(analysis, steady).values()]
-    assert sum(overlapping) == analysis.work[steady].products
+    # The first stage alone runs the other two, of the embedding's gradient.
+    assert sum(overlapping) == analysis.work[steady].products - 2
 
 
 def change_transfers(analysis: Analysis, **changes) -> Analysis:
@@ -97,7 +98,7 @@ def test_a_transfer_that_is_awaited_at_once_is_found(module, analysis, program):
     )
     faults = find_faults(changed, analyse(changed, CASES[0].sizes), program)
     assert sum("transfer is exposed" in fault for fault in faults) == 2
-    assert any("10 of the 10 matmuls" in fault for fault in faults)
+    assert any("10 of the 12 matmuls" in fault for fault in faults)
 
 
 @pytest.mark.plan
