@@ -48,7 +48,7 @@ from mjax.launch.pods import Pods
 from mjax.launch.rank_files import generation_folder
 from mjax.launch.supervisor import Supervisor
 from mjax.launch.trainer_flags import TrainerFlags
-from mjax.listening import BACKLOG
+from mjax.listening import AT_ONCE, keep_more
 from mjax.listening.admission import Admission
 from mjax.processes import lock, progress
 
@@ -298,11 +298,14 @@ class Driver:
 
     async def _listen(self, host: str, port: int) -> asyncio.Server:
         buffer, loop = Buffer(), asyncio.get_running_loop()
-        return await loop.create_server(
+        server = await loop.create_server(
             lambda: Connection(buffer, self._admission, self._take, self._ended),
             *(host, port),
-            backlog=BACKLOG,
+            backlog=AT_ONCE,
         )
+        for made in server.sockets:
+            keep_more(made.fileno())
+        return server
 
     def _take(self, connection: Connection, line: bytes) -> None:
         """Handle a line; close a connection that uses another protocol."""

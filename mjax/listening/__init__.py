@@ -8,6 +8,7 @@ of uvicorn get them from `asgi`, servers with threads from `threads`.
 import errno
 import hmac
 import ipaddress
+import os
 import re
 import socket
 import urllib.parse
@@ -18,6 +19,9 @@ BACKLOG = 4096
 """Connections that the kernel keeps until a server accepts them. If there are more, it
 drops the packets of honest clients too, which retry after seconds. The limit of Linux
 (somaxconn)."""
+AT_ONCE = 64
+"""Connections that a server accepts before it handles them. asyncio accepts as many as
+its backlog, and would run out of file descriptors before a limit takes effect."""
 _LISTEN = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+)):([0-9]{1,5})")
 TOKEN = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 """Characters without special meaning in URLs, cookies and headers (RFC 3986, 2.3)."""
@@ -86,6 +90,12 @@ def bind(
             f"{named} cannot be used: {error.strerror}; write {default}"
         ) from error
     return made
+
+
+def keep_more(descriptor: int) -> None:
+    """Let the kernel keep `BACKLOG` connections of a socket that asyncio listens on."""
+    with socket.socket(fileno=os.dup(descriptor)) as same:
+        same.listen(BACKLOG)
 
 
 def is_known_host(host: str, names: frozenset[str]) -> bool:

@@ -28,10 +28,10 @@ precede the bytes of an honest client."""
 LIMIT_S = 10.0
 """Chosen: a client sends its request when it connects, so it needs a few round trips
 and two losses of a packet."""
-MOST_WAITING_BYTES = 64 * 2**20
-_SMALL_BYTES = 2**14
-"""Size of requests that do not count for `MOST_WAITING_BYTES`: even the maximum number
-of them takes a few MiB."""
+MOST_WAITING_BYTES = 128 * 2**20
+_CHECKED_BYTES = 2**18
+"""The sum of all requests is compared with `MOST_WAITING_BYTES` whenever a request has
+grown by this much: `MOST_UNAUTHENTICATED` smaller ones do not exceed it."""
 _FILES = 256
 """Files that a process may open for other purposes than connections."""
 _LEAST = 64
@@ -78,11 +78,14 @@ class Admission:
         return peer
 
     def sweep(self) -> None:
-        """Close peers that have not authenticated in time; call it every second."""
+        """Close peers that have not authenticated in time; call it every second.
+
+        After a pause of the process, the bytes of its clients may still be unread.
+        """
         until_s = time.monotonic() - LIMIT_S
         with self._lock:
             for peer in _waiting(self._unauthenticated):
-                if peer.since_s < until_s:
+                if peer.since_s < until_s and not peer.has_unread():
                     self._close(peer)
 
     def _close_oldest(self, peers: Iterable["Peer"]) -> bool:
@@ -100,6 +103,7 @@ class Admission:
 
     def _close(self, peer: "Peer") -> None:
         self._forget(peer)
+        peer.is_closed = True
         peer.close()
 
     def _forget(self, peer: "Peer") -> None:
@@ -108,13 +112,14 @@ class Admission:
 
     # The methods below are for `Peer`.
 
-    def count(self, peer: "Peer") -> None:
-        """Close a peer, or the largest one, after it has received bytes."""
+    def count(self, peer: "Peer", num_bytes: int) -> None:
+        """Add received bytes; close the peer, or the largest, if they are too many."""
+        before, peer.num_bytes = peer.num_bytes, peer.num_bytes + num_bytes
         with self._lock:
             is_stranger = peer in self._unauthenticated
             if is_stranger and peer.num_bytes > self._first_bytes:
                 self._close(peer)
-            elif peer.num_bytes > _SMALL_BYTES:
+            elif peer.num_bytes // _CHECKED_BYTES > before // _CHECKED_BYTES:
                 # An agent of a launch is busy for ever, and there are thousands.
                 waiting = _waiting(
                     self._unauthenticated if is_stranger else self._peers
@@ -144,7 +149,7 @@ class Peer:
     ) -> None:
         """Store the arguments; `Admission.enter` makes peers."""
         self._admission, self._fileno, self.close = admission, fileno, close
-        self.is_busy = False
+        self.is_busy = self.is_closed = False
         self.num_bytes = 0
         """Bytes of the current request."""
         self.since_s = time.monotonic()
@@ -152,8 +157,7 @@ class Peer:
 
     def count(self, num_bytes: int) -> None:
         """Note received bytes."""
-        self.num_bytes += num_bytes
-        self._admission.count(self)
+        self._admission.count(self, num_bytes)
 
     def authenticate(self) -> None:
         """Note that its client may use the server."""

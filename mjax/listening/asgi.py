@@ -4,6 +4,7 @@ Input: an ASGI application. Output: a `uvicorn.Server` whose connections pass an
 `Admission`. The application calls `authenticate` once it permits a request.
 """
 
+import socket
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -11,25 +12,32 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mjax.listening import BACKLOG
+from mjax.listening import AT_ONCE, keep_more
 from mjax.listening.admission import Admission, Peer
 
 _PEER = "mjax.peer"
 """Key of a connection's `Peer` in the state of its requests."""
+_FIRST_BYTES = 2**18 + 2**16
+"""Maximum size of a head and of what asyncio reads with it at once: the beginning of a
+body arrives before the application has seen the head."""
 _SWEEP_S = 1
 
 
-def make_server(app: ASGIApp, *, bad_request: bytes, **options: Any) -> uvicorn.Server:
+def make_server(
+    app: ASGIApp, listening: socket.socket, *, bad_request: bytes, **options: Any
+) -> uvicorn.Server:
     """Return a server that is not running yet.
 
     Args:
       app: the application.
+      listening: the listening socket.
       bad_request: JSON that answers what is not HTTP.
       options: more arguments of `uvicorn.Config`.
     """
-    admission = Admission()
+    admission = Admission(first_bytes=_FIRST_BYTES)
 
     async def sweep() -> None:
+        keep_more(listening.fileno())
         admission.sweep()
 
     config = uvicorn.Config(
@@ -46,10 +54,11 @@ def make_server(app: ASGIApp, *, bad_request: bytes, **options: Any) -> uvicorn.
         interface="asgi3",
         lifespan="off",
         ws="none",
-        backlog=BACKLOG,
+        backlog=AT_ONCE,
         proxy_headers=False,
         server_header=False,
-        callback_notify=sweep,
+        loop="asyncio",
+        callback_notify=sweep,  # first when the server has started
         timeout_notify=_SWEEP_S,
         **options,
     )

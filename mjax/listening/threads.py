@@ -1,11 +1,13 @@
-"""HTTP servers with a thread for each connection, and limits on the connections.
+"""HTTP servers with a thread for each client, and limits on the connections.
 
-Input: a listening socket, and a handler class. Output: answers until `close`. The token
-of a request is compared before its body is read. What is refused here is answered with
-`{"error": TEXT}`.
+Input: a listening socket, and a handler class. Output: answers until `close`. One
+thread accepts connections and reads the head of the first request; a connection gets a
+thread of its own when its head is complete. The token is compared before a body is
+read. What is refused here is answered with `{"error": TEXT}`.
 """
 
 import contextlib
+import dataclasses
 import http
 import http.client
 import http.server
@@ -13,13 +15,15 @@ import io
 import json
 import logging
 import re
+import selectors
 import socket
-import socketserver
 import sys
 import threading
-from typing import Any
+import time
+import traceback
+from typing import Any, cast
 
-from mjax.listening import is_equal
+from mjax.listening import AT_ONCE, is_equal
 from mjax.listening.admission import Admission, Peer
 
 _HEAD_BYTES = 2**16
@@ -27,72 +31,130 @@ _LINGER_BYTES = 2**18
 """Bytes of a refused request that are read and discarded: the kernel drops the answer
 of a connection that is closed with unread bytes."""
 _PART_BYTES, _SEND_BYTES = 2**14, 2**20
+_SWEEP_S = 1.0
+_PAUSE_S = 0.05
+"""Pause if the process has no file descriptor for a connection."""
 _SIZE = re.compile("[0-9]{1,15}")
+_HEAD_ENDS = (b"\n\r\n", b"\n\n")
 _log = logging.getLogger(__name__)
 
 
-class Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Accepted:
+    """A connection."""
+
+    connection: socket.socket
+    address: Any
+    peer: Peer
+    begun: bytearray = dataclasses.field(default_factory=bytearray)
+    """Bytes that were read before the connection got a thread."""
+
+
+class Server:
     """Answers in threads until `close`."""
 
-    daemon_threads = True
-
-    def __init__(
-        self, listening: socket.socket, handler: "type[Handler]", *, poll_s: float = 0.5
-    ) -> None:
+    def __init__(self, listening: socket.socket, handler: "type[Handler]") -> None:
         """Start answering.
 
         Args:
           listening: the listening socket; closed with the server.
           handler: answers the requests of one connection.
-          poll_s: seconds within which the server notices `close`.
         """
-        name = listening.getsockname()
-        super().__init__(name, handler, bind_and_activate=False)
-        self.socket.close()
-        self.socket = listening
-        self._admission = Admission()
-        self.peers: dict[socket.socket, Peer] = {}
-        """Peers of the open connections."""
-        self._thread = threading.Thread(
-            target=self.serve_forever, args=(poll_s,), name="http", daemon=True
-        )
+        self._listening, self._handler = listening, handler
+        listening.setblocking(False)
+        self._admission = Admission(first_bytes=_HEAD_BYTES)
+        self._selector = selectors.DefaultSelector()
+        self._ending, self._end = socket.socketpair()
+        for made in (listening, self._ending):
+            self._selector.register(made, selectors.EVENT_READ)
+        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop listening; answers in progress continue."""
-        self.shutdown()
-        self.server_close()
+        self._end.close()
         self._thread.join()
 
-    def process_request(self, request: Any, client_address: Any) -> None:
-        """Admit a connection and start its thread."""
-        self.peers[request] = self._admission.enter(
-            request.fileno, lambda: _end(request)
-        )
-        super().process_request(request, client_address)
+    def _run(self) -> None:
+        try:
+            while True:
+                for key, _ in self._selector.select(_SWEEP_S):
+                    if key.fileobj is self._ending:
+                        return
+                    if key.data is None:
+                        self._accept()
+                    else:
+                        self._read(key.data)
+                self._admission.sweep()
+        finally:
+            for key in [*self._selector.get_map().values()]:
+                cast(socket.socket, key.fileobj).close()
+            self._selector.close()
 
-    def shutdown_request(self, request: Any) -> None:
-        """Close a connection."""
-        self.peers.pop(request).leave()
-        super().shutdown_request(request)
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:
+                _log.debug("cannot accept a connection: %s", error)
+                time.sleep(_PAUSE_S)
+                return
+            connection.setblocking(False)
+            peer = self._admission.enter(
+                connection.fileno, lambda made=connection: _shut(made)
+            )
+            accepted = Accepted(connection=connection, address=address, peer=peer)
+            self._selector.register(connection, selectors.EVENT_READ, accepted)
 
-    def service_actions(self) -> None:
-        """Close connections that have not authenticated in time."""
-        self._admission.sweep()
+    def _read(self, accepted: Accepted) -> None:
+        """Read a part of a head; start a thread when it is complete."""
+        try:
+            data = accepted.connection.recv(_PART_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        begin = max(0, len(accepted.begun) - 2)
+        accepted.begun.extend(data)
+        accepted.peer.count(len(data))
+        is_over = not data or accepted.peer.is_closed
+        if not is_over and all(accepted.begun.find(x, begin) < 0 for x in _HEAD_ENDS):
+            return
+        self._selector.unregister(accepted.connection)
+        if is_over:
+            _close(accepted)
+            return
+        thread = threading.Thread(target=self._answer, args=[accepted], daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # the system has no more threads
+            _log.debug("cannot start a thread: %s", error)
+            _close(accepted)
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Log in one line that a client has left before its answer."""
-        error = sys.exception()
-        if isinstance(error, OSError):
-            _log.debug("%s left before its answer (%s)", client_address, error)
-        else:
-            super().handle_error(request, client_address)
+    def _answer(self, accepted: Accepted) -> None:
+        try:
+            self._handler(accepted)
+        except OSError as error:
+            _log.debug("%s left before its answer (%s)", accepted.address, error)
+        except Exception as error:  # a bug must not end more than its connection
+            traceback.print_exception(error, file=sys.stderr)
+        finally:
+            _close(accepted)
 
 
-def _end(connection: socket.socket) -> None:
-    """Let the thread of a connection read its end."""
+def _shut(connection: socket.socket) -> None:
+    """Let the thread that reads from a connection find its end."""
     with contextlib.suppress(OSError):  # the client has closed it
         connection.shutdown(socket.SHUT_RDWR)
+
+
+def _close(accepted: Accepted) -> None:
+    accepted.peer.leave()
+    with contextlib.suppress(OSError):
+        accepted.connection.shutdown(socket.SHUT_WR)
+    accepted.connection.close()
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -109,12 +171,16 @@ class Handler(http.server.BaseHTTPRequestHandler):
     """Maximum size of a body."""
     body = b""
     """Body of the current request."""
-    server: Server  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, accepted: Accepted) -> None:
+        """Answer the requests of a connection."""
+        self._accepted, self._peer = accepted, accepted.peer
+        super().__init__(accepted.connection, accepted.address, cast(Any, None))
 
     def setup(self) -> None:
-        """Find the peer of the connection."""
+        """Put the bytes that were read already before the others."""
         super().setup()
-        self._peer = self.server.peers[self.connection]
+        self.rfile = io.BufferedReader(_Stream(self._accepted))
 
     def handle_one_request(self) -> None:
         """Answer one request."""
@@ -194,3 +260,22 @@ class _Head:
         if self._left < 0:
             raise http.client.LineTooLong(f"head of more than {_HEAD_BYTES} bytes")
         return line
+
+
+class _Stream(io.RawIOBase):
+    """The bytes of a connection, from its beginning."""
+
+    def __init__(self, accepted: Accepted) -> None:
+        super().__init__()
+        self._begun, self._connection = accepted.begun, accepted.connection
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._begun:
+            return self._connection.recv_into(buffer)
+        num = min(len(buffer), len(self._begun))
+        buffer[:num] = self._begun[:num]
+        del self._begun[:num]
+        return num

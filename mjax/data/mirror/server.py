@@ -13,7 +13,6 @@ from collections.abc import Callable, Collection
 from mjax.data.mirror.peers import BUSY
 from mjax.listening import BACKLOG, threads
 
-_POLL_S = 0.05  # seconds within which the server notices `close`
 _NUM_ANSWERS = 8  # blocks in memory for other hosts at the same time
 
 
@@ -94,7 +93,6 @@ class Server:
         self._server = threads.Server(
             listener or _listen(address),
             type("Handler", (_Handler,), fields),
-            poll_s=_POLL_S,
         )
 
     def close(self) -> None:

@@ -112,8 +112,8 @@ class ModelServer:
         )
         self._uvicorn = asgi.make_server(
             app,
+            listening,
             bad_request=bad_request.body(),
-            loop="asyncio",
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_LAST_ANSWERS_S,
         )

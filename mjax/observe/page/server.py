@@ -52,6 +52,7 @@ class PageServer:
             )
         self._server = asgi.make_server(
             make_app(page, token=token, names=names_of(host)),
+            self._socket,
             bad_request=b'{"error":"the request is not HTTP/1.1"}',
             timeout_graceful_shutdown=_GRACE_S,
         )
