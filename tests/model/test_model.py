@@ -39,6 +39,8 @@ def test_the_flop_formula_agrees_with_the_dots_of_the_compiled_step() -> None:
     masked = LENGTH * LENGTH - visible_pairs(LENGTH, None)
     square = 3 * 4 * model.d_model * model.layers * masked / LENGTH
     expected = (flops_per_token(model, LENGTH) + square) * ROWS * LENGTH
+    # The gradient of the embedding adds up tokens in blocks of 64.
+    expected += 2 * ROWS * LENGTH * 64 * model.d_model
     assert count_dot_flops(hlo) == pytest.approx(expected, rel=0.02)
 
 

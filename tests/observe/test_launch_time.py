@@ -175,14 +175,15 @@ def test_times_that_cannot_be_read_are_refused():
         seconds([state(1, 1, "running"), bad])
 
 
-def test_a_line_that_is_no_event_is_reported_and_one_that_is_cut_off_is_not(tmp_path):
+def test_a_line_that_is_no_event_and_one_that_is_cut_off_are_reported(tmp_path):
     (tmp_path / "events.jsonl").write_text(
         '{"time_ns": 1, "kind": "host"}\n{"kind": "host"}\n{"time_ns": 2, "ki'
     )
     found, problems = events.read(tmp_path)
     assert [one.time_ns for one in found] == [1]
-    assert len(problems) == 1
+    assert len(problems) == 2
     assert "line 2 is left out" in problems[0]
+    assert "line 3 is left out: it has no end" in problems[1]
 
 
 def test_a_run_without_events_has_none(tmp_path):

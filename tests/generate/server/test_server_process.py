@@ -61,7 +61,8 @@ def offline(run: str) -> Offline:
     assert encode is not None
 
     def answer(prompt, **sampling) -> Answer:
-        ids = prompt.encode() if isinstance(prompt, str) else encode(prompt)
+        is_text = isinstance(prompt, str)
+        ids = opened.prompt_ids(prompt) if is_text else encode(prompt)
         request = Request(prompt=tuple(ids), sampling=Sampling(**sampling))
         return answer_all(engine, [request])[0]
 
@@ -131,7 +132,7 @@ def test_only_those_with_a_token_of_the_file_may_ask(server):
     [
         ({"prompt": "a" * MAX_LEN}, 400, "prompt", "--max-len of this server"),
         ({"max_tokens": 3001}, 400, "max_tokens", "at most 3000"),
-        ({"prompt": "a" * 4000, "max_tokens": 97}, 400, "max_tokens", "at most 96"),
+        ({"prompt": "a" * 4000, "max_tokens": 97}, 400, "max_tokens", "at most 95"),
         ({"prompt": [257]}, 400, "prompt", "must be below 257, .*got 257"),
         ({"n": 5}, 400, "n", "at most 4"),
         ({"n": "two"}, 400, "n", "'two'"),
