@@ -5,6 +5,7 @@ the failure that explains all others.
 """
 
 import dataclasses
+import re
 import signal
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -25,8 +26,19 @@ _SIGNAL_SETTLE_S = 0.05
 the end of another rank cannot explain it."""
 _STARTED_S = 15.0
 """Seconds that a host has to report its ranks after the order to start them."""
-_UNEXPLAINED = (Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG)
+_UNEXPLAINED = (
+    *(Cause.CRASHED, Cause.FAILED, Cause.KILLED, Cause.HUNG),
+    Cause.UNKNOWN,
+)
 _OF_HARDWARE = (Cause.GPU_FAULT, Cause.HOST_FAULT)
+_RAISED = re.compile(r"(?:\w+\.)*\w*(?:[Ee]rror|Exception): ")
+"""Start of the line of an exception, or of a message that ends the trainer."""
+_OF_ANOTHER = re.compile(
+    r"Gloo [\w -]+ failed|JAX distributed service detected fatal errors"
+    r"|did not answer within|[Ee]rror: process \d+: "
+)
+"""Pattern of the log of a rank that ended because of another one: of gloo and jax, and
+of `mjax.processes.agreement`."""
 _EXPLAINING = (*_OF_HARDWARE, Cause.OUT_OF_MEMORY, Cause.NETWORK, Cause.STORE)
 
 
@@ -108,7 +120,7 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     """Find the rank whose end explains the ends of all others.
 
     Ends that may follow from another end come last; otherwise `policy.RANKING` decides,
-    and then the time.
+    and then the time. If all ranks have ended because of others, the cause is unknown.
 
     Args:
       ended: rank -> state, for ranks with an exit code; at least one.
@@ -124,13 +136,21 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
         if state.code is not None
     }
 
-    def key(rank: int) -> tuple[bool, int, int]:
+    def key(rank: int) -> tuple[bool, bool, int, int]:
         follows = is_consequence(ended[rank].code or 0)
         order = policy.RANKING.index(causes[rank])
-        return follows, order, ended[rank].ended_ns or 0
+        gave_up = _gave_up(ended[rank])
+        return follows, gave_up, order, ended[rank].ended_ns or 0
 
     rank = min(causes, key=key)
     first, host = ended[rank], host_of(rank)
+    if _gave_up(first):
+        text = (
+            f"rank {rank} on {host} ended with {describe_code(first.code or 0)} "
+            "because of another rank, and no rank is known to have failed before"
+        )
+        text += f"{LOG_FOLLOWS}\n{first.last_lines}"
+        return Failure(cause=Cause.UNKNOWN, text=text)
     code = first.code or 0
     text = f"rank {rank} on {host} ended with {describe_code(code)}"
     is_mute = code == -signal.SIGKILL or not policy.is_failure(code)
@@ -144,6 +164,14 @@ def of_ends(ended: Mapping[int, RankState], host_of: Callable[[int], str]) -> Fa
     return Failure(
         cause=causes[rank], text=text, hosts=hosts, ranks=ranks, diverged=words.diverged
     )
+
+
+def _gave_up(end: RankState) -> bool:
+    """Return whether a rank has ended because of another one, by its log."""
+    lines = end.last_lines.splitlines()
+    raised = [line for line in lines if _RAISED.match(line)][-1:] or lines
+    is_told = any(_OF_ANOTHER.search(line) for line in raised)
+    return is_consequence(end.code or 0) and is_told
 
 
 def of_devices(
@@ -216,7 +244,10 @@ def of_hang(
     mute = [rank for rank, text in shown.items() if LOCK_ANSWER not in text]
     verdict = stacks.judge(places, found, stopped, mute)
     hosts = tuple(sorted({host_of(rank) for rank in verdict.ranks}))
-    where, step = "all", min((state.step for state in alive.values()), default=0)
+    where, step = (
+        "the rank to blame is unknown",
+        min((state.step for state in alive.values()), default=0),
+    )
     if verdict.ranks:
         first = alive[verdict.ranks[0]]
         phase, step = Phase(first.phase).name.lower(), first.step

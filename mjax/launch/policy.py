@@ -32,6 +32,7 @@ class Cause(enum.StrEnum):
     HOST_FAULT = "host fault"
     NETWORK = "network error"
     STORE = "file system error"
+    UNKNOWN = "unknown"
     HOST_LOST = "host lost"
     EVICTED = "evicted by a person"
 
@@ -80,6 +81,7 @@ TABLE: dict[Cause, Rule] = {
     Cause.HOST_FAULT: Rule(Action.EVICT, "hardware that has failed does so again"),
     Cause.NETWORK: Rule(Action.CHECK, "it is not yet known whose port is broken"),
     Cause.STORE: Rule(Action.RESTART, "file systems recover"),
+    Cause.UNKNOWN: Rule(Action.CHECK, "it is not yet known which host is broken"),
     Cause.HOST_LOST: Rule(Action.EVICT, "the host does not answer"),
     Cause.EVICTED: Rule(Action.EVICT, "a person may know more than the launch"),
 }

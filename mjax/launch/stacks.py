@@ -9,6 +9,8 @@ import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 
+from mjax.processes.progress import Phase
+
 _THREAD = re.compile(r"^(?:Current thread|Thread) 0x\w+.*\(most recent call first\):$")
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line \d+ in (?P<function>.+)$')
 _DEPTH = 12
@@ -34,7 +36,7 @@ class Verdict:
     """The ranks that block a run, and the reason for this verdict."""
 
     ranks: tuple[int, ...]
-    """Blocking ranks, ascending; empty if the ranks do not differ."""
+    """Blocking ranks, ascending; empty if they are unknown."""
     reason: str
 
 
@@ -74,12 +76,28 @@ def judge(
     something else while others wait for each other; ranks whose stacks differ from the
     majority.
 
+    A rank that exits while others are in a step has given up, perhaps because of one of
+    them. It is compared with no other rank. Of more than two ranks, half or more are
+    not behind: they wait in a collective that the others have left.
+
     Args:
       places: rank -> progress, for all ranks.
       stacks: rank -> frames, for the ranks that answered.
       stopped: ranks whose processes are stopped (SIGSTOP, a debugger).
       mute: ranks whose stacks lack LOCK_ANSWER, so their interpreter lock is held.
     """
+    phases = {place.phase for place in places.values()}
+    if Phase.EXIT in phases and phases & {Phase.STEP, Phase.EVAL}:
+        rest = {r: at for r, at in places.items() if at.phase != Phase.EXIT}
+        gone = ", ".join(str(rank) for rank in places if rank not in rest)
+        verdict = judge(
+            rest,
+            {rank: stack for rank, stack in stacks.items() if rank in rest},
+            [rank for rank in stopped if rank in rest],
+            [rank for rank in mute if rank in rest],
+        )
+        reason = f"rank {gone} has given up, and the others do not differ"
+        return verdict if verdict.ranks else Verdict(ranks=(), reason=reason)
     if stopped and len(stopped) < len(places):
         return Verdict(ranks=tuple(sorted(stopped)), reason="stopped by a signal")
     silent = sorted(places.keys() - stacks.keys())
@@ -93,7 +111,8 @@ def judge(
     if behind and len(behind) < len(places):
         least = min(places[rank] for rank in behind)
         last = tuple(rank for rank in behind if places[rank] == least)
-        return Verdict(ranks=last, reason="progress behind the others")
+        if len(places) == 2 or 2 * len(last) < len(places):
+            return Verdict(ranks=last, reason="progress behind the others")
     others = sorted(
         rank
         for rank, frames in stacks.items()
@@ -106,4 +125,5 @@ def judge(
     if len(found) > 1 and len(found[0][1]) * 2 > len(stacks):
         odd = sorted(rank for _, ranks in found[1:] for rank in ranks)
         return Verdict(ranks=tuple(odd), reason="stacks differ from the majority")
-    return Verdict(ranks=(), reason="all ranks are at the same place")
+    reason = "all ranks are at the same place"
+    return Verdict(ranks=(), reason="the ranks only wait" if behind else reason)

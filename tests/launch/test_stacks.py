@@ -68,6 +68,28 @@ def test_who_holds_up_the_others(where, stacks, stopped, ranks):
     assert judge(where, stacks, stopped).ranks == ranks
 
 
+GONE = Place(phase=9, step=5)
+
+
+@pytest.mark.parametrize(
+    ("where", "stacks", "stopped", "ranks"),
+    [
+        # Rank 1 has given up; the stop of rank 2 is below Python.
+        ({**places(5, 5, 5, 5), 1: GONE}, {0: JAX, 1: B, 2: JAX, 3: JAX}, [], ()),
+        ({**places(5, 5, 5, 5), 1: GONE}, {0: JAX, 1: B, 2: JAX, 3: JAX}, [2], (2,)),
+        ({**places(5, 5, 5, 5), 1: GONE}, {0: JAX, 2: B, 3: JAX}, [], (2,)),
+        ({**places(5, 5), 1: GONE}, {0: JAX, 1: B}, [], ()),
+        # Those that are further have only left the collective that the others wait in.
+        (places(5, 6, 5, 5), {0: JAX, 1: JAX, 2: JAX, 3: JAX}, [], ()),
+        (places(5, 6, 5, 6), {0: JAX, 1: JAX, 2: JAX, 3: JAX}, [], ()),
+        (places(5, 6), {0: JAX, 1: JAX}, [], (0,)),
+    ],
+)
+def test_of_ranks_that_only_wait_none_is_named(where, stacks, stopped, ranks):
+    verdict = judge(where, stacks, stopped)
+    assert verdict.ranks == ranks
+
+
 @pytest.mark.parametrize(
     ("where", "mute", "ranks"),
     [

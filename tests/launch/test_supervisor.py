@@ -247,6 +247,56 @@ def test_a_rank_that_fails_while_all_hosts_are_well_is_to_blame_within_a_beat():
     assert (failure.data["cause"], failure.rank) == (Cause.FAILED, 0)
 
 
+GAVE_UP = (
+    "jax.errors.JaxRuntimeError: UNKNOWN: Gloo all-reduce failed: Timed out waiting "
+    "30000ms for recv operation to complete",
+    "RuntimeError: process 2 did not answer within 60 s (agreement on: save)",
+    "RuntimeError: process 0: no space left on device",
+    "error: process 0: no space left on device",
+)
+
+
+@pytest.mark.parametrize("line", GAVE_UP)
+def test_a_rank_that_gave_up_because_of_another_is_not_the_cause(line):
+    cluster = Cluster(hosts=4, spares=0, num_agents=4)
+    cluster.go()
+    cluster.rank(1, code=1, ended_ns=1, last_lines=f"Traceback\n{line}\n----")
+    cluster.go(1)
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.rank, failure.host) == (
+        "unknown",
+        None,
+        None,
+    )
+    assert failure.data["ranks"] == failure.data["hosts"] == []
+    said = "unknown: rank 1 on host-1 ended with code 1 because of another rank"
+    assert failure.text.startswith(said)
+    assert line in failure.text
+    assert cluster.kinds("evict") == []
+
+
+def test_of_a_rank_that_failed_and_one_that_gave_up_the_first_is_the_cause():
+    cluster = running()
+    cluster.rank(1, code=1, ended_ns=1, last_lines=GAVE_UP[0])
+    raised = "ValueError: a message with Gloo\nRuntimeError: all its own"
+    cluster.rank(0, code=1, ended_ns=2, last_lines=raised)
+    cluster.go(1)
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.rank) == (Cause.FAILED, 0)
+
+
+def test_ranks_that_all_abort_because_of_another_blame_nobody():
+    cluster = running()
+    line = (
+        "F0101 pjrt_client.cc:1] Terminating process because the JAX distributed "
+        "service detected fatal errors. This most likely indicates that another task"
+    )
+    cluster.all_ranks(code=-signal.SIGABRT, ended_ns=1, last_lines=line)
+    cluster.go(1)
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.data["hosts"]) == ("unknown", [])
+
+
 def diverge(cluster, step, ways):
     ways = {str(to): skip for to, skip in ways.items()}
     said = LastWords(diverged=Divergence(step=step, ways=ways))
