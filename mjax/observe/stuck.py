@@ -264,6 +264,13 @@ def _blame(
             "no rank shows a sign of life: all have ended, were killed or are lost",
         )
     if before := _stood_before(seen):
+        before = [rank for rank in before if rank in silent] or before
+        if len(before) > 1 and len(before) == len(alive):
+            ended = ", ".join(str(rank) for rank in seen if rank not in alive)
+            return (), (
+                f"all other ranks stopped before rank {ended} ended, and none of them "
+                "differs"
+            )
         is_stopped = all(seen[rank].state in "Tt" for rank in before)
         reason = "stopped by a signal" if is_stopped else "it made no progress"
         return before, f"{reason}, and others ended later"
@@ -375,7 +382,7 @@ def _text(found: Report) -> str:
         )
         return "\n".join(lines)
     if not found.ranks:
-        lines.append(f"stuck, and no rank is to blame: {found.reason}")
+        lines.append(f"stuck; the rank to blame is unknown: {found.reason}")
         return "\n".join(lines)
     for rank in found.ranks[:_MOST_SHOWN]:
         one = found.seen[rank]

@@ -375,6 +375,31 @@ def test_the_rank_that_stood_still_before_others_gave_up_is_named(
     assert found["reason"] == "it made no progress, and others ended later"
 
 
+@pytest.mark.parametrize(("silent", "ranks"), [((), []), ((2,), [2])])
+def test_nobody_is_named_for_being_behind_a_rank_that_gave_up(
+    tmp_path, capsys, monkeypatch, silent, ranks
+):
+    # Rank 2 has stopped below Python; rank 1 has waited for 30 s and ended.
+    write_beats(
+        tmp_path,
+        monkeypatch,
+        entered=(40, 42, 40, 40),
+        clock_s=(0.0, 0.0, -32.0 if silent else 0.0, 0.0),
+        stands_s=(32.0, 0.0, 0.0 if silent else 32.0, 32.0),
+        end=(None, 1, None, None),
+        silent=(1, *silent),
+    )
+    found = ask(tmp_path, capsys, "--step-s", "5")
+    assert (found["ranks"], found["is_stuck"]) == (ranks, True)
+    if not ranks:
+        assert found["reason"] == (
+            "all other ranks stopped before rank 1 ended, and none of them differs"
+        )
+        assert main(["--work-dir", str(tmp_path), "--step-s", "5"]) == 0
+        said = capsys.readouterr().out
+        assert "stuck; the rank to blame is unknown: all other ranks" in said
+
+
 def test_the_rank_that_ended_is_named_where_the_others_stand_still_since_then(
     tmp_path, capsys, monkeypatch
 ):
