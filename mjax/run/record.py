@@ -3,12 +3,17 @@
 Input: the settings of the start. Output: `starts/0001.json` in the work dir, one file
 for each start, never changed afterwards. The record also has the name and generation of
 the launch that started the processes, if there is one.
+
+A record that cannot be written is a warning. People and tools read records, training
+does not, so refusing would end a run that can train: a launch would give up after a few
+restarts. What a run needs, such as config.json, is refused before.
 """
 
 import dataclasses
 import hashlib
 import json
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -22,12 +27,17 @@ from jax.sharding import Mesh
 
 import mjax
 from mjax import checked_json
+from mjax.observe import beats
+from mjax.observe.spans import FOLDER
 from mjax.processes.agreement import Agreement
 from mjax.run.json_files import write_json
+from mjax.run.metrics import say
 
 _PREFIXES = ("JAX_", "XLA_", "NCCL_", "CUDA_", "MJAX_", "SLURM_", "OMP_")
 _SECRETS = ("KEY", "TOKEN", "SECRET", "PASS", "JWT")
 _GIT_S = 5
+_NUMBER = re.compile(r"-(\d+)\.jsonl?(?:\.gz)?$")
+"""End of the name of a file of spans or beats: the number of its start."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,16 +69,12 @@ def write(
       more: further JSON fields of this start: `launch`, `generation`, `start_step`.
     Returns:
       the start, the same in all processes.
-    Raises:
-      RuntimeError: process 0 cannot write to the work dir; raised in all processes.
     """
     own = {"host": socket.gethostname(), "pid": os.getpid()}
 
     def merge(processes: Sequence[str]) -> str:
         folder = work_dir / "starts"
-        folder.mkdir(exist_ok=True)
-        numbers = [int(path.stem) for path in folder.glob("[0-9]*.json")]
-        start = Start(run=_run(folder), number=max(numbers, default=0) + 1)
+        start = Start(run=_run(folder), number=_last_number(work_dir) + 1)
         record = {
             "run": start.run,
             "time": time.strftime("%FT%T%z"),
@@ -83,10 +89,31 @@ def write(
             "device": jax.devices()[0].device_kind,
             "processes": [json.loads(text) for text in processes],
         }
-        write_json(folder / f"{start.number:04d}.json", record)
+        path = folder / f"{start.number:04d}.json"
+        try:
+            folder.mkdir(exist_ok=True)
+            write_json(path, record)
+        except OSError as error:
+            why = error.strerror
+            say(f"warning: {path} cannot be written, training continues: {why}")
         return json.dumps(dataclasses.asdict(start))
 
     return Start(**json.loads(agreement.merge(json.dumps(own), merge)))
+
+
+def _last_number(work_dir: Path) -> int:
+    """Return the number of the last start; 0 if there is none.
+
+    A start whose record could not be written may have spans or beats.
+    """
+    names = [
+        path.name
+        for folder in (FOLDER, beats.FOLDER)
+        for path in (work_dir / folder).glob("*")
+    ]
+    numbers = [int(found[1]) for name in names if (found := _NUMBER.search(name))]
+    records = (work_dir / "starts").glob("[0-9]*.json")
+    return max([*numbers, *(int(path.stem) for path in records)], default=0)
 
 
 def _run(folder: Path) -> str:

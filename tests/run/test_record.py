@@ -48,3 +48,28 @@ def test_another_line_of_code_is_another_record(tmp_path):
         record.write(tmp_path, mesh, Agreement("record"), facts, [])
     codes = {read(path)["code"] for path in (tmp_path / "starts").iterdir()}
     assert len(codes) == 2
+
+
+def a_start(work_dir, number=1):
+    mesh = Mesh(np.array(jax.devices()[:1]), ("tp",))
+    return record.write(work_dir, mesh, Agreement(f"record {number}"), {}, [])
+
+
+def test_a_record_that_cannot_be_written_ends_no_run(tmp_path, capsys):
+    first = a_start(tmp_path)
+    (tmp_path / "starts" / "0002.json.tmp").mkdir()  # in the way of the next one
+    second = a_start(tmp_path, 2)
+    assert second == record.Start(run=first.run, number=2)
+    said = capsys.readouterr().out
+    assert "0002.json cannot be written, training continues: Is a directory" in said
+    spans = tmp_path / "spans" / "a-host-0-2.jsonl"
+    spans.parent.mkdir()
+    spans.touch()
+    assert a_start(tmp_path, 3).number == 3  # the second start has files of this number
+    (tmp_path / "starts").rename(tmp_path / "away")
+    (tmp_path / "starts").touch()
+    assert a_start(tmp_path, 4).number == 3
+    assert (
+        "0003.json cannot be written, training continues: File exists"
+        in capsys.readouterr().out
+    )
