@@ -13,6 +13,7 @@ from mjax.launch.failures import Failure
 from mjax.launch.hosts import Fleet
 from mjax.launch.liveness import Liveness
 from mjax.launch.messages import BEAT_S, Dump, RankState, Stacks
+from mjax.processes.progress import Phase
 
 _SILENT_BEATS = 2
 
@@ -43,18 +44,22 @@ class Hangs:
         """Record the time of a rank's last step, if it reports one."""
         self._liveness.took(state)
 
-    def find(self, now_s: float, ends_by_s: float) -> list[int]:
+    def find(self, now_s: float, ends_by_s: float, *, has_ended: bool) -> list[int]:
         """Return the ranks that should have progressed or ended by now.
+
+        If a rank exits or has ended, the others wait for it: its end tells why.
 
         Args:
           now_s: current time.
           ends_by_s: time by which all ranks must have ended.
+          has_ended: whether a rank has ended.
         """
-        return [
-            rank
-            for rank, state in self._fleet.alive().items()
-            if now_s > ends_by_s or self._hangs(state, now_s)
-        ]
+        alive = self._fleet.alive()
+        if now_s > ends_by_s:
+            return [*alive]
+        hanging = {rank for rank, state in alive.items() if self._hangs(state, now_s)}
+        exiting = {rank for rank, state in alive.items() if state.phase == Phase.EXIT}
+        return [] if has_ended or exiting - hanging else sorted(hanging)
 
     def _hangs(self, state: RankState, now_s: float) -> bool:
         # At most one heartbeat of silence counts: a host that is silent for longer may

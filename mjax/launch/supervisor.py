@@ -555,12 +555,18 @@ class Supervisor:
     def _hanging(self, now_s: float) -> list[int]:
         """Return the ranks that should have progressed or ended by now."""
         exit_by_s = self._first_end_s + self.config.limits.exit_s
-        return self._hangs.find(now_s, min(self._stop_by_s, exit_by_s))
+        return self._hangs.find(
+            now_s,
+            min(self._stop_by_s, exit_by_s),
+            has_ended=math.isfinite(self._first_end_s),
+        )
 
     def _judge(self, now_s: float) -> None:
         """Find the ranks that block the run, unless it has progressed meanwhile."""
         if not self._hanging(now_s):
-            self._tell("hang_over", "the ranks went on by themselves", "warning")
+            self._tell(
+                "hang_over", "the ranks went on or ended by themselves", "warning"
+            )
             self._enter(State.RUNNING, now_s)
             return
         failure, evidence = self._hangs.judge()

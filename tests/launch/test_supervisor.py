@@ -256,6 +256,22 @@ GAVE_UP = (
 )
 
 
+def test_while_a_rank_exits_the_others_wait_for_it_and_do_not_hang():
+    limits = LimitsConfig(step_s=5.0, exit_s=20.0)
+    cluster = Cluster(spares=0, num_agents=2, limits=limits)
+    cluster.go()
+    cluster.all_ranks(phase=Phase.STEP, step=7, first_step_s=2.0, state="S")
+    cluster.rank(0, phase=Phase.EXIT)  # on a busy host this takes a while
+    cluster.go(1)
+    cluster.rank(1, age_s=9.0)
+    cluster.go(0.25)
+    assert cluster.kinds("hang") == []
+    cluster.rank(0, code=1, ended_ns=1, last_lines="RuntimeError: all its own")
+    cluster.go(1)
+    (failure,) = cluster.kinds("failure")
+    assert (failure.data["cause"], failure.rank) == (Cause.FAILED, 0)
+
+
 @pytest.mark.parametrize("line", GAVE_UP)
 def test_a_rank_that_gave_up_because_of_another_is_not_the_cause(line):
     cluster = Cluster(hosts=4, spares=0, num_agents=4)
