@@ -1,12 +1,13 @@
 """A launch with one proxy per host, which can cut the host off from the driver.
 
 Input: flags of the trainer. Output: a launch like that of `launched`, but its driver
-and agents are started separately, as on different machines.
+and agents are started separately, as on different machines or in containers.
 """
 
 import contextlib
 import selectors
 import socket
+import subprocess
 import sys
 import threading
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ from scripts.faults.launched import Launched
 
 _CHUNK_BYTES = 65536
 _POLL_S = 0.1
+CONTAINER = ("unshare", "--fork", "--kill-child", "--pid", "--mount-proc")
+"""Makes a command process 1 of its own namespace of processes. Needs root."""
 
 
 class Proxy:
@@ -88,9 +91,24 @@ class CutOff(Launched):
     """A launch with a proxy between the driver and the agent of each host."""
 
     def __init__(
-        self, work_dir: Path, hosts: int, spares: int, flags: Sequence[str]
+        self,
+        work_dir: Path,
+        hosts: int,
+        spares: int,
+        flags: Sequence[str],
+        *,
+        prefix: Sequence[str] = (),
     ) -> None:
-        """Start the launch; arguments as for `Launched`."""
+        """Start the launch.
+
+        Args:
+          work_dir: work dir of the run.
+          hosts: number of hosts that train.
+          spares: number of spare hosts.
+          flags: flags of the trainer.
+          prefix: words before the command of each agent, such as `CONTAINER`.
+        """
+        self._prefix = [*prefix]
         with socket.create_server(("127.0.0.1", 0)) as probe:
             port = probe.getsockname()[1]
         self._bind = f"127.0.0.1:{port}"
@@ -102,18 +120,27 @@ class CutOff(Launched):
         self._token = work_dir / "launch" / "token"
         write_private(self._token, "a token of this run alone")
         super().__init__(work_dir, hosts, spares, flags)
-        for name, proxy in self._proxies.items():
-            words = ["--driver", f"127.0.0.1:{proxy.port}", "--host", name]
-            words += ["--token-file", str(self._token), "--address", "127.0.0.1"]
-            agent = self.popen([sys.executable, "-m", "mjax.launch", "agent", *words])
-            pid_path = work_dir / "launch" / f"agent-{name}.pid"
-            pid_path.write_text(str(agent.pid))
+        for name in self._proxies:
+            self.start_agent(name)
 
     def start(self) -> None:
         """Start the driver alone."""
         own = ["driver", "--bind", self._bind, "--token-file", str(self._token)]
         at = self._command.index("mjax.launch") + 1
         self.process = self.popen([*self._command[:at], *own, *self._command[at:]])
+
+    def start_agent(self, name: str) -> None:
+        """Start the agent of a host, or start it again."""
+        pid_path = self.work_dir / "launch" / f"agent-{name}.pid"
+        pid_path.write_text(str(self.one_more_agent(name).pid))
+
+    def one_more_agent(self, name: str) -> subprocess.Popen[bytes]:
+        """Start an agent with the name of a host, which may have one."""
+        port = self._proxies[name].port
+        words = ["--driver", f"127.0.0.1:{port}", "--host", name]
+        words += ["--token-file", str(self._token), "--address", "127.0.0.1"]
+        agent = [sys.executable, "-m", "mjax.launch", "agent", *words]
+        return self.popen([*self._prefix, *agent])
 
     def cut_off(self, host: str) -> None:
         """Cut a host off from the driver; its ranks continue."""

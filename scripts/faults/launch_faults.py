@@ -6,10 +6,12 @@ A launch of two hosts and a spare trains the `debug` recipe. At random moments o
 compiling, restoring, steps and saves, it causes faults of a rank, an agent, the driver,
 the newest checkpoint, the disk or the network. Every row is compared with the same row
 of an undisturbed run that skips the same data. The cause and the rank that the launcher
-names are compared with the injected fault. The checkpoints are on a small tmpfs, which
-needs root to mount. Writes docs/benchmarks/launch_faults.md, and launch_faults.jsonl
-with a line for each fault (other names with --page); ends with 1 if anything differs.
-The log keeps the faults that were done before --limit-s; --more continues after them.
+names are compared with the injected fault. A pause of the driver (1 to 60 s), a locked
+journal, a slow or full store and a second agent must end no generation. The checkpoints
+are on a small ext4, which needs root to mount. Writes docs/benchmarks/launch_faults.md,
+and launch_faults.jsonl with a line for each fault (other names with --page); ends with
+1 if anything differs. The log keeps the faults that were done before --limit-s; --more
+continues after them.
 """
 
 import argparse
@@ -32,10 +34,10 @@ from mjax.observe import events, launch_time
 from mjax.run.metrics import read_computed
 from scripts.evidence import BENCHMARKS_DIR, Table, commit, read_metrics, write_page
 from scripts.faults.chaos import differences
-from scripts.faults.cut_off import CutOff
+from scripts.faults.cut_off import CONTAINER, CutOff
 from scripts.faults.fault_kinds import KINDS, Found, Kind, suffer
 from scripts.faults.launched import Launched, StuckError
-from scripts.faults.small_disks import tmpfs
+from scripts.faults.small_disks import ext4
 
 HOSTS, SPARES, STEPS, SAVE_EVERY = 2, 1, 200, 3
 RUN = (
@@ -91,8 +93,10 @@ def left_out(launched: Launched) -> tuple[str, ...]:
 def begin(folder: Path, store: Path, kind: Kind, run: int) -> Launched:
     """Start a launch in which faults of a kind can be caused."""
     flags = [*RUN, "--ckpt.dir", str(store / f"run-{run}")]
-    cls = CutOff if kind.is_apart else Launched
-    return cls(folder / f"run-{run}", HOSTS, SPARES, flags)
+    where = folder / f"run-{run}", HOSTS, SPARES, flags
+    if kind.place == "local":
+        return Launched(*where)
+    return CutOff(*where, prefix=CONTAINER if kind.place == "containers" else ())
 
 
 def run_all(
@@ -126,7 +130,7 @@ def run_all(
             launched.wait_for_row(1)
             while kinds and time.monotonic() < until_s:
                 is_late = launched.last_step() > STEPS - 40
-                if is_late or kinds[0].is_apart != first.is_apart:
+                if is_late or kinds[0].place != first.place:
                     break
                 found = suffer(launched, kinds[0], HOSTS, rng, run)
                 skip = left_out(launched)
@@ -165,7 +169,7 @@ def draw(kinds: Sequence[Kind], number: int, rng: random.Random) -> list[Kind]:
     """
     drawn = [kinds[index % len(kinds)] for index in range(number)]
     rng.shuffle(drawn)
-    return sorted(drawn, key=lambda kind: kind.is_apart)
+    return sorted(drawn, key=lambda kind: kind.place, reverse=True)
 
 
 def add_up(runs: list[dict[str, float]]) -> Table:
@@ -202,7 +206,7 @@ def write_report(
         by_kind[one.kind].append(one)
     rows = []
     for kind in KINDS:
-        mine = by_kind[kind.name]
+        mine, names_rank = by_kind[kind.name], kind.names == "rank" and kind.causes
         if not mine:
             continue
         detect = [one.detect_s for one in mine if one.detect_s is not None]
@@ -211,7 +215,7 @@ def write_report(
         rows.append(
             [
                 *(kind.name, str(len(mine)), " or ".join(kind.causes) or "none"),
-                f"{named} of {len(mine)}" if kind.names_rank and kind.causes else "",
+                f"{named} of {len(mine)}" if names_rank else "",
                 _times(detect),
                 _times(restart),
                 str(max((one.lost for one in mine), default=0)),
@@ -284,7 +288,7 @@ def main() -> int:
         os.environ["XDG_CACHE_HOME"] = str(Path(folder) / "cache")
         until_s = time.monotonic() + args.limit_s
         store = Path(folder) / "store"
-        with tmpfs(store, _STORE_MB):
+        with ext4(store, _STORE_MB):
             for one in run_all(
                 kinds, Path(folder), store, rng, until_s, first_run, spent
             ):

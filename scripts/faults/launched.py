@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -25,6 +26,7 @@ from mjax.launch.rank_files import generation_folder, log_path
 from mjax.processes import progress
 from mjax.processes.progress import Word
 from scripts.evidence import REPOSITORY, read_metrics
+from scripts.faults import small_disks
 
 LIMIT_S = 240.0
 """Time limit of every wait."""
@@ -198,6 +200,29 @@ class Launched:
         content = bytearray(largest.read_bytes())
         content[len(content) // 2] ^= 1
         largest.write_bytes(content)
+
+    @contextlib.contextmanager
+    def frozen_store(self) -> Iterator[None]:
+        """Block every write to the store's file system, see `small_disks.frozen`."""
+        with small_disks.frozen(self._store.parent):
+            yield
+
+    @contextlib.contextmanager
+    def locked_journal(self) -> Iterator[None]:
+        """Lock the journal of the driver, as another process that writes does."""
+        path = self.work_dir / "launch" / "journal.db"
+        with contextlib.closing(sqlite3.connect(path, timeout=LIMIT_S)) as base:
+            base.execute("begin exclusive")
+            yield
+
+    @contextlib.contextmanager
+    def paused_driver(self) -> Iterator[None]:
+        """Stop the driver with SIGSTOP."""
+        self.process.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.process.send_signal(signal.SIGCONT)
 
     def kill_driver(self) -> None:
         """Kill the driver, and start it again."""

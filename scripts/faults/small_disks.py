@@ -1,12 +1,13 @@
-"""Small file systems for runs: mount, fill, or turn them read-only.
+"""Small file systems for runs: mount, fill, freeze, or turn them read-only.
 
-Mounting needs root and the right to mount a tmpfs.
+Mounting needs root and the right to mount a tmpfs or, with a loop device, ext4.
 """
 
 import contextlib
 import errno
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,12 +32,41 @@ def tmpfs(path: Path, size_mb: int) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
+@contextlib.contextmanager
+def ext4(path: Path, size_mb: int) -> Iterator[None]:
+    """Mount a file system that `frozen` can stop; its blocks are in memory.
+
+    Raises:
+      RuntimeError: mounting is refused, for example because there is no loop device.
+    """
+    path.mkdir(parents=True)
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as image:
+        image.truncate(size_mb * 2**20)
+        # Without blocks reserved for root, who runs this: a full disk is full.
+        subprocess.run(["mkfs.ext4", "-q", "-m", "0", "-F", image.name], check=True)
+        _mount("-o", "loop", image.name, str(path))
+        try:
+            yield
+        finally:
+            subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@contextlib.contextmanager
+def frozen(path: Path) -> Iterator[None]:
+    """Block every write to a file system of `ext4` inside a with statement."""
+    subprocess.run(["fsfreeze", "-f", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["fsfreeze", "-u", str(path)], check=True)
+
+
 def _mount(*arguments: str) -> None:
     done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
     if done.returncode != 0:
         raise RuntimeError(
             f"mount {' '.join(arguments)} is refused: {done.stderr.strip()}; this "
-            "script needs root and the right to mount a tmpfs"
+            "script needs root and the right to mount"
         )
 
 

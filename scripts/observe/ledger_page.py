@@ -24,7 +24,7 @@ from scripts.faults.fault_kinds import KINDS, Found
 WATCHED = "watched.json"
 _STARTS = {
     **dict.fromkeys(("SIGKILL in compile", "SIGKILL in restore", "wrong flags"), 2),
-    **dict.fromkeys(("full disk", "driver SIGKILL"), 0),
+    **{kind.name: 0 for kind in KINDS if not kind.causes},
 }
 """Starts of the ranks that a fault causes, if not 1. To hit compiling or restoring, a
 first kill causes the start that the second one hits; wrong flags are refused in one

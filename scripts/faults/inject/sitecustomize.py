@@ -1,7 +1,7 @@
 """Cause faults inside a rank; `launch_faults` puts this folder on PYTHONPATH.
 
 Python imports this module when it starts. In a process that writes a progress word, a
-thread then waits for `<progress file>.fault`, whose text names the fault.
+thread then waits for each `<progress file>.fault`, whose text names the fault.
 """
 
 import ctypes
@@ -9,6 +9,7 @@ import dataclasses
 import os
 import runpy
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 _POLL_S = 0.01
+_SLOW_S = 0.5
 _VARIABLE = "MJAX_PROGRESS_FILE"
 
 
@@ -29,9 +31,16 @@ def _happen(what: str) -> None:
             ctypes.pythonapi.Py_AddPendingCall(_SLEEP, None)
         case "NaN":
             _poison()
+        case _ if what.startswith("slow "):
+            loop = _loop()
+            loop.batches = _SlowBatches(loop.batches, float(what.split()[1]))
         case "skip a collective":
             loop = _loop()
             loop.program = _Skipping(loop.program)
+        case "stop below Python":
+            threads = [str(one.native_id) for one in threading.enumerate()]
+            words = ["-m", "scripts.faults.stop_threads", str(os.getpid()), *threads]
+            subprocess.Popen([sys.executable, *words], start_new_session=True)
         case "hold the lock":
             while True:  # a signal ends each sleep
                 ctypes.PyDLL(None).sleep(3600)
@@ -74,6 +83,20 @@ class _Skipping:
         distributed.client().wait_at_barrier("nobody else comes here", 3_600_000)
 
 
+class _SlowBatches:
+    """Batches that each take `_SLOW_S` longer for some seconds."""
+
+    data_wait_s = 0.0
+
+    def __init__(self, batches: Any, seconds: float) -> None:
+        self._batches, self._until_s = batches, time.monotonic() + seconds
+
+    def __next__(self) -> Any:
+        if time.monotonic() < self._until_s:
+            time.sleep(_SLOW_S)
+        return next(self._batches)
+
+
 class _PoisonedBatches:
     """Batches that make the parameters NaN when the next batch is taken."""
 
@@ -105,9 +128,12 @@ def _wait() -> None:
     while _VARIABLE not in os.environ:
         time.sleep(_POLL_S)
     path = Path(f"{os.environ[_VARIABLE]}.fault")
-    while not path.exists():
-        time.sleep(_POLL_S)
-    _happen(path.read_text())
+    while True:
+        while not path.exists():
+            time.sleep(_POLL_S)
+        what = path.read_text()
+        path.unlink()
+        _happen(what)
 
 
 @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
