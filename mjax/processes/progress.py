@@ -4,8 +4,9 @@ Input: a path in `MJAX_PROGRESS_FILE`, set by the parent process. Output: 168 by
 the beginning of the file: the phase of the process, its step, the time of its last
 write, and the time spent in each phase. One system call writes the whole word, so a
 file that was damaged or truncated is whole again after the next write, and a failed
-write harms nothing. Reading does not depend on Python code in the process, so it works
-even if the process hangs while it holds the interpreter lock.
+write harms nothing. A thread writes: a disk that blocks does not hold the process.
+Reading does not depend on Python code in the process, so it works even if the process
+hangs while it holds the interpreter lock.
 
 A word is 21 little-endian int64: magic, generation, phase, step, microstep,
 monotonic_ns, saved_step, sequence, began_ns, start_step, first_step_ns, and the
@@ -51,6 +52,9 @@ WORD_BYTES = _FORMAT.size
 _GENERATION, _PHASE, _STEP, _MICROSTEP, _TIME, _SAVED, _SEQUENCE = range(1, 8)
 _BEGAN, _START_STEP, _FIRST_STEP, _SPENT = 8, 9, 10, 11
 _TRIES = 100
+_WAIT_S = 0.05
+"""Seconds that a mark waits until the word is written: a process may hold its
+interpreter lock from then on. While the disk blocks, later marks do not wait."""
 
 
 class Phase(enum.IntEnum):
@@ -112,9 +116,11 @@ class Writer:
         self.generation = generation
         self._path = path
         self._descriptor: int | None = None
+        self._pen: _Pen | None = None
         if path is not None:
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
             os.ftruncate(self._descriptor, WORD_BYTES)
+            self._pen = _Pen(self._descriptor)
         self._words = [0] * _NUM_WORDS
         self._words[0], self._words[_GENERATION] = _MAGIC, generation
         self._words[_SAVED] = self._words[_START_STEP] = -1
@@ -211,9 +217,41 @@ class Writer:
     def _write(self) -> None:
         self._words[_SEQUENCE] += 2
         self._word = _FORMAT.pack(*self._words)
-        if self._descriptor is not None:
+        if self._pen is not None:
+            self._pen.write(self._word)
+
+
+class _Pen:
+    """Writes the newest word at the beginning of a file, in a thread."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._changed = threading.Condition()
+        self._newest = self._written = b""
+        threading.Thread(target=self._run, name="mjax-word", daemon=True).start()
+
+    def write(self, word: bytes) -> None:
+        """Have a word written; wait a little for it, unless the disk blocks."""
+        with self._changed:
+            is_blocked = self._written is not self._newest
+            self._newest = word
+            self._changed.notify_all()
+            if not is_blocked:
+                self._changed.wait_for(self._is_current, _WAIT_S)
+
+    def _is_current(self) -> bool:
+        return self._written is self._newest
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._is_current())
+                word = self._newest
             with contextlib.suppress(OSError):
-                os.pwrite(self._descriptor, self._word, 0)
+                os.pwrite(self._descriptor, word, 0)
+            with self._changed:
+                self._written = word
+                self._changed.notify_all()
 
 
 def last_words_path(path: Path) -> Path:

@@ -7,6 +7,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -78,6 +79,45 @@ def test_a_process_whose_stacks_have_no_file_runs_on(tmp_path, capsys):
     names = {progress.STACKS_VARIABLE: str(tmp_path / "absent" / "stacks")}
     progress.show_stacks_on_signal(names)
     assert "a hang of this process will show no stacks" in capsys.readouterr().out
+
+
+def test_a_disk_that_blocks_holds_no_mark(tmp_path, monkeypatch):
+    path, release, began = tmp_path / "word", threading.Event(), threading.Event()
+    writer, pwrite = Writer(path), os.pwrite
+
+    def block(*args):
+        began.set()
+        assert release.wait(60)
+        return pwrite(*args)
+
+    monkeypatch.setattr(os, "pwrite", block)
+
+    def train():
+        for step in range(1, 1000):
+            writer.mark(Phase.STEP, step)
+
+    loop = threading.Thread(target=train, daemon=True)
+    loop.start()
+    loop.join(30)
+    is_held = loop.is_alive()
+    word = read(path)
+    release.set()
+    loop.join()
+    assert began.is_set()
+    assert not is_held
+    assert (word and word.phase, writer.word().step) == (Phase.IMPORT, 999)
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    writer.mark(Phase.SAVE)  # the disk works again: the word is there at once
+    until_s = time.monotonic() + 30
+    while (last := read(path)) is None or last.phase is not Phase.SAVE:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+    assert (last.step, last.sequence) == (999, writer.word().sequence)
+    for step in range(1000, 1100):
+        writer.mark(Phase.STEP, step)
+        found = read(path)
+        assert found is not None
+        assert found.step == step
 
 
 def test_a_word_that_is_being_written_is_not_read(tmp_path):
