@@ -64,15 +64,17 @@ class Journal:
             os.fsync(file.fileno())
 
     def records(self) -> "Records":
-        """Read the file and return its records."""
+        """Read the file and return its records.
+
+        Raises:
+          OSError: the file cannot be read.
+        """
         return Records(tuple(self._read()))
 
     def _read(self) -> Iterator[Record]:
         """Yield the records, oldest first."""
         if not self._path.exists():
             return
-        if self._path.is_dir():
-            raise ValueError(f"{self._path} is a folder, not a file; move it away")
         known = {field.name for field in dataclasses.fields(Record)}
         for line in self._path.read_text(errors="replace").splitlines():
             # An invalid line was truncated by a kill or a full disk, or is damaged.

@@ -28,7 +28,14 @@ from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.fence import TakenOverError
 from mjax.ckpt.host_copy import HostCopy, HostMemory
 from mjax.ckpt.job import Job
-from mjax.ckpt.journal import SAVED, Journal, new_save_id, origin_of, start_of
+from mjax.ckpt.journal import (
+    SAVED,
+    Journal,
+    Records,
+    new_save_id,
+    origin_of,
+    start_of,
+)
 from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manifest import DamagedError, Manifest
 from mjax.ckpt.phases import open_agreement
@@ -457,7 +464,7 @@ class Checkpoints:
 
     def _find_run_id(self) -> str:
         """Return the id of the run, from the journal or a saved step; or a new id."""
-        if found := self._journal.records().run_id:
+        if found := self._records().run_id:
             return found
         for step in reversed(self.store.steps()):
             with contextlib.suppress(DamagedError, ValueError):
@@ -466,9 +473,15 @@ class Checkpoints:
                     return origin_of(save_id)
         return secrets.token_hex(8)
 
+    def _records(self) -> Records:
+        """Return the records, or none if the file cannot be read: steps have ids."""
+        with contextlib.suppress(OSError):
+            return self._journal.records()
+        return Records()
+
     def _find_last_start(self) -> int:
         """Return the largest start number in the journal and the saved steps."""
-        records = self._journal.records().records
+        records = self._records().records
         ids = [record.save_id for record in records if record.event == SAVED]
         for step in self.store.steps():
             with contextlib.suppress(DamagedError, ValueError):

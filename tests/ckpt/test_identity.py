@@ -11,7 +11,7 @@ import pytest
 from mjax.ckpt import manifest, places
 from mjax.ckpt.__main__ import main
 from mjax.ckpt.config import CkptConfig
-from mjax.ckpt.journal import Journal, age_of, new_save_id, origin_of
+from mjax.ckpt.journal import Journal, age_of, new_save_id, origin_of, start_of
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.recovery import LostError
 from mjax.ckpt.reshard import copy_step
@@ -231,6 +231,23 @@ def test_a_run_that_lost_its_journal_takes_its_name_from_its_steps(two_runs, sta
     manager.close()
     assert origin_of(store.manifest(12).save_id) == name
     assert Journal(run / "checkpoints.jsonl").records().run_id == name
+
+
+def test_a_run_whose_journal_becomes_a_folder_saves(two_runs, states):
+    run, _ = two_runs
+    manager = Checkpoints(run, CkptConfig())
+    name = origin_of(manager.store.manifest(8).save_id)
+    assert restored_step(manager, states[8]) == 8
+    (run / "checkpoints.jsonl").unlink()
+    (run / "checkpoints.jsonl").mkdir()
+    saved(manager, states[12], 12)
+    [attempt] = manager.attempts()
+    assert attempt.error is None
+    assert attempt.warning is not None
+    assert "Is a directory" in attempt.warning
+    manager.close()
+    save_id = manager.store.manifest(12).save_id
+    assert (origin_of(save_id), start_of(save_id)) == (name, 2)
 
 
 def test_a_run_whose_journal_cannot_be_written_saves(two_runs, states, monkeypatch):
