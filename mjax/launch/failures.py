@@ -13,7 +13,7 @@ from typing import Any
 from mjax.launch import log_rules, policy, stacks, thunks
 from mjax.launch.messages import Divergence, LastWords, Match, RankState
 from mjax.launch.policy import Cause, is_consequence
-from mjax.processes.progress import LOCK_ANSWER, Phase
+from mjax.processes.progress import LOCK_ANSWER, OF_ANOTHER, Phase
 
 LOG_FOLLOWS = "; the last lines of its log:"
 """Separates the text of a failure from the lines of a log in it."""
@@ -170,7 +170,7 @@ def _gave_up(end: RankState) -> bool:
     """Return whether a rank has ended because of another one, by its log."""
     lines = end.last_lines.splitlines()
     raised = [line for line in lines if _RAISED.match(line)][-1:] or lines
-    is_told = any(_OF_ANOTHER.search(line) for line in raised)
+    is_told = OF_ANOTHER in lines or any(_OF_ANOTHER.search(line) for line in raised)
     return is_consequence(end.code or 0) and is_told
 
 

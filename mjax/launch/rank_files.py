@@ -9,6 +9,7 @@ created is kept in memory instead. A disk may block: call `read` and `show` in a
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +23,9 @@ from mjax.processes.progress import WORD_BYTES, Word
 
 _LAST_LINES, _LAST_BYTES = 10, 4096
 """Maximum number of lines and bytes to report from the end of a rank's log."""
+_READ_BYTES = 32768
+_FRAME = re.compile(r" +@ +0x[0-9a-f]+ ")
+"""Start of a line of a C++ stack, which follows the message of an abort."""
 
 
 def generation_folder(work_dir: Path, generation: int) -> Path:
@@ -198,5 +202,8 @@ class RankFiles:
         return None
 
     def _last_lines(self) -> str:
-        text = self._log.read(max(0, self._log.size - _LAST_BYTES))
-        return "\n".join(text.decode(errors="replace").splitlines()[-_LAST_LINES:])
+        text = self._log.read(max(0, self._log.size - _READ_BYTES)).decode(
+            errors="replace"
+        )
+        lines = [line for line in text.splitlines() if not _FRAME.match(line)]
+        return "\n".join(lines[-_LAST_LINES:])[-_LAST_BYTES:]

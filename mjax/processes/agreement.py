@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from mjax.processes import distributed
+from mjax.processes import distributed, progress
 from mjax.processes.key_value import KeyValueStore
 
 DAY_S = 86_400
@@ -197,7 +197,9 @@ class Agreement:
 
     def _value(self, answer: dict[str, Any]) -> Any:
         if "error" in answer:
-            raise self._kinds[answer["kind"]](answer["error"])
+            error = self._kinds[answer["kind"]](answer["error"])
+            error.add_note(progress.OF_ANOTHER)
+            raise error
         return answer["value"]
 
 

@@ -45,6 +45,10 @@ STACKS_SIGNAL = signal.SIGUSR1
 LOCK_ANSWER = "The interpreter lock is free.\n"
 """If a process does not write this, no Python code runs in it."""
 
+OF_ANOTHER = "Another process raised this error."
+"""Note on an error that an `Agreement` raises in the processes that did not fail, which
+Python prints after the error."""
+
 _MAGIC = 0x6D6A617870726F32  # "mjaxpro2"
 _NUM_WORDS = 21
 _FORMAT = struct.Struct(f"<{_NUM_WORDS}q")

@@ -195,6 +195,29 @@ def test_the_end_of_a_rank_is_told_although_its_log_is_deleted(watched, tmp_path
     assert rank.rank.state().last_lines == "Xid 79\nits last line"
 
 
+ABORTED = """\
+F1128 22:48:01 client.h:80] Terminating process because the JAX distributed service \
+detected fatal errors. This most likely indicates that another task died
+The tasks have crashed. Check the task logs for an earlier error
+
+RPC: /xla.coordination.CoordinationService/PollForError
+=== Source Location Trace: ===
+external/xla/coordination_service_error_util.cc:64
+
+*** Check failure stack trace: ***
+"""
+
+
+def test_the_message_of_an_abort_is_told_without_the_stack_that_follows(watched):
+    rank = watched()
+    frame = "    @     0x7f5e85f3d7d4  absl::lts_20260526::log_internal::SendToLog()\n"
+    with open(rank.rank.files.log, "a") as log:
+        log.write(ABORTED + 60 * frame)
+    rank.look(is_over=True)
+    rank.rank.finish(-6)
+    assert rank.rank.state().last_lines == ABORTED.strip()
+
+
 def test_a_handler_of_a_signal_is_seen_from_outside():
     assert handles(os.getpid(), 2)
     assert not handles(os.getpid(), progress.STACKS_SIGNAL)

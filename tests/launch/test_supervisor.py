@@ -36,7 +36,7 @@ from mjax.launch.messages import (
 )
 from mjax.launch.policy import Action, Cause
 from mjax.launch.supervisor import State, Supervisor
-from mjax.processes.progress import LOCK_ANSWER, Phase
+from mjax.processes.progress import LOCK_ANSWER, OF_ANOTHER, Phase
 from mjax.run import ending
 
 WAITING = """Current thread 0x01 (most recent call first):
@@ -253,6 +253,7 @@ GAVE_UP = (
     "RuntimeError: process 2 did not answer within 60 s (agreement on: save)",
     "RuntimeError: process 0: no space left on device",
     "error: process 0: no space left on device",
+    f"ValueError: runs/a is a file\n{OF_ANOTHER}",
 )
 
 

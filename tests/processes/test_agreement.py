@@ -12,6 +12,7 @@ import pytest
 
 from mjax.ckpt.manifest import DamagedError
 from mjax.processes.agreement import Agreement, name_processes
+from mjax.processes.progress import OF_ANOTHER
 from tests.processes.test_distributed import LIMIT_S, clean_environment, free_port
 
 LONG = "é\0😀" * 400_000
@@ -87,6 +88,8 @@ def test_what_process_0_decides_is_raised_in_all(error, own, other):
     raised = ended(members(2), lambda a: a.decide(failing(error)))
     assert [type(problem) for problem in raised] == [own, other]
     assert str(error) in str(raised[1])
+    notes = [getattr(problem, "__notes__", []) for problem in raised]
+    assert notes == [[], [OF_ANOTHER]]
 
 
 def test_all_get_what_process_0_decides_and_what_each_has_done():
