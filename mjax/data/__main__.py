@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from mjax import flags, interrupts
+from mjax import flags, interrupts, printable
 from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.store import manifest_in
@@ -28,7 +28,6 @@ from mjax.data.mirror import blocks
 from mjax.data.samples import NO_TARGET
 from mjax.data.stream import read
 from mjax.data.token_files import TokenFiles
-from mjax.run.metrics import printable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -311,9 +311,10 @@ class Driver:
         """Handle a line; close a connection that uses another protocol."""
         try:
             if connection.host:
-                self._hear(connection.host, self._from_agent.decode(line))
+                message = messages.decode(self._from_agent, line)
+                self._hear(connection.host, message)
             else:
-                self._greet(connection, self._first.decode(line))
+                self._greet(connection, messages.decode(self._first, line))
         except msgspec.DecodeError:
             connection.close()
 

@@ -8,6 +8,7 @@ writes from then on.
 """
 
 import asyncio
+import codecs
 import contextlib
 import functools
 import os
@@ -19,6 +20,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Protocol, runtime_checkable
 
+import mjax
 from mjax.launch.background import Worker, say
 from mjax.launch.client import read_token, write_private
 from mjax.launch.config import RunConfig
@@ -273,9 +275,15 @@ def _copy(path: Path, place: int) -> int:
             data = file.read()
     except OSError:
         return place
+    num_bytes = len(data)
     try:
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        if isinstance(sys.stdout, mjax.Screen):  # which writes whole characters
+            decoder = codecs.getincrementaldecoder("utf-8")("backslashreplace")
+            sys.stdout.write(decoder.decode(data))
+            num_bytes -= len(decoder.getstate()[0])
+        else:
+            sys.stdout.buffer.write(data)
+        sys.stdout.flush()
     except OSError:  # the disk is full, or the reader of stdout is gone
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run
-    return place + len(data)
+    return place + num_bytes

@@ -8,9 +8,12 @@ unknown fields, and new fields have defaults.
 
 import asyncio
 import hmac
+import re
+from typing import Any
 
 import msgspec
 
+from mjax import printable
 from mjax.processes.progress import Phase
 
 VERSION = 2
@@ -273,12 +276,48 @@ ToAgent = Refused | FindPorts | Prepare | Start | Signal | Dump | Check | Quit
 ToPerson = Answer | Refused
 """Messages of a driver to a command."""
 
+_CLEAN = re.compile(rb'(?:[^\x00-\x1f\x7f-\xff\\]|\\["\\/])*')
+"""A line of JSON that surely has no character to escape."""
+_EXACT = {"token", "flags"}
+"""Fields whose values are used as they are."""
+_ONE_LINE = {"host", "address", "leaving", "reason", "actor", "line"}
 _encoder = msgspec.json.Encoder()
 
 
 def encode(message: Message) -> bytes:
     """Return a message as a line of JSON."""
     return _encoder.encode(message) + b"\n"
+
+
+def decode[M](decoder: msgspec.json.Decoder[M], line: bytes) -> M:
+    """Return a message to the driver, whose texts others have written.
+
+    Characters that a terminal interprets are escaped, so that the driver can print,
+    log and store names, reasons and lines.
+
+    Raises:
+      msgspec.DecodeError: the line is not a message of these types.
+    """
+    if _CLEAN.fullmatch(line):
+        return decoder.decode(line)
+    value = _escaped(msgspec.json.decode(line))
+    return msgspec.convert(value, decoder.type, str_keys=True)
+
+
+def _escaped(value: Any, kept: str = "\t\n") -> Any:
+    match value:
+        case str():
+            return printable(value, kept)
+        case list():
+            return [_escaped(one) for one in value]
+        case dict():
+            return {
+                printable(name, ""): one
+                if name in _EXACT
+                else _escaped(one, "" if name in _ONE_LINE else kept)
+                for name, one in value.items()
+            }
+    return value
 
 
 async def receive[M](

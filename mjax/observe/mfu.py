@@ -24,6 +24,7 @@ from mjax.observe.detect.mfu import BETWEEN_HOSTS, CLEAR, Finding, Kind, classif
 from mjax.observe.detect.mfu_models import LEVELS, LOST, THERMAL_LEVEL
 from mjax.observe.detect.mfu_series import EXPECTED_DEVIATION, Dips
 from mjax.observe.mfu_run import RunSeries, read_series
+from mjax.observe.output import printable
 
 _GUIDE = "imbue.com/research/70b-infrastructure"
 _MEANING: dict[Kind, tuple[str, str, str]] = {
@@ -377,7 +378,7 @@ def _evidence(series: RunSeries, found: Finding) -> Iterator[str]:
         if level.onset_s is not None and abs(event.time_s - onset_s) <= _NEAR_S:
             yield (
                 f"{event.time_s - onset_s:+.0f} s from the onset of the fault, "
-                f"{event.kind}: {event.text.encode('unicode_escape').decode()}"
+                f"{event.kind}: {printable(event.text)}"
             )
 
 

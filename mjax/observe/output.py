@@ -7,6 +7,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import mjax
+
 BAD_INPUT = 2
 """Exit code for bad input; one line on stderr gives the value and the fix."""
 
@@ -24,8 +26,8 @@ def warn(problems: Iterable[str]) -> None:
 
 
 def printable(text: str) -> str:
-    """Replace control characters, since names come from files that others wrote."""
-    return "".join(char if char.isprintable() else "\ufffd" for char in text)
+    """Escape control characters, since names come from files that others wrote."""
+    return mjax.printable(text, kept="")
 
 
 def check_folder(path: Path, flag: str = "--work-dir") -> None:

@@ -18,7 +18,6 @@ import os
 import statistics
 import sys
 import time
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,8 +39,6 @@ _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
 """Seconds that trackers have to send queued rows when a run ends, and when it is
 stopped. The values were picked by judgement: a stopped run must exit soon."""
 _MAX_LOST = 8
-_NOT_SHOWN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of characters that a terminal interprets or cannot display."""
 
 
 def bits_per_byte(nll: float, num_bytes: int | float) -> float:
@@ -382,20 +379,6 @@ def say(text: str) -> None:
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
     except OSError:  # the disk is full, or the reader of stdout is gone
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 -- for the rest of the run
-
-
-def printable(text: str) -> str:
-    """Escape all characters that a terminal interprets, except tabs and newlines.
-
-    These are control characters, marks that change the direction of text, and
-    unassigned code points.
-    """
-    return "".join(
-        char.encode("unicode_escape").decode()
-        if unicodedata.category(char) in _NOT_SHOWN and char not in "\t\n"
-        else char
-        for char in text
-    )
 
 
 def progress_line(row: Row, num_steps: int) -> str:

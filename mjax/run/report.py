@@ -417,7 +417,7 @@ def sample(
         text = (
             f"prompt:\n{decode(prompt)}\n\ncontinued by the model:\n{decode(drawn)}\n"
         )
-        recorder.say(metrics.printable(text))
+        recorder.say(mjax.printable(text))
         recorder.guarded(path.name, lambda: _write_text(path, text))
     return drawn is not None
 

@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TextIO, cast, runtime_checkable
 
+import mjax
+
 _SMOOTHING = 0.95
 """Decay of the smoothed loss. The value was picked by judgement: the result is a mean
 over about twenty steps."""
@@ -226,7 +228,8 @@ class LiveLine:
         from rich.text import Text
 
         self._progress = progress
-        self._stdout = _Forgiving(sys.stdout)
+        # Rich moves the cursor, so it writes below the filter of the program.
+        self._stdout = _Forgiving(getattr(sys.stdout, "unfiltered", sys.stdout))
         file = cast(TextIO, self._stdout)
         self._console = Console(file=file, highlight=False, emoji=False)
 
@@ -241,15 +244,20 @@ class LiveLine:
             refresh_per_second=_REDRAWN_PER_S,
         )
         self._live.start()
+        # Rich now redirects both streams, and restores them when it stops.
+        sys.stdout = mjax.Screen(sys.stdout)
+        sys.stderr = mjax.Screen(sys.stderr)
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Add the row of a step."""
         self._progress.add(row, time.monotonic())
 
     def say(self, text: str) -> None:
-        """Print the exact text, of any length, above the line."""
+        """Print a text of any length above the line; control characters are escaped."""
         style = next((c for begin, c in _COLORS.items() if text.startswith(begin)), "")
-        self._console.print(text, style=style, markup=False, soft_wrap=True)
+        self._console.print(
+            mjax.printable(text), style=style, markup=False, soft_wrap=True
+        )
 
     def close(self) -> None:
         """Draw the line for the last time and leave it on the screen."""

@@ -270,11 +270,6 @@ def test_an_evaluation_that_comes_later_is_added_to_the_row_of_its_step(tmp_path
     assert rows == [a_row(1), a_row(2) | {"eval_loss": 1.5}, a_row(3)]
 
 
-def test_what_a_terminal_would_act_on_is_escaped():
-    text = "a\tb\n\x1b[2J\r\x00\x9b\u202e é 中\ufffd"
-    assert metrics.printable(text) == ("a\tb\n\\x1b[2J\\r\\x00\\x9b\\u202e é 中\ufffd")
-
-
 def test_a_log_whose_encoding_lacks_a_character_gets_its_number(monkeypatch):
     raw = io.BytesIO()
     monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax import printable
 from mjax.flags.standard import ArgumentParser
 from mjax.health.checks.table import BY_NAME
 from mjax.health.cluster import cabling, fabric_dump, host_reports, lldp, placement
@@ -224,20 +225,15 @@ def _lines(
 ) -> Iterator[str]:
     """Yield the lines of a report for a person."""
     for one in findings[:_SHOWN]:
-        yield f"{one.kind:>20}  {_printable(one.text)}"
+        yield f"{one.kind:>20}  {printable(one.text, kept='')}"
     if len(findings) > _SHOWN:
         yield f"{'':>20}  and {len(findings) - _SHOWN} more; --json shows all"
     for problem in problems:
-        yield f"{'incomplete':>20}  {_printable(problem)}"
+        yield f"{'incomplete':>20}  {printable(problem, kept='')}"
     seen = ""
     if cables is not None:
         seen = f", {cables.num_matched} of {cables.num_cables} cables in their places"
     yield f"{cluster.name}: {verdict}, {len(findings)} findings{seen}"
-
-
-def _printable(text: str) -> str:
-    """Replace control characters by ?, because nodes set their own descriptions."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _place(args: argparse.Namespace, cluster: Cluster) -> int:

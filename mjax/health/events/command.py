@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
+from mjax import printable
 from mjax.flags.standard import ArgumentParser
 from mjax.health.events import actions, rules
 from mjax.health.events.actions import Actions, Record
@@ -305,9 +306,7 @@ def _shown(record: Record, line: Line) -> str:
             lines.append(f"  {name}: {record.data[name]}")
     for step, command in record.data.get("commands", {}).items():
         lines.append(f"  {step}: {command}")
-    return "\n".join(
-        "".join(c if c.isprintable() else "?" for c in one) for one in lines
-    )
+    return "\n".join(printable(one, kept="") for one in lines)
 
 
 def _summary(reader: Reader, watch: Watch) -> int:

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax import printable
 from mjax.flags.standard import ArgumentParser
 from mjax.health.cluster.ranges import expand
 from mjax.health.history import correlation, run_events, samples
@@ -237,5 +238,4 @@ def _when(time_ns: int) -> str:
 
 def _line(text: str) -> str:
     """Return the first line of a text, without control characters."""
-    first = text.splitlines()[0] if text else ""
-    return "".join(letter if letter.isprintable() else "?" for letter in first)
+    return printable(text.splitlines()[0] if text else "", kept="")

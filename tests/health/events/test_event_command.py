@@ -179,7 +179,7 @@ def test_signs_that_steer_a_terminal_are_not_printed(site, capsys):
     watch(site, "tell")
     out = capsys.readouterr().out
     assert "\x1b" not in out
-    assert "?[2J" in out
+    assert "\\x1b[2J" in out
 
 
 def test_a_line_with_an_impossible_time_does_not_end_the_watch(site, capsys):

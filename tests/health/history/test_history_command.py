@@ -53,7 +53,7 @@ def test_a_history_is_shown(capsys, tmp_path: Path):
     assert out.split()[:4] == ["gpu2", "8.00", "1", "faults"]
     assert "may not be used: fault: host fault" in out
     _, out, _ = run(capsys, "show", "--history", history, "--host", "gpu2")
-    assert "fault (host fault)  fan?[2J\n" in out
+    assert "fault (host fault)  fan\\x1b[2J\n" in out
     words = ["show", "--history", history, "--host", "gpu2", "--json"]
     found = json.loads(run(capsys, *words)[1])
     assert found["events"][0]["cause"] == "host fault"
