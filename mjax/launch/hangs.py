@@ -4,7 +4,8 @@ Input: the states of all ranks, and the recent step time. Output: the hung ranks
 to collect stacks, and the failure with its evidence.
 """
 
-from collections.abc import Callable, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mjax.launch import failures
@@ -44,34 +45,44 @@ class Hangs:
         """Record the time of a rank's last step, if it reports one."""
         self._liveness.took(state)
 
-    def find(self, now_s: float, ends_by_s: float, *, has_ended: bool) -> list[int]:
+    def find(
+        self, now_s: float, ends_by: tuple[float, str], *, has_ended: bool
+    ) -> dict[int, str]:
         """Return the ranks that should have progressed or ended by now.
 
         If a rank exits or has ended, the others wait for it: its end tells why.
 
         Args:
           now_s: current time.
-          ends_by_s: time by which all ranks must have ended.
+          ends_by: time by which all ranks must have ended, and the reason.
           has_ended: whether a rank has ended.
+        Returns:
+          Rank -> its phase, and the time limit that it has exceeded.
         """
-        alive = self._fleet.alive()
-        if now_s > ends_by_s:
-            return [*alive]
-        hanging = {rank for rank, state in alive.items() if self._hangs(state, now_s)}
-        exiting = {rank for rank, state in alive.items() if state.phase == Phase.EXIT}
-        return [] if has_ended or exiting - hanging else sorted(hanging)
+        ends_by_s, reason = ends_by
+        late: dict[int, str] = {}
+        is_end_near = has_ended
+        for rank, state in self._fleet.alive().items():
+            limit_s, name = self._liveness.limit(state)
+            # At most one heartbeat of silence counts: a host that is silent for longer
+            # may be lost, and the progress of its ranks is unknown.
+            silent_s = min(self._fleet.silent_s(rank, now_s), BEAT_S)
+            if state.age_s + silent_s > limit_s:
+                flag = f"--limits.{name.replace('_', '-')}"
+                late[rank] = f"no progress for {_seconds(limit_s)} ({flag})"
+            elif now_s > ends_by_s:
+                late[rank] = f"not ended {reason}"
+            else:
+                is_end_near |= state.phase == Phase.EXIT
+                continue
+            late[rank] = f"in {Phase(state.phase).name.lower()}: {late[rank]}"
+        return {} if is_end_near and now_s <= ends_by_s else late
 
-    def _hangs(self, state: RankState, now_s: float) -> bool:
-        # At most one heartbeat of silence counts: a host that is silent for longer may
-        # be lost, and the progress of its ranks is unknown.
-        silent_s = min(self._fleet.silent_s(state.rank, now_s), BEAT_S)
-        return state.age_s + silent_s > self._liveness.limit_s(state)
-
-    def ask(self, hanging: Sequence[int], generation: int, now_s: float) -> None:
-        """Request the stacks of all ranks, because some ranks are hung."""
+    def ask(self, hanging: Mapping[int, str], generation: int, now_s: float) -> None:
+        """Request the stacks of all ranks, because `find` has returned some ranks."""
         self._tell(
             "hang",
-            f"no progress of rank {failures.join(hanging)}",
+            _text(hanging),
             "error",
             data={"ranks": [*hanging], "rdma_bytes_per_s": self._traffic()},
         )
@@ -109,9 +120,29 @@ class Hangs:
         is_silent = any(now_s - s > _SILENT_BEATS * BEAT_S for s in heard_s)
         return not missing or (now_s > self._until_s and not is_silent)
 
-    def judge(self) -> tuple[Failure, dict[str, Any]]:
-        """Find the ranks that block the others; see `failures.of_hang`."""
+    def judge(self, hanging: Mapping[int, str]) -> tuple[Failure, dict[str, Any]]:
+        """Find the ranks that block the others; see `failures.of_hang`.
+
+        Args:
+          hanging: result of `find`.
+        """
         alive, host_of = self._fleet.alive(), self._fleet.host_of
         failure, evidence = failures.of_hang(alive, self._stacks, host_of)
+        text = f"{failure.text}; {_text(hanging)}"
         spied = {str(rank): text for rank, text in self._spied.items()}
+        failure = dataclasses.replace(failure, text=text)
         return failure, evidence | {"spied": spied, "nccl": self._nccl}
+
+
+def _seconds(limit_s: float) -> str:
+    return f"{round(limit_s, 2):.10g} s"
+
+
+def _text(hanging: Mapping[int, str]) -> str:
+    """Return a text that lists the ranks of each phase and limit."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, reason in hanging.items():
+        ranks_of.setdefault(reason, []).append(rank)
+    return "; ".join(
+        f"rank {failures.join(ranks)} {reason}" for reason, ranks in ranks_of.items()
+    )

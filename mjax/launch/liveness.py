@@ -69,11 +69,16 @@ class Liveness:
                 ordered = sorted(self._step_times_s)
                 self._p99_s = ordered[math.ceil(0.99 * len(ordered)) - 1]
 
-    def limit_s(self, state: RankState) -> float:
-        """Return the seconds without progress after which a rank counts as hung."""
-        phase = Phase(state.phase)
+    def limit(self, state: RankState) -> tuple[float, str]:
+        """Return the seconds without progress after which a rank counts as hung.
+
+        The second value is the field of `LimitsConfig` that sets this limit.
+        """
+        limits, phase = self._limits, Phase(state.phase)
         if phase is not Phase.STEP:
-            return getattr(self._limits, f"{phase.name.lower()}_s")
+            name = f"{phase.name.lower()}_s"
+            return getattr(limits, name), name
+        shortest = limits.step_s, "step_s"
         if state.first_step_s is None:
-            return max(self._limits.first_step_s, self._limits.step_s)
-        return max(self._limits.step_s, self._limits.factor * self._p99_s)
+            return max((limits.first_step_s, "first_step_s"), shortest)
+        return max((limits.factor * self._p99_s, "factor"), shortest)

@@ -552,24 +552,27 @@ class Supervisor:
             self._fail(failures.of_silence(lost, limit_s), now_s)
         return bool(lost)
 
-    def _hanging(self, now_s: float) -> list[int]:
-        """Return the ranks that should have progressed or ended by now."""
-        exit_by_s = self._first_end_s + self.config.limits.exit_s
-        return self._hangs.find(
-            now_s,
-            min(self._stop_by_s, exit_by_s),
-            has_ended=math.isfinite(self._first_end_s),
-        )
+    def _hanging(self, now_s: float) -> dict[int, str]:
+        """Return the ranks that should have progressed or ended by now, and why."""
+        limits, restart = self.config.limits, self.config.restart
+        exit_s, stop_s = limits.exit_s, restart.stop_s
+        exit_by_s = self._first_end_s + exit_s
+        others = f"{exit_s:g} s after the first rank (--limits.exit-s)"
+        order = f"{stop_s:g} s after the order to stop (--restart.stop-s)"
+        ends_by = min((self._stop_by_s, order), (exit_by_s, others))
+        has_ended = math.isfinite(self._first_end_s)
+        return self._hangs.find(now_s, ends_by, has_ended=has_ended)
 
     def _judge(self, now_s: float) -> None:
         """Find the ranks that block the run, unless it has progressed meanwhile."""
-        if not self._hanging(now_s):
+        hanging = self._hanging(now_s)
+        if not hanging:
             self._tell(
                 "hang_over", "the ranks went on or ended by themselves", "warning"
             )
             self._enter(State.RUNNING, now_s)
             return
-        failure, evidence = self._hangs.judge()
+        failure, evidence = self._hangs.judge(hanging)
         self._tell("stacks", failure.text, "error", data=evidence)
         self._fail(failure, now_s)
 

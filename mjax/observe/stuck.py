@@ -52,6 +52,8 @@ class Report:
     ranks: tuple[int, ...]
     reason: str
     seen: Mapping[int, Seen]
+    limits_s: Mapping[int, float]
+    """Seconds without progress that each rank may take; infinite if it has ended."""
     groups: Mapping[str, Sequence[int]]
     """Ranks that share a group with the ranks to blame, by axis."""
     problems: tuple[str, ...]
@@ -150,12 +152,14 @@ def report(
         is_stuck, (ranks, reason) = True, _blame(seen, traces, mute)
         if ranks and all(seen[r].code is None and r not in late for r in ranks):
             # The blocking rank is within its own limit.
-            is_stuck, reason, ranks = False, _patience(seen, ranks), ()
+            limit_s = _limit_s(seen[ranks[0]], limits, usual_s)
+            is_stuck, reason, ranks = False, _patience(seen, ranks, limit_s), ()
     return Report(
         is_stuck=is_stuck,
         ranks=tuple(ranks),
         reason=reason,
         seen=seen,
+        limits_s={rank: _limit_s(one, limits, usual_s) for rank, one in seen.items()},
         groups=_groups(records.headers, ranks),
         problems=records.problems,
     )
@@ -180,13 +184,14 @@ def _is_over(seen: Mapping[int, Seen]) -> bool:
     return all(one.code is not None or one.state == "gone" for one in seen.values())
 
 
-def _patience(seen: Mapping[int, Seen], ranks: Sequence[int]) -> str:
+def _patience(seen: Mapping[int, Seen], ranks: Sequence[int], limit_s: float) -> str:
     """Describe which rank the others wait for, although it is not late."""
     first = seen[ranks[0]]
     named = ", ".join(map(str, ranks[:_MOST_SHOWN]))
     return (
         f"the others wait for rank {named}, which has been in "
-        f"{first.phase.name.lower()} for {first.age_s:.1f} s, within its limit"
+        f"{first.phase.name.lower()} for {first.age_s:.1f} s, within its limit of "
+        f"{limit_s:.3g} s"
     )
 
 
@@ -387,11 +392,14 @@ def _text(found: Report) -> str:
     for rank in found.ranks[:_MOST_SHOWN]:
         one = found.seen[rank]
         doing = f" ({one.doing})" if one.doing else ""
+        # A rank that has ended has no limit.
+        limit_s = found.limits_s[rank]
+        limit = f", the limit is {limit_s:.3g} s" if 0 < limit_s < math.inf else ""
         age = "nothing" if math.isinf(one.age_s) else f"{one.age_s:.1f} s ago"
         lines.append(
             f"rank {rank} on {one.host or 'an unknown host'} in "
             f"{one.phase.name.lower()}, step {one.step}{doing}: {found.reason}; last "
-            f"progress: {age}"
+            f"progress: {age}{limit}"
         )
     more = len(found.ranks) - _MOST_SHOWN
     lines += [f"and {more} more"] if more > 0 else []

@@ -3,9 +3,9 @@
     python tests/launch/fake_trainer.py --work-dir DIR [--distributed.process-id N] ...
 
 `faults.json` in the work dir has the faults, {"generation:rank": [step, fault]}, and
-`pace_s`, the seconds of a step. A line `rank generation step` is appended to rows.txt
-for each step. All ranks wait for each other before each step, as in a collective, by
-files in the work dir.
+`pace_s`, the seconds of a step. `EVAL: sleep` is a fault in that phase. A line
+`rank generation step` is appended to rows.txt for each step. All ranks wait for each
+other before each step, as in a collective, by files in the work dir.
 """
 
 import ctypes
@@ -89,7 +89,10 @@ def main() -> None:
     while step < NUM_STEPS and not is_stopped:
         marks.mark(Phase.STEP, step)
         if step == at:
-            fail(what)
+            phase, _, then = what.rpartition(": ")
+            if phase:
+                marks.mark(Phase[phase], step)
+            fail(then)
         (work_dir / f"at-{generation}-{step}-{rank}").touch()
         if not wait_for_others(work_dir, generation, step, num_ranks):
             break

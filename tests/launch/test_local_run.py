@@ -24,10 +24,12 @@ import asyncio, sys
 from pathlib import Path
 from mjax.launch import local
 from mjax.launch.config import LimitsConfig, RestartConfig, RunConfig
-hosts, spares, per_host, work_dir, step_s, trainer = sys.argv[1:]
+hosts, spares, per_host, work_dir, step_s, eval_s, trainer = sys.argv[1:]
 config = RunConfig(
     hosts=int(hosts), spares=int(spares), ranks_per_host=int(per_host),
-    limits=LimitsConfig(step_s=float(step_s), first_step_s=float(step_s)),
+    limits=LimitsConfig(
+        step_s=float(step_s), first_step_s=float(step_s), eval_s=float(eval_s)
+    ),
     restart=RestartConfig(pause_s=0.1, lost_s=3.0),
 )
 flags, rank = ["--work-dir", work_dir], [sys.executable, trainer]
@@ -46,6 +48,7 @@ class Launch:
         spares=0,
         per_host=1,
         step_s=60.0,
+        eval_s=60.0,
         pace_s=0.05,
         faults=None,
     ):
@@ -53,7 +56,8 @@ class Launch:
         work_dir.mkdir(exist_ok=True)
         told = (faults or {}) | {"pace_s": pace_s}
         (work_dir / "faults.json").write_text(json.dumps(told))
-        words = [hosts, spares, per_host, work_dir, step_s, HERE / "fake_trainer.py"]
+        words = [hosts, spares, per_host, work_dir, step_s, eval_s]
+        words += [HERE / "fake_trainer.py"]
         self.words = [sys.executable, "-c", LAUNCH, *map(str, words)]
         self.start()
 
@@ -108,6 +112,17 @@ class Launch:
 def nobody_stays(tmp_path):
     yield
     subprocess.run(["pkill", "-9", "-f", str(tmp_path)], check=False)
+
+
+def test_a_hang_in_an_evaluation_is_reported_with_its_phase_and_its_limit(tmp_path):
+    faults = {"1:0": [10, "EVAL: sleep"], "1:1": [10, "EVAL: sleep"]}
+    launch = Launch(tmp_path / "run", faults=faults, eval_s=1.5)
+    assert launch.end() == 0, launch.err
+    (failure,) = launch.events("failure")
+    assert failure["data"]["cause"] == "hung"
+    reason = "in eval: no progress for 1.5 s (--limits.eval-s)"
+    assert reason in failure["text"]
+    assert reason in launch.err
 
 
 def test_a_run_without_faults_ends_with_0_in_one_generation(tmp_path):

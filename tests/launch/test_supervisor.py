@@ -774,6 +774,86 @@ def test_a_hang_is_found_and_the_guilty_rank_is_named(changes, stacks, reason):
     assert "in step" in failure.text
 
 
+@pytest.mark.parametrize("is_behind", [False, True])
+@pytest.mark.parametrize("phase", Phase)
+def test_a_hang_is_reported_with_its_phase_and_its_limit(phase, is_behind):
+    cluster = Cluster(spares=0, restart=RestartConfig(stacks_s=1.0))
+    cluster.go()
+    cluster.all_ranks(phase=phase, step=7, first_step_s=2.0)
+    limit_s = getattr(cluster.config.limits, f"{phase.name.lower()}_s")
+    if is_behind:
+        cluster.rank(1, step=6)
+    cluster.all_ranks(age_s=limit_s - 5)
+    cluster.go(3)
+    assert cluster.kinds("hang") == cluster.kinds("failure") == []
+    cluster.all_ranks(age_s=limit_s + 1)
+    cluster.go(3)
+    name = phase.name.lower()
+    reason = f"in {name}: no progress for {limit_s:g} s (--limits.{name}-s)"
+    (found,), (failure,) = cluster.kinds("hang"), cluster.kinds("failure")
+    assert found.text == f"rank 0, 1 {reason}"
+    assert failure.text.endswith(f"; rank 0, 1 {reason}")
+    assert failure.data["cause"] == Cause.HUNG
+
+
+@pytest.mark.parametrize(
+    ("changes", "limit"),
+    [
+        (
+            {"first_step_s": None},
+            "in step: no progress for 900 s (--limits.first-step-s)",
+        ),
+        ({"step_s": 12.5}, "in step: no progress for 62.5 s (--limits.factor)"),
+    ],
+)
+def test_a_hang_in_a_step_is_reported_with_the_limit_that_applied(changes, limit):
+    cluster = Cluster(spares=0)
+    cluster.go()
+    given = {"first_step_s": 2.0, "step": 7} | changes
+    cluster.all_ranks(phase=Phase.STEP, **given)
+    cluster.go()
+    cluster.all_ranks(age_s=1000.0)
+    cluster.go()
+    (found,) = cluster.kinds("hang")
+    assert found.text == f"rank 0, 1 {limit}"
+
+
+def test_ranks_that_hang_in_different_phases_are_reported_with_their_limits():
+    cluster = Cluster(spares=0)
+    cluster.go()
+    cluster.all_ranks(phase=Phase.EVAL, step=7, first_step_s=2.0, age_s=301.0)
+    cluster.rank(1, phase=Phase.STEP)
+    cluster.go()
+    (found,) = cluster.kinds("hang")
+    assert found.text == (
+        "rank 0 in eval: no progress for 300 s (--limits.eval-s); "
+        "rank 1 in step: no progress for 30 s (--limits.step-s)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_stopped", "limit"),
+    [
+        (False, "60 s after the first rank (--limits.exit-s)"),
+        (True, "120 s after the order to stop (--restart.stop-s)"),
+    ],
+)
+def test_a_rank_that_does_not_end_is_reported_with_the_limit_of_its_end(
+    is_stopped, limit
+):
+    cluster = running(spares=0)
+    if is_stopped:
+        cluster.silent |= {"host-0", "host-1"}  # the signal has no effect
+        cluster.supervisor.stop(cluster.now_s)
+        cluster.silent.clear()
+    else:
+        cluster.rank(0, code=0, ended_ns=1)
+    cluster.go(125 if is_stopped else 62)
+    (found,) = cluster.kinds("hang")
+    who = "0, 1" if is_stopped else "1"
+    assert found.text == f"rank {who} in step: not ended {limit}"
+
+
 def test_agents_that_do_not_show_stacks_do_not_hold_up_the_restart():
     cluster = running(limits=LimitsConfig(step_s=5.0))
     cluster.all_ranks(age_s=6.0)
@@ -830,7 +910,7 @@ def test_the_limit_of_a_step_follows_the_steps_before_it():
         liveness = Liveness(limits)
         for step_s in step_times_s:
             liveness.took(msgspec.structs.replace(state, step_s=step_s))
-        return liveness.limit_s(state)
+        return liveness.limit(state)[0]
 
     # More steps are dispatched before the first has ended.
     assert limit_s(msgspec.structs.replace(state, step=2, step_s=0.1), 1.0) == 100

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from pathlib import Path
 
@@ -274,6 +275,7 @@ def test_people_are_told_rank_host_step_and_who_waits(tmp_path, capsys, monkeypa
     said = capsys.readouterr().out
     assert "rank 2 on host-1 in step, step 7" in said
     assert "waiting for them in tp: rank 3" in said
+    assert re.search(r"last progress: [\d.]+ s ago, the limit is [\d.]+ s\n", said)
 
 
 @pytest.mark.parametrize(
