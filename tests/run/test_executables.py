@@ -7,13 +7,16 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import serialize_executable
 from jax.sharding import Mesh
 
 from mjax.ckpt.config import CkptConfig
 from mjax.config.lora import LoraConfig
 from mjax.config.run import ObserveConfig
+from mjax.kernels.stamp import api as stamp
 from mjax.recipes import RECIPES
 from mjax.run.executables import name_of
 from mjax.run.metrics import read_computed
@@ -61,6 +64,51 @@ def test_a_second_start_loads_the_step_and_computes_the_same(home, tmp_path):
         assert said[0] == said[1]
     rows = [read_computed(tmp_path / name) for name in ("first", "second")]
     assert rows[0] == rows[1]
+
+
+@pytest.mark.slow
+def test_a_second_start_loads_a_step_with_stamps(home, tmp_path):
+    flags = ("--observe.stamps", "True", "--observe.spans")
+    first = train(home, tmp_path / "first", *flags)
+    assert "start-up: compile" in first
+    assert "warning" not in first
+    second = train(home, tmp_path / "second", *flags)
+    assert "start-up: load" in second
+    spans = (tmp_path / "second" / "spans").rglob("*")
+    assert any("device:0" in path.read_text() for path in spans if path.is_file())
+
+
+LOADED = """
+import sys
+import jax
+import jax.numpy as jnp
+from jax.experimental import serialize_executable
+from mjax.kernels.stamp import api
+
+arguments = jnp.zeros((2,)), jnp.ones((3, 3))
+tree = jax.tree.structure
+step = serialize_executable.deserialize_and_load(
+    sys.stdin.buffer.read(), tree((arguments, {})), tree(arguments)
+)
+print(step(*arguments)[0][:, 0].tolist())
+"""
+
+
+def test_a_process_that_has_traced_no_stamp_runs_a_step_with_stamps():
+    def step(x, y):
+        log, y = stamp.begin(3, y, 7)
+        log, x = stamp.append(log, x, 8)
+        return log, x
+
+    traced_step = jax.jit(step).trace(jnp.zeros((2,)), jnp.ones((3, 3)))
+    payload, _, _ = serialize_executable.serialize(traced_step.lower().compile())
+    done = subprocess.run(
+        [sys.executable, "-c", LOADED],
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        input=payload,
+        capture_output=True,
+    )
+    assert done.stdout == b"[2, 7, 8, 0]\n", done.stderr.decode()
 
 
 @pytest.mark.slow

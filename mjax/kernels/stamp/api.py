@@ -11,9 +11,10 @@ clock in units of 2**8 ns, modulo 2**32: differences of up to 18 minutes are exa
 the log is full, a new row replaces the last row, and the number still grows.
 
 On a GPU a kernel of one thread writes the row, and the clock is `%globaltimer`. On CPU
-a callback writes it in 0.4 to 0.5 ms, and the clock is CLOCK_MONOTONIC. XLA for CPUs
-orders operations by data dependencies only, and the callback takes the first element of
-each value. So a row is written after these elements have been computed, but possibly
+a call to the host writes it in about 15 us (0.78 ms with `jax.pure_callback`, measured
+together on a busy host of 2 cores, 2026-11), and the clock is CLOCK_MONOTONIC. XLA for
+CPUs orders operations by data dependencies only, and the call takes the first element
+of each value. So a row is written after these elements have been computed, but possibly
 before the rest of the values.
 
 In a loop, put a stamp at the start of the body. A stamp at the end would keep the
