@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from mjax import flags
-from mjax.mesh.axes import MeshConfig, resolve
+from mjax.mesh.axes import MeshConfig
 from mjax.processes.config import DistributedConfig
 
 
@@ -34,8 +34,10 @@ def main(wanted: Flags) -> None:
     """Build the mesh that the flags describe and print it from process 0."""
     import jax  # after the flags are read, like the imports below
 
+    from mjax.config.fixes import Devices, sizes_of
+    from mjax.config.train import TrainConfig
     from mjax.mesh import drawing
-    from mjax.mesh.build import build_mesh, describe
+    from mjax.mesh.build import build_mesh, describe, devices_per_host
     from mjax.mesh.devices import load_plugin_without_gpu, simulate_devices
     from mjax.processes.distributed import start
 
@@ -43,7 +45,18 @@ def main(wanted: Flags) -> None:
         simulate_devices(wanted.simulate_devices)
     load_plugin_without_gpu()
     start(wanted.distributed)
-    sizes = resolve(wanted.mesh, jax.device_count())
+    count, per_host = jax.device_count(), devices_per_host(jax.devices())
+    can_simulate = jax.default_backend() == "cpu" and per_host == count
+    sizes = sizes_of(
+        TrainConfig(mesh=wanted.mesh),
+        Devices(
+            count=count,
+            flag="simulate_devices" if can_simulate else None,
+            per_flag=jax.process_count(),
+            per_host=None if can_simulate else per_host,
+            is_mesh_alone=True,
+        ),
+    )
     mesh = build_mesh(sizes, tp_across_hosts=wanted.mesh.tp_across_hosts)
     if jax.process_index() == 0:
         num_columns = shutil.get_terminal_size().columns

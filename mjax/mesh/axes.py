@@ -52,17 +52,15 @@ class MeshConfig:
 
     def __post_init__(self) -> None:
         sizes = {"pp": self.pp, "dp": self.dp, "tp": self.tp}
+        open_axes = [name for name, size in sizes.items() if size == -1]
         for name, size in sizes.items():
             if size < 1 and size != -1:
-                raise ValueError(
-                    f"--mesh.{name} must be at least 1, or -1, got {size}; -1 uses the "
-                    "remaining devices"
-                )
-        open_axes = [name for name, size in sizes.items() if size == -1]
+                fill = "" if open_axes else ", or -1 for the remaining devices"
+                raise ValueError(f"--mesh.{name} must be at least 1{fill}, got {size}")
         if len(open_axes) > 1:
             raise ValueError(
                 f"only one mesh axis can be -1, got {' and '.join(open_axes)}; give a "
-                f"size to all but one, as --mesh.{open_axes[0]} 1"
+                f"size to all but one of --mesh.{', --mesh.'.join(open_axes)}"
             )
         if self.dp_shard is not None and self.dp_shard < 1:
             raise ValueError(
@@ -78,7 +76,7 @@ class MeshConfig:
         if self.tp_chunks is not None and self.tp_chunks < 2:
             raise ValueError(
                 f"--mesh.tp-chunks must be at least 2, got {self.tp_chunks}; leave it "
-                "out for as many chunks as tp, or use --mesh.tp-overlap off for none"
+                "out"
             )
         if self.tp_chunks is not None and self.tp_overlap == "off":
             raise ValueError(

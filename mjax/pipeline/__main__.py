@@ -1,22 +1,33 @@
 """Draw a schedule: `python -m mjax.pipeline show --pp 4 --chunks 2`."""
 
 import dataclasses
+import itertools
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, get_args
 
 from mjax import flags
 from mjax.pipeline import show
 from mjax.pipeline.config import PipelineConfig, ScheduleName
-from mjax.pipeline.schedule import Schedule, build
+from mjax.pipeline.schedule import Schedule, build, check
 
 _WRITERS: dict[str, Callable[[Schedule], str]] = {
     ".html": show.page,
     ".svg": show.svg,
     ".txt": lambda schedule: _in_text(schedule) + "\n",
 }
+
+_FLAGS_OF_RUN = {
+    "--mesh.pp": "--pp",
+    "--pipeline.chunks": "--chunks",
+    "--pipeline.schedule": "--schedule",
+    "--batch.microbatches": "--microbatches",
+}
+"""Flags of a run, and the same flags of this command."""
+_MAX_FLAGS, _MAX_FIXES = 4, 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,29 +47,22 @@ class Show:
     json: bool = False
     """Print only the counts, as one JSON object."""
 
-    def __post_init__(self) -> None:
-        if self.out is not None and self.out.suffix not in _WRITERS:
-            raise ValueError(
-                f"--out must end in one of {', '.join(_WRITERS)}, got {self.out}; try "
-                f"{self.out.with_suffix('.html')}"
-            )
-
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command and return the exit code: 0, or 2 after bad input."""
     try:
-        words = sys.argv[1:] if argv is None else argv
-        command = read(words)
+        command = read(sys.argv[1:] if argv is None else argv)
+        if problem := problem_of(command):
+            raise ValueError(f"{problem}{_advice(command)}")
         schedule = build(
-            PipelineConfig(
-                schedule=command.schedule, chunks=command.chunks
-            ).schedule_name,
+            _schedule_name(command),
             num_stages=command.pp,
             num_chunks=command.chunks,
             num_microbatches=command.microbatches,
         )
         if command.out is not None:
-            write(schedule, command.out)
+            picture = _WRITERS[command.out.suffix](schedule)
+            command.out.write_text(picture, encoding="utf-8")
         if command.json:
             print(json.dumps(show.counts(schedule)), flush=True)
         else:
@@ -69,6 +73,69 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reading program (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def problem_of(command: Show) -> str:
+    """Return the rule that a command violates, with its values; empty if none."""
+    try:
+        check(
+            _schedule_name(command),
+            num_stages=command.pp,
+            num_chunks=command.chunks,
+            num_microbatches=command.microbatches,
+        )
+    except ValueError as error:
+        text = str(error)
+        for of_run, here in _FLAGS_OF_RUN.items():
+            text = text.replace(of_run, here)
+        return text
+    path = command.out
+    if path is None:
+        return ""
+    if path.suffix not in _WRITERS:
+        return f"--out must end in one of {', '.join(_WRITERS)}, got {path}"
+    if not path.parent.is_dir():
+        return f"--out {path}: there is no folder {path.parent}; make it"
+    return f"--out {path} is a folder" if path.is_dir() else ""
+
+
+def _advice(command: Show) -> str:
+    """Return the nearest commands without a problem, with the fewest other flags."""
+    values = _values(command)
+    for num_flags in range(1, _MAX_FLAGS + 1):
+        found: list[str] = []
+        for names in itertools.combinations(values, num_flags):
+            for chosen in itertools.product(*map(values.__getitem__, names)):
+                change = dict(zip(names, chosen, strict=True))
+                if not problem_of(dataclasses.replace(command, **change)):
+                    found.append(" ".join(f"--{n} {v}" for n, v in change.items()))
+                    break
+        if found:
+            return f"; nearest that fit: {', or '.join(found[:_MAX_FIXES])}"
+    return ""
+
+
+def _values(command: Show) -> dict[str, list[Any]]:
+    """Return the values to try for each flag, nearest to its value first."""
+
+    def by_distance(numbers: Iterable[int], value: int) -> list[int]:
+        return sorted({*numbers} - {value}, key=lambda n: (abs(n - value), -n))
+
+    pp, num = max(command.pp, 1), max(command.microbatches, 1)
+    few = num // pp * pp
+    divisors = (n for n in range(1, min(num, 2 * pp) + 1) if num % n == 0)
+    values: dict[str, list[Any]] = {
+        "microbatches": by_distance(
+            {num, max(few, pp), few + pp}, command.microbatches
+        ),
+        "chunks": by_distance({1}, command.chunks),
+        "schedule": [*get_args(ScheduleName)],
+        "pp": by_distance({pp, *divisors}, command.pp),
+    }
+    if command.out is not None:
+        name = f"{command.out.stem or 'schedule'}.html"
+        values["out"] = [command.out.parent / name, Path("schedule.html")]
+    return values
 
 
 def read(words: list[str]) -> Show:
@@ -89,15 +156,10 @@ def read(words: list[str]) -> Show:
     return flags.read(Show, words, prog=prog)
 
 
-def write(schedule: Schedule, path: Path) -> None:
-    """Write the picture of a schedule to a file, in the format of its suffix.
-
-    Raises:
-      ValueError: the folder does not exist.
-    """
-    if not path.parent.is_dir():
-        raise ValueError(f"--out {path}: there is no folder {path.parent}; make it")
-    path.write_text(_WRITERS[path.suffix](schedule), encoding="utf-8")
+def _schedule_name(command: Show) -> ScheduleName:
+    # The config refuses counts below 1 with another message.
+    config = PipelineConfig(schedule=command.schedule, chunks=max(command.chunks, 1))
+    return config.schedule_name
 
 
 def _in_text(schedule: Schedule) -> str:

@@ -218,7 +218,7 @@ def test_an_unknown_recipe_names_the_nearest_one(capsys: pytest.CaptureFixture[s
         ("--work-dir gs://b/run", ["must be a folder", "got the URL gs://b/run"]),
         ("--data.seq-len 0", ["error: --data.seq-len must be at least 1, got 0"]),
         ("--peak-tflops nan", ["--peak-tflops must be positive and finite, got nan"]),
-        ("--mesh.tp -1", ["got dp and tp", "--mesh.dp 1"]),
+        ("--mesh.tp -1", ["got dp and tp", "all but one of --mesh.dp, --mesh.tp"]),
         ("--mesh.tp 0", ["error: --mesh.tp must be at least 1", "got 0"]),
         ("--optim.name lam", ["unknown --optim.name lam; the nearest is lamb"]),
         (

@@ -201,8 +201,8 @@ def test_where_the_file_lies_is_not_compared_between_processes(config):
         ),
         (
             "[mesh]\ntp = 0\n",
-            "--mesh.tp must be at least 1, or -1, got 0; -1 uses the "
-            "remaining devices (c.toml: --mesh.tp is given in line 2)",
+            "--mesh.tp must be at least 1, got 0 "
+            "(c.toml: --mesh.tp is given in line 2)",
         ),
     ],
 )

@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -10,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mjax import flags
 from mjax.config.command_line import parse
 from mjax.config.fixes import MAX_FIXES, Devices, sizes_of
-from mjax.config.sizes import with_fields
+from mjax.config.sizes import as_flags, with_fields
 from mjax.config.train import TrainConfig
+from mjax.mesh.__main__ import Flags
+from mjax.mesh.axes import MeshConfig
 
 NUM_DRAWN = 150
 NUM_PARSED = 20
@@ -340,3 +345,43 @@ def test_a_refusal_states_the_rule_the_values_and_the_nearest_fixes(
     config, _ = parse(flags.split(), {"demo": TrainConfig}, "")
     devices = Devices(count=count, flag="simulate_devices")
     assert refusal_of(config, devices) == message
+
+
+def test_every_fix_that_the_mesh_program_suggests_works():
+    """Through its command line, on a cluster and on simulated devices."""
+    rng, num_fixes = np.random.default_rng(5), 0
+    sizes = MESH | {"mesh.dp": (-1, 1, 2, 3), "mesh.dp_shard_per_node": (None, 2, 3)}
+    for _ in range(120):
+        given = {name: of[int(rng.integers(len(of)))] for name, of in sizes.items()}
+        count, is_simulated = int(rng.integers(1, 13)), rng.random() < 0.5
+        devices = Devices(
+            count=count,
+            flag="simulate_devices" if is_simulated else None,
+            per_host=None if is_simulated else max(1, count // 2),
+            is_mesh_alone=True,
+        )
+        try:
+            mesh = MeshConfig(**{n.partition(".")[2]: v for n, v in given.items()})
+        except ValueError:  # refused on any number of devices
+            continue
+        for fix in fixes_of(refusal_of(TrainConfig(mesh=mesh), devices)):
+            words = [*as_flags(given).split(), *fix.split()]
+            changed = flags.read(Flags, words, prog="mesh")
+            there = dataclasses.replace(
+                devices, count=changed.simulate_devices or devices.count
+            )
+            assert refusal_of(TrainConfig(mesh=changed.mesh), there) == "", (fix, given)
+            num_fixes += 1
+    assert num_fixes > 60
+
+
+def test_the_mesh_program_suggests_sizes_of_the_mesh_alone():
+    words = ["--simulate-devices", "6", "--mesh.tp", "4"]
+    done = subprocess.run(
+        [sys.executable, "-m", "mjax.mesh", *words], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr == (
+        "error: the number of devices must be a multiple of --mesh.pp 1 x --mesh.tp 4 "
+        "= 4, got 6; nearest that fit: --mesh.tp 3, or --simulate-devices 8\n"
+    )

@@ -101,6 +101,13 @@ def test_sizes_below_one_are_refused(axis: str, size: int):
         MeshConfig(**asked)
 
 
+def test_an_axis_may_fill_the_mesh_only_if_no_other_does():
+    with pytest.raises(ValueError, match="or -1 for the remaining devices, got 0"):
+        MeshConfig(dp=0)
+    with pytest.raises(ValueError, match=r"--mesh\.tp must be at least 1, got 0"):
+        MeshConfig(tp=0)
+
+
 def test_two_open_axes_are_refused():
     with pytest.raises(ValueError, match="only one mesh axis can be -1, got dp and tp"):
         MeshConfig(tp=-1)

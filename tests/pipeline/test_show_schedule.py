@@ -283,11 +283,12 @@ def test_the_ending_of_the_file_says_what_is_written(tmp_path: Path, capsys):
     [
         (
             ["show", "--pp", 4, "--chunks", 2, "--microbatches", 6],
-            "--batch.microbatches must be a multiple of --mesh.pp 4, got 6",
+            "with --chunks 2, --microbatches must be a multiple of --pp 4, got 6; "
+            "nearest that fit: --microbatches 8, or --chunks 1, or --pp 3",
         ),
         (
             ["show", "--pp", 0, "--microbatches", 6],
-            "--mesh.pp must be at least 1, got 0",
+            "--pp must be at least 1, got 0; nearest that fit: --pp 1",
         ),
         (
             [
@@ -301,15 +302,18 @@ def test_the_ending_of_the_file_says_what_is_written(tmp_path: Path, capsys):
                 "--schedule",
                 "gpipe",
             ],
-            "--pipeline.schedule gpipe, --pipeline.chunks must be 1, got 2",
+            "with --schedule gpipe, --chunks must be 1, got 2; nearest that fit: "
+            "--chunks 1, or --schedule interleaved-1f1b",
         ),
         (
             ["show", "--pp", "2", "--microbatches", "2", "--out", "a.png"],
-            "--out must end in one of .html, .svg, .txt, got a.png; try a.html",
+            "--out must end in one of .html, .svg, .txt, got a.png; nearest that fit: "
+            "--out a.html",
         ),
         (
             ["show", "--pp", "2", "--microbatches", "2", "--out", "missing/a.svg"],
-            "there is no folder missing; make it",
+            "there is no folder missing; make it; nearest that fit: --out "
+            "schedule.html",
         ),
         (
             ["show", "--pp", "2", "--microbatchs", "2"],
@@ -343,3 +347,33 @@ def test_a_value_that_cannot_be_read_ends_with_2_and_is_named(argv, capsys):
     assert err.startswith("error: ")
     assert err.count("\n") == 1
     assert argv[-1] in err
+
+
+COUNTS = {
+    "--pp": (0, 1, 2, 3, 4, 6),
+    "--chunks": (None, None, 0, 1, 2, 3),
+    "--microbatches": (0, 1, 2, 4, 5, 6, 7),
+    "--schedule": (None, None, "gpipe", "1f1b", "interleaved-1f1b"),
+    "--out": (*(None,) * 6, "a/b.png", "x.png", ".", "d.html", "a/b.html", "x"),
+}
+
+
+def test_every_fix_that_the_command_suggests_works(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d.html").mkdir()
+    rng, num_fixes = np.random.default_rng(3), 0
+    for _ in range(150):
+        drawn = {
+            name: values[rng.integers(len(values))] for name, values in COUNTS.items()
+        }
+        given = {name: value for name, value in drawn.items() if value is not None}
+        code, _, err = run(capsys, "show", *(w for f in given.items() for w in f))
+        _, suggests, advice = err.strip().partition("; nearest that fit: ")
+        assert (code, bool(suggests)) in ((0, False), (2, True)), err
+        for fix in advice.split(", or ") if suggests else ():
+            words = fix.split()
+            changed = given | dict(zip(words[::2], words[1::2], strict=True))
+            words = [word for pair in changed.items() for word in pair]
+            assert run(capsys, "show", *words)[0] == 0, (err, words)
+            num_fixes += 1
+    assert num_fixes > 100
