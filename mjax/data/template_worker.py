@@ -1,11 +1,10 @@
 """The process that renders chat templates: requests on stdin, answers on stdout.
 
-Input: one JSON object per line, {"template", "renders": [variables, ...], "now"}.
-Output: one JSON object per line, {"texts", "spans", "unread", "marks", "variables"} or
-{"error"}. The process
-that starts it (`mjax.data.chat_template`) kills it if an answer takes too long; its
-memory is limited here. A template comes with a model from any source, and Jinja's
-sandbox limits neither time nor memory.
+Input: for each request two lines: the seconds of CPU time that it may take, and a JSON
+object {"template", "renders": [variables, ...], "now"}. Output: one JSON object per
+line, {"texts", "spans", "unread", "marks", "variables"} or {"error"}. A request that
+takes more CPU time ends the process by SIGPROF. A template comes with a model from any
+source, and Jinja's sandbox limits neither time nor memory.
 
 This module is run as a file and imports nothing of mjax, so it starts in 0.1 s.
 
@@ -23,6 +22,7 @@ import json
 import re
 import resource
 import secrets
+import signal
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -215,8 +215,12 @@ def main() -> None:
     bound = _MEMORY_BYTES if most < 0 else min(_MEMORY_BYTES, most)
     with contextlib.suppress(ValueError, OSError):  # the system lacks this limit
         resource.setrlimit(resource.RLIMIT_AS, (bound, most))
-    for line in sys.stdin:
-        print(json.dumps(answer(json.loads(line))), flush=True)
+    signal.signal(signal.SIGPROF, signal.SIG_DFL)  # the parent may have ignored it
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGPROF})
+    for limit_s in sys.stdin:
+        # Time in which the process waits for a core does not count.
+        signal.setitimer(signal.ITIMER_PROF, float(limit_s))
+        print(json.dumps(answer(json.loads(sys.stdin.readline()))), flush=True)
 
 
 if __name__ == "__main__":

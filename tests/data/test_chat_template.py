@@ -1,5 +1,6 @@
 import json
 import re
+import signal
 import threading
 
 import pytest
@@ -121,13 +122,25 @@ def test_an_address_in_a_message_is_text_like_any_other():
 
 
 def test_an_endless_template_ends_in_an_error_and_the_next_one_is_rendered(monkeypatch):
-    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 0.2)
+    monkeypatch.setattr(chat_template, "CPU_LIMIT_S", 0.2)
     loops = (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     )
-    assert "rendering takes more than 0.2 s" in refused(loops)
-    monkeypatch.setattr(chat_template, "TIME_LIMIT_S", 10.0)
+    assert "rendering takes more than 0.2 s of CPU time" in refused(loops)
     assert made("{{ messages | length }}", CHAT) == "2"
+    assert "OverflowError" in refused("{% for i in range(10**12) %}{% endfor %}")
+
+
+def test_a_worker_that_waits_for_a_core_is_not_ended(monkeypatch):
+    monkeypatch.setattr(chat_template, "CPU_LIMIT_S", 0.2)
+    assert made("{{ messages | length }}", CHAT) == "2"
+    process = chat_template._WORKER_PROCESS._process
+    assert process is not None
+    process.send_signal(signal.SIGSTOP)  # as without a core: its CPU clock stands still
+    wake = threading.Timer(1.0, process.send_signal, [signal.SIGCONT])
+    wake.start()
+    assert made("{{ messages | length }}", CHAT) == "2"
+    wake.join()
 
 
 def test_threads_get_their_own_texts():
