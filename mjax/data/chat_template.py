@@ -38,6 +38,9 @@ RESERVED = frozenset(
 )
 """Variables of a template that a conversation and a tokenizer set."""
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+"""Names of the reasoning before an answer, the one that most templates read first."""
+
 Message = Mapping[str, Any]
 """Mapping with "role", "content", and other fields that a template reads."""
 
@@ -84,10 +87,33 @@ def render(
       ValueError: the template or a message is refused; the error names the line; or the
         template leaves a part of a message out.
     """
-    messages = [plain_content(message) for message in messages]
-    rendered = render_several(template, [(messages, add_generation_prompt)])[0]
-    refuse_unread(rendered, messages)
+    readable = as_templates_read(messages)
+    rendered = render_several(template, [(readable, add_generation_prompt)])[0]
+    refuse_unread(rendered, [plain_content(message) for message in messages])
     return rendered.text
+
+
+def as_templates_read(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with plain content, and reasoning under the names of templates.
+
+    Raises:
+      ValueError: as `plain_content`.
+    """
+    return [with_reasoning(plain_content(message)) for message in messages]
+
+
+def with_reasoning(message: Message) -> Message:
+    """Return a message whose reasoning has the names that templates read.
+
+    Most templates read "reasoning_content", those of gpt-oss "thinking". A name that
+    the message has keeps its value, except that the first of `REASONING` wins.
+
+    Source: `_alias_reasoning_fields` of transformers 5.23.
+    """
+    given = [message[name] for name in REASONING if message.get(name) is not None]
+    if not given:
+        return message
+    return {"thinking": given[0], **message, REASONING[0]: given[0]}
 
 
 def plain_content(message: Message) -> Message:
@@ -126,14 +152,22 @@ def refuse_unread(
 
     Args:
       rendered: result of the template.
-      messages: messages that were rendered.
+      messages: messages that were rendered, before `with_reasoning`.
       variables: other variables that were given.
     Raises:
       ValueError: a message, a field of one or a variable did not reach the text.
     """
+    unread_fields = set(rendered.unread)
     for index, key in rendered.unread:
-        role, value = messages[index].get("role"), messages[index][key]
+        message = messages[index]
+        role, value = message.get("role"), message.get(key)
         if key == "role" or value is None or value in ("", [], {}):
+            continue
+        copies = with_reasoning(message) if key in REASONING else {}
+        if any(
+            copies.get(name) == value and (index, name) not in unread_fields
+            for name in REASONING
+        ):
             continue
         if key == "content":
             raise ValueError(

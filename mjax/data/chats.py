@@ -31,10 +31,11 @@ from mjax.data.chat_template import (
     ChatTemplate,
     Message,
     Rendered,
-    plain_content,
+    as_templates_read,
     refuse_unread,
     render,
     render_several,
+    with_reasoning,
 )
 from mjax.data.config import NEWEST
 from mjax.data.formats import check_encodable
@@ -147,11 +148,13 @@ def _rendered(template: ChatTemplate, chat: Conversation, version: int) -> Chat:
       ValueError: the template refuses or leaves out a message, or the answers cannot be
         located.
     """
-    messages = chat.messages
+    messages: list[Message] = [*chat.messages]
     places = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+    if version > 1:
+        messages = [with_reasoning(message) for message in messages]
     [whole] = _render(template, [(messages, False)], chat.variables)
     if version > 1:
-        refuse_unread(whole, messages, chat.variables)
+        refuse_unread(whole, chat.messages, chat.variables)
     if whole.marks_answers and version == 1:
         return Chat(whole.text, _marked(whole))
     asked = [(messages[:place], True) for place in places]
@@ -342,7 +345,7 @@ def encode_prompt(
       ValueError: as in `chat_template.render`.
     """
     text = render(template, messages, add_generation_prompt=True)
-    messages = [plain_content(message) for message in messages]
+    messages = as_templates_read(messages)
     places = [i for i, m in enumerate(messages) if i and m.get("role") == "assistant"]
     try:
         earlier = render_several(template, [(messages[:i], True) for i in places])

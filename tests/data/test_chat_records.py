@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from mjax.data.chat_template import ChatTemplate, render
+from mjax.data.chat_template import REASONING, ChatTemplate, render
 from mjax.data.chats import ChatRules, read_chat
 from mjax.data.config import DataConfig
 from mjax.data.corpora import documents, find_sources
@@ -271,6 +271,57 @@ def test_training_and_generation_refuse_what_a_template_leaves_out(
         read_chat({"messages": messages}, made, "f:1")
     with pytest.raises(ValueError, match=f"^the chat template {says}"):
         render(made, messages[:-1], add_generation_prompt=True)
+
+
+def reads(name: str) -> ChatTemplate:
+    """A template that reads the reasoning under one name, as those of models do."""
+    return ChatTemplate(
+        text=(
+            "{% for m in messages %}<{{ m.role }}>{% if m.NAME is defined %}"
+            "({{ m.NAME }}){% endif %}{{ m.content }}</>\n{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}"
+        ).replace("NAME", name)
+    )
+
+
+@pytest.mark.parametrize("read", REASONING)
+@pytest.mark.parametrize("given", REASONING)
+def test_reasoning_reaches_the_text_under_the_names_that_transformers_gives_it(
+    given, read
+):
+    record = {"messages": [user("a?"), answer("yes", **{given: "hm"})]}
+    if read == "reasoning" and given != read:  # no template of a model reads this name
+        says = f"f:1: the chat template does not read '{given}' of message 2"
+        with pytest.raises(ValueError, match=says):
+            read_chat(record, reads(read), "f:1")
+        return
+    text = "<user>a?</>\n<assistant>(hm)yes</>\n"
+    chat = read_chat(record, reads(read), "f:1")
+    assert chat.text == text
+    assert [chat.text[a:b] for a, b in chat.answers] == ["(hm)yes</>"]
+    assert render(reads(read), record["messages"], add_generation_prompt=False) == text
+
+
+@pytest.mark.parametrize("name", REASONING)
+def test_reasoning_that_a_template_does_not_read_is_refused_by_the_name_it_has(name):
+    record = {"messages": [user("a?"), answer("yes", **{name: "hm"})]}
+    says = f"f:1: the chat template does not read '{name}' of message 2"
+    with pytest.raises(ValueError, match=says):
+        read_chat(record, reads("other"), "f:1")
+
+
+def test_two_reasonings_of_a_message_are_not_taken_for_one():
+    first, second = {"reasoning_content": "hm"}, {"thinking": "ho"}
+    record = {"messages": [user("a?"), answer("yes", **first, **second)]}
+    for name in ("reasoning_content", "thinking"):
+        with pytest.raises(ValueError, match=r"f:1: .* does not read '.*' of message"):
+            read_chat(record, reads(name), "f:1")
+
+
+def test_version_1_gives_reasoning_no_other_name():
+    record = {"messages": [user("a?"), answer("yes", reasoning="hm")]}
+    chat = read_chat(record, reads("reasoning_content"), "f:1", version=1)
+    assert chat.text == "<user>a?</>\n<assistant>yes</>\n"
 
 
 def test_fields_that_the_user_names_are_left_out_of_records_and_messages(tmp_path):

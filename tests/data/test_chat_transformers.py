@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mjax.data.chat_template import ChatTemplate, render_several
+from mjax.data.chat_template import ChatTemplate, as_templates_read, render_several
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHON = REPOSITORY / ".venv-hf" / "bin" / "python"
@@ -71,12 +71,35 @@ MARKED = """{% macro head(role) %}<{{ role }}>{% endmacro %}
 {% generation %}{% set eot = eos_token %}{{ m.content }}{{ eot }}
 {% endgeneration %}{{ eot }}{% else %}{{ m.content }}{% endif %}{% endfor %}"""
 
+LIKE_QWEN3 = """{%- for m in messages %}
+    {%- set thought = '' %}
+    {%- if m.reasoning_content is string %}{%- set thought = m.reasoning_content %}
+    {%- elif '</think>' in m.content %}
+        {%- set thought = m.content.split('</think>')[0].split('<think>')[-1] %}
+    {%- endif %}
+    {{- '<|im_start|>' + m.role + '\\n' }}
+    {%- if thought and loop.last %}{{- '<think>' + thought.strip('\\n') + '</think>' }}
+    {%- endif %}
+    {{- m.content.split('</think>')[-1] + '<|im_end|>\\n' }}
+{%- endfor %}"""
+LIKE_GPT_OSS = """{%- for m in messages %}
+    {%- if m.role == 'assistant' and "thinking" in m and not add_generation_prompt %}
+        {{- "<|start|>assistant<|channel|>analysis<|message|>" + m.thinking }}
+        {{- "<|end|>" }}
+    {%- endif %}
+    {{- "<|start|>" + m.role + "<|message|>" + m.content + "<|end|>" }}
+{%- endfor %}"""
+PRINTS = "{% for m in messages %}{{ m | tojson }}{% endfor %}"
+
 TEMPLATES = {
     "chatml": CHATML,
     "llama": LIKE_LLAMA,
     "qwen": LIKE_QWEN,
     "gemma": LIKE_GEMMA,
     "generation": MARKED,
+    "qwen3": LIKE_QWEN3,
+    "gpt-oss": LIKE_GPT_OSS,
+    "prints messages": PRINTS,
 }
 CHATS = [
     [{"role": "user", "content": " hé <there>? "}],
@@ -87,6 +110,21 @@ CHATS = [
         {"role": "user", "content": "日本 🙂"},
         {"role": "assistant", "content": ""},
     ],
+    *(
+        [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": "b", **first},
+            {"role": "user", "content": "c"},
+            {"role": "assistant", "content": "d", **last},
+        ]
+        for first, last in (
+            ({"reasoning_content": "hm\n"}, {"reasoning_content": " ho"}),
+            ({"reasoning": "hm"}, {"reasoning": "ho"}),
+            ({"thinking": "hm"}, {"reasoning": "ho", "thinking": "he"}),
+            ({}, {"reasoning_content": "hi", "thinking": "he", "reasoning": "ho"}),
+            ({"reasoning": ""}, {"reasoning_content": None, "reasoning": "ho"}),
+        )
+    ),
 ]
 
 
@@ -115,7 +153,7 @@ def test_templates_render_as_in_transformers(tmp_path):
     for job, (text, places) in zip(jobs, theirs, strict=True):
         found = render_several(
             ChatTemplate(text=job["template"], **NAMES),
-            [(job["messages"], job["prompt"])],
+            [(as_templates_read(job["messages"]), job["prompt"])],
             variables={"tools": job["tools"]},
         )[0]
         assert found.text == text
