@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from mjax.generate import cache
 from mjax.generate.cache import Ring
@@ -78,6 +78,8 @@ class Prompt(NamedTuple):
     slot: Int[Array, ""]
     how: Draw
     """Sampling options, arrays [1]."""
+    with_logprobs: Bool[Array, ""]
+    """See `sampling.draw`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,7 +138,7 @@ class Decoder:
     # -------------------------------------------------------------------- the programs
 
     def read(
-        self, weights: Weights, state: State, prompt: Prompt, *, with_logprobs: bool
+        self, weights: Weights, state: State, prompt: Prompt
     ) -> tuple[State, Drawn]:
         """Prefill a prompt into a slot and draw the token after it.
 
@@ -144,7 +146,6 @@ class Decoder:
           weights: weights on the mesh.
           state: state of the slots; donated when jitted.
           prompt: the prompt, padded to a multiple of tp.
-          with_logprobs: static; see `sampling.draw`.
         Returns:
           the state, and the draw, [1].
         """
@@ -165,7 +166,10 @@ class Decoder:
                 for ring, (k, v) in zip(state.rings, kept, strict=True)
             )
             drawn = draw(
-                logits, prompt.how, prompt.length[None], with_logprobs=with_logprobs
+                logits,
+                prompt.how,
+                prompt.length[None],
+                with_logprobs=prompt.with_logprobs,
             )
 
             def put(old: jax.Array, new: jax.Array) -> jax.Array:
@@ -193,8 +197,7 @@ class Decoder:
         weights: Weights,
         state: State,
         num_steps: Int[Array, ""],
-        *,
-        with_logprobs: bool,
+        with_logprobs: Bool[Array, ""],
     ) -> tuple[State, Drawn]:
         """Draw the next tokens of all slots, step by step.
 
@@ -203,15 +206,17 @@ class Decoder:
           state: state of the slots; donated when jitted.
           num_steps: tokens per slot, at most MOST_STEPS; one program serves all
             numbers.
-          with_logprobs: static; see `sampling.draw`.
+          with_logprobs: see `sampling.draw`.
         Returns:
           the state, and the draws, [MOST_STEPS, slots]; zeros after num_steps.
         """
 
         def per_device(
-            weights: Weights, state: State, num_steps: Array
+            weights: Weights, state: State, num_steps: Array, with_logprobs: Array
         ) -> tuple[State, Drawn]:
-            weights, state = jax.tree.map(collectives.vary, (weights, state))
+            weights, state, with_logprobs = jax.tree.map(
+                collectives.vary, (weights, state, with_logprobs)
+            )
 
             def one(state: State) -> tuple[State, Drawn]:
                 logits, rings = self._next_logits(weights, state)
@@ -239,9 +244,9 @@ class Decoder:
 
         return self._map(
             per_device,
-            (state, num_steps),
+            (state, num_steps, with_logprobs),
             out_specs=(self._state_specs(state), PartitionSpec(None, DP)),
-        )(weights, state, num_steps)
+        )(weights, state, num_steps, with_logprobs)
 
     def _map(
         self, per_device: Callable[..., Any], args: tuple[Any, ...], *, out_specs: Any

@@ -120,14 +120,8 @@ class Engine:
             opened, num_slots=self.num_slots, max_len=max_len
         )
         self._state: State = self._decoder.new_state()
-        self._read = jax.jit(
-            self._decoder.read, donate_argnums=1, static_argnames="with_logprobs"
-        )
-        self._advance = jax.jit(
-            self._decoder.advance,
-            donate_argnums=1,
-            static_argnames="with_logprobs",
-        )
+        self._read = jax.jit(self._decoder.read, donate_argnums=1)
+        self._advance = jax.jit(self._decoder.advance, donate_argnums=1)
         self._ids = itertools.count()
         self._waiting: collections.OrderedDict[int, Request] = collections.OrderedDict()
         self._running: dict[int, _Running] = {}  # by slot
@@ -236,8 +230,8 @@ class Engine:
                 length=_small(length, np.int32),
                 slot=_small(slot, np.int32),
                 how=_how(sampling, self._decoder.model.padded_vocab),
+                with_logprobs=_small(sampling.logprobs is not None, np.bool_),
             ),
-            with_logprobs=sampling.logprobs is not None,
         )
         text = TextOfTokens(self._words, sampling.stop, before=request.prompt)
         running = _Running(id=request_id, request=request, text=text)
@@ -297,7 +291,7 @@ class Engine:
             self._weights,
             self._state,
             _small(num_steps, np.int32),
-            with_logprobs=with_logprobs,
+            _small(with_logprobs, np.bool_),
         )
         return _Drawing(
             drawn=drawn,
@@ -368,14 +362,11 @@ def _on_host(drawn: Drawn, *, with_logprobs: bool) -> list[_Token]:
         return [_Token(token, 0.0, ()) for token in np.ravel(drawn.token).tolist()]
     host = jax.device_get(drawn)
     num = host.token.size
-    tops: list[tuple[tuple[int, float], ...]] = [()] * num
-    if host.top_tokens is not None and host.top_logprobs is not None:
-        tokens = host.top_tokens.reshape(num, -1).tolist()
-        logprobs = host.top_logprobs.reshape(num, -1).tolist()
-        tops = [
-            tuple(zip(*each, strict=True))
-            for each in zip(tokens, logprobs, strict=True)
-        ]
+    tokens = host.top_tokens.reshape(num, -1).tolist()
+    logprobs = host.top_logprobs.reshape(num, -1).tolist()
+    tops = [
+        tuple(zip(*each, strict=True)) for each in zip(tokens, logprobs, strict=True)
+    ]
     columns = host.token.ravel().tolist(), host.logprob.ravel().tolist(), tops
     return [_Token(*row) for row in zip(*columns, strict=True)]
 

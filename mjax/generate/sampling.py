@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, UInt32
+from jaxtyping import Array, Bool, Float, Int, UInt32
 
 from mjax.generate.requests import MAX_LOGPROBS
 
@@ -36,10 +36,10 @@ class Drawn(NamedTuple):
     token: Int[Array, "*slots"]
     logprob: Float[Array, "*slots"]
     """Log-probability before temperature and cuts; 0 if not requested."""
-    top_tokens: Int[Array, "*slots n"] | None
-    """The likeliest tokens, the likeliest first; None if not requested. n is
-    MAX_LOGPROBS, or V if that is less."""
-    top_logprobs: Float[Array, "*slots n"] | None
+    top_tokens: Int[Array, "*slots n"]
+    """The likeliest tokens, the likeliest first; 0 if not requested. n is MAX_LOGPROBS,
+    or V if that is less."""
+    top_logprobs: Float[Array, "*slots n"]
 
 
 def draw(
@@ -47,15 +47,18 @@ def draw(
     how: Draw,
     positions: Int[Array, "slots"],
     *,
-    with_logprobs: bool,
+    with_logprobs: Bool[Array, ""],
 ) -> Drawn:
     """Draw one token per slot.
+
+    Log-probabilities are a branch of the program, not a program of their own: that one
+    would be compiled while the texts of all other requests wait.
 
     Args:
       logits: float32; -inf for ids without a token.
       how: options of each slot.
       positions: positions of the drawn tokens.
-      with_logprobs: compute log-probabilities.
+      with_logprobs: whether to compute log-probabilities.
     """
     is_cut = (how.temperature > 0) & ((how.top_k < logits.shape[1]) | (how.top_p < 1))
     likeliest = jnp.argmax(logits, axis=-1)
@@ -72,16 +75,35 @@ def draw(
         drawn = jax.vmap(_categorical)(scaled, how.seed, positions)
         return jnp.where(how.temperature > 0, drawn, likeliest)
 
+    def greedily(_: jax.Array) -> jax.Array:
+        return likeliest
+
+    def with_zeros(logits: jax.Array, token: jax.Array) -> Drawn:
+        top = jnp.zeros_like(logits[:, :num_top])
+        return Drawn(token.astype(jnp.int32), top[:, 0], top.astype(jnp.int32), top)
+
+    def measured(logits: jax.Array, token: jax.Array) -> Drawn:
+        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        logprob = jnp.take_along_axis(logits, token[:, None], 1) - total
+        top, top_tokens = jax.lax.top_k(logits, num_top)
+        return Drawn(
+            token.astype(jnp.int32),
+            logprob[:, 0],
+            top_tokens.astype(jnp.int32),
+            top - total,
+        )
+
+    num_top = min(MAX_LOGPROBS, logits.shape[1])
     is_random = (how.temperature > 0).any()
-    token = jax.lax.cond(is_random, at_random, lambda _: likeliest, logits)
-    token = token.astype(jnp.int32)
-    if not with_logprobs:
-        return Drawn(token, jnp.zeros(token.shape, jnp.float32), None, None)
-    total = jax.nn.logsumexp(logits, axis=-1)
-    logprob = jnp.take_along_axis(logits, token[:, None], 1)[:, 0] - total
-    top, top_tokens = jax.lax.top_k(logits, min(MAX_LOGPROBS, logits.shape[1]))
-    top_tokens = top_tokens.astype(jnp.int32)
-    return Drawn(token, logprob, top_tokens, top - total[:, None])
+    return jax.lax.switch(  # one choice per step, as on a GPU each waits for the host
+        jnp.where(with_logprobs, 2, is_random.astype(jnp.int32)),
+        [
+            lambda x: with_zeros(x, greedily(x)),
+            lambda x: with_zeros(x, at_random(x)),
+            lambda x: measured(x, jax.lax.cond(is_random, at_random, greedily, x)),
+        ],
+        logits,
+    )
 
 
 def _same(x: jax.Array) -> jax.Array:

@@ -298,8 +298,8 @@ def test_no_cache_of_a_layer_is_copied(mesh):
     state, weights = engine._state, engine._weights
     read, advance = engine._read, engine._advance
     lowered = [
-        advance.lower(weights, state, jnp.int32(8), with_logprobs=False),
-        read.lower(weights, state, prompt_of(16), with_logprobs=False),
+        advance.lower(weights, state, jnp.int32(8), jnp.bool_(False)),
+        read.lower(weights, state, prompt_of(16)),
     ]
     rings = [x.addressable_shards[0].data.nbytes for x in jax.tree.leaves(state.rings)]
     for one in lowered:
@@ -315,6 +315,7 @@ def prompt_of(length: int) -> Prompt:
         length=jnp.int32(length),
         slot=jnp.int32(0),
         how=_how(Sampling(max_tokens=1), 288),
+        with_logprobs=jnp.bool_(False),
     )
 
 

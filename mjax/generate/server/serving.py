@@ -41,8 +41,7 @@ def warm_up(engine: Engine, max_len: int) -> None:
     """Compile every program before the first request.
 
     It prefills prompts of each power of two and of the maximum length, and continues
-    the prompt of one token. Programs with log-probabilities are compiled at their first
-    request.
+    the prompt of one token. All options of a request are arguments of these programs.
 
     Args:
       engine: an engine that is not yet in use.
