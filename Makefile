@@ -34,7 +34,7 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
 
 .PHONY: help env env-plan env-hf env-eval env-track env-stores env-newest env-docs \
   train test test-plan test-hf test-eval test-track test-stores test-slurm \
-  try-slurm test-services test-newest docs evidence evidence-quick evidence-long dist lock clean
+  try-slurm test-services test-newest size docs evidence evidence-quick evidence-long dist lock clean
 
 help:
 	@echo "make env          the environment in .venv, at the versions of constraints.txt"
@@ -59,6 +59,7 @@ help:
 	@echo "make test-newest  a short suite on the newest releases"
 	@echo "make evidence     make the pages of docs/benchmarks anew that need no GPU"
 	@echo "make evidence-quick  the cheap ones; make evidence-long: faults, kills, training"
+	@echo "make size         lines of code by room, and the counts that have a budget"
 	@echo "make docs         the docs site in build/site/html, warnings are errors"
 	@echo "make dist         the wheel and the sdist in dist/, checked"
 	@echo "make lock         rewrite constraints.txt, with jax $(JAX_VERSION)"
@@ -214,6 +215,9 @@ evidence-quick: env-plan
 evidence-long: env-plan env-hf env-stores
 	.venv/bin/python -m scripts.evidence_index --run long $(ARGS); code=$$?; \
 	  .venv/bin/python -m scripts.evidence_index --write && exit $$code
+
+size: env
+	.venv/bin/python -m scripts.size --run
 
 # REPO_URL=https://github.com/OWNER/NAME adds links to it, and to Colab for the notebooks.
 # The theme's notice about MkDocs 2 does not concern these pages.

@@ -18,7 +18,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -30,10 +30,10 @@ Rooms = dict[str, set[str]]
 # ------------------------------------------------------------------------- the imports
 
 
-def module_names(root: Path) -> dict[str, Path]:
-    """Map the dotted name of every mjax module under root to its file."""
+def module_names(root: Path, package: str = "mjax") -> dict[str, Path]:
+    """Map the dotted name of every module of a package under root to its file."""
     names = {}
-    for path in sorted((root / "mjax").rglob("*.py")):
+    for path in sorted((root / package).rglob("*.py")):
         parts = path.relative_to(root).with_suffix("").parts
         names[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return names
@@ -42,31 +42,39 @@ def module_names(root: Path) -> dict[str, Path]:
 def imported(
     name: str, path: Path, known: Mapping[str, Path]
 ) -> Iterator[tuple[int, str]]:
-    """Yield (line, module) for each mjax module that a file imports, at any depth."""
+    """Yield (line, module) for each module of ours that a file imports, lazily too."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_text())):
+    for line, level, base, names in _imports(path.read_text()):
+        if level:
+            parents = package.split(".")[: 1 - level or None]
+            base = ".".join([*parents, *([base] if base else [])])
+        # `from package import x`: a module if there is one of that name.
+        full = [f"{base}.{alias}" for alias in names]
+        for target in [target if target in known else base for target in full] or [
+            base
+        ]:
+            if target.partition(".")[0] in ("mjax", "scripts"):
+                yield line, target
+
+
+@functools.cache
+def _imports(text: str) -> list[tuple[int, int, str, list[str]]]:
+    """Return line, level, module and names of each import in a file."""
+    imports = []
+    for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Import):
-            targets = [alias.name for alias in node.names]
+            imports += [(node.lineno, 0, alias.name, []) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            base = node.module or ""
-            if node.level:
-                parents = package.split(".")[: 1 - node.level or None]
-                base = ".".join([*parents, *([base] if base else [])])
-            # `from package import x`: a module if there is one of that name.
-            full = [f"{base}.{alias.name}" for alias in node.names]
-            targets = [target if target in known else base for target in full]
+            names = [alias.name for alias in node.names]
+            imports.append((node.lineno, node.level, node.module or "", names))
         elif (
             isinstance(node, ast.Call)
-            and ast.unparse(node.func).endswith(("import_module", "__import__"))
             and node.args
             and isinstance(node.args[0], ast.Constant)
+            and ast.unparse(node.func).endswith(("import_module", "__import__"))
         ):
-            targets = [str(node.args[0].value)]
-        else:
-            continue
-        for target in targets:
-            if target.partition(".")[0] == "mjax":
-                yield node.lineno, target
+            imports.append((node.lineno, 0, str(node.args[0].value), []))
+    return imports
 
 
 def table_rows(text: str) -> list[tuple[list[str], str]]:
@@ -83,12 +91,12 @@ def room_of(name: str, path: Path | None = None) -> str:
     return name.split(".")[1] if "." in name else ""
 
 
-def read_rooms(root: Path) -> Rooms:
-    """Read the rooms of the tree under root."""
+def read_rooms(root: Path, room_of_file: Callable[[str, Path], str] = room_of) -> Rooms:
+    """Read the rooms of the tree under root; `room_of_file` assigns modules to them."""
     known = module_names(root)
     rooms: Rooms = {}
     for name, path in known.items():
-        room = room_of(name, path)
+        room = room_of_file(name, path)
         if room:
             targets = {room_of(target) for _, target in imported(name, path, known)}
             rooms.setdefault(room, set()).update(targets - {room, ""})
