@@ -79,6 +79,13 @@ def test_the_token_that_ends_an_answer_belongs_to_the_template(
     )
 
 
+def test_of_the_names_at_one_place_the_longest_ends_the_answer():
+    text = "<|end|><|eot|>\n"
+    names = ["<|eot|>", "<|end|>", "<|end|><|eot|>", "\n", "<|"]
+    assert end_tokens.first_name(text, names) == "<|end|><|eot|>"
+    assert end_tokens.first_name("\n", names) is None
+
+
 def test_a_template_that_needs_advice_is_asked_with_it(caplog):
     needs = "{% if messages[0].role != 'system' %}{{ raise_exception('who?') }}"
     text = needs + "{% endif %}" + loop("{{ m.content }}<|im_end|>")

@@ -371,6 +371,22 @@ def test_a_save_after_a_roll_back_is_new_although_its_step_was_saved_before():
     assert [event.data["step"] for event in cluster.kinds("save")] == [9, 5, 7]
 
 
+def test_a_roll_back_lowers_the_saved_step_once():
+    cluster = running(restart=RestartConfig(pause_s=0.1, max_fruitless=2))
+    cluster.all_ranks(saved_step=9)
+    cluster.go()
+    diverge(cluster, 11, {3: ["3:8"]})
+    for _ in range(3):  # the first one saves step 5, the others restore it
+        cluster.all_ranks(saved_step=5)
+        cluster.go()
+        cluster.rank(0, code=-9)
+        cluster.go(10)
+    assert [event.data["step"] for event in cluster.kinds("save")] == [9, 5]
+    assert "2 generations in a row ended without a new saved step" in (
+        cluster.kinds("gave_up")[0].text
+    )
+
+
 def test_a_driver_that_is_killed_after_a_roll_back_counts_the_saves_after_it():
     cluster = running(restart=RestartConfig(pause_s=60.0, max_fruitless=2))
     cluster.all_ranks(saved_step=9)
