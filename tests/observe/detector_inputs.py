@@ -2,30 +2,9 @@
 
 import numpy as np
 
-from mjax.observe.detect.stuck import Places, Records, Usual, Verdict, judge
 from mjax.observe.detect.whatif import Trace
 from tests.observe.pipeline_graph import NAMES
 from tests.observe.synthetic_pipelines import PipelineRun
-from tests.observe.synthetic_stuck import StuckCase
-
-
-def verdict(case: StuckCase) -> Verdict:
-    """Judge a case without its known answer."""
-    mesh, progress = case.mesh, case.progress
-    return judge(
-        Places(tp=mesh.tp, pp=mesh.pp, dp=mesh.dp, host=mesh.host),
-        Records(
-            entered=progress.entered,
-            left=progress.left,
-            entered_s=progress.entered_s,
-            left_s=progress.left_s,
-            names=progress.entered_name,
-        ),
-        case.host_log_s,
-        case.activity,
-        case.now_s,
-        Usual(step_s=case.usual_step_s, save_s=case.usual_save_s),
-    )
 
 
 def trace_of(run: PipelineRun) -> Trace:

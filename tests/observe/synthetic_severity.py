@@ -38,8 +38,6 @@ WHATIF_REPORT_SEEDS = REPORT_SEEDS[:20]
 """Chosen: 20 of each cause. Spent: docs/benchmarks/observe_whatif.md."""
 WHATIF_SECOND_REPORT_SEEDS = range(10_050, 10_100)
 """For an analysis that is changed after the first report; 50 of each cause."""
-STUCK_REPORT_SEEDS = REPORT_SEEDS[:12]
-"""12 of each of the 5 kinds: the 60 injections of issue I."""
 CLOCK_REPORT_SEEDS = REPORT_SEEDS[:20]
 """Chosen: 20 of each kind."""
 
