@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ending.DONE
     environment.check()
     try:
-        tracker_names.check(config.trackers)
+        tracker_names.check(config.track)
         _check_paths(config, command)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -9,7 +9,6 @@ Read `run_training`, then `prepare.prepare`, then `train`.
 
 import dataclasses
 import functools
-import json
 import os
 import sys
 import time
@@ -23,7 +22,7 @@ import mjax
 from mjax.ckpt.recovery import LostError
 from mjax.config.command_line import Command, shared_facts
 from mjax.config.fixes import Devices, sizes_of
-from mjax.config.train import TrainConfig, flattened, to_json
+from mjax.config.train import TrainConfig, flattened, to_fields
 from mjax.data import skips
 from mjax.data.cache_files import DamagedFileError
 from mjax.data.loader import (
@@ -43,6 +42,7 @@ from mjax.processes import distributed, progress
 from mjax.processes.agreement import Agreement
 from mjax.processes.comparison import check_same, code_facts, environment_facts
 from mjax.processes.progress import Phase
+from mjax.records import config_json
 from mjax.run import (
     disk_space,
     ending,
@@ -253,7 +253,7 @@ def _trackers(
     run: Run, recorded: record.Start, start_step: int
 ) -> Callable[[Callable[[str], None]], Sequence[Delivery]]:
     """Return a function that starts the trackers; only process 0 has trackers."""
-    names = run.config.trackers if jax.process_index() == 0 else ()
+    names = run.config.track if jax.process_index() == 0 else ()
     made = {name: tracker_names.make(name) for name in names}
     facts = RunFacts(
         id=recorded.run,
@@ -262,7 +262,7 @@ def _trackers(
         start_number=recorded.number,
         start_step=start_step,
     )
-    config = flattened(json.loads(to_json(run.config)))
+    config = flattened(to_fields(run.config))
     return lambda say: [
         Delivery(tracker_names.short_name(name), tracker, facts, config, say)
         for name, tracker in made.items()
@@ -472,7 +472,7 @@ def _make_loop(
         ),
         evaluate=evaluate,
         facts={
-            "config": json.loads(to_json(config)),
+            "config": config_json.stamped(to_fields(config)),
             "data_fingerprint": dataset.fingerprint,
             "corpus_hash": dataset.corpus_hash,
             "tokenizer_digest": dataset.tokenizer.digest,

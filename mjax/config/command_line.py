@@ -1,7 +1,6 @@
 """Make a config: a recipe, the fields that a file overrides, and then the flags."""
 
 import dataclasses
-import json
 import sys
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +10,7 @@ from typing import Any, NoReturn
 from mjax import flags
 from mjax.config import files, own_code, own_recipe
 from mjax.config.other_names import OTHER_NAMES
-from mjax.config.train import TrainConfig, flattened, to_json
+from mjax.config.train import TrainConfig, flattened, to_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,7 +50,7 @@ def shared_facts(config: TrainConfig, command: Command) -> dict[str, Any]:
     Settings of a single process or host are left out. Relative paths of shared folders
     are made absolute.
     """
-    fields = dataclasses.asdict(command) | flattened(json.loads(to_json(config)))
+    fields = dataclasses.asdict(command) | flattened(to_fields(config))
     # Hosts may keep the files of --recipe and --config in different folders, so their
     # settings are compared, not their paths.
     fields["recipe"] = own_recipe.short_name(command.recipe)

@@ -16,6 +16,7 @@ from typing import Any
 from mjax import checked_json, flags
 from mjax.flags.convert import choices_of, kind_of
 from mjax.flags.fields import Flag, alternatives
+from mjax.records import config_json
 
 _MAX_BYTES = 1 << 20
 """Maximum size of a config file in bytes. The value was picked by judgement: it is 100
@@ -81,6 +82,8 @@ def read(
     for keys, value, line in pairs:
         name = "--" + ".".join(keys).replace("_", "-")
         try:
+            if name not in by_name and _is_of_a_run(keys, value):
+                continue
             if name not in by_name:
                 _refuse_key(keys, value, by_name, meanings)
                 continue
@@ -100,6 +103,24 @@ def read(
             raise ValueError(f"{path}, line {line}: {error}") from None
         found[name] = Setting(value=value, line=line)
     return found
+
+
+def _is_of_a_run(keys: Keys, value: Any) -> bool:
+    """Return whether a key is one that config.json of a run has besides the flags.
+
+    Raises:
+      ValueError: it is, and its value is refused.
+    """
+    if keys == (config_json.KEY,):
+        config_json.checked_format(value)
+        return True
+    field = ".".join(keys).replace("-", "_")
+    for change in config_json.CHANGES:
+        if change.field == field:
+            if refusal := change.refusal(value):
+                raise ValueError(refusal)
+            return True
+    return False
 
 
 def _text(path: Path) -> str:

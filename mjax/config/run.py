@@ -42,8 +42,6 @@ class LogConfig:
     over ten if that is more."""
     sample_tokens: int = 200
     """Maximum number of tokens in sample.txt, generated at the end; 0 for none."""
-    tensorboard: bool = False
-    """The same as --track tensorboard."""
 
     def __post_init__(self) -> None:
         if self.every < 1:

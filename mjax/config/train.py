@@ -30,6 +30,7 @@ from mjax.mesh.axes import MeshConfig
 from mjax.model.config import ModelConfig
 from mjax.pipeline.config import PipelineConfig
 from mjax.processes.config import DistributedConfig
+from mjax.records import config_json
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -174,13 +175,6 @@ class TrainConfig:
         """Adapters of the blocks; None trains all parameters."""
         return adapters(self.lora, self.model)
 
-    @property
-    def trackers(self) -> tuple[str, ...]:
-        """Trackers that receive the metrics, from both flags."""
-        if not self.log.tensorboard or "tensorboard" in self.track:
-            return self.track
-        return (*self.track, "tensorboard")
-
     def _check_lora(self) -> None:
         """Check that adapters have base weights, and a step that can train them.
 
@@ -238,9 +232,14 @@ def with_tokenizer(config: TrainConfig, num_tokens: int) -> TrainConfig:
 # ------------------------------------------------------------------ JSON, and resuming
 
 
+def to_fields(config: TrainConfig) -> dict[str, Any]:
+    """Return the fields of a config as JSON has them, nested by group."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
 def to_json(config: TrainConfig) -> str:
     """Format a config as JSON with one field per line; `from_json` reads it."""
-    return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
+    return json.dumps(config_json.stamped(to_fields(config)), indent=2) + "\n"
 
 
 _OF_OLD_RUNS = {"data.version": 1}
@@ -248,12 +247,16 @@ _OF_OLD_RUNS = {"data.version": 1}
 
 
 def from_json(text: str) -> TrainConfig:
-    """Read the text of `to_json`; absent fields have the values of old runs.
+    """Read a config.json of any format; absent fields have the values of old runs.
 
     Raises:
-      ValueError: the text is not JSON, a field does not exist, or a value is refused.
+      ValueError: the text is not JSON, its format is newer, a field does not exist, or
+        a value is refused.
     """
     values = checked_json.read(text, Any)
+    if not isinstance(values, dict):
+        raise ValueError(f"the config must be an object of fields, got {values!r}")
+    values = config_json.current(values)
     config = _from_dict(TrainConfig, values, "")
     recorded = flattened(values)
     for name, value in _OF_OLD_RUNS.items():
@@ -267,8 +270,7 @@ def from_json(text: str) -> TrainConfig:
 def _from_dict[Config](cls: type[Config], values: Any, prefix: str) -> Config:
     if not isinstance(values, dict):
         raise ValueError(
-            f"{prefix.rstrip('.') or 'the config'} must be an object of fields, got "
-            f"{values!r}"
+            f"{prefix.rstrip('.')} must be an object of fields, got {values!r}"
         )
     hints = typing.get_type_hints(cls)
     arguments: dict[str, Any] = {}
@@ -322,9 +324,10 @@ def run_differences(
       a field that no longer exists has the new value None. `data.skip` may grow, see
       `skips.continues`.
     """
-    defaults = flattened(json.loads(to_json(TrainConfig())))
-    before: dict[str, Any] = {**defaults, **_OF_OLD_RUNS, **flattened(old)}
-    after = flattened(json.loads(to_json(new)))
+    recorded = flattened(config_json.current(old))
+    defaults = flattened(to_fields(TrainConfig()))
+    before: dict[str, Any] = {**defaults, **_OF_OLD_RUNS, **recorded}
+    after = flattened(to_fields(new))
     may_change = {*MAY_CHANGE}
     if new.data.goes_on(before["data.skip"]):
         may_change.add("data.skip")

@@ -51,7 +51,7 @@ class Flag:
 
     @functools.cached_property
     def off_name(self) -> str | None:
-        """The flag that turns a switch off: --log.no-tensorboard."""
+        """The flag that turns a switch off: --mesh.no-gather-first."""
         if not self.is_switch:
             return None
         *groups, last = self.path

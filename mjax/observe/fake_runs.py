@@ -5,7 +5,6 @@ files of the short runs. The run's own folders are only read.
 """
 
 import dataclasses
-import json
 import math
 import shutil
 import socket
@@ -15,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from mjax.config.command_line import to_flags
-from mjax.config.train import TrainConfig, from_json, to_json
+from mjax.config.train import TrainConfig, from_json, to_fields
 from mjax.mesh.axes import DP
 from mjax.observe import output, records, rungs
 from mjax.observe.records import Record
@@ -140,7 +139,7 @@ def _command(rung: Rung, program: Sequence[str]) -> list[str]:
 
 def _fields(config: TrainConfig) -> set[tuple[str, str]]:
     """Return (dotted name, value as text) of each field."""
-    nested = json.loads(to_json(config))
+    nested = to_fields(config)
     return {(name, repr(value)) for name, value in records.flat(nested)}
 
 

@@ -14,6 +14,7 @@ import msgspec
 from mjax.observe import events, output, spans
 from mjax.observe.events import Event
 from mjax.observe.spans import SpanFile
+from mjax.records import config_json
 
 _OBJECT = dict[str, Any]
 _LARGEST = 2**63
@@ -57,7 +58,7 @@ def read(path: Path, flag: str) -> Record:
     def object_in(file: Path) -> Mapping[str, Any] | None:
         return _guarded(file, _decode_object, problems)
 
-    config = object_in(path / "config.json")
+    config = _guarded(path / "config.json", _decode_config, problems)
     starts = [object_in(file) for file in sorted((path / "starts").glob("*.json"))]
     rows = _guarded(
         path / "metrics.jsonl", lambda data: rows_of(data, problems), problems
@@ -111,9 +112,13 @@ def _guarded[T](
         return None
     except OSError as error:
         problems.append(f"{file.name} cannot be read: {error.strerror}")
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         problems.append(f"{file.name} is left out: {error}")
     return None
+
+
+def _decode_config(data: bytes) -> Mapping[str, Any]:
+    return config_json.current(_decode_object(data))
 
 
 def _decode_object(data: bytes) -> Mapping[str, Any]:

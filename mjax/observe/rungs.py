@@ -98,7 +98,7 @@ def as_it_is(origin: Origin, folder: Path, name: str, steps: int) -> TrainConfig
         eval=config.eval
         if is_evaluated
         else dataclasses.replace(config.eval, batches=1),
-        log=dataclasses.replace(config.log, sample_tokens=0, tensorboard=False),
+        log=dataclasses.replace(config.log, sample_tokens=0),
         track=(),
         observe=dataclasses.replace(config.observe, spans=True, spans_dir=None),
         profile=ProfileConfig(),

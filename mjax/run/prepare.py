@@ -26,7 +26,7 @@ from mjax.config.command_line import Command
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.own_recipe import short_name
 from mjax.config.sizes import smaller
-from mjax.config.train import TrainConfig, run_differences, to_json
+from mjax.config.train import TrainConfig, run_differences, to_fields
 from mjax.data import end_tokens
 from mjax.data.dataset import Dataset
 from mjax.data.tokenizer_files import TokenizerFiles, files_of
@@ -437,7 +437,7 @@ def claim_work_dir(run: Run) -> None:
     run.lock.take(run.work_dir)
     # How processes find each other may differ between starts of a run.
     config = dataclasses.replace(run.config, distributed=DistributedConfig())
-    work_dir.write_config(run.work_dir, json.loads(to_json(config)))
+    work_dir.write_config(run.work_dir, to_fields(config))
     work_dir.keep_tokenizer(run.work_dir, run.tokenizer_files)
     work_dir.keep_data_files(run.work_dir, run.dataset.versions)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from mjax import checked_json
+from mjax.records import config_json
 from mjax.run import disk_space
 from mjax.run.json_files import write_json
 
@@ -97,14 +98,15 @@ def has_begun(path: Path) -> bool:
 
 
 def read_config(path: Path) -> Mapping[str, Any] | None:
-    """Return the content of config.json; None if the folder or the file is absent.
+    """Return the fields of config.json; None if the folder or the file is absent.
 
     Raises:
-      ValueError: the file cannot be read or holds no JSON object.
+      ValueError: the file cannot be read, or as `config_json.current`.
     """
     config_path = path / "config.json"
     try:
-        return checked_json.read(config_path.read_bytes(), dict[str, Any])
+        content = checked_json.read(config_path.read_bytes(), dict[str, Any])
+        return config_json.current(content)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
@@ -159,12 +161,16 @@ def make(path: Path) -> None:
 def write_config(path: Path, config: Mapping[str, Any]) -> None:
     """Write config.json, which claims the folder for this run.
 
+    Args:
+      path: the work dir.
+      config: fields of the config.
+
     Raises:
       ValueError: the folder cannot be written.
       NoSpaceError: the disk is full.
     """
     with _writing(path):
-        write_json(path / "config.json", config)
+        write_json(path / "config.json", config_json.stamped(config))
 
 
 def keep_data_files(path: Path, versions: Mapping[str, str]) -> None:

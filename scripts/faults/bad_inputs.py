@@ -94,7 +94,7 @@ FLAGS = """
 --steps 10k
 --optim.lr 0,1
 --seed= 3
---log.tensorboard=true
+--keep-compiled=true
 --keep-compiled false
 --learning-rate 0.1
 --tensor-model-parallel-size 2

@@ -22,6 +22,7 @@ from mjax.config.train import (
     flattened,
     from_json,
     run_differences,
+    to_fields,
     to_json,
     with_tokenizer,
 )
@@ -404,7 +405,7 @@ def every_field_changed() -> dict[str, Any]:
             return {key: change(part) for key, part in value.items()}
         return f"not {value}"
 
-    changed = change(json.loads(to_json(TrainConfig())))
+    changed = change(to_fields(TrainConfig()))
     changed["data"]["skip"] = ["4:1"]  # which is read, and may grow
     return changed
 
@@ -426,7 +427,7 @@ def test_an_absent_field_has_its_default_and_the_data_version_that_of_old_runs()
     assert from_json('{"steps": 5, "model": {"layers": 2}}') == TrainConfig(
         steps=5, model=ModelConfig(layers=2), data=DataConfig(version=1)
     )
-    old = json.loads(to_json(TrainConfig()))
+    old = to_fields(TrainConfig())
     del old["data"]["version"]
     assert run_differences(old, TrainConfig(data=DataConfig(version=1))) == []
     assert run_differences(old, TrainConfig()) == [("data.version", 1, NEWEST)]
@@ -486,12 +487,12 @@ def test_json_that_is_no_config_is_refused(text: str, message: str):
 
 
 def test_an_equal_run_has_no_differences():
-    old = json.loads(to_json(TrainConfig()))
+    old = to_fields(TrainConfig())
     assert run_differences(old, TrainConfig()) == []
 
 
 def test_what_a_run_computes_may_not_change():
-    old = json.loads(to_json(TrainConfig()))
+    old = to_fields(TrainConfig())
     new = TrainConfig(
         seed=1,
         batch=BatchConfig(size=16),
@@ -573,7 +574,7 @@ def test_the_fields_that_may_change_exist():
 
 
 def test_a_field_younger_than_the_run_counts_as_its_default():
-    old = json.loads(to_json(TrainConfig()))
+    old = to_fields(TrainConfig())
     del old["model"]["dropout"]
     assert run_differences(old, TrainConfig()) == []
     assert run_differences(old, TrainConfig(model=ModelConfig(dropout=0.1))) == [
@@ -582,7 +583,7 @@ def test_a_field_younger_than_the_run_counts_as_its_default():
 
 
 def test_a_field_that_the_program_forgot_is_a_difference():
-    old = json.loads(to_json(TrainConfig()))
+    old = to_fields(TrainConfig())
     old["model"]["experts"] = 4
     assert run_differences(old, TrainConfig()) == [("model.experts", 4, None)]
 

@@ -10,6 +10,7 @@ import pytest
 from mjax.config.command_line import Command, names_recipe, parse, shared_facts
 from mjax.config.train import TrainConfig, to_json
 from mjax.recipes import RECIPES
+from mjax.records.config_json import FORMAT
 
 
 def read(*words: str, base: TrainConfig | None = None) -> tuple[TrainConfig, Command]:
@@ -111,6 +112,31 @@ def test_an_almost_whole_config_without_a_recipe_says_what_fills_it_up(config, c
         "note: old.json names no recipe; missing fields (1) are taken from --recipe "
         "demo: --model.tie-embeddings\n"
     )
+
+
+def test_the_config_of_an_older_run_is_read_unless_a_field_has_no_flag_now(
+    config, capsys
+):
+    fields = json.loads(to_json(RECIPES["debug"]()))
+    del fields["format"]
+    fields["log"]["tensorboard"] = False
+    path = config(json.dumps(fields), "old.json")
+    assert read("--config", path)[0] == RECIPES["debug"]()
+    for text, problem in (
+        (
+            "log.tensorboard = true",
+            "log.tensorboard True was removed; use --track tensorboard",
+        ),
+        (
+            f"format = {FORMAT + 1}",
+            f"its format is {FORMAT + 1}, and this version of mjax reads formats up to "
+            f"{FORMAT}; use the version that wrote it, or a newer one",
+        ),
+    ):
+        path = config(f"{text}\n")
+        with pytest.raises(SystemExit):
+            read("--config", path)
+        assert f"{path}, line 1: {problem}" in capsys.readouterr().err
 
 
 def test_a_file_may_hold_what_the_command_is_asked(config):

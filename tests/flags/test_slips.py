@@ -13,9 +13,9 @@ KNOWN = {
         "--mesh.tp",
         "--mesh.dp",
         "--optim.lr",
-        "--log.tensorboard",
+        "--mesh.gather-first",
     ),
-    *("--log.no-tensorboard", "--profile.steps", "--data.seq-len", "--help"),
+    *("--mesh.no-gather-first", "--profile.steps", "--data.seq-len", "--help"),
 }
 MEANINGS = {
     "learning-rate": "--optim.lr",
@@ -44,7 +44,7 @@ MEANINGS = {
         ("--recipe:debug", "write --recipe debug"),
         ("--Steps", "write --steps"),
         ("--STEPS=3", "write --steps=3"),
-        ("--no-log.tensorboard", "write --log.no-tensorboard"),
+        ("--no-mesh.gather-first", "write --mesh.no-gather-first"),
         ("--qqq.zzz", "-h lists all flags"),
     ],
 )

@@ -98,13 +98,12 @@ def test_nothing_is_sent_where_the_run_sends():
     config = dataclasses.replace(
         BASE,
         ckpt=dataclasses.replace(BASE.ckpt, remote="s3://bucket/run"),
-        log=dataclasses.replace(BASE.log, tensorboard=True),
         track=("wandb",),
     )
     for rung in ladder(origin(config)).values():
         if rung.config is not None:
             assert rung.config.ckpt.remote == f"s3://bucket/run-fake-{rung.name}"
-            assert rung.config.trackers == ()
+            assert rung.config.track == ()
 
 
 def test_one_host_keeps_the_rows_of_a_device():

@@ -22,6 +22,7 @@ from mjax.observe.stream.tail import (
     first_line,
     read_batches,
 )
+from mjax.records import config_json
 
 FILE_BATCHES = 4
 """Maximum number of batches to read from a file in one poll: 3.6 MB."""
@@ -65,10 +66,11 @@ class RunFiles:
         self._read(share)
 
     def config(self) -> Any:
-        """Return the contents of config.json; None if it cannot be read."""
+        """Return the fields of config.json; None if it cannot be read."""
         try:
-            return msgspec.json.decode((self._work_dir / "config.json").read_bytes())
-        except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            data = (self._work_dir / "config.json").read_bytes()
+            return config_json.current(msgspec.json.decode(data, type=dict[str, Any]))
+        except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
             return None  # not written yet; it never changes later
 
     def _follow(self, source: str, path: Path) -> None:

@@ -30,7 +30,7 @@ def check(names: Sequence[str]) -> None:
     """Check that this host can use the trackers.
 
     Args:
-      names: names of trackers, as in `TrainConfig.trackers`.
+      names: names of trackers, as in `TrainConfig.track`.
     Raises:
       ValueError: a package or MLFLOW_TRACKING_URI is missing, or FILE.py lacks the
         function.

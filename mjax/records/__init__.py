@@ -1,0 +1,1 @@
+"""Formats of the files that a run writes and that other programs read."""
