@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from types import MappingProxyType
+from typing import Any
 
 from mjax.health import accelerators
 from mjax.health.findings import (
@@ -73,6 +74,33 @@ class Check:
     that has one, it fails where it would be unknown."""
     failing: Mapping[int, str] = MappingProxyType({})
     """Maps each exit status that is itself a fault of the host to its meaning."""
+
+    def __call__(self, text: str, settings: Settings) -> Verdict:
+        """Judge an output of the source, as `judge`."""
+        return self.judge(text, settings)
+
+
+def check(
+    name: str, *, source: Source, action: str, **fields: Any
+) -> Callable[[Judge], Check]:
+    """Return a decorator that makes a check of a judge.
+
+    The first line of the judge's docstring is the check's `what`.
+
+    Args:
+      name: as in `Check`.
+      source: as in `Check`.
+      action: as in `Check`.
+      **fields: other fields of `Check`.
+    """
+
+    def decorate(judge: Judge) -> Check:
+        what = (judge.__doc__ or "").partition("\n")[0]
+        return Check(
+            name=name, what=what, source=source, judge=judge, action=action, **fields
+        )
+
+    return decorate
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

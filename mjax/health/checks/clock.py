@@ -14,7 +14,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     UnreadableError,
@@ -78,6 +78,11 @@ def tracking(text: str) -> Tracking:
     )
 
 
+@check(
+    "clock.followed",
+    source=_TRACKING,
+    action="`chronyc sources`; restart chronyd; check the path to its server.",
+)
 def followed(text: str, settings: Settings) -> Verdict:
     """Chrony follows a server."""
     del settings
@@ -89,8 +94,13 @@ def followed(text: str, settings: Settings) -> Verdict:
     return ok(f"{found.server}, {found.leap}", "Normal")
 
 
+@check(
+    "clock.stratum",
+    source=_TRACKING,
+    action="Configure chrony with a server in the data centre.",
+)
 def stratum(text: str, settings: Settings) -> Verdict:
-    """The server is only a few hops away from a reference clock."""
+    """The time server is only a few hops away from a reference clock."""
     found, most = tracking(text), settings.limit("clock.stratum", "max_stratum")
     limit = f"1 to {most}"
     if not 1 <= found.stratum <= most:
@@ -98,6 +108,7 @@ def stratum(text: str, settings: Settings) -> Verdict:
     return ok(found.stratum, limit)
 
 
+@check("clock.offset", source=_TRACKING, action="`chronyc makestep` while no job runs.")
 def offset(text: str, settings: Settings) -> Verdict:
     """The clock is close to its server's."""
     found, most_s = tracking(text), settings.limit("clock.offset", "max_s")
@@ -107,6 +118,11 @@ def offset(text: str, settings: Settings) -> Verdict:
     return ok(value, limit)
 
 
+@check(
+    "clock.error",
+    source=_TRACKING,
+    action="`chronyc sourcestats`; configure chrony with a closer server.",
+)
 def error(text: str, settings: Settings) -> Verdict:
     """The clock cannot be far from the true time."""
     found, most_s = tracking(text), settings.limit("clock.error", "max_s")
@@ -141,8 +157,13 @@ def _flag(text: str, name: str) -> str:
     return found
 
 
+@check(
+    "clock.synchronised",
+    source=_TIMEDATECTL,
+    action="`timedatectl set-ntp true`; check chronyd and its server.",
+)
 def synchronised(text: str, settings: Settings) -> Verdict:
-    """The system says that its clock is synchronised, whichever daemon does it."""
+    """The clock follows a server."""
     del settings
     has = _flag(text, "NTPSynchronized")
     if has == "no":
@@ -150,8 +171,11 @@ def synchronised(text: str, settings: Settings) -> Verdict:
     return ok(has, "yes")
 
 
+@check(
+    "clock.hardware_clock", source=_TIMEDATECTL, action="`timedatectl set-local-rtc 0`."
+)
 def hardware_clock(text: str, settings: Settings) -> Verdict:
-    """The hardware clock keeps UTC: local time would be hours off after a reboot."""
+    """The hardware clock keeps UTC."""
     del settings
     has = _flag(text, "LocalRTC")
     if has == "yes":
@@ -160,46 +184,10 @@ def hardware_clock(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="clock.synchronised",
-        what="The clock follows a server.",
-        source=_TIMEDATECTL,
-        judge=synchronised,
-        action="`timedatectl set-ntp true`; check chronyd and its server.",
-    ),
-    Check(
-        name="clock.hardware_clock",
-        what="The hardware clock keeps UTC.",
-        source=_TIMEDATECTL,
-        judge=hardware_clock,
-        action="`timedatectl set-local-rtc 0`.",
-    ),
-    Check(
-        name="clock.followed",
-        what="Chrony follows a server.",
-        source=_TRACKING,
-        judge=followed,
-        action="`chronyc sources`; restart chronyd; check the path to its server.",
-    ),
-    Check(
-        name="clock.stratum",
-        what="The time server is only a few hops away from a reference clock.",
-        source=_TRACKING,
-        judge=stratum,
-        action="Configure chrony with a server in the data centre.",
-    ),
-    Check(
-        name="clock.offset",
-        what="The clock is close to its server's.",
-        source=_TRACKING,
-        judge=offset,
-        action="`chronyc makestep` while no job runs.",
-    ),
-    Check(
-        name="clock.error",
-        what="The clock cannot be far from the true time.",
-        source=_TRACKING,
-        judge=error,
-        action="`chronyc sourcestats`; configure chrony with a closer server.",
-    ),
+    synchronised,
+    hardware_clock,
+    followed,
+    stratum,
+    offset,
+    error,
 )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mjax import checked_json
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
 from mjax.health.settings import Settings
 from mjax.health.sources import Command
@@ -51,6 +51,11 @@ def _body(text: str) -> Mapping[str, Any]:
     return _mapping(content.get("body"), "body")
 
 
+@check(
+    "dcgm.health",
+    source=HEALTH,
+    action="Follow DCGM's advice; run `dcgmi diag -r 3` on the drained host.",
+)
 def health(text: str, settings: Settings) -> Verdict:
     """No health watch of DCGM has reported a problem."""
     allowed = settings.limit("dcgm.health", "allowed")
@@ -80,6 +85,9 @@ def _incidents(entity: Any) -> str:
     return f" ({said[:_SHOWN_CHARS]})" if said else ""
 
 
+@check(
+    "dcgm.gpus", source=DISCOVERY, action="Restart nvidia-dcgm; compare with gpu.count."
+)
 def discovery(text: str, settings: Settings) -> Verdict:
     """DCGM sees as many GPUs as expected."""
     lines = [line.strip() for line in text.splitlines()]
@@ -99,18 +107,6 @@ def discovery(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="dcgm.health",
-        what="No health watch of DCGM has reported a problem.",
-        source=HEALTH,
-        judge=health,
-        action="Follow DCGM's advice; run `dcgmi diag -r 3` on the drained host.",
-    ),
-    Check(
-        name="dcgm.gpus",
-        what="DCGM sees as many GPUs as expected.",
-        source=DISCOVERY,
-        judge=discovery,
-        action="Restart nvidia-dcgm; compare with gpu.count.",
-    ),
+    health,
+    discovery,
 )

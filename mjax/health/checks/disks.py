@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mjax import checked_json
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     UnreadableError,
@@ -83,6 +83,11 @@ def nvme_disks(text: str) -> Sequence[BlockDevice]:
     ]
 
 
+@check(
+    "disks.nvme_count",
+    source=_LSBLK,
+    action="Compare `lsblk` with `lspci`; reseat the missing disk.",
+)
 def nvme_count(text: str, settings: Settings) -> Verdict:
     """The host has as many NVMe disks as expected."""
     has, wanted = len(nvme_disks(text)), settings.expect.get("nvme_disks")
@@ -94,8 +99,13 @@ def nvme_count(text: str, settings: Settings) -> Verdict:
     return ok(has, wanted)
 
 
+@check(
+    "disks.capacity",
+    source=_LSBLK,
+    action="A disk is missing or of the wrong kind: `lsblk -d`.",
+)
 def capacity(text: str, settings: Settings) -> Verdict:
-    """The NVMe disks have at least the expected capacity."""
+    """The NVMe disks have the expected capacity."""
     has = sum(disk.num_bytes for disk in nvme_disks(text)) / _BYTES_PER_TB
     wanted = settings.expect.get("nodes_tb")
     if wanted is None:
@@ -105,8 +115,13 @@ def capacity(text: str, settings: Settings) -> Verdict:
     return ok(f"{has:.2f} TB", f"at least {wanted} TB")
 
 
+@check(
+    "disks.write_protected",
+    source=_LSBLK,
+    action="Copy its data, then replace the disk.",
+)
 def write_protected(text: str, settings: Settings) -> Verdict:
-    """No NVMe disk is read-only, which it becomes at the end of its life."""
+    """No NVMe disk is read-only."""
     del settings
     disks = nvme_disks(text)
     if not disks:
@@ -180,11 +195,19 @@ def _room(name: str, text: str, unit: str, settings: Settings) -> Verdict:
     return judge_each(each, value, f"at most {most:g}%")
 
 
+@check(
+    "disks.space",
+    source=_SPACE,
+    action="Remove old checkpoints and logs there (`du -x`).",
+)
 def space(text: str, settings: Settings) -> Verdict:
     """No file system is full."""
     return _room("disks.space", text, BYTES, settings)
 
 
+@check(
+    "disks.inodes", source=_INODES, action="Remove folders with many small files there."
+)
 def inodes(text: str, settings: Settings) -> Verdict:
     """No file system has used up its inodes."""
     return _room("disks.inodes", text, INODES, settings)
@@ -225,6 +248,11 @@ def _unescaped(field: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), field)
 
 
+@check(
+    "disks.mounts",
+    source=_MOUNTS,
+    action="`mount -a`; check the server of the file system.",
+)
 def mounts(text: str, settings: Settings) -> Verdict:
     """All required file systems are mounted."""
     wanted = settings.expect.get("mounts")
@@ -235,6 +263,11 @@ def mounts(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{len(wanted) - len(each)}", f"{len(wanted)}")
 
 
+@check(
+    "disks.read_only",
+    source=_MOUNTS,
+    action="Read the kernel log, then unmount and `fsck`.",
+)
 def read_only(text: str, settings: Settings) -> Verdict:
     """No file system of a disk is read-only.
 
@@ -256,53 +289,11 @@ def read_only(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="disks.nvme_count",
-        what="The host has as many NVMe disks as expected.",
-        source=_LSBLK,
-        judge=nvme_count,
-        action="Compare `lsblk` with `lspci`; reseat the missing disk.",
-    ),
-    Check(
-        name="disks.capacity",
-        what="The NVMe disks have the expected capacity.",
-        source=_LSBLK,
-        judge=capacity,
-        action="A disk is missing or of the wrong kind: `lsblk -d`.",
-    ),
-    Check(
-        name="disks.write_protected",
-        what="No NVMe disk is read-only.",
-        source=_LSBLK,
-        judge=write_protected,
-        action="Copy its data, then replace the disk.",
-    ),
-    Check(
-        name="disks.space",
-        what="No file system is full.",
-        source=_SPACE,
-        judge=space,
-        action="Remove old checkpoints and logs there (`du -x`).",
-    ),
-    Check(
-        name="disks.inodes",
-        what="No file system has used up its inodes.",
-        source=_INODES,
-        judge=inodes,
-        action="Remove folders with many small files there.",
-    ),
-    Check(
-        name="disks.mounts",
-        what="All required file systems are mounted.",
-        source=_MOUNTS,
-        judge=mounts,
-        action="`mount -a`; check the server of the file system.",
-    ),
-    Check(
-        name="disks.read_only",
-        what="No file system of a disk is read-only.",
-        source=_MOUNTS,
-        judge=read_only,
-        action="Read the kernel log, then unmount and `fsck`.",
-    ),
+    nvme_count,
+    capacity,
+    write_protected,
+    space,
+    inodes,
+    mounts,
+    read_only,
 )

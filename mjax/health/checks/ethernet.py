@@ -14,7 +14,7 @@ https://www.usenix.org/conference/nsdi24/presentation/jiang-ziheng
 import re
 from collections.abc import Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import sysfs
 from mjax.health.checks.sysfs import Tree
 from mjax.health.findings import UnreadableError, Verdict, judge_each, unknown
@@ -49,8 +49,12 @@ _MBPS_PER_GBPS = 1000
 _SHOWN_CHARS = 60
 
 
+_CABLE = "Reseat and clean the transceiver, then replace the cable."
+
+
+@check("ethernet.up", source=_SOURCE, action=f"{_CABLE} Check the switch port.")
 def up(text: str, settings: Settings) -> Verdict:
-    """Every interface has a link and can send."""
+    """Every interface has a link."""
     missing = _missing(sysfs.tree(text), settings)
     if missing:
         return judge_each((name, "there is no such interface") for name in missing)
@@ -65,6 +69,11 @@ def up(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(names)} interfaces", _UP)
 
 
+@check(
+    "ethernet.speed",
+    source=_SOURCE,
+    action=f"{_CABLE} Check the speed limit of the switch port.",
+)
 def speed(text: str, settings: Settings) -> Verdict:
     """Every interface is at least as fast as expected."""
     files, names = _interfaces(text, settings)
@@ -76,6 +85,9 @@ def speed(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{worst:g} Gb/s", f"at least {wanted:g} Gb/s")
 
 
+@check(
+    "ethernet.duplex", source=_SOURCE, action="Turn on autonegotiation at both ends."
+)
 def duplex(text: str, settings: Settings) -> Verdict:
     """Every interface is full duplex."""
     files, names = _interfaces(text, settings)
@@ -89,6 +101,11 @@ def duplex(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(names)} interfaces", _FULL)
 
 
+@check(
+    "ethernet.mtu",
+    source=_SOURCE,
+    action="Set the MTU in the network configuration, on the switch too.",
+)
 def mtu(text: str, settings: Settings) -> Verdict:
     """Every interface has the expected MTU."""
     files, names = _interfaces(text, settings)
@@ -101,27 +118,40 @@ def mtu(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, min(found.values()), wanted)
 
 
+@check("ethernet.errors", source=_SOURCE, action=_CABLE)
 def errors(text: str, settings: Settings) -> Verdict:
     """Few packets have errors."""
     return _ratio(text, settings, "ethernet.errors", ["rx_errors", "tx_errors"])
 
 
+@check("ethernet.crc", source=_SOURCE, action=_CABLE)
 def crc(text: str, settings: Settings) -> Verdict:
-    """Hardly any packet arrives with a wrong checksum, a sign of a bad cable."""
+    """Hardly any packet arrives with a wrong checksum."""
     return _ratio(text, settings, "ethernet.crc", ["rx_crc_errors"])
 
 
+@check(
+    "ethernet.drops",
+    source=_SOURCE,
+    action="Check the ring sizes (`ethtool -g`), and look for a busy processor.",
+)
 def drops(text: str, settings: Settings) -> Verdict:
     """Few packets are dropped."""
     names = ["rx_dropped", "tx_dropped", "rx_missed_errors"]
     return _ratio(text, settings, "ethernet.drops", names)
 
 
+@check(
+    "ethernet.collisions",
+    source=_SOURCE,
+    action="Turn on autonegotiation at both ends.",
+)
 def collisions(text: str, settings: Settings) -> Verdict:
-    """No packets collide, since both ends should be full duplex."""
+    """No packets collide."""
     return _ratio(text, settings, "ethernet.collisions", ["collisions"])
 
 
+@check("ethernet.flaps", source=_SOURCE, action=f"{_CABLE} Check the switch port.")
 def flaps(text: str, settings: Settings) -> Verdict:
     """The link does not flap."""
     files, names = _interfaces(text, settings)
@@ -203,70 +233,14 @@ def _ratio(text: str, settings: Settings, check: str, names: Sequence[str]) -> V
     return judge_each(problems, f"{worst:.3g} per million", f"at most {most:g}")
 
 
-_CABLE = "Reseat and clean the transceiver, then replace the cable."
-
 CHECKS = (
-    Check(
-        name="ethernet.up",
-        what="Every interface has a link.",
-        source=_SOURCE,
-        judge=up,
-        action=f"{_CABLE} Check the switch port.",
-    ),
-    Check(
-        name="ethernet.speed",
-        what="Every interface is at least as fast as expected.",
-        source=_SOURCE,
-        judge=speed,
-        action=f"{_CABLE} Check the speed limit of the switch port.",
-    ),
-    Check(
-        name="ethernet.duplex",
-        what="Every interface is full duplex.",
-        source=_SOURCE,
-        judge=duplex,
-        action="Turn on autonegotiation at both ends.",
-    ),
-    Check(
-        name="ethernet.mtu",
-        what="Every interface has the expected MTU.",
-        source=_SOURCE,
-        judge=mtu,
-        action="Set the MTU in the network configuration, on the switch too.",
-    ),
-    Check(
-        name="ethernet.errors",
-        what="Few packets have errors.",
-        source=_SOURCE,
-        judge=errors,
-        action=_CABLE,
-    ),
-    Check(
-        name="ethernet.crc",
-        what="Hardly any packet arrives with a wrong checksum.",
-        source=_SOURCE,
-        judge=crc,
-        action=_CABLE,
-    ),
-    Check(
-        name="ethernet.drops",
-        what="Few packets are dropped.",
-        source=_SOURCE,
-        judge=drops,
-        action="Check the ring sizes (`ethtool -g`), and look for a busy processor.",
-    ),
-    Check(
-        name="ethernet.collisions",
-        what="No packets collide.",
-        source=_SOURCE,
-        judge=collisions,
-        action="Turn on autonegotiation at both ends.",
-    ),
-    Check(
-        name="ethernet.flaps",
-        what="The link does not flap.",
-        source=_SOURCE,
-        judge=flaps,
-        action=f"{_CABLE} Check the switch port.",
-    ),
+    up,
+    speed,
+    duplex,
+    mtu,
+    errors,
+    crc,
+    drops,
+    collisions,
+    flaps,
 )

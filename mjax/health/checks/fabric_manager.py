@@ -12,7 +12,7 @@ systemctl(1), https://www.unix.com/man-page/v7/1/SYSTEMCTL (show).
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks.nvidia_smi import Gpu, Seen, judge_gpus, smi_check
 from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
 from mjax.health.settings import Settings
@@ -35,8 +35,18 @@ _GOOD: Mapping[str, str] = {
 580 have only the bandwidth."""
 
 
+_RESTART = (
+    "Drain the host; restart nvidia-fabricmanager; reset all GPUs together or reboot."
+)
+
+
+@check(
+    "fabric_manager.active",
+    source=SERVICE,
+    action=f"Read /var/log/fabricmanager.log. {_RESTART}",
+)
 def active(text: str, settings: Settings) -> Verdict:
-    """The fabric manager is running."""
+    """The fabric manager of the NVSwitches is running."""
     found = dict(re.findall(r"^([A-Za-z]+)=(.*)$", text, re.MULTILINE))
     if sorted(found) != sorted(_PROPERTIES) or len(text.splitlines()) != len(found):
         raise UnreadableError(f"it does not have {', '.join(_PROPERTIES)}")
@@ -54,8 +64,13 @@ def active(text: str, settings: Settings) -> Verdict:
     return ok(state, limit="active (running)")
 
 
+@check(
+    "fabric_manager.version",
+    source=VERSION,
+    action="Install the fabric manager in the driver's version.",
+)
 def version(text: str, settings: Settings) -> Verdict:
-    """The fabric manager has the version that is expected of the driver."""
+    """The fabric manager has the same version as the driver."""
     found = re.findall(
         r"^\s*Fabric Manager version is : ([0-9.]{1,40})\s*$", text, re.M
     )
@@ -71,6 +86,7 @@ def version(text: str, settings: Settings) -> Verdict:
     return ok(found[0], wanted)
 
 
+@smi_check("gpu.fabric_state", action=f"After boot, wait two minutes. {_RESTART}")
 def fabric_state(text: str, settings: Settings) -> Verdict:
     """Each GPU is registered with the NVLink fabric."""
     del settings
@@ -88,8 +104,9 @@ def fabric_state(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="Completed")
 
 
+@smi_check("gpu.fabric_health", action=_RESTART)
 def fabric_health(text: str, settings: Settings) -> Verdict:
-    """No GPU reports a problem of the fabric."""
+    """No GPU reports a problem of the NVLink fabric."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -110,35 +127,9 @@ def fabric_health(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="healthy")
 
 
-_RESTART = (
-    "Drain the host; restart nvidia-fabricmanager; reset all GPUs together or reboot."
-)
-
 CHECKS = (
-    Check(
-        name="fabric_manager.active",
-        what="The fabric manager of the NVSwitches is running.",
-        source=SERVICE,
-        judge=active,
-        action=f"Read /var/log/fabricmanager.log. {_RESTART}",
-    ),
-    Check(
-        name="fabric_manager.version",
-        what="The fabric manager has the same version as the driver.",
-        source=VERSION,
-        judge=version,
-        action="Install the fabric manager in the driver's version.",
-    ),
-    smi_check(
-        name="gpu.fabric_state",
-        what="Each GPU is registered with the NVLink fabric.",
-        judge=fabric_state,
-        action=f"After boot, wait two minutes. {_RESTART}",
-    ),
-    smi_check(
-        name="gpu.fabric_health",
-        what="No GPU reports a problem of the NVLink fabric.",
-        judge=fabric_health,
-        action=_RESTART,
-    ),
+    active,
+    version,
+    fabric_state,
+    fabric_health,
 )

@@ -11,7 +11,7 @@ revision of the chip, and only the vendor's tools and the BMC show the firmware.
 
 import re
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import sysfs
 from mjax.health.checks.versions import compared
 from mjax.health.findings import (
@@ -40,11 +40,21 @@ def _value(text: str, name: str) -> str:
     return found
 
 
+@check(
+    "firmware.bios",
+    source=_SOURCE,
+    action="Update the firmware to the version of the other hosts.",
+)
 def bios(text: str, settings: Settings) -> Verdict:
     """The firmware has the expected version."""
     return compared("bios", _value(text, "bios_version"), settings)
 
 
+@check(
+    "firmware.product",
+    source=_SOURCE,
+    action="Correct the cluster file, or the address of the host.",
+)
 def product(text: str, settings: Settings) -> Verdict:
     """The host is of the expected model."""
     has = f"{_value(text, 'sys_vendor')} {_value(text, 'product_name')}"
@@ -56,8 +66,13 @@ def product(text: str, settings: Settings) -> Verdict:
     return ok(has, wanted)
 
 
+@check(
+    "firmware.pcie_switches",
+    source=_SWITCHES,
+    action="`switchtec fw-update` with the image of the other hosts, then restart.",
+)
 def pcie_switches(text: str, settings: Settings) -> Verdict:
-    """Every Microchip PCIe switch runs the expected firmware version."""
+    """Microchip PCIe switches run the expected version."""
     files = sysfs.tree(text)
     versions = {path.split("/")[-2]: files.read(path) for path in files.paths}
     if not versions or not all(map(_HEX.fullmatch, versions.values())):
@@ -71,25 +86,7 @@ def pcie_switches(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="firmware.bios",
-        what="The firmware has the expected version.",
-        source=_SOURCE,
-        judge=bios,
-        action="Update the firmware to the version of the other hosts.",
-    ),
-    Check(
-        name="firmware.product",
-        what="The host is of the expected model.",
-        source=_SOURCE,
-        judge=product,
-        action="Correct the cluster file, or the address of the host.",
-    ),
-    Check(
-        name="firmware.pcie_switches",
-        what="Microchip PCIe switches run the expected version.",
-        source=_SWITCHES,
-        judge=pcie_switches,
-        action="`switchtec fw-update` with the image of the other hosts, then restart.",
-    ),
+    bios,
+    product,
+    pcie_switches,
 )

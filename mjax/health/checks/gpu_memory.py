@@ -28,6 +28,10 @@ _REMAPPED = "remapped_rows/remapped_row_unc"
 _RETIRED = "retired_pages/double_bit_retirement/retired_count"
 
 
+_RESET = "Drain the host and reset the GPU (`nvidia-smi -r -i BUS_ID`) or reboot"
+_RMA = "Drain the host, run NVIDIA's field diagnostic, replace the GPU (RMA)."
+
+
 def _at_most(
     text: str, read: Callable[[Gpu], int | float], most: float, what: str
 ) -> Verdict:
@@ -69,8 +73,9 @@ def _remaps_rows(gpu: Gpu) -> bool:
     return gpu.has(_REMAPPED) or not gpu.has(_RETIRED)
 
 
+@smi_check("gpu.ecc_mode", action="Run `nvidia-smi -e 1`, then reset the GPU.")
 def ecc_mode(text: str, settings: Settings) -> Verdict:
-    """ECC is on, now and after the next reset."""
+    """ECC is on, also after the next reset."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -85,8 +90,12 @@ def ecc_mode(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="Enabled")
 
 
+@smi_check(
+    "gpu.ecc_uncorrected_volatile",
+    action=f"{_RESET}: rows are then remapped. If errors return, replace the GPU.",
+)
 def ecc_uncorrected_volatile(text: str, settings: Settings) -> Verdict:
-    """There has been no uncorrectable error since the driver was loaded."""
+    """No uncorrectable memory error since the driver was loaded."""
     most = limit_of(settings, "gpu.ecc_uncorrected_volatile", "max")
 
     def read(gpu: Gpu) -> int:
@@ -95,8 +104,12 @@ def ecc_uncorrected_volatile(text: str, settings: Settings) -> Verdict:
     return _at_most(text, read, most, "uncorrectable errors since the driver loaded")
 
 
+@smi_check(
+    "gpu.ecc_uncorrected_aggregate",
+    action="Run a long burn; replace the GPU if the count still grows.",
+)
 def ecc_uncorrected_aggregate(text: str, settings: Settings) -> Verdict:
-    """Each GPU has had few uncorrectable errors in its life."""
+    """Few uncorrectable memory errors in the life of a GPU."""
     most = limit_of(settings, "gpu.ecc_uncorrected_aggregate", "max")
 
     def read(gpu: Gpu) -> int:
@@ -105,8 +118,12 @@ def ecc_uncorrected_aggregate(text: str, settings: Settings) -> Verdict:
     return _at_most(text, read, most, "uncorrectable errors in its life")
 
 
+@smi_check(
+    "gpu.ecc_corrected",
+    action="Run a long burn; replace the GPU if the count grows fast.",
+)
 def ecc_corrected(text: str, settings: Settings) -> Verdict:
-    """There have been few corrected errors since the driver was loaded."""
+    """Few corrected memory errors since the driver was loaded."""
     most = limit_of(settings, "gpu.ecc_corrected", "max")
 
     def read(gpu: Gpu) -> int:
@@ -116,8 +133,9 @@ def ecc_corrected(text: str, settings: Settings) -> Verdict:
     return _at_most(text, read, most, "corrected errors since the driver loaded")
 
 
+@smi_check("gpu.retired_pages", action=_RMA)
 def retired_pages(text: str, settings: Settings) -> Verdict:
-    """Few pages are retired."""
+    """Few pages of memory are retired (GPUs up to Turing)."""
     most = limit_of(settings, "gpu.retired_pages", "max")
 
     def read(gpu: Gpu) -> int:
@@ -129,8 +147,9 @@ def retired_pages(text: str, settings: Settings) -> Verdict:
     return _at_most(text, read, most, "retired pages")
 
 
+@smi_check("gpu.retirement_pending", action=f"{_RESET}, which retires the page.")
 def retirement_pending(text: str, settings: Settings) -> Verdict:
-    """No page waits for a reset to be retired."""
+    """No page waits to be retired (GPUs up to Turing)."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -143,8 +162,9 @@ def retirement_pending(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="No")
 
 
+@smi_check("gpu.remap_pending", action=f"{_RESET}, which remaps the row.")
 def remap_pending(text: str, settings: Settings) -> Verdict:
-    """No row waits to be remapped; a reset remaps it."""
+    """No row of memory waits to be remapped."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -157,8 +177,9 @@ def remap_pending(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="No")
 
 
+@smi_check("gpu.remap_failed", action=f"A reset does not fix this. {_RMA}")
 def remap_failed(text: str, settings: Settings) -> Verdict:
-    """Remapping a row has never failed; such a failure is permanent."""
+    """Every bad row of memory has been remapped."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -171,6 +192,10 @@ def remap_failed(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="No")
 
 
+@smi_check(
+    "gpu.remapped_uncorrectable",
+    action="Run a long burn; replace the GPU if the count still grows.",
+)
 def remapped_uncorrectable(text: str, settings: Settings) -> Verdict:
     """Few rows are remapped after uncorrectable errors."""
     most = limit_of(settings, "gpu.remapped_uncorrectable", "max")
@@ -181,6 +206,10 @@ def remapped_uncorrectable(text: str, settings: Settings) -> Verdict:
     return _at_most(text, read, most, "rows are remapped")
 
 
+@smi_check(
+    "gpu.remap_banks",
+    action=f"The next bad row of that bank cannot be remapped. {_RMA}",
+)
 def remap_banks(text: str, settings: Settings) -> Verdict:
     """Each bank of memory has spare rows left."""
     most = limit_of(settings, "gpu.remap_banks", "max_without_spares")
@@ -197,8 +226,9 @@ def remap_banks(text: str, settings: Settings) -> Verdict:
     return _at_most(text, read, most, "banks have no spare row")
 
 
+@smi_check("gpu.sram_threshold", action=_RMA)
 def sram_threshold(text: str, settings: Settings) -> Verdict:
-    """The driver does not report too many uncorrectable SRAM errors."""
+    """Uncorrectable errors of SRAM are below NVIDIA's threshold."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -211,8 +241,9 @@ def sram_threshold(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="No")
 
 
+@smi_check("gpu.repair_pending", action=f"{_RESET}, which repairs it.")
 def repair_pending(text: str, settings: Settings) -> Verdict:
-    """No memory channel and no cluster of processors (TPC) waits for a repair."""
+    """No memory channel or TPC waits for a repair."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -229,80 +260,17 @@ def repair_pending(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="No")
 
 
-_RESET = "Drain the host and reset the GPU (`nvidia-smi -r -i BUS_ID`) or reboot"
-_RMA = "Drain the host, run NVIDIA's field diagnostic, replace the GPU (RMA)."
-
 CHECKS = (
-    smi_check(
-        name="gpu.ecc_mode",
-        what="ECC is on, also after the next reset.",
-        judge=ecc_mode,
-        action="Run `nvidia-smi -e 1`, then reset the GPU.",
-    ),
-    smi_check(
-        name="gpu.ecc_uncorrected_volatile",
-        what="No uncorrectable memory error since the driver was loaded.",
-        judge=ecc_uncorrected_volatile,
-        action=f"{_RESET}: rows are then remapped. If errors return, replace the GPU.",
-    ),
-    smi_check(
-        name="gpu.ecc_uncorrected_aggregate",
-        what="Few uncorrectable memory errors in the life of a GPU.",
-        judge=ecc_uncorrected_aggregate,
-        action="Run a long burn; replace the GPU if the count still grows.",
-    ),
-    smi_check(
-        name="gpu.ecc_corrected",
-        what="Few corrected memory errors since the driver was loaded.",
-        judge=ecc_corrected,
-        action="Run a long burn; replace the GPU if the count grows fast.",
-    ),
-    smi_check(
-        name="gpu.retired_pages",
-        what="Few pages of memory are retired (GPUs up to Turing).",
-        judge=retired_pages,
-        action=_RMA,
-    ),
-    smi_check(
-        name="gpu.retirement_pending",
-        what="No page waits to be retired (GPUs up to Turing).",
-        judge=retirement_pending,
-        action=f"{_RESET}, which retires the page.",
-    ),
-    smi_check(
-        name="gpu.remap_pending",
-        what="No row of memory waits to be remapped.",
-        judge=remap_pending,
-        action=f"{_RESET}, which remaps the row.",
-    ),
-    smi_check(
-        name="gpu.remap_failed",
-        what="Every bad row of memory has been remapped.",
-        judge=remap_failed,
-        action=f"A reset does not fix this. {_RMA}",
-    ),
-    smi_check(
-        name="gpu.remapped_uncorrectable",
-        what="Few rows are remapped after uncorrectable errors.",
-        judge=remapped_uncorrectable,
-        action="Run a long burn; replace the GPU if the count still grows.",
-    ),
-    smi_check(
-        name="gpu.remap_banks",
-        what="Each bank of memory has spare rows left.",
-        judge=remap_banks,
-        action=f"The next bad row of that bank cannot be remapped. {_RMA}",
-    ),
-    smi_check(
-        name="gpu.sram_threshold",
-        what="Uncorrectable errors of SRAM are below NVIDIA's threshold.",
-        judge=sram_threshold,
-        action=_RMA,
-    ),
-    smi_check(
-        name="gpu.repair_pending",
-        what="No memory channel or TPC waits for a repair.",
-        judge=repair_pending,
-        action=f"{_RESET}, which repairs it.",
-    ),
+    ecc_mode,
+    ecc_uncorrected_volatile,
+    ecc_uncorrected_aggregate,
+    ecc_corrected,
+    retired_pages,
+    retirement_pending,
+    remap_pending,
+    remap_failed,
+    remapped_uncorrectable,
+    remap_banks,
+    sram_threshold,
+    repair_pending,
 )

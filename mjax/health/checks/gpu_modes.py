@@ -25,6 +25,7 @@ def _must(gpu: Gpu, wanted: str, others: Sequence[str], path: str) -> Seen:
     return Seen(value=word)
 
 
+@smi_check("gpu.recovery", action="Drain the host and carry out the requested action.")
 def recovery(text: str, settings: Settings) -> Verdict:
     """No GPU requests a reset, a drain or a reboot.
 
@@ -49,8 +50,11 @@ def recovery(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="None")
 
 
+@smi_check(
+    "gpu.persistence", action="Start nvidia-persistenced, or run `nvidia-smi -pm 1`."
+)
 def persistence(text: str, settings: Settings) -> Verdict:
-    """Persistence mode is on, so the driver stays loaded and keeps its settings."""
+    """Persistence mode is on."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -59,8 +63,9 @@ def persistence(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="Enabled")
 
 
+@smi_check("gpu.mig", action="Run `nvidia-smi -mig 0`, then reset the GPU.")
 def mig(text: str, settings: Settings) -> Verdict:
-    """No GPU is divided by MIG, now or after its next reset."""
+    """No GPU is divided by MIG."""
     del settings
 
     def look(gpu: Gpu) -> Seen:
@@ -71,6 +76,7 @@ def mig(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="Disabled")
 
 
+@smi_check("gpu.compute_mode", action="Run `nvidia-smi -c 0`.")
 def compute_mode(text: str, settings: Settings) -> Verdict:
     """Any process may use each GPU."""
     del settings
@@ -82,6 +88,11 @@ def compute_mode(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="Default")
 
 
+@smi_check(
+    "gpu.foreign_processes",
+    needs_idle=True,
+    action="End the process; if it cannot be ended (state D), reboot.",
+)
 def foreign_processes(text: str, settings: Settings) -> Verdict:
     """Before a run no process uses a GPU.
 
@@ -104,6 +115,11 @@ def foreign_processes(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="none")
 
 
+@smi_check(
+    "gpu.memory_used",
+    needs_idle=True,
+    action="Find the process with `fuser -v /dev/nvidia*` and end it, or reboot.",
+)
 def memory_used(text: str, settings: Settings) -> Verdict:
     """Before a run the memory of each GPU is free."""
     most = limit_of(settings, "gpu.memory_used", "max_mib")
@@ -118,6 +134,9 @@ def memory_used(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit=f"at most {most:g} MiB")
 
 
+@smi_check(
+    "gpu.bar1", action="Turn on Above 4G Decoding and Resizable BAR in the BIOS."
+)
 def bar1(text: str, settings: Settings) -> Verdict:
     """Other devices can map the whole memory of each GPU."""
     least = limit_of(settings, "gpu.bar1", "min_fraction")
@@ -134,48 +153,11 @@ def bar1(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    smi_check(
-        name="gpu.recovery",
-        what="No GPU requests a reset, a drain or a reboot.",
-        judge=recovery,
-        action="Drain the host and carry out the requested action.",
-    ),
-    smi_check(
-        name="gpu.persistence",
-        what="Persistence mode is on.",
-        judge=persistence,
-        action="Start nvidia-persistenced, or run `nvidia-smi -pm 1`.",
-    ),
-    smi_check(
-        name="gpu.mig",
-        what="No GPU is divided by MIG.",
-        judge=mig,
-        action="Run `nvidia-smi -mig 0`, then reset the GPU.",
-    ),
-    smi_check(
-        name="gpu.compute_mode",
-        what="Any process may use each GPU.",
-        judge=compute_mode,
-        action="Run `nvidia-smi -c 0`.",
-    ),
-    smi_check(
-        name="gpu.foreign_processes",
-        needs_idle=True,
-        what="Before a run no process uses a GPU.",
-        judge=foreign_processes,
-        action="End the process; if it cannot be ended (state D), reboot.",
-    ),
-    smi_check(
-        name="gpu.memory_used",
-        needs_idle=True,
-        what="Before a run the memory of each GPU is free.",
-        judge=memory_used,
-        action="Find the process with `fuser -v /dev/nvidia*` and end it, or reboot.",
-    ),
-    smi_check(
-        name="gpu.bar1",
-        what="Other devices can map the whole memory of each GPU.",
-        judge=bar1,
-        action="Turn on Above 4G Decoding and Resizable BAR in the BIOS.",
-    ),
+    recovery,
+    persistence,
+    mig,
+    compute_mode,
+    foreign_processes,
+    memory_used,
+    bar1,
 )

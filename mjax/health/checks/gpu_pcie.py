@@ -29,8 +29,12 @@ def _lanes(gpu: Gpu, path: str) -> int:
     return int(found[1])
 
 
+@smi_check(
+    "pcie.gpu_width",
+    action="Power the host off and on; reseat the GPU or its riser and cables.",
+)
 def width(text: str, settings: Settings) -> Verdict:
-    """The link of each GPU has all its lanes."""
+    """The PCIe link of each GPU has all its lanes."""
     expected = settings.expect.get("gpu_pcie_width")
 
     def look(gpu: Gpu) -> Seen:
@@ -45,8 +49,12 @@ def width(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, expected or "all lanes")
 
 
+@smi_check(
+    "pcie.gpu_gen",
+    action="Power the host off and on; set the link speed in the BIOS; reseat.",
+)
 def generation(text: str, settings: Settings) -> Verdict:
-    """The link of each GPU runs at its full speed.
+    """The PCIe link of each GPU runs at its full speed.
 
     A link may be slower while the GPU saves power. Data-centre GPUs stay in P0, where
     the link must have full speed. In any other state a slow link gives no information.
@@ -74,8 +82,12 @@ def generation(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, expected or "the maximum")
 
 
+@smi_check(
+    "pcie.gpu_replays",
+    action="Look for AER errors in dmesg; reseat the GPU, its riser and cables.",
+)
 def replays(text: str, settings: Settings) -> Verdict:
-    """Few packets were resent since the last reset."""
+    """Few PCIe packets of GPUs were resent."""
     most = limit_of(settings, "pcie.gpu_replays", "max_replays")
     most_rollovers = limit_of(settings, "pcie.gpu_replays", "max_rollovers")
 
@@ -91,22 +103,7 @@ def replays(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    smi_check(
-        name="pcie.gpu_width",
-        what="The PCIe link of each GPU has all its lanes.",
-        judge=width,
-        action="Power the host off and on; reseat the GPU or its riser and cables.",
-    ),
-    smi_check(
-        name="pcie.gpu_gen",
-        what="The PCIe link of each GPU runs at its full speed.",
-        judge=generation,
-        action="Power the host off and on; set the link speed in the BIOS; reseat.",
-    ),
-    smi_check(
-        name="pcie.gpu_replays",
-        what="Few PCIe packets of GPUs were resent.",
-        judge=replays,
-        action="Look for AER errors in dmesg; reseat the GPU, its riser and cables.",
-    ),
+    width,
+    generation,
+    replays,
 )

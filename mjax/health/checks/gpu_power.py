@@ -25,8 +25,15 @@ _ACTIVE = ("Not Active", "Active")
 _GONE = "Requested functionality has been deprecated"
 
 
+_COOL = "Check fans, air flow, inlet temperature and the heat sink of this GPU."
+
+
+@smi_check(
+    "gpu.clocks",
+    action="Run `nvidia-smi -rgc` and `nvidia-smi -rmc`; compare the VBIOS.",
+)
 def clocks(text: str, settings: Settings) -> Verdict:
-    """No GPU has a lowered maximum clock, and the memory of each runs at full clock.
+    """No GPU's maximum clocks are lowered.
 
     The memory clock is judged only in P0, where data-centre GPUs stay; in other states
     it is lowered to save power.
@@ -52,6 +59,7 @@ def clocks(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="the maximum")
 
 
+@smi_check("gpu.applications_clocks", action="Run `nvidia-smi -rac`.")
 def applications_clocks(text: str, settings: Settings) -> Verdict:
     """Application clocks are at their default.
 
@@ -90,24 +98,34 @@ def _throttle(text: str, reason: str) -> Verdict:
     return judge_gpus(text, look, limit="Not Active")
 
 
+@smi_check(
+    "gpu.throttle_hw_slowdown",
+    action=f"Find out whether heat or the power brake is the cause. {_COOL}",
+)
 def throttle_hw_slowdown(text: str, settings: Settings) -> Verdict:
     """No GPU is slowed down by its hardware."""
     del settings
     return _throttle(text, "hw_slowdown")
 
 
+@smi_check("gpu.throttle_hw_thermal", action=_COOL)
 def throttle_hw_thermal(text: str, settings: Settings) -> Verdict:
     """No GPU is slowed down by its hardware because of heat."""
     del settings
     return _throttle(text, "hw_thermal_slowdown")
 
 
+@smi_check(
+    "gpu.throttle_hw_power_brake",
+    action="Check the power supplies and the power cap in the BMC.",
+)
 def throttle_hw_power_brake(text: str, settings: Settings) -> Verdict:
     """No GPU is slowed down by the power supply of the host."""
     del settings
     return _throttle(text, "hw_power_brake_slowdown")
 
 
+@smi_check("gpu.throttle_sw_thermal", action=_COOL)
 def throttle_sw_thermal(text: str, settings: Settings) -> Verdict:
     """No GPU is slowed down by the driver because of heat."""
     del settings
@@ -120,6 +138,9 @@ def _watts(gpu: Gpu, *names: str) -> float:
     return gpu.number("W", *(f"{group}/{name}" for group in groups for name in names))
 
 
+@smi_check(
+    "gpu.power_limit", action="Run `nvidia-smi -pl DEFAULT`; find out what changed it."
+)
 def power_limit(text: str, settings: Settings) -> Verdict:
     """The power limit of each GPU is at its default."""
     most = limit_of(settings, "gpu.power_limit", "max_difference_w")
@@ -135,6 +156,11 @@ def power_limit(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit="the default")
 
 
+@smi_check(
+    "gpu.power_draw",
+    needs_idle=True,
+    action="Stop the processes on it. If there are none, reset the GPU.",
+)
 def power_draw(text: str, settings: Settings) -> Verdict:
     """An idle GPU draws some power, but not much."""
     least = limit_of(settings, "gpu.power_draw", "min_w")
@@ -166,6 +192,7 @@ def _margin(gpu: Gpu) -> float:
     return maximum - gpu.number("C", "temperature/gpu_temp")
 
 
+@smi_check("gpu.temperature", needs_idle=True, action=_COOL)
 def temperature(text: str, settings: Settings) -> Verdict:
     """An idle GPU is far below the temperature at which it slows down."""
     coldest = limit_of(settings, "gpu.temperature", "min_c")
@@ -184,6 +211,7 @@ def temperature(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit=f"{least:g} C below the maximum")
 
 
+@smi_check("gpu.memory_temperature", needs_idle=True, action=_COOL)
 def memory_temperature(text: str, settings: Settings) -> Verdict:
     """The memory of an idle GPU is not hot."""
     coldest = limit_of(settings, "gpu.memory_temperature", "min_c")
@@ -201,70 +229,15 @@ def memory_temperature(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, limit=f"at most {most:g} C")
 
 
-_COOL = "Check fans, air flow, inlet temperature and the heat sink of this GPU."
-
 CHECKS = (
-    smi_check(
-        name="gpu.clocks",
-        what="No GPU's maximum clocks are lowered.",
-        judge=clocks,
-        action="Run `nvidia-smi -rgc` and `nvidia-smi -rmc`; compare the VBIOS.",
-    ),
-    smi_check(
-        name="gpu.applications_clocks",
-        what="Application clocks are at their default.",
-        judge=applications_clocks,
-        action="Run `nvidia-smi -rac`.",
-    ),
-    smi_check(
-        name="gpu.throttle_hw_slowdown",
-        what="No GPU is slowed down by its hardware.",
-        judge=throttle_hw_slowdown,
-        action=f"Find out whether heat or the power brake is the cause. {_COOL}",
-    ),
-    smi_check(
-        name="gpu.throttle_hw_thermal",
-        what="No GPU is slowed down by its hardware because of heat.",
-        judge=throttle_hw_thermal,
-        action=_COOL,
-    ),
-    smi_check(
-        name="gpu.throttle_hw_power_brake",
-        what="No GPU is slowed down by the power supply of the host.",
-        judge=throttle_hw_power_brake,
-        action="Check the power supplies and the power cap in the BMC.",
-    ),
-    smi_check(
-        name="gpu.throttle_sw_thermal",
-        what="No GPU is slowed down by the driver because of heat.",
-        judge=throttle_sw_thermal,
-        action=_COOL,
-    ),
-    smi_check(
-        name="gpu.power_limit",
-        what="The power limit of each GPU is at its default.",
-        judge=power_limit,
-        action="Run `nvidia-smi -pl DEFAULT`; find out what changed it.",
-    ),
-    smi_check(
-        name="gpu.power_draw",
-        needs_idle=True,
-        what="An idle GPU draws some power, but not much.",
-        judge=power_draw,
-        action="Stop the processes on it. If there are none, reset the GPU.",
-    ),
-    smi_check(
-        name="gpu.temperature",
-        needs_idle=True,
-        what="An idle GPU is far below the temperature at which it slows down.",
-        judge=temperature,
-        action=_COOL,
-    ),
-    smi_check(
-        name="gpu.memory_temperature",
-        needs_idle=True,
-        what="The memory of an idle GPU is not hot.",
-        judge=memory_temperature,
-        action=_COOL,
-    ),
+    clocks,
+    applications_clocks,
+    throttle_hw_slowdown,
+    throttle_hw_thermal,
+    throttle_hw_power_brake,
+    throttle_sw_thermal,
+    power_limit,
+    power_draw,
+    temperature,
+    memory_temperature,
 )

@@ -14,7 +14,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
 from mjax.health.settings import Settings
 from mjax.health.sources import File, Files
@@ -65,16 +65,31 @@ def _loaded(text: str, settings: Settings, names: tuple[str, ...]) -> Verdict:
     )
 
 
+@check(
+    "gpudirect.peermem",
+    source=MODULES,
+    action="Run `modprobe nvidia-peermem`; load it at boot.",
+)
 def peermem(text: str, settings: Settings) -> Verdict:
     """Network cards can read and write the memory of GPUs."""
     return _loaded(text, settings, ("nvidia_peermem", "nv_peer_mem"))
 
 
+@check(
+    "gpudirect.gdrcopy",
+    source=MODULES,
+    action="Run `modprobe gdrdrv`; load it at boot.",
+)
 def gdrcopy(text: str, settings: Settings) -> Verdict:
-    """The module of GDRCopy is loaded."""
+    """The kernel module of GDRCopy is loaded."""
     return _loaded(text, settings, ("gdrdrv",))
 
 
+@check(
+    "gpudirect.iommu",
+    source=IOMMU,
+    action="Boot with iommu=pt, or turn the IOMMU off in the BIOS.",
+)
 def iommu(text: str, settings: Settings) -> Verdict:
     """No IOMMU translates addresses between GPUs and other devices."""
     allowed = settings.limit("gpudirect.iommu", "allowed")
@@ -100,25 +115,7 @@ def iommu(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="gpudirect.peermem",
-        what="Network cards can read and write the memory of GPUs.",
-        source=MODULES,
-        judge=peermem,
-        action="Run `modprobe nvidia-peermem`; load it at boot.",
-    ),
-    Check(
-        name="gpudirect.gdrcopy",
-        what="The kernel module of GDRCopy is loaded.",
-        source=MODULES,
-        judge=gdrcopy,
-        action="Run `modprobe gdrdrv`; load it at boot.",
-    ),
-    Check(
-        name="gpudirect.iommu",
-        what="No IOMMU translates addresses between GPUs and other devices.",
-        source=IOMMU,
-        judge=iommu,
-        action="Boot with iommu=pt, or turn the IOMMU off in the BIOS.",
-    ),
+    peermem,
+    gdrcopy,
+    iommu,
 )

@@ -38,6 +38,9 @@ _FAILING: Mapping[int, str] = MappingProxyType(
 nvmlReturn_t of NVML, https://docs.nvidia.com/deploy/nvml-api/index.html."""
 
 
+_REPLACE = "Drain the host; power it off and on; if the problem stays, replace the GPU."
+
+
 def _expected_version(settings: Settings, name: str) -> str | None:
     versions = settings.expect.get("versions", {})
     return str(versions[name]) if name in versions else None
@@ -49,6 +52,13 @@ def _odd(values: Sequence[str]) -> str | None:
     return value if 2 * number > len(values) else None
 
 
+@smi_check(
+    "gpu.answers",
+    action="If nvidia-smi is absent, install it; if it fails or its output ends "
+    f"early, look for Xid 79 in dmesg. {_REPLACE}",
+    device="gpu",
+    failing=_FAILING,
+)
 def answers(text: str, settings: Settings) -> Verdict:
     """Every GPU that is attached to the driver responds."""
     del settings
@@ -62,6 +72,10 @@ def answers(text: str, settings: Settings) -> Verdict:
     return ok(f"{listed} GPUs", attached)
 
 
+@smi_check(
+    "gpu.count",
+    action="Compare bus ids with `lspci -d 10de:`; reseat or replace the GPU.",
+)
 def count(text: str, settings: Settings) -> Verdict:
     """The host has as many GPUs as expected."""
     has, wanted = len(parse(text).gpus), settings.expect.get("gpus")
@@ -74,6 +88,7 @@ def count(text: str, settings: Settings) -> Verdict:
     return ok(has, wanted)
 
 
+@smi_check("gpu.name", action="Correct gpu_name, or remove the host from this pool.")
 def model(text: str, settings: Settings) -> Verdict:
     """Each GPU is of the expected model."""
     wanted = settings.expect.get("gpu_name")
@@ -88,6 +103,7 @@ def model(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, wanted)
 
 
+@smi_check("gpu.same", action="Compare the VBIOS; replace the GPU that differs.")
 def same(text: str, settings: Settings) -> Verdict:
     """All GPUs have the same model, memory and maximum clocks."""
     del settings
@@ -110,8 +126,11 @@ def same(text: str, settings: Settings) -> Verdict:
     return ok(f"{len(gpus(text))} alike", limit="the same")
 
 
+@smi_check(
+    "gpu.driver", action="Install the expected driver; reboot to unload the old one."
+)
 def driver(text: str, settings: Settings) -> Verdict:
-    """The driver has the expected version, and so has the firmware of each GPU."""
+    """The driver has the expected version, and GPUs run its firmware."""
     has = parse(text).driver_version
     wanted = _expected_version(settings, "nvidia_driver")
 
@@ -129,8 +148,12 @@ def driver(text: str, settings: Settings) -> Verdict:
     return verdict
 
 
+@smi_check(
+    "gpu.vbios",
+    action="Flash the VBIOS with the vendor's tool; power the host off and on.",
+)
 def vbios(text: str, settings: Settings) -> Verdict:
-    """All GPUs have the same VBIOS version: the expected one if it is given."""
+    """All GPUs have the same VBIOS, the expected one."""
     values = [gpu.text("vbios_version") for gpu in gpus(text)]
     wanted = _expected_version(settings, "vbios") or _odd(values)
 
@@ -142,8 +165,13 @@ def vbios(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look, wanted or "the same")
 
 
+@smi_check(
+    "gpu.inforom",
+    action="Reboot; if the problem stays, replace the GPU (RMA).",
+    failing={CORRUPTED_INFOROM: "the infoROM of a GPU is corrupted"},
+)
 def inforom(text: str, settings: Settings) -> Verdict:
-    """No GPU's infoROM is corrupted: no warning, and its versions are readable."""
+    """No GPU's infoROM is corrupted."""
     del settings
     corrupted = parse(text).corrupted
     if corrupted:
@@ -157,53 +185,12 @@ def inforom(text: str, settings: Settings) -> Verdict:
     return judge_gpus(text, look)
 
 
-_REPLACE = "Drain the host; power it off and on; if the problem stays, replace the GPU."
-
 CHECKS = (
-    smi_check(
-        name="gpu.answers",
-        what="Every GPU that is attached to the driver responds.",
-        judge=answers,
-        action="If nvidia-smi is absent, install it; if it fails or its output ends "
-        f"early, look for Xid 79 in dmesg. {_REPLACE}",
-        device="gpu",
-        failing=_FAILING,
-    ),
-    smi_check(
-        name="gpu.count",
-        what="The host has as many GPUs as expected.",
-        judge=count,
-        action="Compare bus ids with `lspci -d 10de:`; reseat or replace the GPU.",
-    ),
-    smi_check(
-        name="gpu.name",
-        what="Each GPU is of the expected model.",
-        judge=model,
-        action="Correct gpu_name, or remove the host from this pool.",
-    ),
-    smi_check(
-        name="gpu.same",
-        what="All GPUs have the same model, memory and maximum clocks.",
-        judge=same,
-        action="Compare the VBIOS; replace the GPU that differs.",
-    ),
-    smi_check(
-        name="gpu.driver",
-        what="The driver has the expected version, and GPUs run its firmware.",
-        judge=driver,
-        action="Install the expected driver; reboot to unload the old one.",
-    ),
-    smi_check(
-        name="gpu.vbios",
-        what="All GPUs have the same VBIOS, the expected one.",
-        judge=vbios,
-        action="Flash the VBIOS with the vendor's tool; power the host off and on.",
-    ),
-    smi_check(
-        name="gpu.inforom",
-        what="No GPU's infoROM is corrupted.",
-        judge=inforom,
-        action="Reboot; if the problem stays, replace the GPU (RMA).",
-        failing={CORRUPTED_INFOROM: "the infoROM of a GPU is corrupted"},
-    ),
+    answers,
+    count,
+    model,
+    same,
+    driver,
+    vbios,
+    inforom,
 )

@@ -15,7 +15,7 @@ import collections
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import ports, sysfs
 from mjax.health.checks.ports import ROOT, Port
 from mjax.health.findings import (
@@ -54,8 +54,16 @@ permissive LID."""
 _SHOWN_CHARS = 60
 
 
+_CABLE = "Reseat and clean the transceiver, then replace the cable."
+
+
+@check(
+    "infiniband.devices",
+    source=_SOURCE,
+    action="Look for the device in `lspci`; power-cycle, then reseat the card.",
+)
 def devices(text: str, settings: Settings) -> Verdict:
-    """Every device in `hcas` is present and has an active port."""
+    """Every device in `hcas` is present and active."""
     wanted = settings.expect.get("hcas")
     found = ports.all_ports(sysfs.tree(text))
     names = dict.fromkeys(port.device for port in found)
@@ -71,6 +79,7 @@ def devices(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(active)} active", f"{len(wanted)} expected")
 
 
+@check("infiniband.ports", source=_SOURCE, action=_CABLE)
 def count(text: str, settings: Settings) -> Verdict:
     """As many ports are active as expected."""
     found = ports.ports(sysfs.tree(text), settings)
@@ -86,8 +95,15 @@ def count(text: str, settings: Settings) -> Verdict:
     return ok(num, wanted)
 
 
+@check(
+    "infiniband.state",
+    source=_SOURCE,
+    action="If there is no port, load the driver (mlx5_ib); if it is INIT, check "
+    f"the subnet manager. {_CABLE}",
+    device="rdma",
+)
 def state(text: str, settings: Settings) -> Verdict:
-    """Every port is active: the subnet manager has configured it."""
+    """Every port is active."""
     found = ports.ports(sysfs.tree(text), settings)
     problems = []
     for port in found:
@@ -97,6 +113,7 @@ def state(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(found)} ports", ports.ACTIVE)
 
 
+@check("infiniband.physical_state", source=_SOURCE, action=_CABLE)
 def physical_state(text: str, settings: Settings) -> Verdict:
     """Every port has a link."""
     found = ports.ports(sysfs.tree(text), settings)
@@ -108,6 +125,7 @@ def physical_state(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(found)} ports", ports.LINK_UP)
 
 
+@check("infiniband.rate", source=_SOURCE, action=_CABLE)
 def rate(text: str, settings: Settings) -> Verdict:
     """Every active port has the expected rate."""
     rates = [(port.name, port.rate.gbps) for port in _active(text, settings)]
@@ -119,8 +137,9 @@ def rate(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{worst:g} Gb/s", f"{wanted:g} Gb/s")
 
 
+@check("infiniband.same_rate", source=_SOURCE, action=_CABLE)
 def same_rate(text: str, settings: Settings) -> Verdict:
-    """Active ports of the same link layer have the same rate: none trained slower."""
+    """Active ports of one link layer have the same rate."""
     found = _active(text, settings)
     fastest: dict[str, float] = {}
     for port in found:
@@ -135,6 +154,7 @@ def same_rate(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{worst:g} Gb/s")
 
 
+@check("infiniband.width", source=_SOURCE, action=_CABLE)
 def width(text: str, settings: Settings) -> Verdict:
     """Every active InfiniBand port uses all lanes of its cable."""
     least = settings.limit("infiniband.width", "min_lanes")
@@ -147,8 +167,13 @@ def width(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{worst} lanes", f"at least {least}")
 
 
+@check(
+    "infiniband.link_layer",
+    source=_SOURCE,
+    action="Set LINK_TYPE with `mlxconfig` and power-cycle the host.",
+)
 def link_layer(text: str, settings: Settings) -> Verdict:
-    """Ports are InfiniBand, or Ethernet (RoCE), as expected."""
+    """Ports are InfiniBand or Ethernet, as expected."""
     found = ports.ports(sysfs.tree(text), settings)
     layers = {port.name: port.layer for port in found}
     wanted = settings.expect.get("link_layer")
@@ -159,18 +184,33 @@ def link_layer(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(layers)} ports", wanted)
 
 
+@check(
+    "infiniband.firmware",
+    source=_SOURCE,
+    action="Burn the expected firmware with `flint`; power-cycle the host.",
+)
 def firmware(text: str, settings: Settings) -> Verdict:
     """Every device has the expected firmware."""
     return _as_expected(text, settings, "fw_ver", "infiniband_firmware")
 
 
+@check(
+    "infiniband.board",
+    source=_SOURCE,
+    action="Compare the card with the order; replace it.",
+)
 def board(text: str, settings: Settings) -> Verdict:
     """Every device is the expected board."""
     return _as_expected(text, settings, "board_id", "infiniband_board")
 
 
+@check(
+    "infiniband.same_firmware",
+    source=_SOURCE,
+    action="Burn the expected firmware with `flint`; power-cycle the host.",
+)
 def same_firmware(text: str, settings: Settings) -> Verdict:
-    """Devices of the same board have the same firmware."""
+    """Devices of one board have the same firmware."""
     versions, boards = _of_devices(text, settings), _boards(text, settings)
     kinds: dict[str, list[str]] = {}
     for name, kind in boards.items():
@@ -187,6 +227,11 @@ def same_firmware(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, ", ".join(dict.fromkeys(versions.values())))
 
 
+@check(
+    "infiniband.subnet_manager",
+    source=_SOURCE,
+    action="Check the subnet manager (UFM or opensm) and its log.",
+)
 def subnet_manager(text: str, settings: Settings) -> Verdict:
     """Every InfiniBand port with a link has a LID and a subnet manager."""
     found = ports.of_layer(sysfs.tree(text), settings, ports.INFINIBAND)
@@ -202,8 +247,13 @@ def subnet_manager(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(linked)} ports")
 
 
+@check(
+    "infiniband.verbs",
+    source=_VERBS,
+    action="Load ib_uverbs (`modprobe ib_uverbs`); look at dmesg.",
+)
 def verbs(text: str, settings: Settings) -> Verdict:
-    """User programs can open every device, because it has a verbs device."""
+    """User programs can open every device."""
     files = sysfs.tree(text)
     opened = {value for path, value in files.values.items() if path.endswith("/ibdev")}
     names = ports.devices(files, settings)
@@ -259,100 +309,18 @@ def _as_expected(text: str, settings: Settings, name: str, key: str) -> Verdict:
     return judge_each(problems, shown, wanted)
 
 
-_CABLE = "Reseat and clean the transceiver, then replace the cable."
-
 CHECKS = (
-    Check(
-        name="infiniband.devices",
-        what="Every device in `hcas` is present and active.",
-        source=_SOURCE,
-        judge=devices,
-        action="Look for the device in `lspci`; power-cycle, then reseat the card.",
-    ),
-    Check(
-        name="infiniband.ports",
-        what="As many ports are active as expected.",
-        source=_SOURCE,
-        judge=count,
-        action=_CABLE,
-    ),
-    Check(
-        name="infiniband.state",
-        what="Every port is active.",
-        source=_SOURCE,
-        judge=state,
-        action="If there is no port, load the driver (mlx5_ib); if it is INIT, check "
-        f"the subnet manager. {_CABLE}",
-        device="rdma",
-    ),
-    Check(
-        name="infiniband.physical_state",
-        what="Every port has a link.",
-        source=_SOURCE,
-        judge=physical_state,
-        action=_CABLE,
-    ),
-    Check(
-        name="infiniband.rate",
-        what="Every active port has the expected rate.",
-        source=_SOURCE,
-        judge=rate,
-        action=_CABLE,
-    ),
-    Check(
-        name="infiniband.same_rate",
-        what="Active ports of one link layer have the same rate.",
-        source=_SOURCE,
-        judge=same_rate,
-        action=_CABLE,
-    ),
-    Check(
-        name="infiniband.width",
-        what="Every active InfiniBand port uses all lanes of its cable.",
-        source=_SOURCE,
-        judge=width,
-        action=_CABLE,
-    ),
-    Check(
-        name="infiniband.link_layer",
-        what="Ports are InfiniBand or Ethernet, as expected.",
-        source=_SOURCE,
-        judge=link_layer,
-        action="Set LINK_TYPE with `mlxconfig` and power-cycle the host.",
-    ),
-    Check(
-        name="infiniband.firmware",
-        what="Every device has the expected firmware.",
-        source=_SOURCE,
-        judge=firmware,
-        action="Burn the expected firmware with `flint`; power-cycle the host.",
-    ),
-    Check(
-        name="infiniband.same_firmware",
-        what="Devices of one board have the same firmware.",
-        source=_SOURCE,
-        judge=same_firmware,
-        action="Burn the expected firmware with `flint`; power-cycle the host.",
-    ),
-    Check(
-        name="infiniband.board",
-        what="Every device is the expected board.",
-        source=_SOURCE,
-        judge=board,
-        action="Compare the card with the order; replace it.",
-    ),
-    Check(
-        name="infiniband.subnet_manager",
-        what="Every InfiniBand port with a link has a LID and a subnet manager.",
-        source=_SOURCE,
-        judge=subnet_manager,
-        action="Check the subnet manager (UFM or opensm) and its log.",
-    ),
-    Check(
-        name="infiniband.verbs",
-        what="User programs can open every device.",
-        source=_VERBS,
-        judge=verbs,
-        action="Load ib_uverbs (`modprobe ib_uverbs`); look at dmesg.",
-    ),
+    devices,
+    count,
+    state,
+    physical_state,
+    rate,
+    same_rate,
+    width,
+    link_layer,
+    firmware,
+    same_firmware,
+    board,
+    subnet_manager,
+    verbs,
 )

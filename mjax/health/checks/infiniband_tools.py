@@ -12,7 +12,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     UnreadableError,
     Verdict,
@@ -40,6 +40,9 @@ _PER_MILLION = 1_000_000
 
 Fields = Mapping[str, str]
 _SHOWN_CHARS = 60
+
+
+_CABLE = "Reseat and clean the transceiver, then replace the cable."
 
 
 @functools.lru_cache(4)
@@ -118,8 +121,9 @@ def _of(ports: Mapping[str, Fields], port: str, name: str) -> str:
     return ports[port][name]
 
 
+@check("ibstat.ports", source=_IBSTAT, action=_CABLE)
 def active(text: str, settings: Settings) -> Verdict:
-    """`ibstat` shows as many active ports with a link as expected."""
+    """ibstat shows as many active ports as expected."""
     found = _expected(ibstat(text), settings)
     states = {
         p: (_of(found, p, "State"), _of(found, p, "Physical state")) for p in found
@@ -139,8 +143,9 @@ def _is_up(state: str, physical: str) -> bool:
     return (state, physical) == ("Active", "LinkUp")
 
 
+@check("ibstat.rate", source=_IBSTAT, action=_CABLE)
 def rate(text: str, settings: Settings) -> Verdict:
-    """`ibstat` shows the expected rate on every active port."""
+    """ibstat shows the expected rate on every active port."""
     found = _expected(ibstat(text), settings)
     active_ports = [p for p in found if _of(found, p, "State") == "Active"]
     rates = {port: _gbps(_of(found, port, "Rate")) for port in active_ports}
@@ -162,6 +167,11 @@ def _gbps(text: str) -> float:
     return float(found[1])
 
 
+@check(
+    "verbs.mtu",
+    source=_DEVINFO,
+    action="InfiniBand: set the MTU of the partition; RoCE: that of the interface.",
+)
 def mtu(text: str, settings: Settings) -> Verdict:
     """Every active port uses its largest possible MTU."""
     found = _expected(devinfo(text), settings)
@@ -208,12 +218,22 @@ def perfquery(text: str) -> Mapping[str, int]:
     return found
 
 
+@check(
+    "perfquery.received",
+    source=_PERFQUERY,
+    action=f"{_CABLE} Then reset the counters with `perfquery -R`.",
+)
 def received(text: str, settings: Settings) -> Verdict:
     """Few of the packets received by the first port had an error."""
     names = ["PortRcvErrors", "PortRcvRemotePhysicalErrors"]
     return _ratio(text, settings, "perfquery.received", names, "PortRcvPkts")
 
 
+@check(
+    "perfquery.sent",
+    source=_PERFQUERY,
+    action="If many hosts have it, suspect the fabric, otherwise this link.",
+)
 def sent(text: str, settings: Settings) -> Verdict:
     """Few packets of the first port were discarded before they were sent."""
     names = ["PortXmitDiscards", "PortXmitConstraintErrors"]
@@ -236,42 +256,10 @@ def _ratio(
     return ok(value, limit)
 
 
-_CABLE = "Reseat and clean the transceiver, then replace the cable."
-
 CHECKS = (
-    Check(
-        name="ibstat.ports",
-        what="ibstat shows as many active ports as expected.",
-        source=_IBSTAT,
-        judge=active,
-        action=_CABLE,
-    ),
-    Check(
-        name="ibstat.rate",
-        what="ibstat shows the expected rate on every active port.",
-        source=_IBSTAT,
-        judge=rate,
-        action=_CABLE,
-    ),
-    Check(
-        name="verbs.mtu",
-        what="Every active port uses its largest possible MTU.",
-        source=_DEVINFO,
-        judge=mtu,
-        action="InfiniBand: set the MTU of the partition; RoCE: that of the interface.",
-    ),
-    Check(
-        name="perfquery.received",
-        what="Few of the packets received by the first port had an error.",
-        source=_PERFQUERY,
-        judge=received,
-        action=f"{_CABLE} Then reset the counters with `perfquery -R`.",
-    ),
-    Check(
-        name="perfquery.sent",
-        what="Few packets of the first port were discarded before they were sent.",
-        source=_PERFQUERY,
-        judge=sent,
-        action="If many hosts have it, suspect the fabric, otherwise this link.",
-    ),
+    active,
+    rate,
+    mtu,
+    received,
+    sent,
 )

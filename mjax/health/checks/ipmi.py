@@ -15,7 +15,7 @@ import functools
 import re
 from collections.abc import Iterator, Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     MOST_NAMED,
@@ -93,8 +93,13 @@ def sensors(text: str) -> Sequence[Sensor]:
     return found
 
 
+@check(
+    "ipmi.limits",
+    source=_SDR,
+    action="Check the part named by the sensor; compare it with its neighbours.",
+)
 def limits(text: str, settings: Settings) -> Verdict:
-    """No sensor is outside its own limits."""
+    """No sensor of the BMC is outside its own limits."""
     del settings
     found = sensors(text)
     each = [
@@ -105,6 +110,11 @@ def limits(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{len(each)} of {len(found)} sensors", "none")
 
 
+@check(
+    "ipmi.power_supplies",
+    source=_SDR,
+    action="Check its cable and its status light; replace it.",
+)
 def power_supplies(text: str, settings: Settings) -> Verdict:
     """Each power supply is present and works."""
     wanted = settings.expect.get("power_supplies")
@@ -132,6 +142,7 @@ def _measured(text: str, unit: str) -> Iterator[tuple[str, float]]:
             yield sensor.name, sensor.number[0]
 
 
+@check("ipmi.fans", source=_SDR, action="Replace the fan.")
 def fans(text: str, settings: Settings) -> Verdict:
     """Each fan turns."""
     least = settings.limit("ipmi.fans", "min_rpm")
@@ -143,6 +154,11 @@ def fans(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{slowest:.0f} RPM", f"at least {least:g} RPM")
 
 
+@check(
+    "ipmi.inlet",
+    source=_SDR,
+    action="Call the data centre; check the neighbours in the rack.",
+)
 def inlet(text: str, settings: Settings) -> Verdict:
     """The inlet air is not too warm."""
     most = settings.limit("ipmi.inlet", "max_c")
@@ -159,6 +175,11 @@ def inlet(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{warmest:.1f} C", f"at most {most:g} C")
 
 
+@check(
+    "ipmi.event_log",
+    source=_SEL,
+    action="Repair the named part, save the log, then `ipmitool sel clear`.",
+)
 def event_log(text: str, settings: Settings) -> Verdict:
     """The BMC's log has no serious event that is still open.
 
@@ -188,39 +209,9 @@ def event_log(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="ipmi.limits",
-        what="No sensor of the BMC is outside its own limits.",
-        source=_SDR,
-        judge=limits,
-        action="Check the part named by the sensor; compare it with its neighbours.",
-    ),
-    Check(
-        name="ipmi.power_supplies",
-        what="Each power supply is present and works.",
-        source=_SDR,
-        judge=power_supplies,
-        action="Check its cable and its status light; replace it.",
-    ),
-    Check(
-        name="ipmi.fans",
-        what="Each fan turns.",
-        source=_SDR,
-        judge=fans,
-        action="Replace the fan.",
-    ),
-    Check(
-        name="ipmi.inlet",
-        what="The inlet air is not too warm.",
-        source=_SDR,
-        judge=inlet,
-        action="Call the data centre; check the neighbours in the rack.",
-    ),
-    Check(
-        name="ipmi.event_log",
-        what="The BMC's log has no serious event that is still open.",
-        source=_SEL,
-        judge=event_log,
-        action="Repair the named part, save the log, then `ipmitool sel clear`.",
-    ),
+    limits,
+    power_supplies,
+    fans,
+    inlet,
+    event_log,
 )

@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 
 from mjax.health import kernel_rules
-from mjax.health.check import Check
+from mjax.health.check import Check, check
 from mjax.health.findings import State, Verdict, failed, ok, warned
 from mjax.health.kernel_rules import RULES_PATH, UNLISTED, Rule
 from mjax.health.log_digest import AT_BOOT, Digest, Match, digest, recent
@@ -109,8 +109,13 @@ def _judge_counted(name: str, text: str, settings: Settings) -> Verdict:
     return _verdict(name, found, problems, settings)
 
 
+@check(
+    "kernel.xid",
+    source=_LOG,
+    action="Follow the reason: reset the GPU, reboot, or open a ticket.",
+)
 def xid(text: str, settings: Settings) -> Verdict:
-    """No GPU had an Xid whose cause is not a program.
+    """No GPU has had an Xid whose cause is not a program.
 
     The lists of `kernel_log.toml` give the kind of each Xid. Xid 154 gives the action
     that the driver requests; only the last such line of a GPU is used.
@@ -158,63 +163,117 @@ def _last_action(device: str, found: Digest) -> Match | None:
     return max(said, key=_by_order, default=None)
 
 
+@check(
+    "kernel.sxid",
+    source=_LOG,
+    action="Stop all jobs of the host and reset all its GPUs, or reboot it.",
+)
 def sxid(text: str, settings: Settings) -> Verdict:
-    """No NVSwitch had a fatal fault, or many non-fatal ones."""
+    """No NVSwitch has had a fatal fault."""
     return _judge_counted("kernel.sxid", text, settings)
 
 
+@check(
+    "kernel.gpu_driver",
+    source=_LOG,
+    action="Reboot; if it happens again, remove the named GPU.",
+)
 def gpu_driver(text: str, settings: Settings) -> Verdict:
     """The NVIDIA driver started and lost no GPU."""
     return _judge("kernel.gpu_driver", digest(text), settings)
 
 
+@check(
+    "kernel.aer",
+    source=_LOG,
+    action="Reseat the named card, then its riser; then replace it.",
+)
 def aer(text: str, settings: Settings) -> Verdict:
-    """No PCIe device had an uncorrectable error, or many corrected ones."""
+    """No PCIe device has uncorrectable errors or many corrected ones."""
     return _judge_counted("kernel.aer", text, settings)
 
 
+@check(
+    "kernel.machine_check",
+    source=_LOG,
+    action="Open a ticket with the lines of the reason.",
+)
 def machine_check(text: str, settings: Settings) -> Verdict:
-    """No processor or firmware reported a hardware error."""
+    """No processor reported a hardware error."""
     return _judge_counted("kernel.machine_check", text, settings)
 
 
+@check("kernel.memory_errors", source=_LOG, action="Replace the named module.")
 def memory_errors(text: str, settings: Settings) -> Verdict:
-    """No memory module had an uncorrectable error, or many corrected ones."""
+    """No memory module has uncorrectable errors or many corrected ones."""
     return _judge_counted("kernel.memory_errors", text, settings)
 
 
+@check(
+    "kernel.thermal",
+    source=_LOG,
+    action="Check fans and air flow; compare with the neighbours in the rack.",
+)
 def thermal(text: str, settings: Settings) -> Verdict:
-    """The processors were not throttled because of their temperature."""
+    """The processors are not throttled because of their temperature."""
     return _judge_counted("kernel.thermal", text, settings)
 
 
+@check(
+    "kernel.out_of_memory",
+    source=_LOG,
+    action="Reboot; limit the memory of jobs with a cgroup.",
+)
 def out_of_memory(text: str, settings: Settings) -> Verdict:
     """No service of the host was killed because memory ran out."""
     return _judge("kernel.out_of_memory", digest(text), settings)
 
 
+@check(
+    "kernel.lockup", source=_LOG, action="Reboot, then burn the host before it is used."
+)
 def lockup(text: str, settings: Settings) -> Verdict:
-    """No processor was stuck."""
+    """No processor was stuck in the kernel."""
     return _judge("kernel.lockup", digest(text), settings)
 
 
+@check(
+    "kernel.hung_task",
+    source=_LOG,
+    action="Find the file system or driver that it is waiting for; reboot.",
+)
 def hung_task(text: str, settings: Settings) -> Verdict:
     """No process was stuck in the kernel."""
     return _judge("kernel.hung_task", digest(text), settings)
 
 
+@check(
+    "kernel.oops",
+    source=_LOG,
+    action="Save the log for the kernel's maintainers, then reboot.",
+)
 def oops(text: str, settings: Settings) -> Verdict:
     """The kernel reported no bug of its own."""
     return _judge("kernel.oops", digest(text), settings)
 
 
+@check(
+    "kernel.storage",
+    source=_LOG,
+    action="Read the SMART log of the named disk; replace the disk.",
+)
 def storage(text: str, settings: Settings) -> Verdict:
     """No disk failed to respond."""
     return _judge_counted("kernel.storage", text, settings)
 
 
+@check(
+    "kernel.file_system",
+    source=_LOG,
+    action="Unmount and check the file system; check its disk or server.",
+)
 def file_system(text: str, settings: Settings) -> Verdict:
-    """No file system is damaged, and each NFS server that was silent responds again."""
+    """No file system is damaged, read-only or cut off from its server."""
     found, rules = digest(text), kernel_rules.shipped().rules
     ends = {(m.rule, m.device): m.last_index for m in found.matches}
     lasting = [
@@ -226,8 +285,13 @@ def file_system(text: str, settings: Settings) -> Verdict:
     return _judge("kernel.file_system", found, settings)
 
 
+@check(
+    "kernel.network",
+    source=_LOG,
+    action="Reseat or replace the cable of the named port.",
+)
 def network(text: str, settings: Settings) -> Verdict:
-    """No network adapter failed, and no link went down repeatedly."""
+    """No network adapter failed, and no link flaps."""
     return _judge_counted("kernel.network", text, settings)
 
 
@@ -272,104 +336,20 @@ def unlisted_for_start(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="kernel.xid",
-        what="No GPU has had an Xid whose cause is not a program.",
-        source=_LOG,
-        judge=xid,
-        action="Follow the reason: reset the GPU, reboot, or open a ticket.",
-    ),
-    Check(
-        name="kernel.sxid",
-        what="No NVSwitch has had a fatal fault.",
-        source=_LOG,
-        judge=sxid,
-        action="Stop all jobs of the host and reset all its GPUs, or reboot it.",
-    ),
-    Check(
-        name="kernel.gpu_driver",
-        what="The NVIDIA driver started and lost no GPU.",
-        source=_LOG,
-        judge=gpu_driver,
-        action="Reboot; if it happens again, remove the named GPU.",
-    ),
-    Check(
-        name="kernel.aer",
-        what="No PCIe device has uncorrectable errors or many corrected ones.",
-        source=_LOG,
-        judge=aer,
-        action="Reseat the named card, then its riser; then replace it.",
-    ),
-    Check(
-        name="kernel.machine_check",
-        what="No processor reported a hardware error.",
-        source=_LOG,
-        judge=machine_check,
-        action="Open a ticket with the lines of the reason.",
-    ),
-    Check(
-        name="kernel.memory_errors",
-        what="No memory module has uncorrectable errors or many corrected ones.",
-        source=_LOG,
-        judge=memory_errors,
-        action="Replace the named module.",
-    ),
-    Check(
-        name="kernel.thermal",
-        what="The processors are not throttled because of their temperature.",
-        source=_LOG,
-        judge=thermal,
-        action="Check fans and air flow; compare with the neighbours in the rack.",
-    ),
-    Check(
-        name="kernel.out_of_memory",
-        what="No service of the host was killed because memory ran out.",
-        source=_LOG,
-        judge=out_of_memory,
-        action="Reboot; limit the memory of jobs with a cgroup.",
-    ),
-    Check(
-        name="kernel.lockup",
-        what="No processor was stuck in the kernel.",
-        source=_LOG,
-        judge=lockup,
-        action="Reboot, then burn the host before it is used.",
-    ),
-    Check(
-        name="kernel.hung_task",
-        what="No process was stuck in the kernel.",
-        source=_LOG,
-        judge=hung_task,
-        action="Find the file system or driver that it is waiting for; reboot.",
-    ),
-    Check(
-        name="kernel.oops",
-        what="The kernel reported no bug of its own.",
-        source=_LOG,
-        judge=oops,
-        action="Save the log for the kernel's maintainers, then reboot.",
-    ),
-    Check(
-        name="kernel.storage",
-        what="No disk failed to respond.",
-        source=_LOG,
-        judge=storage,
-        action="Read the SMART log of the named disk; replace the disk.",
-    ),
-    Check(
-        name="kernel.file_system",
-        what="No file system is damaged, read-only or cut off from its server.",
-        source=_LOG,
-        judge=file_system,
-        action="Unmount and check the file system; check its disk or server.",
-    ),
-    Check(
-        name="kernel.network",
-        what="No network adapter failed, and no link flaps.",
-        source=_LOG,
-        judge=network,
-        action="Reseat or replace the cable of the named port.",
-    ),
+    xid,
+    sxid,
+    gpu_driver,
+    aer,
+    machine_check,
+    memory_errors,
+    thermal,
+    out_of_memory,
+    lockup,
+    hung_task,
+    oops,
+    storage,
+    file_system,
+    network,
     Check(
         name="kernel.unlisted",
         what="A rule matches each line of the levels emerg to crit.",

@@ -17,7 +17,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import UnreadableError, Verdict, judge_each
 from mjax.health.settings import Settings
 from mjax.health.sources import Command
@@ -94,8 +94,13 @@ def _of_class(text: str, begin: str) -> list[Device]:
     return found
 
 
+@check(
+    "pcie.lost",
+    source=_SOURCE,
+    action="Power-cycle the host; reseat or replace the card.",
+)
 def lost(text: str, settings: Settings) -> Verdict:
-    """Every device responds: none has fallen off the bus."""
+    """Every PCI device responds."""
     del settings
     found = devices(text)
     problems = []
@@ -107,8 +112,14 @@ def lost(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(found)} devices")
 
 
+@check(
+    "pcie.acs",
+    source=_SOURCE,
+    action="Turn off ACS (or VT-d) in the BIOS, or with setpci at each boot.",
+    for_training=True,
+)
 def acs(text: str, settings: Settings) -> Verdict:
-    """No bridge sends traffic between devices through the root complex."""
+    """No bridge has ACS turned on."""
     del settings
     bridges = _of_class(text, _BRIDGE)
     problems = []
@@ -128,14 +139,24 @@ def acs(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(bridges)} bridges")
 
 
+@check(
+    "pcie.payload",
+    source=_SOURCE,
+    action="Set the maximum payload in the BIOS; boot with pci=pcie_bus_perf.",
+)
 def payload(text: str, settings: Settings) -> Verdict:
-    """The maximum payload of adapters is large enough."""
+    """The maximum PCIe payload of adapters is large enough."""
     least = settings.limit("pcie.payload", "min_bytes")
     return _control(text, 0, "MaxPayload", least)
 
 
+@check(
+    "pcie.read_request",
+    source=_SOURCE,
+    action="Set the maximum read request in the BIOS, or with setpci.",
+)
 def read_request(text: str, settings: Settings) -> Verdict:
-    """The maximum read request of adapters is large enough."""
+    """The maximum PCIe read request of adapters is large enough."""
     least = settings.limit("pcie.read_request", "min_bytes")
     return _control(text, 1, "MaxReadReq", least)
 
@@ -162,33 +183,8 @@ def _sizes(device: Device) -> tuple[int, int]:
 
 
 CHECKS = (
-    Check(
-        name="pcie.lost",
-        what="Every PCI device responds.",
-        source=_SOURCE,
-        judge=lost,
-        action="Power-cycle the host; reseat or replace the card.",
-    ),
-    Check(
-        name="pcie.acs",
-        what="No bridge has ACS turned on.",
-        source=_SOURCE,
-        judge=acs,
-        action="Turn off ACS (or VT-d) in the BIOS, or with setpci at each boot.",
-        for_training=True,
-    ),
-    Check(
-        name="pcie.payload",
-        what="The maximum PCIe payload of adapters is large enough.",
-        source=_SOURCE,
-        judge=payload,
-        action="Set the maximum payload in the BIOS; boot with pci=pcie_bus_perf.",
-    ),
-    Check(
-        name="pcie.read_request",
-        what="The maximum PCIe read request of adapters is large enough.",
-        source=_SOURCE,
-        judge=read_request,
-        action="Set the maximum read request in the BIOS, or with setpci.",
-    ),
+    lost,
+    acs,
+    payload,
+    read_request,
 )

@@ -11,7 +11,7 @@ https://github.com/imbue-ai/cluster-health
 
 import re
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import gpudirect
 from mjax.health.findings import (
     UnreadableError,
@@ -32,6 +32,9 @@ _OFED_VERSION = re.compile(r"(?:MLNX_OFED_LINUX|OFED-internal|DOCA|OFED)-(\S+?):
 _SHOWN_CHARS = 60
 
 
+@check(
+    "mellanox.driver", source=_DRIVER, action="Install the expected driver, and reboot."
+)
 def driver(text: str, settings: Settings) -> Verdict:
     """The driver mlx5_core has the expected version."""
     version = text.strip()
@@ -40,8 +43,9 @@ def driver(text: str, settings: Settings) -> Verdict:
     return _compared(version, settings, "mlx5_core")
 
 
+@check("mellanox.ofed", source=_OFED, action="Install the expected OFED, and reboot.")
 def ofed(text: str, settings: Settings) -> Verdict:
-    """The installed OFED has the expected version."""
+    """OFED has the expected version."""
     found = _OFED_VERSION.fullmatch(text.strip())
     if found is None:
         raise UnreadableError(f"expected a version, got {text[:_SHOWN_CHARS]!r}")
@@ -57,6 +61,11 @@ def _compared(version: str, settings: Settings, key: str) -> Verdict:
     return ok(version, wanted)
 
 
+@check(
+    "mellanox.modules",
+    source=gpudirect.MODULES,
+    action="Load the module with `modprobe`; look at dmesg.",
+)
 def loaded(text: str, settings: Settings) -> Verdict:
     """The kernel modules of InfiniBand are loaded."""
     states = gpudirect.modules(text)
@@ -73,25 +82,7 @@ def loaded(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="mellanox.driver",
-        what="The driver mlx5_core has the expected version.",
-        source=_DRIVER,
-        judge=driver,
-        action="Install the expected driver, and reboot.",
-    ),
-    Check(
-        name="mellanox.ofed",
-        what="OFED has the expected version.",
-        source=_OFED,
-        judge=ofed,
-        action="Install the expected OFED, and reboot.",
-    ),
-    Check(
-        name="mellanox.modules",
-        what="The kernel modules of InfiniBand are loaded.",
-        source=gpudirect.MODULES,
-        judge=loaded,
-        action="Load the module with `modprobe`; look at dmesg.",
-    ),
+    driver,
+    ofed,
+    loaded,
 )

@@ -7,7 +7,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
 from mjax.health.settings import Settings
 from mjax.health.sources import File
@@ -42,6 +42,11 @@ def _field(text: str, name: str) -> int:
     return fields[name]
 
 
+@check(
+    "memory.total",
+    source=_MEMINFO,
+    action="Reseat or replace the module missing in `dmidecode -t memory`.",
+)
 def total(text: str, settings: Settings) -> Verdict:
     """The host has the expected amount of memory."""
     has_gib = _field(text, "MemTotal") / _KIB_PER_GIB
@@ -56,6 +61,12 @@ def total(text: str, settings: Settings) -> Verdict:
     return ok(f"{has_gib:.1f} GiB", limit)
 
 
+@check(
+    "memory.available",
+    needs_idle=True,
+    source=_MEMINFO,
+    action="Find the process (`ps --sort -rss`); empty /dev/shm; reboot.",
+)
 def available(text: str, settings: Settings) -> Verdict:
     """Enough memory is available for a run."""
     percent = 100 * _field(text, "MemAvailable") / max(1, _field(text, "MemTotal"))
@@ -66,8 +77,14 @@ def available(text: str, settings: Settings) -> Verdict:
     return ok(value, limit)
 
 
+@check(
+    "memory.swap",
+    source=_MEMINFO,
+    action="`swapoff -a`; find the process that used the memory.",
+    for_training=True,
+)
 def swap(text: str, settings: Settings) -> Verdict:
-    """Swap is not in use: a rank that swaps slows down all others."""
+    """Swap is not in use."""
     used_gib = (_field(text, "SwapTotal") - _field(text, "SwapFree")) / _KIB_PER_GIB
     most = settings.limit("memory.swap", "max_used_gib")
     value, limit = f"{used_gib:.2f} GiB", f"at most {most:g} GiB"
@@ -76,6 +93,11 @@ def swap(text: str, settings: Settings) -> Verdict:
     return ok(value, limit)
 
 
+@check(
+    "memory.hugepages",
+    source=_MEMINFO,
+    action="Set vm.nr_hugepages at boot: later, memory is too fragmented.",
+)
 def hugepages(text: str, settings: Settings) -> Verdict:
     """As many huge pages are reserved as expected."""
     has = _field(text, "HugePages_Total")
@@ -88,34 +110,8 @@ def hugepages(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="memory.total",
-        what="The host has the expected amount of memory.",
-        source=_MEMINFO,
-        judge=total,
-        action="Reseat or replace the module missing in `dmidecode -t memory`.",
-    ),
-    Check(
-        name="memory.available",
-        needs_idle=True,
-        what="Enough memory is available for a run.",
-        source=_MEMINFO,
-        judge=available,
-        action="Find the process (`ps --sort -rss`); empty /dev/shm; reboot.",
-    ),
-    Check(
-        name="memory.swap",
-        what="Swap is not in use.",
-        source=_MEMINFO,
-        judge=swap,
-        action="`swapoff -a`; find the process that used the memory.",
-        for_training=True,
-    ),
-    Check(
-        name="memory.hugepages",
-        what="As many huge pages are reserved as expected.",
-        source=_MEMINFO,
-        judge=hugepages,
-        action="Set vm.nr_hugepages at boot: later, memory is too fragmented.",
-    ),
+    total,
+    available,
+    swap,
+    hugepages,
 )

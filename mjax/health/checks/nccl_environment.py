@@ -22,7 +22,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from mjax.health import several
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import sysfs
 from mjax.health.checks.ports import ROOT
 from mjax.health.findings import (
@@ -98,6 +98,11 @@ def _number(found: Mapping[str, str], name: str, default: int | None) -> int | N
     return int(text)
 
 
+@check(
+    "nccl.timeout",
+    source=_ENVIRONMENT,
+    action="Set NCCL_IB_TIMEOUT (22 is 2 minutes with 7 retries).",
+)
 def timeout(text: str, settings: Settings) -> Verdict:
     """NCCL waits longer for a link than a flap lasts, but not forever."""
     found = variables(text)
@@ -120,6 +125,11 @@ def timeout(text: str, settings: Settings) -> Verdict:
     return ok(value, limit)
 
 
+@check(
+    "nccl.retries",
+    source=_ENVIRONMENT,
+    action="Unset NCCL_IB_RETRY_CNT, or set it to 7.",
+)
 def retries(text: str, settings: Settings) -> Verdict:
     """NCCL retries a transmission often enough."""
     count = _number(variables(text), _RETRIES, _DEFAULT_RETRIES) or 0
@@ -131,6 +141,7 @@ def retries(text: str, settings: Settings) -> Verdict:
     return ok(count, f"at least {least}")
 
 
+@check("nccl.debug", source=_ENVIRONMENT, action="Set NCCL_DEBUG to WARN.")
 def debug(text: str, settings: Settings) -> Verdict:
     """NCCL does not log so much that it slows down a run."""
     level = variables(text).get("NCCL_DEBUG", "").upper()
@@ -144,8 +155,13 @@ def debug(text: str, settings: Settings) -> Verdict:
     return ok(level or "not set")
 
 
+@check(
+    "nccl.transports",
+    source=_ENVIRONMENT,
+    action="Unset the variable: it is meant for debugging.",
+)
 def transports(text: str, settings: Settings) -> Verdict:
-    """No transport is disabled."""
+    """No transport of NCCL is disabled."""
     del settings
     found = variables(text)
     switches = {n: _number(found, n, 0) for n in _TRANSPORTS}
@@ -153,8 +169,13 @@ def transports(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(switches)} variables")
 
 
+@check(
+    "nccl.expected",
+    source=_ENVIRONMENT,
+    action="Set the variables in the launch environment.",
+)
 def expected(text: str, settings: Settings) -> Verdict:
-    """Variables have the expected values."""
+    """NCCL variables have the expected values."""
     found, wanted = variables(text), settings.expect.get("nccl")
     if not wanted:
         return unknown(f"{len(found)} are set; nccl is not in the expectations")
@@ -166,8 +187,13 @@ def expected(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(wanted)} variables")
 
 
+@check(
+    "nccl.names",
+    source=_ENVIRONMENT,
+    action="Correct the name in the launch environment.",
+)
 def names(text: str, settings: Settings) -> Verdict:
-    """No variable is misspelt."""
+    """No NCCL variable is misspelt."""
     least = settings.limit("nccl.names", "min_likeness")
     problems = []
     for name in variables(text):
@@ -214,8 +240,13 @@ def choice(text: str) -> Choice:
     return Choice(is_exclusion=is_exclusion, is_exact=is_exact, items=found)
 
 
+@check(
+    "nccl.hca",
+    source=_DEVICES,
+    action="Write it as =mlx5_0,mlx5_1, with the names of `ibstat -l`.",
+)
 def hca(text: str, settings: Settings) -> Verdict:
-    """NCCL_IB_HCA names existing devices, and only the expected ones."""
+    """NCCL_IB_HCA names the expected devices."""
     found, files, absent = _with_files(text)
     if "NCCL_IB_HCA" not in found:
         return unknown("NCCL_IB_HCA is not set: NCCL uses all devices")
@@ -254,8 +285,13 @@ def _unexpected(used: set[str], settings: Settings) -> list[tuple[str, str]]:
     return sorted(missing + extra, key=lambda pair: sysfs.natural(pair[0]))
 
 
+@check(
+    "nccl.socket_interface",
+    source=_INTERFACES,
+    action="Correct it with the names of `ip link`.",
+)
 def socket_interface(text: str, settings: Settings) -> Verdict:
-    """NCCL_SOCKET_IFNAME names at least one interface that is up."""
+    """NCCL_SOCKET_IFNAME names an interface that is up."""
     del settings
     found, files, absent = _with_files(text)
     if "NCCL_SOCKET_IFNAME" not in found:
@@ -285,60 +321,12 @@ def _with_files(text: str) -> tuple[Mapping[str, str], sysfs.Tree, str]:
 
 
 CHECKS = (
-    Check(
-        name="nccl.timeout",
-        what="NCCL waits longer for a link than a flap lasts, but not forever.",
-        source=_ENVIRONMENT,
-        judge=timeout,
-        action="Set NCCL_IB_TIMEOUT (22 is 2 minutes with 7 retries).",
-    ),
-    Check(
-        name="nccl.retries",
-        what="NCCL retries a transmission often enough.",
-        source=_ENVIRONMENT,
-        judge=retries,
-        action="Unset NCCL_IB_RETRY_CNT, or set it to 7.",
-    ),
-    Check(
-        name="nccl.debug",
-        what="NCCL does not log so much that it slows down a run.",
-        source=_ENVIRONMENT,
-        judge=debug,
-        action="Set NCCL_DEBUG to WARN.",
-    ),
-    Check(
-        name="nccl.transports",
-        what="No transport of NCCL is disabled.",
-        source=_ENVIRONMENT,
-        judge=transports,
-        action="Unset the variable: it is meant for debugging.",
-    ),
-    Check(
-        name="nccl.expected",
-        what="NCCL variables have the expected values.",
-        source=_ENVIRONMENT,
-        judge=expected,
-        action="Set the variables in the launch environment.",
-    ),
-    Check(
-        name="nccl.names",
-        what="No NCCL variable is misspelt.",
-        source=_ENVIRONMENT,
-        judge=names,
-        action="Correct the name in the launch environment.",
-    ),
-    Check(
-        name="nccl.hca",
-        what="NCCL_IB_HCA names the expected devices.",
-        source=_DEVICES,
-        judge=hca,
-        action="Write it as =mlx5_0,mlx5_1, with the names of `ibstat -l`.",
-    ),
-    Check(
-        name="nccl.socket_interface",
-        what="NCCL_SOCKET_IFNAME names an interface that is up.",
-        source=_INTERFACES,
-        judge=socket_interface,
-        action="Correct it with the names of `ip link`.",
-    ),
+    timeout,
+    retries,
+    debug,
+    transports,
+    expected,
+    names,
+    hca,
+    socket_interface,
 )

@@ -14,8 +14,9 @@ import functools
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
-from mjax.health.check import Check, Judge
+from mjax.health.check import Check, Judge, check
 from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
 from mjax.health.settings import Settings
 from mjax.health.sources import Command
@@ -281,25 +282,7 @@ def limit_of(settings: Settings, check: str, name: str) -> float:
     return float(settings.limit(check, name))
 
 
-def smi_check(
-    *,
-    name: str,
-    what: str,
-    judge: Judge,
-    action: str,
-    needs_idle: bool = False,
-    failing: Mapping[int, str] | None = None,
-    device: str = "",
-) -> Check:
-    """Return a check of the output of `nvidia-smi -q -x`."""
-    return Check(
-        name=name,
-        what=what,
-        source=SMI,
-        judge=judge,
-        action=action,
-        needs_idle=needs_idle,
-        statuses=(0, CORRUPTED_INFOROM),
-        failing=failing or {},
-        device=device,
-    )
+def smi_check(name: str, *, action: str, **fields: Any) -> Callable[[Judge], Check]:
+    """Return a decorator that makes a check of the output of `nvidia-smi -q -x`."""
+    statuses = (0, CORRUPTED_INFOROM)
+    return check(name, source=SMI, action=action, statuses=statuses, **fields)

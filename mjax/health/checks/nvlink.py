@@ -15,7 +15,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
 from mjax.health.settings import Settings
 from mjax.health.sources import Command
@@ -52,6 +52,12 @@ _GROUPS: Mapping[str, str] = {
 _LEFT_OUT = re.compile(
     r"(?:FEC Errors - [0-9]+|Effective BER|Symbol BER|Raw BER .{1,20}|"
     r"Raw Errors .{1,20}|[TR]x (?:packets|bytes)|Link recovery successful events): .+"
+)
+
+
+_LINK_ACTION = (
+    "Drain the host and reset all GPUs; restart nvidia-fabricmanager; if the problem "
+    "stays, replace the GPU or the baseboard."
 )
 
 
@@ -133,6 +139,7 @@ def _missing(gpus: Sequence[Links], settings: Settings) -> str:
     return ""
 
 
+@check("nvlink.active_links", source=STATUS, action=_LINK_ACTION)
 def active_links(text: str, settings: Settings) -> Verdict:
     """Each GPU has all its NVLinks.
 
@@ -162,8 +169,9 @@ def _down(gpu: Links) -> str:
     return f" (inactive: {', '.join(down)})" if down else ""
 
 
+@check("nvlink.rate", source=STATUS, action=_LINK_ACTION)
 def rate(text: str, settings: Settings) -> Verdict:
-    """Each active link has the full rate of its GPU model."""
+    """Each NVLink has its full rate."""
     known = settings.limit("nvlink.rate", "gb_per_s")
     bad = [_missing(parse(text), settings)]
     slowest = float("inf")
@@ -208,8 +216,13 @@ def _counters(gpu: Links) -> Mapping[int, Mapping[str, int]]:
     return links
 
 
+@check(
+    "nvlink.errors",
+    source=ERRORS,
+    action=f"Look for Xid 74 and 144 to 150 in dmesg. {_LINK_ACTION}",
+)
 def errors(text: str, settings: Settings) -> Verdict:
-    """The links have counted few errors since the last reset."""
+    """NVLinks have counted few errors since the last reset."""
     gpus = parse(text)
     bad = [_missing(gpus, settings)]
     worst = 0
@@ -228,31 +241,8 @@ def errors(text: str, settings: Settings) -> Verdict:
     return ok(f"{worst} errors", limit="few errors")
 
 
-_LINK_ACTION = (
-    "Drain the host and reset all GPUs; restart nvidia-fabricmanager; if the problem "
-    "stays, replace the GPU or the baseboard."
-)
-
 CHECKS = (
-    Check(
-        name="nvlink.active_links",
-        what="Each GPU has all its NVLinks.",
-        source=STATUS,
-        judge=active_links,
-        action=_LINK_ACTION,
-    ),
-    Check(
-        name="nvlink.rate",
-        what="Each NVLink has its full rate.",
-        source=STATUS,
-        judge=rate,
-        action=_LINK_ACTION,
-    ),
-    Check(
-        name="nvlink.errors",
-        what="NVLinks have counted few errors since the last reset.",
-        source=ERRORS,
-        judge=errors,
-        action=f"Look for Xid 74 and 144 to 150 in dmesg. {_LINK_ACTION}",
-    ),
+    active_links,
+    rate,
+    errors,
 )

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mjax import checked_json
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     UnreadableError,
@@ -92,6 +92,11 @@ def _number(device: str, fields: Mapping[str, Any], name: str) -> int:
     return int(str(value))
 
 
+@check(
+    "nvme.warnings",
+    source=_SMART,
+    action="Copy its data, then replace the disk; if it is hot, check the fans.",
+)
 def warnings(text: str, settings: Settings) -> Verdict:
     """No disk sets a bit of its critical warning."""
     del settings
@@ -109,8 +114,9 @@ def _bits(warning: int) -> list[str]:
     return known or [f"critical_warning {warning:#x}"]
 
 
+@check("nvme.spare", source=_SMART, action="Replace the disk.")
 def spare(text: str, settings: Settings) -> Verdict:
-    """Each disk has at least as many spare blocks as its manufacturer requires."""
+    """Each disk has at least as many spare blocks as its own limit."""
     del settings
     logs = smart_logs(text)
     each = [
@@ -122,6 +128,7 @@ def spare(text: str, settings: Settings) -> Verdict:
     return judge_each(each, value, "at least the limit of the disk")
 
 
+@check("nvme.wear", source=_SMART, action="Plan to replace the disk.")
 def wear(text: str, settings: Settings) -> Verdict:
     """No disk has used up its rated endurance."""
     most = settings.limit("nvme.wear", "max_percent")
@@ -135,8 +142,13 @@ def wear(text: str, settings: Settings) -> Verdict:
     return judge_each(each, value, f"at most {most:g}%")
 
 
+@check(
+    "nvme.media_errors",
+    source=_SMART,
+    action="Replace the disk; check the files on it.",
+)
 def media_errors(text: str, settings: Settings) -> Verdict:
-    """Each disk has had few errors that could not be corrected."""
+    """No disk has many errors that could not be corrected."""
     most = settings.limit("nvme.media_errors", "max_count")
     logs = smart_logs(text)
     each = [
@@ -148,8 +160,13 @@ def media_errors(text: str, settings: Settings) -> Verdict:
     return judge_each(each, value, f"at most {most:g}")
 
 
+@check(
+    "nvme.temperature",
+    source=_SMART,
+    action="Check the fans and the air flow of the host.",
+)
 def temperature(text: str, settings: Settings) -> Verdict:
-    """No disk is so hot that it throttles."""
+    """No disk is too hot."""
     most = settings.limit("nvme.temperature", "max_c")
     logs = smart_logs(text)
     each = [
@@ -162,39 +179,9 @@ def temperature(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="nvme.warnings",
-        what="No disk sets a bit of its critical warning.",
-        source=_SMART,
-        judge=warnings,
-        action="Copy its data, then replace the disk; if it is hot, check the fans.",
-    ),
-    Check(
-        name="nvme.spare",
-        what="Each disk has at least as many spare blocks as its own limit.",
-        source=_SMART,
-        judge=spare,
-        action="Replace the disk.",
-    ),
-    Check(
-        name="nvme.wear",
-        what="No disk has used up its rated endurance.",
-        source=_SMART,
-        judge=wear,
-        action="Plan to replace the disk.",
-    ),
-    Check(
-        name="nvme.media_errors",
-        what="No disk has many errors that could not be corrected.",
-        source=_SMART,
-        judge=media_errors,
-        action="Replace the disk; check the files on it.",
-    ),
-    Check(
-        name="nvme.temperature",
-        what="No disk is too hot.",
-        source=_SMART,
-        judge=temperature,
-        action="Check the fans and the air flow of the host.",
-    ),
+    warnings,
+    spare,
+    wear,
+    media_errors,
+    temperature,
 )

@@ -22,7 +22,7 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import sysfs
 from mjax.health.checks.sysfs import Tree
 from mjax.health.findings import UnreadableError, Verdict, judge_each, ok
@@ -91,6 +91,9 @@ _COUNT = re.compile(r"([A-Za-z][A-Za-z0-9_ -]*) ([0-9]{1,20})")
 _SHOWN_CHARS = 60
 
 
+_SEAT = "Power-cycle the host; reseat the card or riser; replace it."
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Link:
     """A device and its link to the port above."""
@@ -143,8 +146,9 @@ def _kind(files: Tree, folder: str) -> str:
     return found[0] if found else ""
 
 
+@check("pcie.width", source=_LINKS, action=_SEAT)
 def width(text: str, settings: Settings) -> Verdict:
-    """Every link uses all lanes of the device."""
+    """Links of adapters, disks and switches use all lanes."""
     found = links(sysfs.tree(text), settings)
     problems = []
     for link in found:
@@ -157,8 +161,11 @@ def width(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(found)} links")
 
 
+@check(
+    "pcie.speed", source=_LINKS, action=f"{_SEAT} Check the link speed set in the BIOS."
+)
 def speed(text: str, settings: Settings) -> Verdict:
-    """Every link is as fast as both ends allow."""
+    """Links of adapters, disks and switches have full speed."""
     found = links(sysfs.tree(text), settings)
     problems = []
     for link in found:
@@ -179,20 +186,31 @@ def _gts(files: Tree, path: str) -> float:
     return float(found[1])
 
 
+@check("pcie.aer_correctable", source=_AER, action=_SEAT)
 def aer_correctable(text: str, settings: Settings) -> Verdict:
-    """Links repeat few packets."""
+    """PCIe links repeat few packets."""
     total = "TOTAL_ERR_COR"
     return _aer(text, settings, "pcie.aer_correctable", "correctable", total)
 
 
+@check(
+    "pcie.aer_nonfatal",
+    source=_AER,
+    action=f"Look at dmesg and at the device above, too. {_SEAT}",
+)
 def aer_nonfatal(text: str, settings: Settings) -> Verdict:
-    """No device has had an error that lost a packet."""
+    """No PCIe device has had an uncorrected error."""
     total = "TOTAL_ERR_NONFATAL"
     return _aer(text, settings, "pcie.aer_nonfatal", "nonfatal", total)
 
 
+@check(
+    "pcie.aer_fatal",
+    source=_AER,
+    action=f"Look at dmesg and at the device above, too. {_SEAT}",
+)
 def aer_fatal(text: str, settings: Settings) -> Verdict:
-    """No link has had a fatal error since boot."""
+    """No PCIe link has had a fatal error since boot."""
     return _aer(text, settings, "pcie.aer_fatal", "fatal", "TOTAL_ERR_FATAL")
 
 
@@ -229,6 +247,12 @@ def _counts(files: Tree, path: str, total: str) -> dict[str, int]:
     return found
 
 
+@check(
+    "pcie.iommu",
+    source=_IOMMU,
+    action="Boot with iommu=pt, or turn off VT-d or AMD-Vi in the BIOS.",
+    for_training=True,
+)
 def iommu(text: str, settings: Settings) -> Verdict:
     """No IOMMU translates addresses between adapters and other devices.
 
@@ -258,50 +282,11 @@ def _listed(words: Sequence[str]) -> str:
     return " or ".join(map(str, words))
 
 
-_SEAT = "Power-cycle the host; reseat the card or riser; replace it."
-
 CHECKS = (
-    Check(
-        name="pcie.width",
-        what="Links of adapters, disks and switches use all lanes.",
-        source=_LINKS,
-        judge=width,
-        action=_SEAT,
-    ),
-    Check(
-        name="pcie.speed",
-        what="Links of adapters, disks and switches have full speed.",
-        source=_LINKS,
-        judge=speed,
-        action=f"{_SEAT} Check the link speed set in the BIOS.",
-    ),
-    Check(
-        name="pcie.aer_correctable",
-        what="PCIe links repeat few packets.",
-        source=_AER,
-        judge=aer_correctable,
-        action=_SEAT,
-    ),
-    Check(
-        name="pcie.aer_nonfatal",
-        what="No PCIe device has had an uncorrected error.",
-        source=_AER,
-        judge=aer_nonfatal,
-        action=f"Look at dmesg and at the device above, too. {_SEAT}",
-    ),
-    Check(
-        name="pcie.aer_fatal",
-        what="No PCIe link has had a fatal error since boot.",
-        source=_AER,
-        judge=aer_fatal,
-        action=f"Look at dmesg and at the device above, too. {_SEAT}",
-    ),
-    Check(
-        name="pcie.iommu",
-        what="No IOMMU translates addresses between adapters and other devices.",
-        source=_IOMMU,
-        judge=iommu,
-        action="Boot with iommu=pt, or turn off VT-d or AMD-Vi in the BIOS.",
-        for_training=True,
-    ),
+    width,
+    speed,
+    aer_correctable,
+    aer_nonfatal,
+    aer_fatal,
+    iommu,
 )

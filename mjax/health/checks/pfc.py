@@ -24,7 +24,7 @@ import re
 from collections.abc import Mapping
 
 from mjax.health import several
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import sysfs
 from mjax.health.checks.ports import ETHERNET, ROOT
 from mjax.health.findings import (
@@ -60,6 +60,12 @@ _PER_MILLION = 1_000_000
 _PERCENT = 100
 
 Counters = Mapping[str, int]
+
+
+_RECEIVER = (
+    "Check the PCIe link of the adapter and its NUMA node, and look for stuck "
+    "processes; compare with the other hosts of the rack."
+)
 
 
 @functools.lru_cache(KEPT_TEXTS)
@@ -103,8 +109,13 @@ def _interfaces(text: str, settings: Settings) -> tuple[Mapping[str, Counters], 
     return {name: counters[name] for name in owners}, sysfs.hours_up(files)
 
 
+@check(
+    "pfc.enabled",
+    source=_SOURCE,
+    action="`mlnx_qos -i INTERFACE --pfc 0,0,0,1,0,0,0,0` for priority 3.",
+)
 def enabled(text: str, settings: Settings) -> Verdict:
-    """Flow control is on for the priority of RoCE, on every interface."""
+    """Flow control is on for the priority of RoCE."""
     found, _ = _interfaces(text, settings)
     priority = settings.expect.get("roce_priority")
     if priority is None:
@@ -124,13 +135,19 @@ def _paused(counters: Counters) -> list[str]:
     return [*dict.fromkeys(match[2] for match in matches)] or ["nothing"]
 
 
+@check(
+    "pfc.received",
+    source=_SOURCE,
+    action="Look for a slow receiver behind the same switches, and at their ECN.",
+)
 def received(text: str, settings: Settings) -> Verdict:
-    """The switch rarely pauses the port."""
+    """The switch rarely pauses a RoCE port."""
     return _share(text, settings, "pfc.received", "rx")
 
 
+@check("pfc.sent", source=_SOURCE, action=_RECEIVER)
 def sent(text: str, settings: Settings) -> Verdict:
-    """The port rarely pauses its switch."""
+    """A RoCE port rarely pauses its switch."""
     return _share(text, settings, "pfc.sent", "tx")
 
 
@@ -153,8 +170,9 @@ def _share(text: str, settings: Settings, check: str, direction: str) -> Verdict
     return judge_each(problems, f"{max(shares):.3g}%", f"at most {most:g}%")
 
 
+@check("pfc.storms", source=_SOURCE, action=_RECEIVER)
 def storms(text: str, settings: Settings) -> Verdict:
-    """No adapter paused its switch for so long that its firmware stopped the pauses."""
+    """No adapter paused its switch until its firmware stopped the pauses."""
     found, hours = _interfaces(text, settings)
     most = sysfs.allowed(settings, "pfc.storms", hours)
     if any(_STORMS not in counters for counters in found.values()):
@@ -169,6 +187,11 @@ def storms(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, worst, f"at most {most:.4g}")
 
 
+@check(
+    "pfc.discards",
+    source=_SOURCE,
+    action=f"Check that PFC is on at both ends. {_RECEIVER}",
+)
 def discards(text: str, settings: Settings) -> Verdict:
     """Hardly any packet is dropped because the adapter has no buffer left."""
     found, _ = _interfaces(text, settings)
@@ -185,45 +208,10 @@ def discards(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{worst:.3g} per million", f"at most {most:g}")
 
 
-_RECEIVER = (
-    "Check the PCIe link of the adapter and its NUMA node, and look for stuck "
-    "processes; compare with the other hosts of the rack."
-)
-
 CHECKS = (
-    Check(
-        name="pfc.enabled",
-        what="Flow control is on for the priority of RoCE.",
-        source=_SOURCE,
-        judge=enabled,
-        action="`mlnx_qos -i INTERFACE --pfc 0,0,0,1,0,0,0,0` for priority 3.",
-    ),
-    Check(
-        name="pfc.received",
-        what="The switch rarely pauses a RoCE port.",
-        source=_SOURCE,
-        judge=received,
-        action="Look for a slow receiver behind the same switches, and at their ECN.",
-    ),
-    Check(
-        name="pfc.sent",
-        what="A RoCE port rarely pauses its switch.",
-        source=_SOURCE,
-        judge=sent,
-        action=_RECEIVER,
-    ),
-    Check(
-        name="pfc.storms",
-        what="No adapter paused its switch until its firmware stopped the pauses.",
-        source=_SOURCE,
-        judge=storms,
-        action=_RECEIVER,
-    ),
-    Check(
-        name="pfc.discards",
-        what="Hardly any packet is dropped because the adapter has no buffer left.",
-        source=_SOURCE,
-        judge=discards,
-        action=f"Check that PFC is on at both ends. {_RECEIVER}",
-    ),
+    enabled,
+    received,
+    sent,
+    storms,
+    discards,
 )

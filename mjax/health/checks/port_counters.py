@@ -17,7 +17,7 @@ https://git.zx2c4.com/linux-dev/commit/?id=d7fab916374c8f5488ca792c57ea8b72e8631
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import ports, sysfs
 from mjax.health.checks.ports import ROOT, Port
 from mjax.health.findings import Verdict, judge_each
@@ -57,8 +57,17 @@ _BITS_PER_GBIT = 1e9
 _S_PER_HOUR = 3600
 
 
+_CABLE = "Reseat and clean the transceiver, then replace the cable."
+_RESET = "After a repair, reset the counters with `perfquery -R`."
+_FABRIC = (
+    "Compare with other hosts: if many have it, suspect the fabric, otherwise the "
+    "cable."
+)
+
+
+@check("counters.symbol_errors", source=_SOURCE, action=f"{_CABLE} {_RESET}")
 def symbol_errors(text: str, settings: Settings) -> Verdict:
-    """No link has more bit errors than the specification of InfiniBand allows."""
+    """No link has more bit errors than the specification allows."""
     files = sysfs.tree(text)
     hours = sysfs.hours_up(files)
     max_rate = settings.limit("counters.symbol_errors", "max_bit_error_rate")
@@ -72,35 +81,49 @@ def symbol_errors(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{worst:.1e} per bit", f"at most {max_rate:g}")
 
 
+@check("counters.link_downed", source=_SOURCE, action=f"{_CABLE} {_RESET}")
 def link_downed(text: str, settings: Settings) -> Verdict:
     """No link goes down repeatedly."""
     return _within(text, settings, "counters.link_downed", ["counters/link_downed"])
 
 
+@check("counters.link_error_recovery", source=_SOURCE, action=f"{_CABLE} {_RESET}")
 def link_error_recovery(text: str, settings: Settings) -> Verdict:
     """No link recovers from errors repeatedly."""
     names = ["counters/link_error_recovery"]
     return _within(text, settings, "counters.link_error_recovery", names)
 
 
+@check("counters.receive_errors", source=_SOURCE, action=f"{_CABLE} {_RESET}")
 def receive_errors(text: str, settings: Settings) -> Verdict:
     """Packets arrive without errors."""
     names = ["counters/port_rcv_errors"]
     return _within(text, settings, "counters.receive_errors", names)
 
 
+@check(
+    "counters.remote_physical",
+    source=_SOURCE,
+    action="Look for the switch port with symbol errors before this host.",
+)
 def remote_physical(text: str, settings: Settings) -> Verdict:
-    """No packet was marked bad on an earlier link of its path."""
+    """No packet was marked bad on an earlier link."""
     names = ["counters/port_rcv_remote_physical_errors"]
     return _within(text, settings, "counters.remote_physical", names)
 
 
+@check("counters.transmit_discards", source=_SOURCE, action=_FABRIC)
 def transmit_discards(text: str, settings: Settings) -> Verdict:
     """No packets are discarded before they are sent."""
     names = ["counters/port_xmit_discards"]
     return _within(text, settings, "counters.transmit_discards", names)
 
 
+@check(
+    "counters.constraint_errors",
+    source=_SOURCE,
+    action="Compare the partition keys of this port with the subnet manager's.",
+)
 def constraint_errors(text: str, settings: Settings) -> Verdict:
     """No packets are refused because of their partition."""
     names = [
@@ -110,55 +133,84 @@ def constraint_errors(text: str, settings: Settings) -> Verdict:
     return _within(text, settings, "counters.constraint_errors", names)
 
 
+@check("counters.link_integrity", source=_SOURCE, action=f"{_CABLE} {_RESET}")
 def link_integrity(text: str, settings: Settings) -> Verdict:
     """Physical errors stay below the threshold of the link."""
     names = ["counters/local_link_integrity_errors"]
     return _within(text, settings, "counters.link_integrity", names)
 
 
+@check("counters.buffer_overruns", source=_SOURCE, action=f"{_CABLE} {_RESET}")
 def buffer_overruns(text: str, settings: Settings) -> Verdict:
-    """Flow control works: no input buffer overruns."""
+    """No input buffer overruns."""
     names = ["counters/excessive_buffer_overrun_errors"]
     return _within(text, settings, "counters.buffer_overruns", names)
 
 
+@check(
+    "counters.vl15_dropped",
+    source=_SOURCE,
+    action="Read the log of the subnet manager.",
+)
 def vl15_dropped(text: str, settings: Settings) -> Verdict:
     """Packets of the subnet manager are not dropped."""
     return _within(text, settings, "counters.vl15_dropped", ["counters/VL15_dropped"])
 
 
+@check(
+    "counters.out_of_sequence",
+    source=_SOURCE,
+    action=f"{_FABRIC} Adaptive routing reorders too: raise the limit there.",
+)
 def out_of_sequence(text: str, settings: Settings) -> Verdict:
-    """Packets arrive in order: none is lost on the way."""
+    """Packets arrive in order."""
     names = ["hw_counters/out_of_sequence", "hw_counters/packet_seq_err"]
     return _within(text, settings, "counters.out_of_sequence", names)
 
 
+@check("counters.ack_timeouts", source=_SOURCE, action=_FABRIC)
 def ack_timeouts(text: str, settings: Settings) -> Verdict:
     """Acknowledgements arrive in time."""
     names = ["hw_counters/local_ack_timeout_err"]
     return _within(text, settings, "counters.ack_timeouts", names)
 
 
+@check(
+    "counters.receiver_not_ready",
+    source=_SOURCE,
+    action="Look for slow processes on this host and its peers.",
+)
 def receiver_not_ready(text: str, settings: Settings) -> Verdict:
     """Receivers have buffers when packets arrive."""
     names = ["hw_counters/rnr_nak_retry_err", "hw_counters/out_of_buffer"]
     return _within(text, settings, "counters.receiver_not_ready", names)
 
 
+@check("counters.retransmissions", source=_SOURCE, action=_FABRIC)
 def retransmissions(text: str, settings: Settings) -> Verdict:
-    """RoCE: adaptive retransmission resends few packets."""
+    """RoCE resends few packets."""
     names = ["hw_counters/roce_adp_retrans", "hw_counters/roce_adp_retrans_to"]
     return _within(text, settings, "counters.retransmissions", names, is_roce=True)
 
 
+@check(
+    "counters.icrc",
+    source=_SOURCE,
+    action=f"{_CABLE} Then suspect a switch that changes packets.",
+)
 def icrc(text: str, settings: Settings) -> Verdict:
-    """RoCE: the checksum of every packet is right."""
+    """The checksum of every RoCE packet is right."""
     names = ["hw_counters/rx_icrc_encapsulated"]
     return _within(text, settings, "counters.icrc", names, is_roce=True)
 
 
+@check(
+    "counters.congestion",
+    source=_SOURCE,
+    action="Compare PFC and ECN of the switches; look for colliding routes.",
+)
 def congestion(text: str, settings: Settings) -> Verdict:
-    """RoCE: few received packets were marked as congested."""
+    """Few RoCE packets were marked as congested."""
     files = sysfs.tree(text)
     most = settings.limit("counters.congestion", "max_percent")
     problems, worst = [], 0.0
@@ -201,124 +253,21 @@ def _within(
     return judge_each(problems, worst, f"at most {most:.4g} in {hours:.1f} h")
 
 
-_CABLE = "Reseat and clean the transceiver, then replace the cable."
-_RESET = "After a repair, reset the counters with `perfquery -R`."
-_FABRIC = (
-    "Compare with other hosts: if many have it, suspect the fabric, otherwise the "
-    "cable."
-)
-
 CHECKS = (
-    Check(
-        name="counters.symbol_errors",
-        what="No link has more bit errors than the specification allows.",
-        source=_SOURCE,
-        judge=symbol_errors,
-        action=f"{_CABLE} {_RESET}",
-    ),
-    Check(
-        name="counters.link_downed",
-        what="No link goes down repeatedly.",
-        source=_SOURCE,
-        judge=link_downed,
-        action=f"{_CABLE} {_RESET}",
-    ),
-    Check(
-        name="counters.link_error_recovery",
-        what="No link recovers from errors repeatedly.",
-        source=_SOURCE,
-        judge=link_error_recovery,
-        action=f"{_CABLE} {_RESET}",
-    ),
-    Check(
-        name="counters.receive_errors",
-        what="Packets arrive without errors.",
-        source=_SOURCE,
-        judge=receive_errors,
-        action=f"{_CABLE} {_RESET}",
-    ),
-    Check(
-        name="counters.remote_physical",
-        what="No packet was marked bad on an earlier link.",
-        source=_SOURCE,
-        judge=remote_physical,
-        action="Look for the switch port with symbol errors before this host.",
-    ),
-    Check(
-        name="counters.transmit_discards",
-        what="No packets are discarded before they are sent.",
-        source=_SOURCE,
-        judge=transmit_discards,
-        action=_FABRIC,
-    ),
-    Check(
-        name="counters.constraint_errors",
-        what="No packets are refused because of their partition.",
-        source=_SOURCE,
-        judge=constraint_errors,
-        action="Compare the partition keys of this port with the subnet manager's.",
-    ),
-    Check(
-        name="counters.link_integrity",
-        what="Physical errors stay below the threshold of the link.",
-        source=_SOURCE,
-        judge=link_integrity,
-        action=f"{_CABLE} {_RESET}",
-    ),
-    Check(
-        name="counters.buffer_overruns",
-        what="No input buffer overruns.",
-        source=_SOURCE,
-        judge=buffer_overruns,
-        action=f"{_CABLE} {_RESET}",
-    ),
-    Check(
-        name="counters.vl15_dropped",
-        what="Packets of the subnet manager are not dropped.",
-        source=_SOURCE,
-        judge=vl15_dropped,
-        action="Read the log of the subnet manager.",
-    ),
-    Check(
-        name="counters.out_of_sequence",
-        what="Packets arrive in order.",
-        source=_SOURCE,
-        judge=out_of_sequence,
-        action=f"{_FABRIC} Adaptive routing reorders too: raise the limit there.",
-    ),
-    Check(
-        name="counters.ack_timeouts",
-        what="Acknowledgements arrive in time.",
-        source=_SOURCE,
-        judge=ack_timeouts,
-        action=_FABRIC,
-    ),
-    Check(
-        name="counters.receiver_not_ready",
-        what="Receivers have buffers when packets arrive.",
-        source=_SOURCE,
-        judge=receiver_not_ready,
-        action="Look for slow processes on this host and its peers.",
-    ),
-    Check(
-        name="counters.retransmissions",
-        what="RoCE resends few packets.",
-        source=_SOURCE,
-        judge=retransmissions,
-        action=_FABRIC,
-    ),
-    Check(
-        name="counters.icrc",
-        what="The checksum of every RoCE packet is right.",
-        source=_SOURCE,
-        judge=icrc,
-        action=f"{_CABLE} Then suspect a switch that changes packets.",
-    ),
-    Check(
-        name="counters.congestion",
-        what="Few RoCE packets were marked as congested.",
-        source=_SOURCE,
-        judge=congestion,
-        action="Compare PFC and ECN of the switches; look for colliding routes.",
-    ),
+    symbol_errors,
+    link_downed,
+    link_error_recovery,
+    receive_errors,
+    remote_physical,
+    transmit_discards,
+    constraint_errors,
+    link_integrity,
+    buffer_overruns,
+    vl15_dropped,
+    out_of_sequence,
+    ack_timeouts,
+    receiver_not_ready,
+    retransmissions,
+    icrc,
+    congestion,
 )

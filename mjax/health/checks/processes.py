@@ -11,7 +11,7 @@ import functools
 import re
 from collections.abc import Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     MOST_NAMED,
@@ -78,6 +78,12 @@ def processes(text: str) -> Sequence[Process]:
     return found
 
 
+@check(
+    "processes.busy",
+    needs_idle=True,
+    source=_SOURCE,
+    action="Find out what it does; stop it, or move it to another host.",
+)
 def busy(text: str, settings: Settings) -> Verdict:
     """No process keeps a processor busy that a run needs."""
     most = settings.limit("processes.busy", "max_percent")
@@ -92,6 +98,12 @@ def _percent(process: Process) -> float:
     return process.percent
 
 
+@check(
+    "processes.training",
+    needs_idle=True,
+    source=_SOURCE,
+    action="Ask its user; `kill PID`, then check the memory of the GPUs.",
+)
 def training(text: str, settings: Settings) -> Verdict:
     """No process of another run is left over."""
     names = settings.limit("processes.training", "names")
@@ -107,8 +119,13 @@ def training(text: str, settings: Settings) -> Verdict:
     )
 
 
+@check(
+    "processes.zombies",
+    source=_SOURCE,
+    action="Restart the parent (`ps -o ppid= -p PID`); reboot.",
+)
 def zombies(text: str, settings: Settings) -> Verdict:
-    """Few processes are zombies: ended, but not reaped by their parents."""
+    """There are few zombie processes."""
     most = settings.limit("processes.zombies", "max_count")
     found = [p for p in processes(text) if p.state == "Z"]
     each = [(p.shown, "it has ended") for p in found]
@@ -118,27 +135,7 @@ def zombies(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="processes.busy",
-        needs_idle=True,
-        what="No process keeps a processor busy that a run needs.",
-        source=_SOURCE,
-        judge=busy,
-        action="Find out what it does; stop it, or move it to another host.",
-    ),
-    Check(
-        name="processes.training",
-        needs_idle=True,
-        what="No process of another run is left over.",
-        source=_SOURCE,
-        judge=training,
-        action="Ask its user; `kill PID`, then check the memory of the GPUs.",
-    ),
-    Check(
-        name="processes.zombies",
-        what="There are few zombie processes.",
-        source=_SOURCE,
-        judge=zombies,
-        action="Restart the parent (`ps -o ppid= -p PID`); reboot.",
-    ),
+    busy,
+    training,
+    zombies,
 )

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     MOST_NAMED,
@@ -72,8 +72,13 @@ def _list(text: str, name: str) -> set[int]:
     return cpu_list(lists[f"{_CPU}/{name}"])
 
 
+@check(
+    "processors.count",
+    source=_LISTS,
+    action="Look for maxcpus= in /proc/cmdline, and for a missing processor.",
+)
 def count(text: str, settings: Settings) -> Verdict:
-    """The host has at least the expected number of processors."""
+    """The host has the expected number of processors."""
     has, wanted = len(_list(text, "online")), settings.expect.get("cpus")
     if wanted is None:
         return unknown(f"{has}; cpus is not in the expectations")
@@ -82,6 +87,11 @@ def count(text: str, settings: Settings) -> Verdict:
     return ok(has, wanted)
 
 
+@check(
+    "processors.offline",
+    source=_LISTS,
+    action="`echo 1 > /sys/devices/system/cpu/cpuN/online`; reboot.",
+)
 def offline(text: str, settings: Settings) -> Verdict:
     """Each processor that is present is online."""
     del settings
@@ -93,8 +103,13 @@ def offline(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{len(missing)} of {len(present)}", "none")
 
 
+@check(
+    "processors.smt",
+    source=_SMT,
+    action="Change it in the firmware to match the other hosts.",
+)
 def smt(text: str, settings: Settings) -> Verdict:
-    """Two threads per core are on, or off, as expected."""
+    """Two threads per core are on or off, as expected."""
     words = {"1\n": "on", "0\n": "off"}
     if text not in words:
         raise UnreadableError(f"neither 0 nor 1: {quoted(text)}")
@@ -125,8 +140,14 @@ def _khz(cpu: str, files: Mapping[str, str], name: str) -> int:
     return int(value)
 
 
+@check(
+    "processors.governor",
+    source=_FREQUENCY,
+    action="`cpupower frequency-set -g performance`, and at boot.",
+    for_training=True,
+)
 def governor(text: str, settings: Settings) -> Verdict:
-    """The governor of each processor favours performance over saving power."""
+    """The governor of each processor is set to performance."""
     wanted = settings.limit("processors.governor", "governor")
     found = {
         cpu: files.get("scaling_governor", "")
@@ -141,6 +162,12 @@ def _few(each: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [*each[:MOST_NAMED], *[("", f"{len(each)} in all")][: len(each)]]
 
 
+@check(
+    "processors.frequency",
+    source=_FREQUENCY,
+    action="Check the power profile in the firmware and `cpupower`.",
+    for_training=True,
+)
 def frequency(text: str, settings: Settings) -> Verdict:
     """No processor is limited to less than its maximum clock."""
     least = settings.limit("processors.frequency", "min_fraction")
@@ -184,6 +211,11 @@ def _nodes(text: str) -> Mapping[str, float]:
     return found
 
 
+@check(
+    "processors.nodes",
+    source=_NODES,
+    action="Set nodes per socket in the firmware as on the other hosts.",
+)
 def nodes(text: str, settings: Settings) -> Verdict:
     """The host has as many NUMA nodes as expected."""
     has, wanted = len(_nodes(text)), settings.expect.get("numa_nodes")
@@ -194,8 +226,13 @@ def nodes(text: str, settings: Settings) -> Verdict:
     return ok(has, wanted)
 
 
+@check(
+    "processors.node_memory",
+    source=_NODES,
+    action="Reseat the memory modules of the node that has less.",
+)
 def node_memory(text: str, settings: Settings) -> Verdict:
-    """The NUMA nodes have the same amount of memory: no module is missing."""
+    """The NUMA nodes have the same amount of memory."""
     gib = _nodes(text)
     least = settings.limit("processors.node_memory", "min_fraction") * max(gib.values())
     each = [
@@ -206,6 +243,11 @@ def node_memory(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{min(gib.values()):.1f} GiB", f"at least {least:.1f} GiB")
 
 
+@check(
+    "processors.same",
+    source=_CPUINFO,
+    action="Update the firmware and the microcode package, then reboot.",
+)
 def same(text: str, settings: Settings) -> Verdict:
     """All processors have the same model, stepping and microcode."""
     del settings
@@ -225,8 +267,14 @@ def same(text: str, settings: Settings) -> Verdict:
     return ok(kinds[0], "1 kind")
 
 
+@check(
+    "processors.load",
+    needs_idle=True,
+    source=_LOADAVG,
+    action="Find the process (`top`) and stop it.",
+)
 def load(text: str, settings: Settings) -> Verdict:
-    """Nothing runs on the host before the run."""
+    """Nothing else runs on the host."""
     found = _LOAD.match(text.removesuffix("\n"))
     if found is None:
         raise UnreadableError(f"no /proc/loadavg: {quoted(text)}")
@@ -238,70 +286,13 @@ def load(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="processors.count",
-        what="The host has the expected number of processors.",
-        source=_LISTS,
-        judge=count,
-        action="Look for maxcpus= in /proc/cmdline, and for a missing processor.",
-    ),
-    Check(
-        name="processors.offline",
-        what="Each processor that is present is online.",
-        source=_LISTS,
-        judge=offline,
-        action="`echo 1 > /sys/devices/system/cpu/cpuN/online`; reboot.",
-    ),
-    Check(
-        name="processors.smt",
-        what="Two threads per core are on or off, as expected.",
-        source=_SMT,
-        judge=smt,
-        action="Change it in the firmware to match the other hosts.",
-    ),
-    Check(
-        name="processors.governor",
-        what="The governor of each processor is set to performance.",
-        source=_FREQUENCY,
-        judge=governor,
-        action="`cpupower frequency-set -g performance`, and at boot.",
-        for_training=True,
-    ),
-    Check(
-        name="processors.frequency",
-        what="No processor is limited to less than its maximum clock.",
-        source=_FREQUENCY,
-        judge=frequency,
-        action="Check the power profile in the firmware and `cpupower`.",
-        for_training=True,
-    ),
-    Check(
-        name="processors.nodes",
-        what="The host has as many NUMA nodes as expected.",
-        source=_NODES,
-        judge=nodes,
-        action="Set nodes per socket in the firmware as on the other hosts.",
-    ),
-    Check(
-        name="processors.node_memory",
-        what="The NUMA nodes have the same amount of memory.",
-        source=_NODES,
-        judge=node_memory,
-        action="Reseat the memory modules of the node that has less.",
-    ),
-    Check(
-        name="processors.same",
-        what="All processors have the same model, stepping and microcode.",
-        source=_CPUINFO,
-        judge=same,
-        action="Update the firmware and the microcode package, then reboot.",
-    ),
-    Check(
-        name="processors.load",
-        needs_idle=True,
-        what="Nothing else runs on the host.",
-        source=_LOADAVG,
-        judge=load,
-        action="Find the process (`top`) and stop it.",
-    ),
+    count,
+    offline,
+    smt,
+    governor,
+    frequency,
+    nodes,
+    node_memory,
+    same,
+    load,
 )

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     UnreadableError,
@@ -77,8 +77,13 @@ def _array(head: str, details: str) -> tuple[str, Array]:
     )
 
 
+@check(
+    "raid.state",
+    source=_MDSTAT,
+    action="`mdadm --detail`; replace the disk, then `mdadm --add` it.",
+)
 def state(text: str, settings: Settings) -> Verdict:
-    """Each array is active and has all its members."""
+    """Each software RAID is active and complete."""
     wanted = settings.expect.get("arrays", [])
     found = arrays(text)
     if not found and not wanted:
@@ -94,8 +99,13 @@ def state(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{len(found)} arrays", "active and complete")
 
 
+@check(
+    "raid.rebuild",
+    source=_MDSTAT,
+    action="Wait until it ends; /proc/mdstat shows the progress.",
+)
 def rebuild(text: str, settings: Settings) -> Verdict:
-    """No array is being rebuilt, which slows down its disks."""
+    """No software RAID is being rebuilt."""
     del settings
     found = arrays(text)
     if not found:
@@ -105,18 +115,6 @@ def rebuild(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="raid.state",
-        what="Each software RAID is active and complete.",
-        source=_MDSTAT,
-        judge=state,
-        action="`mdadm --detail`; replace the disk, then `mdadm --add` it.",
-    ),
-    Check(
-        name="raid.rebuild",
-        what="No software RAID is being rebuilt.",
-        source=_MDSTAT,
-        judge=rebuild,
-        action="Wait until it ends; /proc/mdstat shows the progress.",
-    ),
+    state,
+    rebuild,
 )

@@ -10,7 +10,7 @@ network.
 import ipaddress
 from collections.abc import Iterator
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     UnreadableError,
     Verdict,
@@ -41,6 +41,12 @@ def _address(text: str) -> Address:
         ) from error
 
 
+@check(
+    "resolver.own_name",
+    source=_HOSTNAME,
+    action="Correct the line of this host in /etc/hosts (127.0.1.1 does not work).",
+    statuses=(0, _NOT_FOUND),
+)
 def own_name(text: str, settings: Settings) -> Verdict:
     """The host's name resolves to an address that others can reach."""
     del settings
@@ -69,8 +75,13 @@ def _lines(text: str) -> Iterator[list[str]]:
             yield words
 
 
+@check(
+    "resolver.hosts_file",
+    source=_HOSTS,
+    action="Remove the wrong line from /etc/hosts.",
+)
 def hosts_file(text: str, settings: Settings) -> Verdict:
-    """No name in /etc/hosts has two addresses of one kind."""
+    """No name in /etc/hosts has two addresses."""
     del settings
     first: dict[tuple[int, str], Address] = {}
     problems = []
@@ -87,6 +98,11 @@ def hosts_file(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(first)} names")
 
 
+@check(
+    "resolver.servers",
+    source=_RESOLV,
+    action="Compare /etc/resolv.conf with a healthy host's.",
+)
 def servers(text: str, settings: Settings) -> Verdict:
     """A name server is configured.
 
@@ -103,26 +119,7 @@ def servers(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="resolver.own_name",
-        what="The host's name resolves to an address that others can reach.",
-        source=_HOSTNAME,
-        judge=own_name,
-        action="Correct the line of this host in /etc/hosts (127.0.1.1 does not work).",
-        statuses=(0, _NOT_FOUND),
-    ),
-    Check(
-        name="resolver.hosts_file",
-        what="No name in /etc/hosts has two addresses.",
-        source=_HOSTS,
-        judge=hosts_file,
-        action="Remove the wrong line from /etc/hosts.",
-    ),
-    Check(
-        name="resolver.servers",
-        what="A name server is configured.",
-        source=_RESOLV,
-        judge=servers,
-        action="Compare /etc/resolv.conf with a healthy host's.",
-    ),
+    own_name,
+    hosts_file,
+    servers,
 )

@@ -16,7 +16,7 @@ import re
 from collections.abc import Mapping
 
 from mjax.health import several
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import ports, sysfs
 from mjax.health.checks.ports import ROOT, Port
 from mjax.health.checks.sysfs import Tree
@@ -77,6 +77,9 @@ def _gids(port: Port) -> Mapping[int, str]:
     return found
 
 
+@check(
+    "roce.gid", source=_GIDS, action="Give the interface of the port an IPv4 address."
+)
 def has_gid(text: str, settings: Settings) -> Verdict:
     """Every RoCE port has a GID of RoCE v2 over IPv4."""
     found = ports.of_layer(sysfs.tree(text), settings, ports.ETHERNET)
@@ -87,8 +90,13 @@ def has_gid(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(found)} ports")
 
 
+@check(
+    "roce.gid_index",
+    source=_INDEXED,
+    action="Unset it (NCCL 2.21 and newer choose), or correct it with `show_gids`.",
+)
 def gid_index(text: str, settings: Settings) -> Verdict:
-    """NCCL_IB_GID_INDEX, if set, selects RoCE v2 over IPv4 on every port."""
+    """NCCL_IB_GID_INDEX selects RoCE v2 over IPv4 on every port."""
     environment, gids = map(several.present, several.parts(text, 2))
     found = ports.of_layer(sysfs.tree(gids), settings, ports.ETHERNET)
     name, _, index = environment.strip().partition("=")
@@ -104,8 +112,13 @@ def gid_index(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"index {index}")
 
 
+@check(
+    "roce.ecn",
+    source=_ECN,
+    action="Write 1 to the files of that priority, at each boot too.",
+)
 def ecn(text: str, settings: Settings) -> Verdict:
-    """Congestion control is on for the priority of RoCE, on every interface."""
+    """Congestion control is on for the priority of RoCE."""
     files = sysfs.tree(text)
     matches = [m for path in files.paths if (m := _ECN_PATH.fullmatch(path))]
     if not matches:
@@ -129,6 +142,11 @@ def _is_on(files: Tree, path: str) -> bool:
     return word == "1"
 
 
+@check(
+    "roce.traffic_class",
+    source=_CLASSES,
+    action="Write the class to tc/PORT/traffic_class, at each boot too.",
+)
 def traffic_class(text: str, settings: Settings) -> Verdict:
     """Every device sends RoCE with the expected traffic class."""
     files = sysfs.tree(text)
@@ -154,32 +172,8 @@ def _class(files: Tree, path: str) -> int | None:
 
 
 CHECKS = (
-    Check(
-        name="roce.gid",
-        what="Every RoCE port has a GID of RoCE v2 over IPv4.",
-        source=_GIDS,
-        judge=has_gid,
-        action="Give the interface of the port an IPv4 address.",
-    ),
-    Check(
-        name="roce.gid_index",
-        what="NCCL_IB_GID_INDEX selects RoCE v2 over IPv4 on every port.",
-        source=_INDEXED,
-        judge=gid_index,
-        action="Unset it (NCCL 2.21 and newer choose), or correct it with `show_gids`.",
-    ),
-    Check(
-        name="roce.ecn",
-        what="Congestion control is on for the priority of RoCE.",
-        source=_ECN,
-        judge=ecn,
-        action="Write 1 to the files of that priority, at each boot too.",
-    ),
-    Check(
-        name="roce.traffic_class",
-        what="Every device sends RoCE with the expected traffic class.",
-        source=_CLASSES,
-        judge=traffic_class,
-        action="Write the class to tc/PORT/traffic_class, at each boot too.",
-    ),
+    has_gid,
+    gid_index,
+    ecn,
+    traffic_class,
 )

@@ -23,7 +23,7 @@ from typing import Any
 
 from mjax import checked_json
 from mjax.health import several
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks import sysfs
 from mjax.health.findings import UnreadableError, Verdict, failed, judge_each, ok
 from mjax.health.settings import Settings
@@ -134,6 +134,11 @@ def sharing(found: Sequence[Address]) -> list[Address]:
     return [each for each, network in v4 if network in shared]
 
 
+@check(
+    "routes.default",
+    source=_ROUTES,
+    action="Compare the configuration of the network with a healthy host's.",
+)
 def default(text: str, settings: Settings) -> Verdict:
     """There is one default route, or metrics decide which one is used."""
     del settings
@@ -151,6 +156,11 @@ def default(text: str, settings: Settings) -> Verdict:
     return ok(used[0])
 
 
+@check(
+    "routes.link_down",
+    source=_ROUTES,
+    action="Check the interface (`ip link`) and its cable.",
+)
 def link_down(text: str, settings: Settings) -> Verdict:
     """No route goes through a link that is down."""
     del settings
@@ -169,8 +179,13 @@ def link_down(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(routes)} routes")
 
 
+@check(
+    "routes.duplicates",
+    source=_ADDRESSES,
+    action="Give one of the interfaces another address.",
+)
 def duplicates(text: str, settings: Settings) -> Verdict:
-    """No address is used twice, on this host or by another."""
+    """No address is used twice."""
     del settings
     found = addresses(text)
     problems = [
@@ -184,8 +199,14 @@ def duplicates(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(found)} addresses")
 
 
+@check(
+    "routes.asymmetric",
+    source=_POLICY,
+    action="Give each address a rule and a table (`ip rule add from ...`).",
+    for_training=True,
+)
 def asymmetric(text: str, settings: Settings) -> Verdict:
-    """Interfaces that share a subnet reply through the receiving interface."""
+    """Interfaces that share a subnet reply on the addressed interface."""
     del settings
     shown, routes_text, rules_text = map(several.present, several.parts(text, 3))
     routes, rules = objects(routes_text), objects(rules_text)
@@ -228,6 +249,12 @@ def _own_table(each: Address, rules: Sequence[Object], before: int) -> str | Non
     return None
 
 
+@check(
+    "routes.arp",
+    source=_ARP,
+    action="Set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2.",
+    for_training=True,
+)
 def arp(text: str, settings: Settings) -> Verdict:
     """Interfaces that share a subnet answer ARP only for their own address."""
     found, files = _arp_parts(text)
@@ -245,8 +272,14 @@ def arp(text: str, settings: Settings) -> Verdict:
     return judge_each(problems, f"{len(found)} interfaces share a subnet")
 
 
+@check(
+    "routes.rp_filter",
+    source=_ARP,
+    action="Set net.ipv4.conf.all.rp_filter=2.",
+    for_training=True,
+)
 def rp_filter(text: str, settings: Settings) -> Verdict:
-    """Interfaces that share a subnet do not drop packets for each other."""
+    """Interfaces that share a subnet do not use strict rp_filter."""
     del settings
     found, files = _arp_parts(text)
     modes = {interface: _mode(files, interface, "rp_filter") for interface in found}
@@ -283,49 +316,10 @@ def _table(route: Object) -> str:
 
 
 CHECKS = (
-    Check(
-        name="routes.default",
-        what="There is one default route, or metrics decide which one is used.",
-        source=_ROUTES,
-        judge=default,
-        action="Compare the configuration of the network with a healthy host's.",
-    ),
-    Check(
-        name="routes.link_down",
-        what="No route goes through a link that is down.",
-        source=_ROUTES,
-        judge=link_down,
-        action="Check the interface (`ip link`) and its cable.",
-    ),
-    Check(
-        name="routes.duplicates",
-        what="No address is used twice.",
-        source=_ADDRESSES,
-        judge=duplicates,
-        action="Give one of the interfaces another address.",
-    ),
-    Check(
-        name="routes.asymmetric",
-        what="Interfaces that share a subnet reply on the addressed interface.",
-        source=_POLICY,
-        judge=asymmetric,
-        action="Give each address a rule and a table (`ip rule add from ...`).",
-        for_training=True,
-    ),
-    Check(
-        name="routes.arp",
-        what="Interfaces that share a subnet answer ARP only for their own address.",
-        source=_ARP,
-        judge=arp,
-        action="Set net.ipv4.conf.all.arp_ignore=1 and arp_announce=2.",
-        for_training=True,
-    ),
-    Check(
-        name="routes.rp_filter",
-        what="Interfaces that share a subnet do not use strict rp_filter.",
-        source=_ARP,
-        judge=rp_filter,
-        action="Set net.ipv4.conf.all.rp_filter=2.",
-        for_training=True,
-    ),
+    default,
+    link_down,
+    duplicates,
+    asymmetric,
+    arp,
+    rp_filter,
 )

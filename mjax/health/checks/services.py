@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mjax import checked_json
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks.versions import fits
 from mjax.health.findings import (
     KEPT_TEXTS,
@@ -53,8 +53,13 @@ def units(text: str) -> Mapping[str, tuple[str, str]]:
     return found
 
 
+@check(
+    "services.failed",
+    source=_UNITS,
+    action="`systemctl status UNIT`; restart it, or `systemctl reset-failed`.",
+)
 def failed_units(text: str, settings: Settings) -> Verdict:
-    """No unit has failed."""
+    """No unit of systemd has failed."""
     allowed = settings.limit("services.failed", "allowed")
     each = [
         (unit, sub)
@@ -64,6 +69,11 @@ def failed_units(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{len(each)} of {len(units(text))} units", "none")
 
 
+@check(
+    "services.expected",
+    source=_UNITS,
+    action="`systemctl restart UNIT`; read `journalctl -u UNIT`.",
+)
 def expected(text: str, settings: Settings) -> Verdict:
     """All required services are running."""
     wanted = settings.expect.get("services")
@@ -89,8 +99,13 @@ def _docker(text: str) -> Mapping[str, Any]:
     return found
 
 
+@check(
+    "services.docker",
+    source=_DOCKER,
+    action="Install the expected version of docker; restart its daemon.",
+)
 def docker(text: str, settings: Settings) -> Verdict:
-    """Docker's daemon responds, and has the expected version if one is given."""
+    """Docker's daemon responds, and has the expected version."""
     found = _docker(text)
     said, version = found.get("ServerErrors") or [], found.get("ServerVersion")
     wanted = settings.expect.get("versions", {}).get("docker", "")
@@ -101,6 +116,12 @@ def docker(text: str, settings: Settings) -> Verdict:
     return ok(version, wanted)
 
 
+@check(
+    "services.docker_runtime",
+    source=_DOCKER,
+    action="`nvidia-ctk runtime configure --runtime=docker`; restart docker.",
+    for_training=True,
+)
 def docker_runtime(text: str, settings: Settings) -> Verdict:
     """Docker can pass GPUs to containers."""
     wanted = settings.limit("services.docker_runtime", "runtime")
@@ -113,6 +134,11 @@ def docker_runtime(text: str, settings: Settings) -> Verdict:
     return ok(shown, wanted)
 
 
+@check(
+    "services.docker_cgroups",
+    source=_DOCKER,
+    action="`native.cgroupdriver=systemd` in /etc/docker/daemon.json.",
+)
 def docker_cgroups(text: str, settings: Settings) -> Verdict:
     """Docker and systemd use the same tree of control groups."""
     wanted = settings.limit("services.docker_cgroups", "driver")
@@ -125,40 +151,9 @@ def docker_cgroups(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="services.failed",
-        what="No unit of systemd has failed.",
-        source=_UNITS,
-        judge=failed_units,
-        action="`systemctl status UNIT`; restart it, or `systemctl reset-failed`.",
-    ),
-    Check(
-        name="services.expected",
-        what="All required services are running.",
-        source=_UNITS,
-        judge=expected,
-        action="`systemctl restart UNIT`; read `journalctl -u UNIT`.",
-    ),
-    Check(
-        name="services.docker",
-        what="Docker's daemon responds, and has the expected version.",
-        source=_DOCKER,
-        judge=docker,
-        action="Install the expected version of docker; restart its daemon.",
-    ),
-    Check(
-        name="services.docker_runtime",
-        what="Docker can pass GPUs to containers.",
-        source=_DOCKER,
-        judge=docker_runtime,
-        action="`nvidia-ctk runtime configure --runtime=docker`; restart docker.",
-        for_training=True,
-    ),
-    Check(
-        name="services.docker_cgroups",
-        what="Docker and systemd use the same tree of control groups.",
-        source=_DOCKER,
-        judge=docker_cgroups,
-        action="`native.cgroupdriver=systemd` in /etc/docker/daemon.json.",
-    ),
+    failed_units,
+    expected,
+    docker,
+    docker_runtime,
+    docker_cgroups,
 )

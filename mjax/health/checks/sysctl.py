@@ -8,7 +8,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     UnreadableError,
@@ -47,8 +47,13 @@ def parameters(text: str) -> Mapping[str, str]:
     return found
 
 
+@check(
+    "sysctl.expected",
+    source=_SYSCTL,
+    action="Write them into /etc/sysctl.d and run `sysctl --system`.",
+)
 def expected(text: str, settings: Settings) -> Verdict:
-    """The parameters have the expected values."""
+    """Kernel parameters have the expected values."""
     wanted = settings.expect.get("sysctl")
     if not wanted:
         return unknown("sysctl is not in the expectations")
@@ -68,8 +73,14 @@ def _whole(text: str, name: str) -> int:
     return int(value)
 
 
+@check(
+    "sysctl.numa_balancing",
+    source=_SYSCTL,
+    action="`sysctl -w kernel.numa_balancing=0`, and in /etc/sysctl.d.",
+    for_training=True,
+)
 def numa_balancing(text: str, settings: Settings) -> Verdict:
-    """The kernel does not migrate pages between NUMA nodes during a run."""
+    """The kernel does not migrate pages between NUMA nodes."""
     del settings
     has = _whole(text, "kernel.numa_balancing")
     if has != 0:
@@ -77,6 +88,12 @@ def numa_balancing(text: str, settings: Settings) -> Verdict:
     return ok(has, 0)
 
 
+@check(
+    "sysctl.pid_max",
+    source=_SYSCTL,
+    action="`sysctl -w kernel.pid_max=4194304`, and in /etc/sysctl.d.",
+    for_training=True,
+)
 def pid_max(text: str, settings: Settings) -> Verdict:
     """There are enough process IDs for the threads of all ranks."""
     has = _whole(text, "kernel.pid_max")
@@ -87,6 +104,12 @@ def pid_max(text: str, settings: Settings) -> Verdict:
     return ok(has, limit)
 
 
+@check(
+    "sysctl.huge_pages",
+    source=_HUGE_PAGES,
+    action="Write madvise into /sys/kernel/mm/transparent_hugepage/enabled.",
+    for_training=True,
+)
 def huge_pages(text: str, settings: Settings) -> Verdict:
     """Programs may use transparent huge pages."""
     found = _MODE.search(text)
@@ -100,35 +123,8 @@ def huge_pages(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="sysctl.expected",
-        what="Kernel parameters have the expected values.",
-        source=_SYSCTL,
-        judge=expected,
-        action="Write them into /etc/sysctl.d and run `sysctl --system`.",
-    ),
-    Check(
-        name="sysctl.numa_balancing",
-        what="The kernel does not migrate pages between NUMA nodes.",
-        source=_SYSCTL,
-        judge=numa_balancing,
-        action="`sysctl -w kernel.numa_balancing=0`, and in /etc/sysctl.d.",
-        for_training=True,
-    ),
-    Check(
-        name="sysctl.pid_max",
-        what="There are enough process IDs for the threads of all ranks.",
-        source=_SYSCTL,
-        judge=pid_max,
-        action="`sysctl -w kernel.pid_max=4194304`, and in /etc/sysctl.d.",
-        for_training=True,
-    ),
-    Check(
-        name="sysctl.huge_pages",
-        what="Programs may use transparent huge pages.",
-        source=_HUGE_PAGES,
-        judge=huge_pages,
-        action="Write madvise into /sys/kernel/mm/transparent_hugepage/enabled.",
-        for_training=True,
-    ),
+    expected,
+    numa_balancing,
+    pid_max,
+    huge_pages,
 )

@@ -13,7 +13,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import UnreadableError, Verdict, failed, ok, unknown
 from mjax.health.settings import Settings
 from mjax.health.sources import Command
@@ -114,6 +114,11 @@ def _missing(matrix: Matrix, settings: Settings) -> Sequence[str]:
     return []
 
 
+@check(
+    "topology.peer_access",
+    source=PEERS,
+    action="Turn off ACS and IOMMU translation in BIOS and kernel.",
+)
 def peer_access(text: str, settings: Settings) -> Verdict:
     """Each GPU can read the memory of every other GPU."""
     matrix = parse(text)
@@ -136,6 +141,11 @@ def peer_access(text: str, settings: Settings) -> Verdict:
     return ok(f"{len(matrix.cells)} pairs", limit="all pairs")
 
 
+@check(
+    "topology.nic_affinity",
+    source=MATRIX,
+    action="Compare with a good host: a card is missing or in another slot.",
+)
 def nic_affinity(text: str, settings: Settings) -> Verdict:
     """Each GPU has a network card under the same PCIe switch."""
     matrix = _paths(text)
@@ -153,6 +163,11 @@ def nic_affinity(text: str, settings: Settings) -> Verdict:
     return ok(f"{len(nics)} cards", " or ".join(near))
 
 
+@check(
+    "topology.nvlink_pairs",
+    source=MATRIX,
+    action="Reset all GPUs; restart nvidia-fabricmanager; then replace the GPU.",
+)
 def nvlink_pairs(text: str, settings: Settings) -> Verdict:
     """All GPUs have the same number of NVLinks to other GPUs.
 
@@ -186,25 +201,7 @@ def nvlink_pairs(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="topology.peer_access",
-        what="Each GPU can read the memory of every other GPU.",
-        source=PEERS,
-        judge=peer_access,
-        action="Turn off ACS and IOMMU translation in BIOS and kernel.",
-    ),
-    Check(
-        name="topology.nvlink_pairs",
-        what="All GPUs have the same number of NVLinks to other GPUs.",
-        source=MATRIX,
-        judge=nvlink_pairs,
-        action="Reset all GPUs; restart nvidia-fabricmanager; then replace the GPU.",
-    ),
-    Check(
-        name="topology.nic_affinity",
-        what="Each GPU has a network card under the same PCIe switch.",
-        source=MATRIX,
-        judge=nic_affinity,
-        action="Compare with a good host: a card is missing or in another slot.",
-    ),
+    peer_access,
+    nvlink_pairs,
+    nic_affinity,
 )

@@ -10,7 +10,7 @@ import functools
 import re
 from collections.abc import Mapping
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.checks.disks import BYTES, file_systems
 from mjax.health.findings import (
     KEPT_TEXTS,
@@ -67,26 +67,50 @@ def _shown(number: float, unit: str, before: str = "") -> str:
     return "unlimited" if number == float("inf") else f"{before}{number:.0f}{unit}"
 
 
+@check(
+    "ulimits.locked_memory",
+    source=_LIMITS,
+    action="`LimitMEMLOCK=infinity` in the unit, or memlock in limits.conf.",
+    for_training=True,
+)
 def locked_memory(text: str, settings: Settings) -> Verdict:
-    """Memory can be locked without limit, as RDMA requires."""
+    """Memory can be locked without limit."""
     del settings
     return _at_least(text, "Max locked memory", float("inf"), " B")
 
 
+@check(
+    "ulimits.open_files",
+    source=_LIMITS,
+    action="`LimitNOFILE=` in the unit, or nofile in limits.conf.",
+    for_training=True,
+)
 def open_files(text: str, settings: Settings) -> Verdict:
-    """A rank can open enough files and connections."""
+    """A process can open enough files."""
     least = float(settings.limit("ulimits.open_files", "min_count"))
     return _at_least(text, "Max open files", least, "")
 
 
+@check(
+    "ulimits.processes",
+    source=_LIMITS,
+    action="`LimitNPROC=` in the unit, or nproc in limits.conf.",
+    for_training=True,
+)
 def processes(text: str, settings: Settings) -> Verdict:
     """A user can start enough processes and threads."""
     least = float(settings.limit("ulimits.processes", "min_count"))
     return _at_least(text, "Max processes", least, "")
 
 
+@check(
+    "ulimits.shared_memory",
+    source=_SHM,
+    action="Remove files of old runs there; mount it with a larger size.",
+    for_training=True,
+)
 def shared_memory(text: str, settings: Settings) -> Verdict:
-    """/dev/shm has enough free space, not used up by files of old runs."""
+    """/dev/shm has enough free space."""
     found = file_systems(text, BYTES)
     if "/dev/shm" not in found:
         raise UnreadableError("there is no line of /dev/shm")
@@ -101,36 +125,8 @@ def shared_memory(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="ulimits.locked_memory",
-        what="Memory can be locked without limit.",
-        source=_LIMITS,
-        judge=locked_memory,
-        action="`LimitMEMLOCK=infinity` in the unit, or memlock in limits.conf.",
-        for_training=True,
-    ),
-    Check(
-        name="ulimits.open_files",
-        what="A process can open enough files.",
-        source=_LIMITS,
-        judge=open_files,
-        action="`LimitNOFILE=` in the unit, or nofile in limits.conf.",
-        for_training=True,
-    ),
-    Check(
-        name="ulimits.processes",
-        what="A user can start enough processes and threads.",
-        source=_LIMITS,
-        judge=processes,
-        action="`LimitNPROC=` in the unit, or nproc in limits.conf.",
-        for_training=True,
-    ),
-    Check(
-        name="ulimits.shared_memory",
-        what="/dev/shm has enough free space.",
-        source=_SHM,
-        judge=shared_memory,
-        action="Remove files of old runs there; mount it with a larger size.",
-        for_training=True,
-    ),
+    locked_memory,
+    open_files,
+    processes,
+    shared_memory,
 )

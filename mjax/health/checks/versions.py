@@ -11,7 +11,7 @@ import importlib.metadata
 import re
 from dataclasses import dataclass
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     UnreadableError,
     Verdict,
@@ -58,29 +58,54 @@ def _only(pattern: re.Pattern[str], text: str) -> str:
     return found[1]
 
 
+@check(
+    "versions.kernel",
+    source=File("/proc/version"),
+    action="Install the kernel of the other hosts and boot it.",
+)
 def kernel(text: str, settings: Settings) -> Verdict:
     """The kernel has the expected version."""
     return compared("kernel", _only(_KERNEL, text), settings)
 
 
+@check(
+    "versions.os",
+    source=File("/etc/os-release"),
+    action="Reinstall the host from the image of the cluster.",
+)
 def distribution(text: str, settings: Settings) -> Verdict:
-    """The distribution has the expected ID and version."""
+    """The distribution is the expected one."""
     fields = dict(_OS.findall(text))
     if fields.keys() != {"ID", "VERSION_ID"}:
         raise UnreadableError("it has no ID, or no VERSION_ID")
     return compared("os", f"{fields['ID']} {fields['VERSION_ID']}", settings)
 
 
+@check(
+    "versions.cuda",
+    source=Command(("nvcc", "--version")),
+    action="Install it; check whether PATH contains another one.",
+)
 def cuda(text: str, settings: Settings) -> Verdict:
     """The CUDA toolkit has the expected version."""
     return compared("cuda", _only(_CUDA, text), settings)
 
 
+@check(
+    "versions.glibc",
+    source=Command(("getconf", "GNU_LIBC_VERSION")),
+    action="Reinstall the host from the image of the cluster.",
+)
 def glibc(text: str, settings: Settings) -> Verdict:
     """The C library has the expected version."""
     return compared("glibc", _only(_GLIBC, text), settings)
 
 
+@check(
+    "versions.container_toolkit",
+    source=Command(("nvidia-ctk", "--version")),
+    action="Install the expected version of nvidia-container-toolkit.",
+)
 def container_toolkit(text: str, settings: Settings) -> Verdict:
     """NVIDIA's container toolkit has the expected version."""
     return compared("container_toolkit", _only(_TOOLKIT, text), settings)
@@ -107,8 +132,13 @@ class Packages:
         return Reading(text="".join(lines), num_bytes=sum(map(len, lines)))
 
 
+@check(
+    "versions.packages",
+    source=Packages(),
+    action="Recreate the environment from the list of versions.",
+)
 def packages(text: str, settings: Settings) -> Verdict:
-    """The Python packages have the expected versions: jax, NCCL, cuDNN."""
+    """The Python packages have the expected versions."""
     wanted = settings.expect.get("packages")
     if not wanted:
         return unknown("the expectations have no entry in table [packages]")
@@ -129,46 +159,10 @@ def packages(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="versions.kernel",
-        what="The kernel has the expected version.",
-        source=File("/proc/version"),
-        judge=kernel,
-        action="Install the kernel of the other hosts and boot it.",
-    ),
-    Check(
-        name="versions.os",
-        what="The distribution is the expected one.",
-        source=File("/etc/os-release"),
-        judge=distribution,
-        action="Reinstall the host from the image of the cluster.",
-    ),
-    Check(
-        name="versions.cuda",
-        what="The CUDA toolkit has the expected version.",
-        source=Command(("nvcc", "--version")),
-        judge=cuda,
-        action="Install it; check whether PATH contains another one.",
-    ),
-    Check(
-        name="versions.glibc",
-        what="The C library has the expected version.",
-        source=Command(("getconf", "GNU_LIBC_VERSION")),
-        judge=glibc,
-        action="Reinstall the host from the image of the cluster.",
-    ),
-    Check(
-        name="versions.container_toolkit",
-        what="NVIDIA's container toolkit has the expected version.",
-        source=Command(("nvidia-ctk", "--version")),
-        judge=container_toolkit,
-        action="Install the expected version of nvidia-container-toolkit.",
-    ),
-    Check(
-        name="versions.packages",
-        what="The Python packages have the expected versions.",
-        source=Packages(),
-        judge=packages,
-        action="Recreate the environment from the list of versions.",
-    ),
+    kernel,
+    distribution,
+    cuda,
+    glibc,
+    container_toolkit,
+    packages,
 )

@@ -9,7 +9,7 @@ import functools
 import re
 from collections.abc import Mapping, Sequence
 
-from mjax.health.check import Check
+from mjax.health.check import check
 from mjax.health.findings import (
     KEPT_TEXTS,
     UnreadableError,
@@ -59,8 +59,13 @@ def pools(text: str) -> Sequence[Pool]:
     return found
 
 
+@check(
+    "zpool.state",
+    source=_LIST,
+    action="`zpool status`; `zpool import` it, or replace the failed device.",
+)
 def state(text: str, settings: Settings) -> Verdict:
-    """Each pool is online, and all required pools exist."""
+    """Each ZFS pool is online, and all required pools exist."""
     wanted = settings.expect.get("zpools", [])
     found = pools(text)
     if not found and not wanted:
@@ -71,8 +76,9 @@ def state(text: str, settings: Settings) -> Verdict:
     return judge_each(each, f"{len(found)} pools", "ONLINE")
 
 
+@check("zpool.capacity", source=_LIST, action="Remove old data and snapshots.")
 def capacity(text: str, settings: Settings) -> Verdict:
-    """No pool is nearly full: ZFS becomes slow long before it is full."""
+    """No ZFS pool is nearly full."""
     most = settings.limit("zpool.capacity", "max_percent")
     found = [pool for pool in pools(text) if pool.percent != "-"]
     if not found:
@@ -106,8 +112,13 @@ def statuses(text: str) -> Mapping[str, Sequence[str]]:
     return found
 
 
+@check(
+    "zpool.errors",
+    source=_STATUS,
+    action="Replace the device (`zpool replace`), then `zpool clear` the pool.",
+)
 def errors(text: str, settings: Settings) -> Verdict:
-    """No device of a pool has had read, write or checksum errors."""
+    """No device of a ZFS pool has errors."""
     most = settings.limit("zpool.errors", "max_count")
     each, num_devices = [], 0
     for pool, lines in statuses(text).items():
@@ -131,25 +142,7 @@ def errors(text: str, settings: Settings) -> Verdict:
 
 
 CHECKS = (
-    Check(
-        name="zpool.state",
-        what="Each ZFS pool is online, and all required pools exist.",
-        source=_LIST,
-        judge=state,
-        action="`zpool status`; `zpool import` it, or replace the failed device.",
-    ),
-    Check(
-        name="zpool.capacity",
-        what="No ZFS pool is nearly full.",
-        source=_LIST,
-        judge=capacity,
-        action="Remove old data and snapshots.",
-    ),
-    Check(
-        name="zpool.errors",
-        what="No device of a ZFS pool has errors.",
-        source=_STATUS,
-        judge=errors,
-        action="Replace the device (`zpool replace`), then `zpool clear` the pool.",
-    ),
+    state,
+    capacity,
+    errors,
 )
