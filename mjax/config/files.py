@@ -19,8 +19,8 @@ from mjax.flags.fields import Flag, alternatives
 from mjax.records import config_json
 
 _MAX_BYTES = 1 << 20
-"""Maximum size of a config file in bytes. The value was picked by judgement: it is 100
-times the size of the longest config."""
+"""Maximum size of a config file in bytes. It is 100 times the size of the longest
+config."""
 
 _OF_ONE_START = ("--config", "--restart-from-scratch", "--distributed.process-id")
 """Flags that a file must not set, because all processes and later starts of a run may

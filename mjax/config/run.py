@@ -11,8 +11,7 @@ TRACKERS = ("tensorboard", "wandb", "mlflow")
 """Values of --track, besides FILE.py:NAME."""
 
 _LEAST_BEAT_S = 0.1
-"""Minimum of --observe.beat-s. The value was picked by judgement: more frequent
-heartbeats would slow the steps down."""
+"""Minimum of --observe.beat-s. More frequent heartbeats would slow the steps down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,7 @@ from mjax import checked_json
 
 CPU_LIMIT_S = 10.0
 """Limit of a request to the worker in seconds of CPU time, which do not pass while the
-worker waits for a core. The value was picked by judgement: rendering takes under 1 ms.
-"""
+worker waits for a core. Rendering takes under 1 ms. """
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
 _WORKER = pathlib.Path(__file__).with_name("template_worker.py")

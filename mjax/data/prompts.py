@@ -12,8 +12,8 @@ from mjax.data.samples import NO_TARGET
 from mjax.data.tokenizers import Tokenizer
 
 _MAX_TOKENS = 64
-"""Maximum number of tokens of a prompt from a text. The value was picked by judgement:
-it is a line or two if tokens are bytes."""
+"""Maximum number of tokens of a prompt from a text. It is a line or two if tokens are
+bytes."""
 
 
 def text_prompt(sample: Mapping[str, Int32[np.ndarray, "T"]]) -> Int32[np.ndarray, "n"]:

@@ -34,11 +34,10 @@ import jinja2.nodes
 import jinja2.sandbox
 
 _MEMORY_BYTES = 2**30
-"""Maximum memory of this process. The value was picked by judgement: a chat of
-megabytes takes a few times its size."""
+"""Maximum memory of this process. A chat of megabytes takes a few times its size."""
 _MAX_CHARS = 1 << 24
-"""Maximum length of a rendered chat. The value was picked by judgement: it is far
-larger than any chat that fits into a sequence."""
+"""Maximum length of a rendered chat. It is far larger than any chat that fits into a
+sequence."""
 _NONCE = secrets.token_hex(8)  # random, so no message can contain a mark
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 """Text of a Python object with its address, which differs from process to process."""

@@ -19,8 +19,8 @@ from mjax.health.settings import Settings, read_expected, read_limits
 from mjax.processes.config import DistributedConfig, split_address
 
 _SOURCE_S = 60.0
-"""Time limit of one probe in seconds. The value was picked by judgement: it is twice
-the time in which jax starts on eight GPUs."""
+"""Time limit of one probe in seconds. It is twice the time in which jax starts on eight
+GPUs."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

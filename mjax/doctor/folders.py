@@ -12,8 +12,8 @@ from mjax.health.findings import Verdict, failed, ok
 _OF_ONE_HOST = ("btrfs", "ext2", "ext3", "ext4", "overlay", "tmpfs", "xfs", "zfs")
 """Types of file systems that are visible only on one host unless exported."""
 _LEAST_FILES = 10_000
-"""Minimum number of files that can still be created. The value was picked by judgement:
-one save of a thousand hosts creates this many."""
+"""Minimum number of files that can still be created. One save of a thousand hosts
+creates this many."""
 
 
 def usable(facts: Facts, *, least_gb: int | float) -> Verdict:

@@ -24,11 +24,10 @@ from typing import Any
 
 _NVIDIA = Path("/proc/driver/nvidia")
 _NUM_BYTES = 2**20
-"""Bytes written to test a folder. The value was picked by judgement: it is more than a
-page, and the write is fast."""
+"""Bytes written to test a folder. It is more than a page, and the write is fast."""
 _CONNECT_S = 5.0
-"""Timeout of a connection to an address. The value was picked by judgement: it is far
-more than a round trip between two hosts."""
+"""Timeout of a connection to an address. It is far more than a round trip between two
+hosts."""
 
 
 def packages() -> dict[str, Any]:

@@ -37,8 +37,7 @@ from mjax.mesh.axes import MeshConfig
 from mjax.model.counts import num_params
 
 _SLOTS = 8
-"""Concurrent answers if no batch size is given. The value was picked by judgement, not
-measured."""
+"""Concurrent answers if no batch size is given. Not measured."""
 
 Tokens = list[int]
 Scored = tuple[float, bool]

@@ -18,8 +18,7 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params
 
 _TOKENS_PER_DEVICE = 8192
-"""Tokens per device and batch if no batch size is given. The value was picked by
-judgement, not measured."""
+"""Tokens per device and batch if no batch size is given. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

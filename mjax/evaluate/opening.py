@@ -21,8 +21,8 @@ from mjax.mesh.devices import (
 )
 
 MAX_LENGTH = 4096
-"""Default maximum number of tokens in a window of a Hugging Face model. The value was
-picked by judgement, not measured."""
+"""Default maximum number of tokens in a window of a Hugging Face model. Not
+measured."""
 
 Precision = Literal["float32", "bfloat16"]
 

@@ -30,8 +30,8 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Params, Transformer, abstract_params
 
 _CHUNK_BYTES = 1 << 26
-"""Bytes of float32 logits of a chunk per device; several are alive at once. The value
-was picked by judgement, not measured."""
+"""Bytes of float32 logits of a chunk per device; several are alive at once. Not
+measured."""
 _IN_FLIGHT = 2
 """Batches in flight. Two overlap the preparation of a batch with compute; more would
 need more memory, and queued programs starve simulated devices (see `run.sampling`)."""

@@ -19,12 +19,11 @@ from mjax.data.tokenizers import Tokenizer
 from mjax.evaluate.windows import Piece
 
 _BATCH_CHARS = 1 << 22
-"""Characters tokenized together, so that the library can use all cores. The value was
-picked by judgement and is the same as in `data.prepare`."""
+"""Characters tokenized together, so that the library can use all cores. The same as in
+`data.prepare`."""
 _MAX_LOST = 0.01
 """Largest share of the text that a tokenizer may change; beyond it, bits per byte would
-be of another text. The value was picked by judgement and is the same as in
-`data.prepare`."""
+be of another text. The same as in `data.prepare`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

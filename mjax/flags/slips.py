@@ -13,8 +13,7 @@ from mjax.flags.convert import shown
 from mjax.flags.guide import Meanings
 
 _LEAST_LIKE = 0.6
-"""Minimum similarity of a suggested name, 0 to 1. The value was picked by judgement,
-not measured."""
+"""Minimum similarity of a suggested name, 0 to 1. Not measured."""
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 """A hyphen, and the dashes that editors substitute for one or two hyphens."""
 _SLIP = re.compile(rf"[{_DASHES}]+(?=[^\W\d])")

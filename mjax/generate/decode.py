@@ -37,9 +37,8 @@ from mjax.model.transformer import Params, Transformer, abstract_params
 from mjax.step.state import param_specs
 
 MOST_STEPS = 32
-"""Maximum number of tokens per slot that one dispatch draws. The value was picked by
-judgement: the host's cost of a dispatch is small compared with this many steps of the
-smallest model."""
+"""Maximum number of tokens per slot that one dispatch draws. The host's cost of a
+dispatch is small compared with this many steps of the smallest model."""
 
 _SLOTS = PartitionSpec(DP)
 _RING = PartitionSpec(DP, (PP, TP))  # in its type a ring varies over pp, of size 1

@@ -30,20 +30,19 @@ from mjax.generate.stops import TextOfTokens, Words
 from mjax.mesh.axes import DP, TP
 
 _SHORTEST_PROMPT = 16
-"""Prompts are padded to this number of tokens times a power of two. The value was
-picked by judgement: fewer lengths mean fewer programs to compile."""
+"""Prompts are padded to this number of tokens times a power of two. Fewer lengths mean
+fewer programs to compile."""
 _STEPS_WHILE_WAITING = 8
 """Maximum number of steps of a dispatch while requests wait, because the slot of an
-ended text stays empty until the dispatch is done. The value was picked by judgement,
-not measured."""
+ended text stays empty until the dispatch is done. Not measured."""
 _LAST_STEPS = 4
 """Maximum number of steps of the dispatch in which a request ends. No dispatch is
-queued after it, so the devices wait while the host decodes its tokens. The value was
-picked by judgement: it bounds the cost of one more dispatch."""
+queued after it, so the devices wait while the host decodes its tokens. It bounds the
+cost of one more dispatch."""
 _BURST_S = 0.05
-"""Target seconds of one dispatch if a step takes less. The value was picked by
-judgement: twenty pieces of text per second look like single tokens, and with a fast
-model many steps share the cost of a dispatch."""
+"""Target seconds of one dispatch if a step takes less. Twenty pieces of text per second
+look like single tokens, and with a fast model many steps share the cost of a
+dispatch."""
 
 
 @dataclasses.dataclass(kw_only=True)

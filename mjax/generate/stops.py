@@ -15,8 +15,8 @@ _BROKEN = "\ufffd"
 """Replacement character for bytes that are not (yet) a complete character."""
 _MOST_HELD = 8
 """Maximum number of tokens held until a character is complete. A character has at most
-4 bytes, and a token of a byte-level vocabulary at least one, so 4 tokens suffice. The
-value was picked by judgement: twice that number."""
+4 bytes, and a token of a byte-level vocabulary at least one, so 4 tokens suffice. Twice
+that number."""
 
 
 class Words:

@@ -47,8 +47,8 @@ _INFINIBAND = "0x0207"
 _ALWAYS = ("0x0302", _INFINIBAND)
 """PCI classes of 3D controllers and InfiniBand adapters, of any vendor."""
 _NOT_INTEL = ("0x0380", "0x1200")
-"""PCI classes of other displays and accelerators, such as AMD GPUs. Intel is excluded
-by judgement: its devices of these classes are part of laptop processors."""
+"""PCI classes of other displays and accelerators, such as AMD GPUs. Intel is
+excluded: its devices of these classes are part of laptop processors."""
 
 
 def is_plain(reading: Reading, settings: Settings) -> bool:

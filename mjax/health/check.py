@@ -31,18 +31,15 @@ from mjax.health.sources import Reading, Source
 
 Judge = Callable[[str, Settings], Verdict]
 SOURCE_S = 20.0
-"""Time limit of one source in seconds. The value was picked by judgement: `nvidia-smi
--q -x` takes seconds if no process keeps the driver loaded."""
+"""Time limit of one source in seconds. `nvidia-smi -q -x` takes seconds if no process
+keeps the driver loaded."""
 TOTAL_S = 50.0
-"""Time limit of all sources together in seconds. The value was picked by judgement: it
-is less than a minute."""
+"""Time limit of all sources together in seconds. It is less than a minute."""
 _NUM_THREADS = 16
-"""Number of sources that are read concurrently. The value was picked by judgement: a
-reader mostly waits for its tool."""
+"""Number of sources that are read concurrently. A reader mostly waits for its tool."""
 _PLAIN = "not judged: this host has no GPU and no RDMA device, and none is expected"
 _KILL_S = 1.0
-"""Seconds for killed commands to end. The value was picked by judgement: a kill takes
-milliseconds."""
+"""Seconds for killed commands to end. A kill takes milliseconds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -30,14 +30,14 @@ _ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
 _MADE = (State.FAILED, State.INCOMPLETE, State.OK)
 _BAD_INPUT = 2
 _ADAPTERS_S = 5.0
-"""Seconds to read the adapters for the inventory. The value was picked by judgement:
-the adapters are a few files of /sys."""
+"""Seconds to read the adapters for the inventory. The adapters are a few files of
+/sys."""
 _MAX_NAMES = 3
-"""Maximum number of checks named for one reason. The value was picked by judgement:
-these names fit into one line of a terminal."""
+"""Maximum number of checks named for one reason. These names fit into one line of a
+terminal."""
 _MAX_REASONS = 2
-"""Maximum number of reasons of an area that are listed. The value was picked by
-judgement: a host without GPUs has 60 of them, which would hide a check that failed."""
+"""Maximum number of reasons of an area that are listed. A host without GPUs has 60 of
+them, which would hide a check that failed."""
 _TRAINING_AREAS = ("GPU", "RDMA", "NCCL")
 """Areas that matter only on a host with a GPU or an RDMA device."""
 

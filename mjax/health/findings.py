@@ -9,11 +9,9 @@ import enum
 from collections.abc import Iterable
 
 KEPT_TEXTS = 4
-"""Number of parsed outputs that a parser caches. The value was picked by judgement:
-several checks read each output."""
+"""Number of parsed outputs that a parser caches. Several checks read each output."""
 MOST_NAMED = 8
-"""Maximum number of devices in a reason. The value was picked by judgement: a host has
-eight GPUs."""
+"""Maximum number of devices in a reason. A host has eight GPUs."""
 _QUOTED_CHARS = 60
 
 

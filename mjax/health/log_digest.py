@@ -27,25 +27,21 @@ from mjax.health.sources import Reading
 
 CHUNK_BYTES = 2**20
 MAX_LINE_BYTES = 2**13
-"""Maximum length of a line that may be a fault. The value was picked by judgement: a
-record of /dev/kmsg has the same maximum. A longer line is not searched, and the digest
-says so."""
+"""Maximum length of a line that may be a fault. A record of /dev/kmsg has the same
+maximum. A longer line is not searched, and the digest says so."""
 BOOT_S = 300.0
-"""Seconds after which a boot has ended. The value was picked by judgement: drivers of a
-host with eight GPUs load within five minutes."""
+"""Seconds after which a boot has ended. Drivers of a host with eight GPUs load within
+five minutes."""
 AT_BOOT = "at boot"
 """Code of a match of `UNLISTED` in the first `BOOT_S` seconds after the last boot."""
 _MOST_KEYS = 64
-"""Number of different faults of a rule that are counted separately. The value was
-picked by judgement: it is more than a host has devices of a kind. The rest are summed
-under the device `others`."""
+"""Number of different faults of a rule that are counted separately. It is more than a
+host has devices of a kind. The rest are summed under the device `others`."""
 _MOST_CACHED = 1024
-"""Number of messages whose match is cached. The value was picked by judgement: a flood
-repeats a few."""
+"""Number of messages whose match is cached. A flood repeats a few."""
 _SHOWN_CHARS = 300
 OLD_H = 168
-"""Ages are counted up to this limit of a week. The value was picked by judgement: the
-shipped limits cover a day."""
+"""Ages are counted up to this limit of a week. The shipped limits cover a day."""
 _HEAD_BYTES = 2**12  # part of a piece that is searched for the first time of the log
 _SLACK_S = 60.0  # the clock of the log may be ahead of ours
 _OLDEST_S = 10 * 365 * 86400.0

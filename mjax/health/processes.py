@@ -22,8 +22,7 @@ from pathlib import Path
 from mjax.health.sources import Reading, whole
 
 INTERVAL_S = 1.0
-"""Seconds between the two readings. The value was picked by judgement: a clock tick is
-10 ms, so 1% is visible."""
+"""Seconds between the two readings. A clock tick is 10 ms, so 1% is visible."""
 HEADER = "pid\tuser\tstate\tpercent\trss_mib\tcommand"
 # Fields of /proc/PID/stat after the name, which may have spaces and parentheses.
 _STAT = re.compile(r"^([0-9]+) \((.*)\) (\S) (.*)$", re.DOTALL)

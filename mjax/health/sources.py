@@ -18,12 +18,10 @@ from types import MappingProxyType
 from typing import IO, Protocol, runtime_checkable
 
 MAX_BYTES = 32 * 2**20
-"""Maximum size of an output. The value was picked by judgement: `nvidia-smi -q -x` of
-eight GPUs has 0.5 MB."""
+"""Maximum size of an output. `nvidia-smi -q -x` of eight GPUs has 0.5 MB."""
 _CHUNK_BYTES = 2**16
 _SMALL_BYTES = 2**16
-"""Maximum size of each of several files. The value was picked by judgement: a file of
-/sys has at most a page."""
+"""Maximum size of each of several files. A file of /sys has at most a page."""
 _SHOWN_CHARS = 200
 C_LOCALE: Mapping[str, str] = MappingProxyType(
     {"LC_ALL": "C", "LANG": "C", "TZ": "UTC"}

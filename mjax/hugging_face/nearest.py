@@ -13,8 +13,8 @@ from mjax.hugging_face.families import Family
 from mjax.model.config import ModelConfig
 
 _ROUNDS = 3
-"""Maximum number of rounds of changes. The value was picked by judgement: one change
-can require others; for example, rotary positions require a base."""
+"""Maximum number of rounds of changes. One change can require others; for example,
+rotary positions require a base."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

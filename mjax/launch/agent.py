@@ -38,8 +38,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _RETRY_S = 0.5
 _STACKS_S = 1.0
 _QUIET_S = 0.1
-"""A rank has finished writing its stacks if the file has not grown for this long. The
-value was picked by judgement: a rank that runs at all writes the next piece sooner."""
+"""A rank has finished writing its stacks if the file has not grown for this long. A
+rank that runs at all writes the next piece sooner."""
 _POLL_S = 0.02
 _LOOK_S = 0.5
 """Seconds that a heartbeat waits for the files of the ranks."""

@@ -26,8 +26,8 @@ FOLDER = "beats"
 """Folder of the heartbeats, in the work dir."""
 _TRIES, _RETRY_S = 20, 0.005
 _NUM_MISSED = 5
-"""Consecutive missed beats after which a process counts as silent. The value was picked
-by judgement: an overloaded host sometimes delays a thread by a second."""
+"""Consecutive missed beats after which a process counts as silent. An overloaded host
+sometimes delays a thread by a second."""
 _LOOK_S = 0.1
 
 

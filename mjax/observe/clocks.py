@@ -21,9 +21,8 @@ from jaxtyping import Int64
 from mjax.observe.spans import SpanFile
 
 MOST_DRIFT = 1e-4
-"""Largest relative drift of two clocks under NTP: 100 us per second. The value was
-picked by judgement: quartz is within 20 to 100 parts per million, and chrony corrects
-most of that."""
+"""Largest relative drift of two clocks under NTP: 100 us per second. Quartz is within
+20 to 100 parts per million, and chrony corrects most of that."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

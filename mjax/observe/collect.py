@@ -19,8 +19,7 @@ from mjax.observe.stream.sinks import SinkGoneError, open_sink
 
 _QUOTA_EVERY_S = 10.0
 _LONGEST_WAIT_S = 10.0
-"""Longest pause between two attempts while the sink is unreachable. The value was
-picked by judgement, not measured."""
+"""Longest pause between two attempts while the sink is unreachable. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -32,26 +32,23 @@ from mjax.observe.records import Record
 from mjax.observe.spans import SpanFile
 
 ALPHA = 0.01
-"""Probability that two equal runs appear to differ in some phase. The value was picked
-by judgement, not measured."""
+"""Probability that two equal runs appear to differ in some phase. Not measured."""
 WARM_UP = 3
-"""First steps of each start to leave out. The value was picked by judgement: the first
-steps fill caches."""
+"""First steps of each start to leave out. The first steps fill caches."""
 FEWEST_BLOCKS = 7
 """Minimum number of blocks. With fewer, no p could be below ALPHA after the correction
 for 8 phases; two runs of 7 blocks have C(14, 7) = 3432 permutations."""
 _MOST_BLOCKS = 50
-"""Maximum number of blocks. The value was picked by judgement: more blocks only cost
-time, and longer blocks are closer to independent."""
+"""Maximum number of blocks. More blocks only cost time, and longer blocks are closer to
+independent."""
 _TIMES = 4
-"""Length of a block in autocorrelation times. The value was picked by judgement:
-neighbouring blocks are then nearly independent."""
+"""Length of a block in autocorrelation times. Neighbouring blocks are then nearly
+independent."""
 _SHORTEST = 4
 """Minimum length of a block in steps."""
 _PERMUTATIONS = 9999
 _DRAWS = 1000
-"""Bootstrap samples for an interval. The value was picked by judgement: more samples
-hardly change its ends."""
+"""Bootstrap samples for an interval. More samples hardly change its ends."""
 _SLOW = 0.95
 
 type Steps = Float[np.ndarray, "_"]

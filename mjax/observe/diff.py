@@ -27,11 +27,10 @@ from mjax.observe.records import Record
 from mjax.observe.run_differences import Group, Losses
 
 _FEWEST_STEPS = 20
-"""Minimum number of steps for a correlation. The value was picked by judgement: with
-fewer, noise alone reaches 0.5."""
+"""Minimum number of steps for a correlation. With fewer, noise alone reaches 0.5."""
 _CLOCKS = 0.01
-"""Largest relative difference at which two measurements of a step's time agree. The
-value was picked by judgement, not measured."""
+"""Largest relative difference at which two measurements of a step's time agree. Not
+measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

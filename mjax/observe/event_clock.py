@@ -17,8 +17,7 @@ BEGAN = "launch"
 """Kind of a driver's first event, which gives the age of the process and the boot id of
 its host."""
 _JUMP_S = 1.0
-"""Smallest reported difference between the two clocks. The value was picked by
-judgement: NTP slews smaller errors."""
+"""Smallest reported difference between the two clocks. NTP slews smaller errors."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

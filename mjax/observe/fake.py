@@ -37,8 +37,7 @@ from mjax.observe.rung_times import Compared, Ladder
 from mjax.observe.rungs import FIRST, NAMES
 
 STEPS = 120
-"""Steps of each short run. The value was picked by judgement: a run has 7 blocks of 16
-steps, plus the steps left out."""
+"""Steps of each short run. A run has 7 blocks of 16 steps, plus the steps left out."""
 LIMIT_S = 3600.0
 _FAILED = 1
 _PAUSING = ("no-saves", "no-evals")

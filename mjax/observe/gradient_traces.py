@@ -31,8 +31,7 @@ _STACKED = "blocks."
 _TINY = float(np.finfo(np.float32).tiny)
 """Floats below this are subnormal: some devices flush them to zero, others do not."""
 SMALL_GRADIENT = 1e-6
-"""Size of a gradient entry for which the decay time is reported. The value was picked
-by judgement, as a typical size."""
+"""Size of a gradient entry for which the decay time is reported. A typical size."""
 
 type Box = tuple[tuple[int, int], ...]
 """(start, stop) of each dim."""

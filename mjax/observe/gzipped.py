@@ -22,8 +22,8 @@ SUFFIX = ".gz"
 _MAX_BYTES = 2**32
 """A gzip file holds its uncompressed size modulo this (RFC 1952)."""
 _PIECE_BYTES = 2**16
-"""Bytes to read at once. The value was picked by judgement: if a file is damaged, the
-contents of at most this many compressed bytes before the damage are lost."""
+"""Bytes to read at once. If a file is damaged, the contents of at most this many
+compressed bytes before the damage are lost."""
 
 
 def find(folder: Path, ending: str) -> dict[str, Path]:

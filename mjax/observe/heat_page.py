@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import Float
 
 MOST_ROWS = 1000
-"""Maximum number of rows. The value was picked by judgement: a page of that many rows
-is 20,000 pixels high."""
+"""Maximum number of rows. A page of that many rows is 20,000 pixels high."""
 FULL = 20.0
-"""Percentage from which a cell has the full colour. The value was picked by judgement:
-it is the slowdown of a throttled host."""
+"""Percentage from which a cell has the full colour. It is the slowdown of a throttled
+host."""
 _WRITTEN = 1.0
 """Smallest percentage that is written into its cell."""
 _LESS, _NOTHING, _MORE = (33, 102, 172), (247, 247, 247), (217, 95, 2)

@@ -23,11 +23,9 @@ from mjax.observe.step_times import StepTimes, step_times
 
 DONE, BAD_INPUT = 0, 2
 LAST = 1000
-"""Number of last steps to read. The value was picked by judgement: a slow host that was
-replaced earlier is ignored."""
+"""Number of last steps to read. A slow host that was replaced earlier is ignored."""
 ROWS = 40
-"""Hosts in the table. The value was picked by judgement: that many rows fill one
-screen."""
+"""Hosts in the table. That many rows fill one screen."""
 
 PHASES: dict[Channel, str] = {
     "compute": "forward and backward",

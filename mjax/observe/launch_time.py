@@ -50,21 +50,20 @@ and no driver noticed it."""
 UNEXPLAINED = "unexplained"
 MOST_UNEXPLAINED = 0.005
 """Largest unexplained share of the wall time that is not reported as a problem. The
-value was picked by judgement: the benchmark of the ledger has the same bound
-(docs/benchmarks/observe_ledger.md)."""
+benchmark of the ledger has the same bound (docs/benchmarks/observe_ledger.md)."""
 _CLOSED = "closed"
 _SILENT = "host silent"
 _KEPT, _LOST = "productive steps", "lost steps"
 _START = ("import", "init", "build", "compile", "restore")
 _HUNG_S = 1.0
-"""Seconds of silence after which a rank counts as hung. The value was picked by
-judgement: a rank reports several times a second, except during a long step. A rank that
-ends during a long step is wrongly counted as hung; this is rare."""
+"""Seconds of silence after which a rank counts as hung. A rank reports several times a
+second, except during a long step. A rank that ends during a long step is wrongly
+counted as hung; this is rare."""
 _STARTING = "driver: starting"
 _MESSAGE_S = 1.0
 """Longest usual delay of an order to start a rank, or of the report that a rank has
-ended. The value was picked by judgement: it is twice the pause after which an agent
-tries again to connect to its driver. A longer delay has another cause."""
+ended. It is twice the pause after which an agent tries again to connect to its driver.
+A longer delay has another cause."""
 
 
 type Seen = Callable[[float], Mapping[str, float]]

@@ -58,8 +58,7 @@ _BUCKET = {
 count as `restart`."""
 _MOST_DIFFERENCE = 0.01
 """Largest accepted difference between events and spans, as a fraction of the wall time.
-The value was picked by judgement: the events include the time of a killed step, but no
-span does."""
+The events include the time of a killed step, but no span does."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

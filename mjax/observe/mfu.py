@@ -115,20 +115,17 @@ MODELLED_DEVIATION = 0.08
 """Standard deviation of the logarithm of a modelled MFU: modelled step times of 175B
 are within 8% of those that MegaScale reports (docs/benchmarks/megascale.md)."""
 _NEAR_S = 120.0
-"""Events this close to the onset of a fault are shown with it. The value was picked by
-judgement, not measured."""
+"""Events this close to the onset of a fault are shown with it. Not measured."""
 _LONG_S = 1800.0
-"""Shorter runs get a warning. The value was picked by judgement: it is twice the time
-between two rare dips."""
+"""Shorter runs get a warning. It is twice the time between two rare dips."""
 _MOST_STEPS = 8
-"""Steps listed in a line. The value was picked by judgement: that many steps fit into
-the line."""
+"""Steps listed in a line. That many steps fit into the line."""
 _DEEP = 0.05
-"""Deviation of the slow wander of the log MFU above which the report warns. The value
-was picked by judgement: an even spread between 90% and 100% has 0.03."""
+"""Deviation of the slow wander of the log MFU above which the report warns. An even
+spread between 90% and 100% has 0.03."""
 _NOISY = 0.05
-"""Deviation of the log MFU of a single step above which the report warns. The value was
-picked by judgement: it is five times the noise of a healthy run on GPUs (0.2 to 1%)."""
+"""Deviation of the log MFU of a single step above which the report warns. It is five
+times the noise of a healthy run on GPUs (0.2 to 1%)."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -22,11 +22,10 @@ from mjax.observe.records import Record
 from mjax.observe.rungs import FIRST, LAST, Rung
 
 LEAST = 0.05
-"""Fraction of a step that a rung must gain. The value was picked by judgement: two
-starts of one run may differ by as much."""
+"""Fraction of a step that a rung must gain. Two starts of one run may differ by as
+much."""
 _DRIFTS = 2.0
-"""Required ratio of a gain to the drift. The value was picked by judgement, not
-measured."""
+"""Required ratio of a gain to the drift. Not measured."""
 _PAUSES: dict[str, frozenset[str]] = {
     "no-saves": frozenset({"ckpt"}),
     "no-evals": frozenset({"eval"}),

@@ -19,8 +19,8 @@ from mjax.processes.progress import Phase, Word
 
 _SAME_BOOT_S = 2.0
 """Largest difference between two values of wall minus monotonic clock within one boot
-of one machine. The value was picked by judgement: it is more than NTP corrects at once,
-and far less than the difference between two boots."""
+of one machine. It is more than NTP corrects at once, and far less than the difference
+between two boots."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

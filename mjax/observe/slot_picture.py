@@ -25,8 +25,7 @@ _HUES += (("#e3c8f0", "#7a3a9c"),)
 _REPLICAS = "#2aa5a0"
 _SENT: dict[Direction, str] = {"forward": "#c9447a", "backward": "#6b2145"}
 MOST_ARROWS = 2_000
-"""Maximum number of arrows; above it, none is drawn. The value was picked by judgement:
-more would hide the rest."""
+"""Maximum number of arrows; above it, none is drawn. More would hide the rest."""
 _LETTER = 6.5
 """Width of a letter, in pixels."""
 _TIP = """<marker id="{}" viewBox="0 0 6 6" refX="6" refY="3" markerWidth="6"

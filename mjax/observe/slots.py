@@ -32,9 +32,8 @@ _ROLES: tuple[Literal["pp", "dp"], ...] = ("pp", "dp")
 TICK = "tick"
 """Name of the spans of ticks."""
 APART_NS = 2_000_000
-"""Operations may lie this far outside of the stamps of their tick. The value was picked
-by judgement: a stamp on a CPU is a callback that takes half a millisecond, or more if
-the cores are busy."""
+"""Operations may lie this far outside of the stamps of their tick. A stamp on a CPU is
+a callback that takes half a millisecond, or more if the cores are busy."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

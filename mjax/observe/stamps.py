@@ -39,8 +39,7 @@ the earlier row, tag of the later row) to the tag of the interval. A tick writes
 when it begins: the interval before the first such row is not a tick, and the interval
 after the last one is."""
 _MOST_BOUNDS = 64
-"""Number of steps that bound the offset. The value was picked by judgement: drift makes
-older ones useless."""
+"""Number of steps that bound the offset. Drift makes older ones useless."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

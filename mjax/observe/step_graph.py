@@ -43,8 +43,8 @@ PASSES = ("forward", "backward", "tick")
 _INTERRUPTS = frozenset({"eval", "ckpt"})
 """Kinds of spans that make their step and the next one unusual."""
 _CLOCK_ERROR_NS = 1_000_000
-"""Smaller clock shifts are set to 0. The value was picked by judgement: the ends of one
-sync differ by less between devices."""
+"""Smaller clock shifts are set to 0. The ends of one sync differ by less between
+devices."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -38,8 +38,7 @@ _NUM_STEPS = 256
 _MOST_SHOWN = 8
 _BEFORE_S = 5.0
 """A rank that made no progress for this many seconds before others ended is to blame.
-The value was picked by judgement: beats come every second, and a rank that waits for a
-killed one stops later."""
+Beats come every second, and a rank that waits for a killed one stops later."""
 _LIMITED = {"step": "a step", "eval": "a batch of an evaluation", "save": "a save"}
 """Phases whose time limit is a flag, with a description of what is limited."""
 

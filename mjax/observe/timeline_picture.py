@@ -14,8 +14,7 @@ from mjax.observe.slots import Slots, stage_of
 from mjax.observe.spans import Kind, Span
 
 MOST_SPANS = 20_000
-"""Maximum number of spans. The value was picked by judgement: browsers stay responsive
-with this many rectangles."""
+"""Maximum number of spans. Browsers stay responsive with this many rectangles."""
 _COLOURS: dict[Kind, str] = {
     "compute": "#4e9a6b",
     "tp": "#3b7dd8",

@@ -25,8 +25,7 @@ from mjax.observe.gradient_traces import MU, NU, Found, Part, Piece, Unused
 _PARAMS = "params."
 _COUNT = "opt_state.adam.count"
 _SHOWN = 8
-"""Maximum number of index ranges to print. The value was picked by judgement: that many
-ranges fit into a line."""
+"""Maximum number of index ranges to print. That many ranges fit into a line."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

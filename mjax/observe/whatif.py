@@ -34,8 +34,7 @@ _NAME_OF = {"data": "wait for data", "host": "between steps", "sync": "norm"}
 _MOST_SHOWN = 8
 _SKIPPED_STEPS = 2
 """Number of steps to leave out at the beginning of the replayed series: the first steps
-of a start fill caches and connect devices. The value was picked by judgement, not
-measured."""
+of a start fill caches and connect devices. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,7 @@ import time
 from collections.abc import Iterator
 
 LIMIT_S = 3_600
-"""Timeout in seconds. The value was picked by judgement: it is above any limit of the
-parent, which ends the processes."""
+"""Timeout in seconds. It is above any limit of the parent, which ends the processes."""
 _FIX = "Do not change files of mjax while processes start"
 
 

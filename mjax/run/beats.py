@@ -22,8 +22,8 @@ _DEPTH = 12
 """Maximum number of stack frames written, the number that `mjax.launch.stacks`
 compares."""
 _JOIN_S = 5.0
-"""Maximum seconds to wait for the thread at exit. The value was picked by judgement: a
-hung disk must not delay the exit."""
+"""Maximum seconds to wait for the thread at exit. A hung disk must not delay the
+exit."""
 
 
 class Beats:

@@ -37,7 +37,7 @@ _TIMING = ("step_s", "data_wait_s", "tokens_per_s", "mfu", "mfu_visible", "profi
 """
 _PATIENCE_S, _STOP_PATIENCE_S = 30, 5
 """Seconds that trackers have to send queued rows when a run ends, and when it is
-stopped. The values were picked by judgement: a stopped run must exit soon."""
+stopped. A stopped run must exit soon."""
 _MAX_LOST = 8
 
 

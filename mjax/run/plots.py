@@ -20,17 +20,15 @@ _MOST_POINTS = 4000
 """Maximum number of points of a raw curve: more than a panel has pixels."""
 _SPEED = "tokens_per_s"
 _SHOWN_TIME = 0.98
-"""Share of a run's time whose throughput the panel shows. The value was picked by
-judgement, not measured."""
+"""Share of a run's time whose throughput the panel shows. Not measured."""
 _DECADES = 30
-"""Ratio of high to low gradient norms above which their scale is logarithmic. The value
-was picked by judgement, not measured."""
+"""Ratio of high to low gradient norms above which their scale is logarithmic. Not
+measured."""
 _SAME = 1e-6
 """Relative difference of ratios of two fields that counts as rounding. The fields are
 float64, of float32 losses."""
 _SMOOTHED_OVER = 50
-"""Steps of a run per step of its smoothing window. The value was picked by judgement,
-not measured."""
+"""Steps of a run per step of its smoothing window. Not measured."""
 
 
 def draw(

@@ -19,23 +19,19 @@ from typing import TextIO
 from mjax.observe.spans import Event
 
 _NUM_USUAL = 200
-"""Number of recent steps that the percentile covers. The value was picked by judgement:
-the 99th percentile of fewer than 100 steps is their maximum."""
+"""Number of recent steps that the percentile covers. The 99th percentile of fewer than
+100 steps is their maximum."""
 _NUM_BEFORE = 20
-"""Number of steps before the first check. The value was picked by judgement: the first
-steps compile and fill caches."""
+"""Number of steps before the first check. The first steps compile and fill caches."""
 _LEAST_S = 1.0
-"""Seconds below which no step is slow. The value was picked by judgement: it is above
-the noise of the operating system."""
+"""Seconds below which no step is slow. It is above the noise of the operating
+system."""
 _MOST_S = 86_400.0
-"""Maximum limit in seconds. The value was picked by judgement: it is far above any
-step, and longer waits overflow."""
+"""Maximum limit in seconds. It is far above any step, and longer waits overflow."""
 _MOST_DUMPS = 20
-"""Maximum number of stacks written by one process. The value was picked by judgement:
-it bounds the size of the file."""
+"""Maximum number of stacks written by one process. It bounds the size of the file."""
 _REARM_PART = 0.25
-"""Fraction of the limit after which the watchdog is restarted. The value was picked by
-judgement, not measured."""
+"""Fraction of the limit after which the watchdog is restarted. Not measured."""
 
 
 class SlowSteps:

@@ -25,7 +25,7 @@ from mjax.observe.spans import (
 
 _MOST_UNWRITTEN_BYTES = 16 * 2**20
 """Bytes kept while the disk is full. Beyond them the newest lines are lost, which is
-reported. The value was picked by judgement: the lines of hours of steps fit into it."""
+reported. The lines of hours of steps fit into it."""
 
 
 class Spans:

@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 LEAST_STEPS = 10
-"""Minimum number of steps in an average. The value was picked by judgement: one wrong
-step changes it little."""
+"""Minimum number of steps in an average. One wrong step changes it little."""
 
 
 class Speed:

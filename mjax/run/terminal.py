@@ -21,8 +21,7 @@ from typing import Any, Protocol, TextIO, cast, runtime_checkable
 import mjax
 
 _SMOOTHING = 0.95
-"""Decay of the smoothed loss. The value was picked by judgement: the result is a mean
-over about twenty steps."""
+"""Decay of the smoothed loss. The result is a mean over about twenty steps."""
 _REDRAWN_PER_S = 4
 _COLORS = {
     "warning:": "yellow",

@@ -32,8 +32,8 @@ from mjax.generate.server.protocol import Options
 from mjax.generate.server.scheduler import Scheduler, Ticket
 
 _GOODBYE_S = 1.0
-"""Seconds for which the server tries to send the error at the end of a stream. The
-value was picked by judgement: a client that does not read must not block the server."""
+"""Seconds for which the server tries to send the error at the end of a stream. A client
+that does not read must not block the server."""
 _JSON = [(b"content-type", b"application/json")]
 _STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -44,8 +44,7 @@ _GONE = 499
 """Status that is counted if a client disconnects before its answer, as in nginx."""
 _IS_GONE = "mjax.is_gone"
 _KNOWN_TOKENS = 1 << 16
-"""Maximum number of token texts in the cache. The value was picked by judgement: the
-texts take a few MB."""
+"""Maximum number of token texts in the cache. The texts take a few MB."""
 
 
 def make_app(

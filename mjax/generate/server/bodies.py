@@ -16,7 +16,7 @@ _DRAIN_S = 2.0
 _DRAIN_BYTES = 32 << 20
 """Limits, in seconds and bytes, for reading and discarding the rest of a body that is
 too large. The rest is read because a client that is disconnected while it sends does
-not see the answer. Both values were picked by judgement, not measured."""
+not see the answer. Not measured."""
 
 
 class ClientGoneError(Exception):

@@ -9,7 +9,7 @@ from collections import Counter
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS_S = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
-"""Upper bounds of the histograms. The bounds were picked by judgement: two per decade,
+"""Upper bounds of the histograms. Two per decade,
 around the usual seconds of an answer."""
 
 

@@ -16,8 +16,8 @@ from mjax.generate.server.errors import malformed, unsupported
 MOST_STOPS = 4
 """Maximum number of stop texts of a request; OpenAI's limit."""
 _MOST_STOP_CHARS = 1000
-"""Maximum number of characters of a stop text. The value was picked by judgement: a
-stream may hold back that many characters."""
+"""Maximum number of characters of a stop text. A stream may hold back that many
+characters."""
 _MOST_CHOICES = 128
 """Largest n; OpenAI's limit."""
 _MOST_TEMPERATURE = 2.0

@@ -25,12 +25,12 @@ from mjax.generate.requests import Event, Request
 from mjax.generate.server.errors import ApiError, malformed, stopping
 
 _MEAN_WEIGHT = 0.1
-"""Weight of the newest answer in the running mean of durations. The value was picked by
-judgement: the result is a mean over about ten answers."""
+"""Weight of the newest answer in the running mean of durations. The result is a mean
+over about ten answers."""
 _MOST_RETRY_S = 60
 _JOIN_S = 5.0
 """Seconds for which `stop` waits at most until the engine's thread has finished its
-current step. The value was picked by judgement, not measured."""
+current step. Not measured."""
 
 
 @runtime_checkable

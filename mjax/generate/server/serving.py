@@ -27,11 +27,10 @@ from mjax.listening import asgi
 _KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept; nginx's default (keepalive_timeout)."""
 _LAST_ANSWERS_S = 2
-"""Seconds to send the last errors when the server ends. The value was picked by
-judgement, not measured."""
+"""Seconds to send the last errors when the server ends. Not measured."""
 _PROBE_IDLE_S, _PROBE_EVERY_S, _PROBES = 60, 15, 4
-"""TCP keepalive times of the kernel. The values were picked by judgement: a client
-whose machine is gone frees its slot after two minutes."""
+"""TCP keepalive times of the kernel. A client whose machine is gone frees its slot
+after two minutes."""
 _POLL_S = 0.1
 _WARM_TOKENS = 2
 """Tokens of the warm-up answer: the prefill draws one, the draw program another."""

@@ -19,8 +19,8 @@ import math
 import numpy as np
 
 LEAST_ERROR = 1e-6
-"""Minimum error rate that the search assumes. The value was picked by judgement. At
-rate 0, one wrong outcome would exclude the right answer for good."""
+"""Minimum error rate that the search assumes. Not measured. At rate 0, one wrong
+outcome would exclude the right answer for good."""
 
 _SHARES = np.linspace(0.0, 1.0, 2001)
 

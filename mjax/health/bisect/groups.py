@@ -18,17 +18,16 @@ from mjax.health.bisect.bits import ErrorRates, best_share, entropy, information
 from mjax.health.bisect.posterior import Posterior
 
 _MOST_AT_ONCE = 6
-"""Number of tests that are chosen jointly. The value was picked by judgement: the tests
-have 2^6 joint outcomes, and the information of more tests overlaps."""
+"""Number of tests that are chosen jointly. The tests have 2^6 joint outcomes, and the
+information of more tests overlaps."""
 _WORTH = 0.5
-"""Minimum information of a further test of a round, relative to the first. The value
-was picked by judgement, not measured."""
+"""Minimum information of a further test of a round, relative to the first. Not
+measured."""
 _GOOD = 4
-"""Number of probably good hosts that are considered as one group. The value was picked
-by judgement, not measured."""
+"""Number of probably good hosts that are considered as one group. Not measured."""
 _SINGLES = 8
-"""Number of the most doubtful hosts that are considered as single-host groups. The
-value was picked by judgement, not measured."""
+"""Number of the most doubtful hosts that are considered as single-host groups. Not
+measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from mjax.health.bisect.problem import Outcome, Problem, check_outcomes
 from mjax.health.bisect.search import Progress, Round, Suspect, Verdict
 
 LEAST_HOSTS = 4
-"""Minimum number of hosts. The value was picked by judgement: with 3 hosts each end of
-a bad link has only one other pair."""
+"""Minimum number of hosts. With 3 hosts each end of a bad link has only one other
+pair."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

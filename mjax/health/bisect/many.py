@@ -15,8 +15,7 @@ import numpy as np
 from mjax.health.bisect.bits import ErrorRates
 
 _SHARES = np.array([*np.arange(0.05, 1.0, 0.1), 1.0])
-"""Shares of bad hosts, equally probable before the tests. The values were picked by
-judgement, not measured."""
+"""Shares of bad hosts, equally probable before the tests. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,9 +29,8 @@ from mjax import checked_json
 from mjax.health.bisect.problem import Outcome
 
 LEAST_COMPARED = 4
-"""Minimum number of groups of a round that are compared. The value was picked by
-judgement: with a bad host in one of four groups, the median is still the time of good
-groups."""
+"""Minimum number of groups of a round that are compared. With a bad host in one of four
+groups, the median is still the time of good groups."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

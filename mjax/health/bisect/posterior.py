@@ -28,26 +28,23 @@ import numpy as np
 from mjax.health.bisect.bits import ErrorRates
 
 MOST_BAD = 10
-"""Maximum size of an enumerated set. The value was picked by judgement: with more bad
-hosts, most groups of a useful size fail, and testing each host alone needs fewer
-tests."""
+"""Maximum size of an enumerated set. With more bad hosts, most groups of a useful size
+fail, and testing each host alone needs fewer tests."""
 ALL_SETS_HOSTS = 12
-"""Maximum number of hosts for which sets of every size are enumerated. The value was
-picked by judgement, not measured."""
+"""Maximum number of hosts for which sets of every size are enumerated. Not measured."""
 MANY_PRIOR = 1e-3
 """Prior probability that about half of the hosts are bad, or that all tests fail for a
-common reason. The value was picked by judgement, not measured."""
+common reason. Not measured."""
 
 _BUDGET = 12_000
-"""Number of sets examined for one size. The value was picked by judgement: the
-enumeration takes 1 ms on one core."""
+"""Number of sets examined for one size. The enumeration takes 1 ms on one core."""
 _MOST_KEPT = 3_000
 _MOST_SETS = 1_500
-"""Number of sets returned; the probabilities of all others are only summed. The value
-was picked by judgement, not measured."""
+"""Number of sets returned; the probabilities of all others are only summed. Not
+measured."""
 _NEGLIGIBLE = 1e-4
 """The enumeration ends at a size whose total probability is below this fraction of the
-largest total so far. The value was picked by judgement, not measured."""
+largest total so far. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,15 +14,14 @@ from mjax.health.bisect.bits import ErrorRates
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:%-]*")
 _MOST_IN_BLOCK = 128
-"""Maximum number of hosts of a block. The value was picked by judgement: its sets are
-enumerated in milliseconds."""
+"""Maximum number of hosts of a block. Its sets are enumerated in milliseconds."""
 _BAD_IN_BLOCK = 3.0
-"""Maximum expected number of bad hosts of a block. The value was picked by judgement:
-it is well below `posterior.MOST_BAD`."""
+"""Maximum expected number of bad hosts of a block. It is well below
+`posterior.MOST_BAD`."""
 _LEAST_IN_BLOCK = 16
 _TESTS_A_HOST = 10
-"""Number of tests per host in the default maximum. The value was picked by judgement: a
-search that needs more will not end."""
+"""Number of tests per host in the default maximum. A search that needs more will not
+end."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

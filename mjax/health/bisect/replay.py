@@ -39,8 +39,7 @@ fields, mainly times, may differ between two runs of the same job."""
 _PLACE = "{work_dir}"
 _SHOWN_CHARS = 800
 _GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL. The value was picked by judgement, not
-measured."""
+"""Seconds between SIGTERM and SIGKILL. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,7 @@ from mjax.health.bisect.runner import command_for
 from mjax.health.bisect.search import Progress, Round
 
 _SURPRISING = 1e-3
-"""A number of test errors less probable than this is reported. The value was picked by
-judgement, not measured."""
+"""A number of test errors less probable than this is reported. Not measured."""
 
 
 def assumptions(problem: Problem) -> str:

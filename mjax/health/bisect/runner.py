@@ -21,8 +21,7 @@ from mjax.health.bisect.outcomes import Record
 _TAIL_BYTES = 4096
 _SHOWN_CHARS = 200
 _GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL. The value was picked by judgement, not
-measured."""
+"""Seconds between SIGTERM and SIGKILL. Not measured."""
 
 
 class _StoppedError(Exception):

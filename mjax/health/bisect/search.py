@@ -28,15 +28,13 @@ Verdict = Literal["none", "some", "all", "undecided"]
 
 LEAST_TOLD = 1e-3
 """A round with less information than this share of the remaining entropy is useless:
-the doubtful hosts are always in the same groups. The value was picked by judgement, not
-measured."""
+the doubtful hosts are always in the same groups. Not measured."""
 _ALL_FAIL = (
     "every host fails: all are bad, or the test itself fails; run it on a host that is "
     "known to be good"
 )
 _SHOWN_DOUBT = 0.01
-"""A host with at least this probability is named as a suspect. The value was picked by
-judgement, not measured."""
+"""A host with at least this probability is named as a suspect. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,14 +23,13 @@ from mjax import checked_json
 from mjax.health.burn.measurements import Measured, Report, Task, is_within
 
 _POLL_S = 0.2
-"""Seconds between checks for a stop signal. The value was picked by judgement: nobody
-notices a delay of that length."""
+"""Seconds between checks for a stop signal. Nobody notices a delay of that length."""
 _PARTING_S = 10.0
-"""Time limit in seconds for a process to exit after its last report. The value was
-picked by judgement: devices need seconds to close."""
+"""Time limit in seconds for a process to exit after its last report. Devices need
+seconds to close."""
 _MOST_FAILURES = 2
-"""Number of dead or hung processes after which the remaining kinds are skipped. The
-value was picked by judgement to bound the time on a dead host."""
+"""Number of dead or hung processes after which the remaining kinds are skipped. It
+bounds the time on a dead host."""
 _MOST_BYTES = 2**20
 _NOTE_CHARS = 300
 _STACK = re.compile(r"\*\*\*|@ |PC: @|Fatal Python|Current thread|File |Extension mod")

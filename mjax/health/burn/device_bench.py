@@ -25,8 +25,8 @@ _STEP = np.uint32(0x9E3779B1)
 """2^32 over the golden ratio, made odd (Knuth, The Art of Computer Programming 3, 6.4):
 its multiples by different numbers below 2^32 differ modulo 2^32."""
 _BATCH_S = 0.01
-"""Seconds that a batch of calls takes; only its last call is waited for. The value was
-picked by judgement: a batch takes long enough to hide the launch cost."""
+"""Seconds that a batch of calls takes; only its last call is waited for. A batch takes
+long enough to hide the launch cost."""
 
 
 class Bench:

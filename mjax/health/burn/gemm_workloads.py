@@ -26,12 +26,11 @@ from mjax.health.burn.host_workloads import repeat
 from mjax.health.burn.measurements import BUDGET_S, Measured, Outcome
 
 _CPU_SIZE, _GPU_SIZE = 512, 8192
-"""Rows of a GEMM on a CPU and on a GPU. The values were picked by judgement: the first
-takes milliseconds on two cores, and the second is the usual size to reach the peak rate
-of a GPU."""
+"""Rows of a GEMM on a CPU and on a GPU. The first takes milliseconds on two cores, and
+the second is the usual size to reach the peak rate of a GPU."""
 _EXACT_GPU_SIZE = 4096
-"""Rows of the exact GEMM on a GPU. The value was picked by judgement: it gives enough
-tiles for all parts of a GPU, and the host checks the result in 0.1 s."""
+"""Rows of the exact GEMM on a GPU. It gives enough tiles for all parts of a GPU, and
+the host checks the result in 0.1 s."""
 _DIVISOR = 64
 """Divisor of random bytes. It gives factors from -2 to 2, which are exact in bfloat16
 and float16, and rounded in float8."""

@@ -33,8 +33,7 @@ from mjax.health.burn.measurements import (
 )
 
 _BLOCK_BYTES = 8 * 2**20
-"""Bytes of one write or read. The value was picked by judgement: it is a multiple of
-every file system's page size."""
+"""Bytes of one write or read. It is a multiple of every file system's page size."""
 _MIB = 2**20
 _GB = 1e9
 
@@ -108,7 +107,7 @@ def disk(task: Task) -> list[Measured]:
         return [Measured(name="disk", outcome="absent", note="--disk-dir is not given")]
     folder, size = Path(task.disk_dir), task.disk_mib * _MIB
     state = os.statvfs(folder)
-    # By judgement, as much space stays free as is written.
+    # As much space stays free as is written.
     if state.f_bavail * state.f_frsize < 2 * size:
         note = f"{folder} has less than {2 * task.disk_mib} MiB free"
         return [Measured(name="disk", outcome="absent", note=note)]
@@ -197,7 +196,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 def _memory_bytes(task: Task) -> int:
     """Return the bytes to test: --memory-mib, or 1/4 of the free memory, at most 256
-    MiB. The maximum was picked by judgement: it is more than most caches, and tested in
+    MiB. The maximum is more than most caches, and tested in
     a second."""
     if task.memory_mib is not None:
         return task.memory_mib * _MIB

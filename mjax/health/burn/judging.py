@@ -15,8 +15,8 @@ from mjax.health.burn.result import Check
 from mjax.health.findings import State
 
 LEAST_ROUNDS = 8
-"""Minimum number of rounds to judge drift. The value was picked by judgement: with
-fewer, the normal approximation of the null model is poor."""
+"""Minimum number of rounds to judge drift. With fewer, the normal approximation of the
+null model is poor."""
 _NORMAL_95 = 1.96  # two-sided 95% of the normal distribution
 
 LimitsOf = Callable[[Measured], tuple[list[Limit], str]]

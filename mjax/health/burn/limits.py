@@ -17,8 +17,8 @@ from mjax.health.burn.result import Result
 
 BASELINES = Path(__file__).with_name("baselines.toml")
 LEAST_HOSTS = 3
-"""Minimum number of hosts for a median. The value was picked by judgement: with 2, a
-slow host pulls the median halfway down."""
+"""Minimum number of hosts for a median. With 2, a slow host pulls the median halfway
+down."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,19 +29,17 @@ from mjax.health.burn.device_bench import (
 from mjax.health.burn.measurements import Form, Measured
 
 _CPU_BYTES = 2**23
-"""Bytes of every buffer on a CPU. The value was picked by judgement: two cores need
-milliseconds for it."""
+"""Bytes of every buffer on a CPU. Two cores need milliseconds for it."""
 _CPU_COPY_BYTES = 2**25
-"""Bytes of the buffer that a CPU reads and writes. The value was picked by judgement:
-together with its copy, the buffer is larger than most caches."""
+"""Bytes of the buffer that a CPU reads and writes. Together with its copy, the buffer
+is larger than most caches."""
 _LINK_BYTES = 2**28
 _COPY_BYTES = _REDUCE_BYTES = 2**30
-"""Bytes of the buffers on a GPU. The value was picked by judgement: it is larger than
-every cache, and NCCL reaches its full rate only above 256 MiB
-(github.com/NVIDIA/nccl-tests, issue 212)."""
+"""Bytes of the buffers on a GPU. It is larger than every cache, and NCCL reaches its
+full rate only above 256 MiB (github.com/NVIDIA/nccl-tests, issue 212)."""
 _NETWORK_REPEATS: Mapping[Form, int] = {"quick": 3, "short": 20, "long": 100}
-"""Number of calls, fixed because it must be the same in all processes. The values were
-picked by judgement: the calls take about the time budget of each `Form` of a burn."""
+"""Number of calls, fixed because it must be the same in all processes. The calls take
+about the time budget of each `Form` of a burn."""
 _PERIOD = 1024
 """Maximum period of the summands of a reduction, in words and in devices."""
 _EXACT = 2**24

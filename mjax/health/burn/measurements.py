@@ -43,12 +43,12 @@ Form = Literal["quick", "short", "long"]
 """Form of a burn, which decides how long a measurement is repeated. Sizes are the same
 in all forms, so that their results can be compared."""
 BUDGET_S: dict[Form, float] = {"quick": 0.1, "short": 1.0, "long": 10.0}
-"""Time budget in seconds for the repeats of one kind, shared by its parts. The values
-were picked by judgement: a short round of all kinds takes well below a minute, and a
-long one keeps GPUs warm for minutes."""
+"""Time budget in seconds for the repeats of one kind, shared by its parts. A short
+round of all kinds takes well below a minute, and a long one keeps GPUs warm for
+minutes."""
 LEAST_REPEATS = 3
-"""Minimum number of repeats of every part, whatever the budget. The value was picked by
-judgement: a median needs at least three."""
+"""Minimum number of repeats of every part, whatever the budget. A median needs at least
+three."""
 
 Outcome = Literal["value", "right", "wrong", "absent", "error", "incomplete"]
 """value: a number, to be judged. right, wrong: result of comparing bytes. absent: not

@@ -20,8 +20,8 @@ from mjax.health.cluster.seen_links import SeenLinks
 
 Verdict = Literal["ok", "failed", "incomplete"]
 _MAX_PROBLEMS = 20
-"""Maximum number of problems shown of an incomplete comparison. The value was picked by
-judgement: two dumps of different fabrics give a problem for each of 10,000 ports."""
+"""Maximum number of problems shown of an incomplete comparison. Two dumps of different
+fabrics give a problem for each of 10,000 ports."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

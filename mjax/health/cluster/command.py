@@ -34,8 +34,7 @@ from mjax.health.cluster.ranges import expand
 
 _BAD_INPUT = 2
 _SHOWN = 40
-"""Number of printed findings; --json has all. The value was picked by judgement: that
-many findings fill two screens."""
+"""Number of printed findings; --json has all. That many findings fill two screens."""
 
 
 def main(argv: Sequence[str]) -> int:

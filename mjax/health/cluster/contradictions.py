@@ -24,8 +24,8 @@ from mjax.health.cluster.toml_tables import Problem
 
 _SHOWN = 3
 """Maximum number of problems of a kind shown for one path, and of names in a message.
-The value was picked by judgement: one entry of a cluster file covers hundreds of ports,
-which are mostly wrong together."""
+One entry of a cluster file covers hundreds of ports, which are mostly wrong
+together."""
 _FABRICS: tuple[Fabric, ...] = ("infiniband", "ethernet")
 
 

@@ -19,12 +19,10 @@ from typing import BinaryIO
 from mjax.health.cluster.links import End, Observation, Sighting
 
 MAX_LINE_BYTES = 4096
-"""Maximum length of a line. The value was picked by judgement: the longest line of
-either format has about 300 bytes."""
+"""Maximum length of a line. The longest line of either format has about 300 bytes."""
 _SHOWN_CHARS = 80
 _MAX_BROKEN = 5
-"""Number of unparsed lines shown. The value was picked by judgement: they are enough to
-recognise another format."""
+"""Number of unparsed lines shown. They are enough to recognise another format."""
 
 _LANE_GBPS = {2.5: 2.5, 5.0: 5.0, 10.0: 10.0, 14.0625: 14.0}
 _LANE_GBPS |= {25.78125: 25.0, 53.125: 50.0, 106.25: 100.0, 212.5: 200.0}

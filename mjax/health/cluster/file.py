@@ -48,8 +48,7 @@ from mjax.health.cluster.tables import ClusterTable
 from mjax.health.cluster.toml_tables import UNKNOWN_KEY, Problem, build
 
 MAX_BYTES = 64 * 2**20
-"""Maximum size of a file. The value was picked by judgement: a file of 10,000 hosts
-with all GUIDs has 5 MB."""
+"""Maximum size of a file. A file of 10,000 hosts with all GUIDs has 5 MB."""
 
 
 class ClusterError(ValueError):

@@ -25,8 +25,7 @@ from mjax.health.cluster.parts import Cluster, Host, Port
 
 _OK, _COUNT = "ok", "gpu.count"
 MAX_BYTES = 16 * 2**20
-"""Maximum size of a report. The value was picked by judgement: 60 checks with their
-evidence take 100 kB."""
+"""Maximum size of a report. 60 checks with their evidence take 100 kB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

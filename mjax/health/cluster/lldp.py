@@ -17,7 +17,7 @@ from mjax import checked_json
 from mjax.health.cluster.links import End, Observation, Sighting
 
 MAX_BYTES = 16 * 2**20
-"""Maximum size of a host's output. The value was picked by judgement, far above the
+"""Maximum size of a host's output. Far above the
 200 kB of 64 interfaces with details."""
 
 

@@ -29,11 +29,10 @@ from mjax.health.cluster.neighbours import Edges, MeshSizes, edges_of
 from mjax.health.cluster.parts import Cluster
 
 NUM_RANDOM = 100
-"""Number of random orders. The value was picked by judgement: it gives their mean to a
-tenth of their standard deviation."""
+"""Number of random orders. It gives their mean to a tenth of their standard
+deviation."""
 MAX_TRIES = 1_000_000
-"""Number of swaps tried over all candidates. The value was picked by judgement: they
-take a few seconds of Python."""
+"""Number of swaps tried over all candidates. They take a few seconds of Python."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)

@@ -11,9 +11,8 @@ import re
 from collections.abc import Iterator
 
 MAX_NAMES = 1_000_000
-"""Maximum number of names of a pattern. The value was picked by judgement: it is far
-above any cluster, but a typing error such as `gpu[1-99999999999]` is refused before it
-fills the memory."""
+"""Maximum number of names of a pattern. It is far above any cluster, but a typing error
+such as `gpu[1-99999999999]` is refused before it fills the memory."""
 _PART = re.compile(r"\[([^\[\]]*)\]")
 _RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 _PLAIN = re.compile(r"[^\s\[\],]*")

@@ -28,7 +28,7 @@ from mjax.health.events.state import Device, FullError, State
 
 _NS = 10**9
 _NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_./:-]{0,126}[A-Za-z0-9_])?")
-"""Values of a log that may enter an argument. The rule was picked by judgement: it
+"""Values of a log that may enter an argument. The rule
 allows no option, blank or shell character, because a program may pass its arguments to
 a shell on another machine."""
 _KILLED = -signal.SIGKILL

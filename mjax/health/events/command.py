@@ -38,8 +38,8 @@ from mjax.health.events.state import State
 
 _CHUNK_BYTES = 2**16
 _POLL_S = 0.5
-"""Seconds between two reads of a followed log. The value was picked by judgement:
-nobody notices a delay of that length."""
+"""Seconds between two reads of a followed log. Nobody notices a delay of that
+length."""
 _NS = 10**9
 _BAD_INPUT = 2
 

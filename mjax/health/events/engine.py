@@ -16,8 +16,8 @@ from mjax.health.events.logs import Line
 from mjax.health.events.rules import Rule, filled
 
 MAX_KEYS = 10_000
-"""Maximum number of pairs of a rule and a device. The value was picked by judgement: it
-is enough for ten rules over a fabric of 1,000 ports."""
+"""Maximum number of pairs of a rule and a device. It is enough for ten rules over a
+fabric of 1,000 ports."""
 _KEPT = 4
 """Timestamps kept per rule and device, as a multiple of `count`. Until a rule fires,
 each period of `within_s` has fewer than `count` timestamps, so 4 `count` timestamps

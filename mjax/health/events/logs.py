@@ -24,16 +24,15 @@ from typing import Literal
 
 Kind = Literal["kernel", "syslog", "ufm", "other"]
 MAX_LINE_BYTES = 4096
-"""Maximum length of a line; the rest is dropped. The value was picked by judgement: it
-is four times the kernel's maximum of 1024 bytes; UFM lines have 200 to 400."""
+"""Maximum length of a line; the rest is dropped. It is four times the kernel's maximum
+of 1024 bytes; UFM lines have 200 to 400."""
 _SECOND_NS = 10**9
 _MAX_S = 7_258_118_400
-"""Latest time of a line, the year 2200. The value was picked by judgement: with the
-delay of a test it is below 2^63 nanoseconds, which SQLite holds, and datetime can show
-it."""
+"""Latest time of a line, the year 2200. With the delay of a test it is below 2^63
+nanoseconds, which SQLite holds, and datetime can show it."""
 _NEW_BOOT_NS = 60 * _SECOND_NS
-"""A larger backward jump of the seconds since boot means a new boot. The value was
-picked by judgement: lines of several processors are out of order by milliseconds."""
+"""A larger backward jump of the seconds since boot means a new boot. Lines of several
+processors are out of order by milliseconds."""
 _MONTHS = (
     *("Jan", "Feb", "Mar", "Apr", "May", "Jun"),
     *("Jul", "Aug", "Sep", "Oct", "Nov", "Dec"),

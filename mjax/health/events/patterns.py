@@ -7,7 +7,7 @@ pattern is checked: no choice inside a repeat (exponential cost), and a limited 
 of repeats that can match the same text (polynomial cost).
 
 Source of the two forms: Davis et al. 2018, "The impact of regular expression denial of
-service (ReDoS) in practice", ESEC/FSE 2018. The rules here are stricter by judgement:
+service (ReDoS) in practice", ESEC/FSE 2018. The rules here are stricter:
 they refuse some safe patterns, and the message says how to rewrite them.
 """
 
@@ -18,11 +18,10 @@ from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 _LONG = 16
-"""Maximum count of a short repeat. The value was picked by judgement: matching 16
-positions of a line costs nothing."""
+"""Maximum count of a short repeat. Matching 16 positions of a line costs nothing."""
 _MAX_DEGREE = 2
-"""Maximum degree of the polynomial cost. The value was picked by judgement: 4096
-squared is 17 million steps, which take about 0.1 s."""
+"""Maximum degree of the polynomial cost. 4096 squared is 17 million steps, which take
+about 0.1 s."""
 _REPEATS = (codes.MAX_REPEAT, codes.MIN_REPEAT, codes.POSSESSIVE_REPEAT)
 _ALPHABET = frozenset(map(chr, range(128))) | {"\xe9"}  # one letter beyond ASCII
 _ADVICE = "write a class that leaves out what follows, such as [^ ]+ or \\d+"
@@ -93,8 +92,7 @@ def _check_degree(atoms: list[_Atom], pattern: str) -> None:
 
 
 _MAX_PATHS = 64
-"""Maximum number of combinations of alternatives. The value was picked by judgement: a
-rule needs a few."""
+"""Maximum number of combinations of alternatives. A rule needs a few."""
 
 
 def _paths(tree: Any, pattern: str) -> list[list[_Atom]]:

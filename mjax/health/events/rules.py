@@ -23,8 +23,7 @@ LogKind = Literal["any", "kernel", "syslog", "ufm"]
 GIVEN = ("rule", "host", "count", "within_s")
 """Names that every template may use, besides the groups of the pattern of its rule."""
 _MAX_COUNT = 10_000
-"""Maximum `count`. The value was picked by judgement: with it, the timestamps that are
-kept for one device take 0.5 MB."""
+"""Maximum `count`. With it, the timestamps that are kept for one device take 0.5 MB."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,11 +103,9 @@ class Rule:
 class Limits:
     """Number of devices that these rules may disable at the same time.
 
-    The number was picked by judgement: 2 covers the two ends of one link. If more
-    devices fail at once, the fault is in a switch, a power supply, the log or a rule,
-    and disabling more devices does not fix it. In a small fabric 5 percent may be less
-    than 2; the smaller number applies.
-    """
+    2 covers the two ends of one link. If more devices fail at once, the fault is in a
+    switch, a power supply, the log or a rule, and disabling more devices does not fix
+    it. In a small fabric 5 percent may be less than 2; the smaller number applies."""
 
     max_disabled: int = 2
     max_disabled_percent: float = 5.0

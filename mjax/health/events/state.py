@@ -18,7 +18,7 @@ device. Every step except enabled counts against the limit."""
 _VERSION = 1
 _KEPT_EVENTS = 10_000
 """Number of events that are remembered, so that reading the same log again does not
-repeat them. The value was picked by judgement: the file takes a few megabytes."""
+repeat them. The file takes a few megabytes."""
 _TABLES = """
 create table if not exists devices (
   device text primary key, rule text not null, step text not null,

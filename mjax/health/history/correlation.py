@@ -27,22 +27,21 @@ from collections.abc import Mapping
 import numpy as np
 
 MIN_SAMPLES = 100
-"""Minimum number of samples of each host. The value was picked by judgement: p then has
-steps of 0.01 or less, and the slow part is not most of a series."""
+"""Minimum number of samples of each host. P then has steps of 0.01 or less, and the
+slow part is not most of a series."""
 MIN_KNOWN = 40
-"""Minimum number of present samples of a host; a host with fewer is ignored. The value
-was picked by judgement: the slow part has 12 parameters."""
+"""Minimum number of present samples of a host; a host with fewer is ignored. The slow
+part has 12 parameters."""
 FALSE_DISCOVERY_RATE = 0.05
-"""Default false discovery rate. The value was picked by judgement: one in twenty of the
-named statistics may be chance."""
+"""Default false discovery rate. One in twenty of the named statistics may be chance."""
 NUM_WAVES = 10
 """Number of slow cosines removed from a series. The value was picked from runs on
 independent series of 500 samples: with none, random walks and AR(0.99) gave a false
 discovery in 20 to 25% of the runs; with 10, in 3 to 8%."""
 _NULL_PERCENTILE = 95.0
 _EPSILON = 1e-12
-"""Tolerance for equal correlations, whose terms the FFT adds in different orders. The
-value was picked by judgement, not measured."""
+"""Tolerance for equal correlations, whose terms the FFT adds in different orders. Not
+measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ import enum
 import hashlib
 
 MAX_TEXT_CHARS = 2000
-"""Maximum length of a stored text. The value was picked by judgement: a failure may
-contain the last lines of a log."""
+"""Maximum length of a stored text. A failure may contain the last lines of a log."""
 
 
 class Kind(enum.StrEnum):
@@ -117,7 +116,7 @@ CAUSES: dict[str, Meaning] = {
     ),
 }
 """Maps the cause of a fault, as named by the launcher, to its meaning. The weights here
-and in KINDS were picked by judgement: 8 if the hardware is named, half of that if only
+and in KINDS are not measured: 8 if the hardware is named, half of that if only
 the host is named, 2 if host and program are equally likely, and small values for the
 rest, which only decide between hosts that are otherwise equal."""
 

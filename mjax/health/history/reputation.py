@@ -22,9 +22,9 @@ from mjax.health.history.events import HostEvent, Kind
 from mjax.health.history.store import History
 
 HALF_LIFE_DAYS = 28.0
-"""Days after which the weight of a fault has halved. The value was picked by judgement:
-at 3% a week, a host fails once in 33 weeks by chance. A host that fails twice in a
-month stands out, and a fault of half a year ago has a hundredth of its weight."""
+"""Days after which the weight of a fault has halved. At 3% a week, a host fails once in
+33 weeks by chance. A host that fails twice in a month stands out, and a fault of half a
+year ago has a hundredth of its weight."""
 _DAY_NS = 24 * 3600 * 10**9
 
 

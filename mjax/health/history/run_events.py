@@ -23,8 +23,8 @@ from mjax import checked_json
 from mjax.health.history.events import NOT_OF_HOSTS, HostEvent, Kind
 
 MAX_LINE_BYTES = 64 * 2**20
-"""Maximum length of a line in bytes. The value was picked by judgement: one line has
-the stacks of all ranks of a large run."""
+"""Maximum length of a line in bytes. One line has the stacks of all ranks of a large
+run."""
 HARDWARE_RULES = frozenset(
     {
         *("Xid", "SXid", "GPU driver", "GPU memory", "GPU is gone"),

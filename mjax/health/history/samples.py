@@ -17,11 +17,10 @@ from mjax import checked_json
 STEP = "step_s"
 _KEYS = ("host", "sample")
 MAX_LINE_BYTES = 2**20
-"""Maximum length of a line. The value was picked by judgement: a line has tens of
-numbers."""
+"""Maximum length of a line. A line has tens of numbers."""
 MAX_VALUES = 50_000_000
-"""Maximum number of values of all tables, 400 MB. The value was picked by judgement:
-that many values are 500 hosts, 5,000 samples and 20 statistics."""
+"""Maximum number of values of all tables, 400 MB. That many values are 500 hosts, 5,000
+samples and 20 statistics."""
 
 
 def read(

@@ -30,11 +30,10 @@ APPLICATION_ID = 0x6D6A6878
 """Distinguishes the file from other SQLite files, such as a launcher's journal. The
 bytes of the value spell "mjhx"."""
 BUSY_S = 30.0
-"""Time that a writer waits for other writers. The value was picked by judgement:
-recording an event takes milliseconds, importing a long run seconds."""
+"""Time that a writer waits for other writers. Recording an event takes milliseconds,
+importing a long run seconds."""
 BATCH = 1000
-"""Events written in one transaction. The value was picked by judgement: other writers
-then wait only milliseconds."""
+"""Events written in one transaction. Other writers then wait only milliseconds."""
 _COLUMNS = "host, kind, time_ns, text, cause, share, started_ns, run, generation"
 _TABLES = f"""
 create table events (

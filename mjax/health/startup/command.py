@@ -24,8 +24,8 @@ from mjax.health.startup.starts import (
 )
 
 MOST_CLIENTS = 4_096
-"""Maximum number of light clients. The value was picked by judgement: a client takes
-about three threads and two open files on this host."""
+"""Maximum number of light clients. A client takes about three threads and two open
+files on this host."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -29,24 +29,20 @@ LEAST_SIZES = 5
 """Minimum number of sizes for which the criterion is defined, see `_aicc`."""
 LEAD = 4.0
 """A growing law is named only if its criterion is lower than the criterion of every
-other law, by at least this margin. The value was picked by judgement: the evidence for
-the named law is then at least exp(LEAD / 2) = 7.4 times the evidence for any other law
-(evidence ratio of Burnham, Anderson and Huyvaert 2011,
-doi:10.1007/s00265-010-1029-6)."""
+other law, by at least this margin. The evidence for the named law is then at least
+exp(LEAD / 2) = 7.4 times the evidence for any other law (evidence ratio of Burnham,
+Anderson and Huyvaert 2011, doi:10.1007/s00265-010-1029-6)."""
 FLAT = 1.25
 """A duration counts as constant if it grows at most by this factor from the smallest to
-the largest size. The value was picked by judgement: such growth does not matter for
-starting 10,000 processes."""
+the largest size. Such growth does not matter for starting 10,000 processes."""
 CONFIDENCE = 0.95
-"""Confidence of the joint region of value and share. The value was picked by judgement:
-it is the usual confidence."""
+"""Confidence of the joint region of value and share. It is the usual confidence."""
 LEAST_NOISE = 0.02
-"""Standard deviation of log y below which all fits count as equally good. The value was
-picked by judgement: medians of a few starts on one host vary by at least this much from
-one measurement to the next."""
+"""Standard deviation of log y below which all fits count as equally good. Medians of a
+few starts on one host vary by at least this much from one measurement to the next."""
 LEAST_S = 1e-6
-"""Shorter durations are replaced by this one. The value was picked by judgement: the
-clocks tick in nanoseconds, and reading them takes a microsecond."""
+"""Shorter durations are replaced by this one. The clocks tick in nanoseconds, and
+reading them takes a microsecond."""
 _LOGITS = np.linspace(-25.0, 15.0, 4001)
 _SHARES = np.concatenate([[0.0], 1.0 / (1.0 + np.exp(-_LOGITS)), [1.0]])
 """Shares to try. The odds, share / (1 - share), grow by 1 percent from one share to the

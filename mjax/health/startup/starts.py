@@ -34,15 +34,13 @@ CLIENTS = (sys.executable, "-m", "mjax.processes.timed_clients")
 """Module of a single process with all clients."""
 COORDINATOR = (sys.executable, "-m", "mjax.processes.coordinator")
 PROCESS_BYTES = 400_000_000
-"""Memory that a process of the group may use. The value was picked by judgement: with
-jax 0.11.2 and one CPU device the largest of 4 processes took 323 MB, shared pages
-included."""
+"""Memory that a process of the group may use. With jax 0.11.2 and one CPU device the
+largest of 4 processes took 323 MB, shared pages included."""
 _LINES = 5
-"""Number of last lines shown of the output of a failed process. The value was picked by
-judgement: that many lines hold the end of a Python traceback."""
+"""Number of last lines shown of the output of a failed process. That many lines hold
+the end of a Python traceback."""
 _POLL_S = 0.02
-"""Seconds between attempts to connect. The value was picked by judgement: it is short
-compared with a process start."""
+"""Seconds between attempts to connect. It is short compared with a process start."""
 
 
 class _Report(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ import numpy as np
 from mjax.health.watch.samples import WORD_BYTES, Port, Window
 
 LEAST_GAPS = 2
-"""Minimum number of whole gaps in a burst. The value was picked by judgement: the
-lateness of a read is too large a part of one gap."""
+"""Minimum number of whole gaps in a burst. The lateness of a read is too large a part
+of one gap."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

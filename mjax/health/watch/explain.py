@@ -20,21 +20,19 @@ from mjax.health.watch.thresholds import ExplanationThresholds
 
 type Array = np.ndarray
 OFFSETS = np.linspace(-0.04, 0.06, 6)
-"""Offsets of the level before the fault. The values were picked by judgement: they span
-the noise of the best windows."""
+"""Offsets of the level before the fault. They span the noise of the best windows."""
 POWERS = (0.0, 0.7, 1.0, 1.5, 2.0)
-"""Powers of time with which the level drops; 0 means that it drops at once. The values
-were picked by judgement, not measured."""
+"""Powers of time with which the level drops; 0 means that it drops at once. Not
+measured."""
 LOSSES = 1 - np.exp(-np.arange(0.08, 1.55, 0.05))
 """Candidates for the fraction of the rate that a fault costs, from the smallest fault
 to three lanes of four. They are equally spaced in the level, by less than its noise.
 Tuned: coarser steps miss the level of lost lanes."""
 MOST_ONSETS = 20
-"""Maximum number of onsets tried. The value was picked by judgement to bound the run
-time."""
+"""Maximum number of onsets tried. It bounds the run time."""
 SLOWEST = 1.6
-"""Maximum drop of the level in a slow window; exp(-1.6) is a fifth of the rate. The
-value was picked by judgement, not measured."""
+"""Maximum drop of the level in a slow window; exp(-1.6) is a fifth of the rate. Not
+measured."""
 
 
 LEAST_AFTER = 3

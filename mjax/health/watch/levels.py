@@ -24,11 +24,10 @@ type Array = np.ndarray
 CUT = 0
 """Index of the class of bursts of unknown size."""
 TURNS = 30
-"""Number of iterations of the solution. The value was picked by judgement: it converges
-after a few."""
+"""Number of iterations of the solution. It converges after a few."""
 LEVEL_STD = 0.5
-"""Prior standard deviation of a level. The value was picked by judgement: it is wide,
-since a rate is rarely below half."""
+"""Prior standard deviation of a level. It is wide, since a rate is rarely below
+half."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

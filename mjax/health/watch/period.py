@@ -32,50 +32,44 @@ from jaxtyping import Float
 type Array = np.ndarray
 
 HARMONICS = 3
-"""Number of harmonics of a period. The value was picked by judgement: a step has a few
-phases."""
+"""Number of harmonics of a period. A step has a few phases."""
 PERIODS = 24.0
-"""Number of steps in a segment. The value was picked by judgement: steps that vary by
-3% lose their phase after 50 steps."""
+"""Number of steps in a segment. Steps that vary by 3% lose their phase after 50
+steps."""
 SEGMENT_SAMPLES = (64, 256)
-"""Numbers of samples in a segment to try if the step is unknown. The values were picked
-by judgement: the first is short enough to keep phases, the second long enough for steps
-of 20 s."""
+"""Numbers of samples in a segment to try if the step is unknown. The first is short
+enough to keep phases, the second long enough for steps of 20 s."""
 MOST_SEGMENT_SAMPLES = 256
 LEAST_SAMPLES = 16
-"""Minimum number of samples in a segment. The value was picked by judgement: a fit of 3
-harmonics leaves 9 degrees of freedom."""
+"""Minimum number of samples in a segment. A fit of 3 harmonics leaves 9 degrees of
+freedom."""
 TOLERANCE = 0.04
-"""Relative distance from the step time within which a period is searched. The value was
-picked by judgement: it is the resolution of `PERIODS`."""
+"""Relative distance from the step time within which a period is searched. It is the
+resolution of `PERIODS`."""
 LEAST_ATTENUATION = 0.05
 """Minimum attenuation factor of a sine by the averaging of a sample; below it, only
-noise would be visible. The value was picked by judgement, not measured."""
+noise would be visible. Not measured."""
 OVERSAMPLING = 8
-"""Oversampling of frequencies, relative to the resolution 1 / segment. The value was
-picked by judgement: less than 5% of the power of the third harmonic falls between two
-frequencies."""
+"""Oversampling of frequencies, relative to the resolution 1 / segment. Less than 5% of
+the power of the third harmonic falls between two frequencies."""
 MOST_PHI = 0.98
-"""Maximum phi of AR(1). The value was picked by judgement: at 1, nothing would be left
-of a slow period."""
+"""Maximum phi of AR(1). At 1, nothing would be left of a slow period."""
 MOST_HARMONIC = 8
-"""Highest harmonic of a step that may be the strongest line. The value was picked by
-judgement: forward, backward and gradients are a few pulses."""
+"""Highest harmonic of a step that may be the strongest line. Forward, backward and
+gradients are a few pulses."""
 NEARLY = 0.98
 """Periods that explain at least this fraction of the sum of squares that the best
-period explains are equally good; the period closest to the step is taken. The value was
-picked by judgement: at half the sampling rate a frequency and its mirror image look the
-same."""
+period explains are equally good; the period closest to the step is taken. At half the
+sampling rate a frequency and its mirror image look the same."""
 LONGEST = 1.5
-"""Multiple of the median step above which a step is ignored. The value was picked by
-judgement, not measured."""
+"""Multiple of the median step above which a step is ignored. Not measured."""
 CHANGED = 0.06
 """Relative difference of the steps in two halves of a segment that means a changed
 step. Tuned: steps vary by 3%, a slow host or a larger batch makes them 5 to 30%
 longer."""
 JOINED_S = 1e-6
-"""Maximum gap in seconds between successive increments. The value was picked by
-judgement: it covers the rounding of a clock."""
+"""Maximum gap in seconds between successive increments. It covers the rounding of a
+clock."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -39,8 +39,7 @@ class Rates:
     window_s: float = 2.0
     """Length of a window in seconds."""
     window_hz: float = 100.0
-    """Reads per second of a window. The value was picked by judgement: cards refresh
-    counters every few ms."""
+    """Reads per second of a window. Cards refresh counters every few ms."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

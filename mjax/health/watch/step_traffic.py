@@ -30,8 +30,8 @@ from mjax.health.watch.samples import WORD_BYTES, Detection, Port, Step, Window
 from mjax.health.watch.thresholds import PeriodThresholds
 
 LEAST_LOG10 = -300.0
-"""Minimum printed log10 of a probability. The value was picked by judgement: it is
-about the smallest exponent of a float."""
+"""Minimum printed log10 of a probability. It is about the smallest exponent of a
+float."""
 
 type Verdict = Literal[
     "with the step",

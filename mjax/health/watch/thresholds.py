@@ -35,14 +35,12 @@ class FlapThresholds:
     """Number of successive samples that show that traffic has returned. Tuned: the
     second in which a run ends is half full."""
     history_s: float = 120.0
-    """Time over which usual rates are computed. The value was picked by judgement: it
-    covers many steps, and needs little memory."""
+    """Time over which usual rates are computed. It covers many steps, and needs little
+    memory."""
     most_kept: int = 600
-    """Number of increments kept. The value was picked by judgement: it covers
-    `history_s` at 5 samples a second."""
+    """Number of increments kept. It covers `history_s` at 5 samples a second."""
     merge_s: float = 15.0
-    """Maximum time between flaps that are reported as one. The value was picked by
-    judgement, not measured."""
+    """Maximum time between flaps that are reported as one. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,20 +48,19 @@ class CongestionThresholds:
     """Thresholds of `mjax.health.watch.congestion`."""
 
     bin_s: float = 20.0
-    """Length of a bin. The value was picked by judgement: it is at least a step in most
-    runs, and short compared with a neighbour of 150 s."""
+    """Length of a bin. It is at least a step in most runs, and short compared with a
+    neighbour of 150 s."""
     most_bins: int = 180
-    """Number of bins kept. The value was picked by judgement: the bins cover an hour,
-    which is `judge_s` twice."""
+    """Number of bins kept. The bins cover an hour, which is `judge_s` twice."""
     sends_part: float = 0.02
-    """Fraction of the wire rate above which the port counts as sending. The value was
-    picked by judgement: it is above monitoring traffic."""
+    """Fraction of the wire rate above which the port counts as sending. It is above
+    monitoring traffic."""
     least_wait_ticks: float = 500.0
-    """Lower bound of the ticks per second, InfiniBand. The value was picked by
-    judgement: 0.5 ms of 1 us ticks delay no step."""
+    """Lower bound of the ticks per second, InfiniBand. 0.5 ms of 1 us ticks delay no
+    step."""
     least_marks: float = 0.5
-    """Lower bound of the marks per second of traffic, Ethernet. The value was picked by
-    judgement: it is a few marks in a bin."""
+    """Lower bound of the marks per second of traffic, Ethernet. It is a few marks in a
+    bin."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,9 +70,8 @@ class NeighbourThresholds:
     over_nothing: float = 4.0
     """Minimum log-likelihood ratio to no fault. Tuned."""
     contradiction: float = -2.0
-    """Log-likelihood ratio below which one sign contradicts a neighbour. The value was
-    picked by judgement: on seeds 600 to 999 no sign of a reported neighbour is below
-    -0.4."""
+    """Log-likelihood ratio below which one sign contradicts a neighbour. On seeds 600
+    to 999 no sign of a reported neighbour is below -0.4."""
     decay_weight: float = 3.0
     """Weight of congestion if a decay explains the bursts too. Tuned: a harmless load
     rarely begins just when the port becomes slower. On seeds 1400 to 1999, 600 series
@@ -85,59 +81,51 @@ class NeighbourThresholds:
     """Minimum length of a span. Severity: 150 s, with partly loaded bins at both
     ends."""
     outside_s: float = 60.0
-    """Minimum time outside the span. The value was picked by judgement: it gives three
-    bins to compare with."""
+    """Minimum time outside the span. It gives three bins to compare with."""
     usual_s: float = 300.0
-    """Time on each side of a span whose steps count as usual. The value was picked by
-    judgement: it is similar to the length of a neighbour."""
+    """Time on each side of a span whose steps count as usual. It is similar to the
+    length of a neighbour."""
     clip: float = 2.5
-    """Multiple of the median step at which steps are clipped. The value was picked by
-    judgement: restarts and saves take longer than that."""
+    """Multiple of the median step at which steps are clipped. Restarts and saves take
+    longer than that."""
     congested_ratios: tuple[float, float] = (0.4, 5.7)
-    """Bounds of the logarithm of the congestion ratio under a neighbour. The values
-    were picked by judgement: they are 1.5 to 300 times the usual ratio."""
+    """Bounds of the logarithm of the congestion ratio under a neighbour. They are 1.5
+    to 300 times the usual ratio."""
     congestion_std: float = 0.25
-    """Deviation of the ratio of long spans. The value was picked by judgement. Swept:
-    0.15 and 0.4."""
+    """Deviation of the ratio of long spans. Not measured. Swept: 0.15 and 0.4."""
     bin_std: float = 0.8
-    """Deviation of one bin. The value was picked by judgement: congestion comes in
-    clumps. Swept: 0.4 and 1.2."""
+    """Deviation of one bin. Congestion comes in clumps. Swept: 0.4 and 1.2."""
     fitting_part: float = 0.15
-    """Fraction of spans with a harmless load from another job. The value was picked by
-    judgement: such a load is common."""
+    """Fraction of spans with a harmless load from another job. Such a load is
+    common."""
     fitting_ratios: tuple[float, float] = (-1.0, 2.3)
-    """Bounds of the logarithm of the congestion ratio under a harmless load. The values
-    were picked by judgement: the upper one is 10 times the usual ratio."""
+    """Bounds of the logarithm of the congestion ratio under a harmless load. The upper
+    one is 10 times the usual ratio."""
     least_traffic_s: float = 1.0
-    """Minimum traffic inside and outside the span to judge congestion. The value was
-    picked by judgement, not measured."""
+    """Minimum traffic inside and outside the span to judge congestion. Not measured."""
     slower_steps: tuple[float, float] = (0.06, 1.0)
     """Bounds of the relative increase of the step time. Severity: 0.05 is healthy, 0.10
     is not."""
     steps_std: float = 0.02
-    """Deviation of the ratio of many steps. The value was picked by judgement. Swept:
-    0.01 and 0.03."""
+    """Deviation of the ratio of many steps. Not measured. Swept: 0.01 and 0.03."""
     step_std: float = 0.15
-    """Deviation of one step. The value was picked by judgement: evaluations and saves
-    change single steps. Swept: 0.08."""
+    """Deviation of one step. Evaluations and saves change single steps. Swept: 0.08."""
     other_part: float = 0.25
-    """Fraction of spans with another reason for longer or shorter steps. The value was
-    picked by judgement: slow hosts and new batch sizes are common."""
+    """Fraction of spans with another reason for longer or shorter steps. Slow hosts and
+    new batch sizes are common."""
     other_steps: tuple[float, float] = (-0.7, 1.0)
-    """Bounds of the relative change of the step time for another reason. The values
-    were picked by judgement: they cover a factor of two, and lost connections."""
+    """Bounds of the relative change of the step time for another reason. They cover a
+    factor of two, and lost connections."""
     pace_std: float = 0.05
     """Deviation of the logarithm of a window's rate: windows see different phases of a
     step. Tuned; swept 0.03 to 0.08, and 0.08 misses neighbours."""
     least_windows: int = 3
-    """Minimum number of windows to judge the rate. The value was picked by judgement,
-    not measured."""
+    """Minimum number of windows to judge the rate. Not measured."""
     most_windows: int = 180
-    """Number of windows kept. The value was picked by judgement: the windows cover an
-    hour at one every 20 s."""
+    """Number of windows kept. The windows cover an hour at one every 20 s."""
     most_steps: int = 4000
-    """Number of steps kept. The value was picked by judgement: the steps cover half an
-    hour if they take 0.5 s, and an hour or more if they take longer."""
+    """Number of steps kept. The steps cover half an hour if they take 0.5 s, and an
+    hour or more if they take longer."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -147,11 +135,11 @@ class ExplanationThresholds:
     drift_part: float = 0.03
     """Healthy drift of the rate over the windows. Severity: 0.03 is healthy."""
     slow_part: float = 0.07
-    """Fraction of windows that are slow for their own reason. The value was picked by
-    judgement: saves and contention affect a few windows in a hundred."""
+    """Fraction of windows that are slow for their own reason. Saves and contention
+    affect a few windows in a hundred."""
     loaded_part: float = 0.6
-    """Fraction of windows that are slow under the load of a neighbour. The value was
-    picked by judgement: another job sends for 0.3 to 0.9 of its step."""
+    """Fraction of windows that are slow under the load of a neighbour. Another job
+    sends for 0.3 to 0.9 of its step."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -163,38 +151,37 @@ class DecayThresholds:
     least_windows: int = 6
     """Minimum number of windows to explain. Tuned: there are 9 to 60 in a series."""
     most_windows: int = 128
-    """Number of windows kept. The value was picked by judgement: it is more than
-    `judge_s` has at one window every 20 s."""
+    """Number of windows kept. It is more than `judge_s` has at one window every 20
+    s."""
     judge_s: float = 1800.0
-    """Time between judgements; there is also one at the end of the run. The value was
-    picked by judgement: a decay is slow."""
+    """Time between judgements; there is also one at the end of the run. A decay is
+    slow."""
     burst_std: float = 0.03
-    """Deviation of the logarithm of a burst's rate. The value was picked by judgement:
-    the lateness of reads is a few percent of a burst."""
+    """Deviation of the logarithm of a burst's rate. The lateness of reads is a few
+    percent of a burst."""
     most_bursts: int = 6
     """Number of bursts that count as independent in a window. Tuned."""
     class_std: float = 0.004
-    """Additional deviation of each class in a window. The value was picked by
-    judgement: the rate of a phase is the same in all steps."""
+    """Additional deviation of each class in a window. The rate of a phase is the same
+    in all steps."""
     window_std: float = 0.008
-    """Additional deviation of each window. The value was picked by judgement:
-    temperature and routes change the rate; 0.014 misses weak decays."""
+    """Additional deviation of each window. Temperature and routes change the rate;
+    0.014 misses weak decays."""
     cut_std: float = 0.06
-    """Deviation of a burst that is cut off. The value was picked by judgement: its
-    phase is unknown, and the rates of phases differ by up to 15%."""
+    """Deviation of a burst that is cut off. Its phase is unknown, and the rates of
+    phases differ by up to 15%."""
     same_size_part: float = 0.05
-    """Maximum relative difference of sizes in a class. The value was picked by
-    judgement: monitoring and uploads add a few percent; 0.02 gives as many errors."""
+    """Maximum relative difference of sizes in a class. Monitoring and uploads add a few
+    percent; 0.02 gives as many errors."""
     most_bursts_kept: int = 64
-    """Number of bursts kept of a window. The value was picked by judgement: it bounds
-    the memory, and few windows have more."""
+    """Number of bursts kept of a window. It bounds the memory, and few windows have
+    more."""
     over_nothing: float = 7.0
     """Minimum log-likelihood ratio to no fault. Tuned."""
     errors_s: float = 90.0
     """Time over which symbol errors are counted. Tuned."""
     most_samples: int = 450
-    """Number of samples kept. The value was picked by judgement: it covers `errors_s`
-    at 5 samples a second."""
+    """Number of samples kept. It covers `errors_s` at 5 samples a second."""
     dropped_samples: int = 4
     """Number of highest samples ignored: single error bursts are healthy. Tuned."""
     errors_ratio: float = 4.0
@@ -205,8 +192,7 @@ class DecayThresholds:
     around_flap_s: float = 10.0
     """Time after a flap in which errors belong to the flap. Tuned."""
     rearm_s: float = 600.0
-    """Time until a continuing decay is reported again. The value was picked by
-    judgement, not measured."""
+    """Time until a continuing decay is reported again. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -215,32 +201,26 @@ class PeriodThresholds:
     series of seeds 600 to 799."""
 
     block_s: float = 240.0
-    """Length of the block that is judged together. The value was picked by judgement: a
-    loss is reported some minutes later."""
+    """Length of the block that is judged together. A loss is reported some minutes
+    later."""
     block_steps: float = 24.0
-    """Minimum length of the block in steps. The value was picked by judgement: it is a
-    segment of `period.PERIODS`."""
+    """Minimum length of the block in steps. It is a segment of `period.PERIODS`."""
     judge_s: float = 60.0
-    """Time between judgements. The value was picked by judgement, not measured."""
+    """Time between judgements. Not measured."""
     least_part: float = 0.5
-    """Minimum fraction of the block with successive steps. The value was picked by
-    judgement, not measured."""
+    """Minimum fraction of the block with successive steps. Not measured."""
     least_steps: int = 8
-    """Minimum number of steps in the block. The value was picked by judgement, not
-    measured."""
+    """Minimum number of steps in the block. Not measured."""
     least_samples: int = 64
-    """Minimum number of samples without steps. The value was picked by judgement: it is
-    one short segment."""
+    """Minimum number of samples without steps. It is one short segment."""
     most_samples: int = 2400
-    """Number of samples kept. The value was picked by judgement: it covers `block_s` at
-    10 samples a second."""
+    """Number of samples kept. It covers `block_s` at 10 samples a second."""
     most_steps: int = 1200
-    """Number of steps kept. The value was picked by judgement: it covers `block_s` of
-    steps of 0.2 s."""
+    """Number of steps kept. It covers `block_s` of steps of 0.2 s."""
     log10_periodic: float = -4.0
-    """Log10 of the false-alarm probability below which traffic is periodic. The value
-    was picked by judgement: a periodic judgement is evidence, not an alarm; an alarm
-    needs `least_usual` of them, and then a loss."""
+    """Log10 of the false-alarm probability below which traffic is periodic. A periodic
+    judgement is evidence, not an alarm; an alarm needs `least_usual` of them, and then
+    a loss."""
     log10_lost: float = -5.0
     """Log10 of the false-alarm probability above which traffic may have lost its
     period. Tuned: traffic of another job resembles any step a little."""
@@ -253,52 +233,45 @@ class PeriodThresholds:
     lost_part: float = 0.25
     """Fraction of the usual strength below which the period is lost. Tuned."""
     least_usual: int = 3
-    """Minimum number of periodic judgements. The value was picked by judgement, not
-    measured."""
+    """Minimum number of periodic judgements. Not measured."""
     most_usual: int = 30
-    """Number of judgements kept. The value was picked by judgement: it covers half an
-    hour."""
+    """Number of judgements kept. It covers half an hour."""
     least_times: int = 2
-    """Number of successive judgements that must see the loss. The value was picked by
-    judgement, not measured."""
+    """Number of successive judgements that must see the loss. Not measured."""
     bin_s: float = 0.05
-    """Length of a bin of a window. The value was picked by judgement: it is shorter
-    than single bursts, and longer than the lateness of reads."""
+    """Length of a bin of a window. It is shorter than single bursts, and longer than
+    the lateness of reads."""
     most_bins: int = 256
-    """Number of bins in a window. The value was picked by judgement: it is one
-    segment."""
+    """Number of bins in a window. It is one segment."""
     most_windows: int = 16
-    """Number of windows kept. The value was picked by judgement, not measured."""
+    """Number of windows kept. Not measured."""
     least_windows: int = 4
-    """Minimum number of windows to fit. The value was picked by judgement, not
-    measured."""
+    """Minimum number of windows to fit. Not measured."""
     window_steps: float = 2.0
-    """Minimum number of steps in a window for its period to be visible. The value was
-    picked by judgement, not measured."""
-    compare_s: float = 1800.0
-    """Time between comparisons of the ports of a host. The value was picked by
-    judgement and is the same as `judge_s` of a decay."""
-    least_ports: int = 3
-    """Minimum number of ports with a period, including the judged one. The value was
-    picked by judgement: two do not show which one differs."""
-    period_part: float = 0.05
-    """Minimum relative difference of a port's period. The value was picked by
-    judgement: it is above `period.TOLERANCE`."""
-    most_spreads: float = 4.0
-    """Minimum difference of a port, in median deviations of the other ports. The value
-    was picked by judgement, not measured."""
-    phase_cycles: float = 0.1
-    """Minimum difference of a port's phase. The value was picked by judgement, not
+    """Minimum number of steps in a window for its period to be visible. Not
     measured."""
+    compare_s: float = 1800.0
+    """Time between comparisons of the ports of a host. The same as `judge_s` of a
+    decay."""
+    least_ports: int = 3
+    """Minimum number of ports with a period, including the judged one. Two do not show
+    which one differs."""
+    period_part: float = 0.05
+    """Minimum relative difference of a port's period. It is above
+    `period.TOLERANCE`."""
+    most_spreads: float = 4.0
+    """Minimum difference of a port, in median deviations of the other ports. Not
+    measured."""
+    phase_cycles: float = 0.1
+    """Minimum difference of a port's phase. Not measured."""
     phase_steps: float = 4.0
-    """Number of steps in a segment whose phase is measured. The value was picked by
-    judgement: it is small because steps vary."""
+    """Number of steps in a segment whose phase is measured. It is small because steps
+    vary."""
     least_phase_segments: int = 4
-    """Minimum number of segments for a phase. The value was picked by judgement: fewer
-    may agree by chance."""
+    """Minimum number of segments for a phase. Fewer may agree by chance."""
     least_coherence: float = 0.5
     """Minimum coherence of a port with most other ports; below it, a phase is
-    meaningless. The value was picked by judgement, not measured."""
+    meaningless. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -306,8 +279,7 @@ class Thresholds:
     """Thresholds of all detectors."""
 
     longest_gap_s: float = 10.0
-    """Time between samples above which a reset is taken for a reboot. The value was
-    picked by judgement, not measured."""
+    """Time between samples above which a reset is taken for a reboot. Not measured."""
     flaps: FlapThresholds = FlapThresholds()
     congestion: CongestionThresholds = CongestionThresholds()
     neighbours: NeighbourThresholds = NeighbourThresholds()

@@ -19,15 +19,13 @@ _SMOOTH_QUANTILE = 0.75
 """Quantile over the medians of blocks of steps. The value was picked so that a host is
 found if it is slow in the second half of the run."""
 _BLOCK_STEPS = 10
-"""Steps of a block. The value was picked by judgement: it is longer than a blip of a
-healthy host."""
+"""Steps of a block. It is longer than a blip of a healthy host."""
 _DRAWS = 200
 """Number of bootstrap samples."""
 _LASTING = 0.9
 _STAYS = 0.8
 """Lateness is lasting if at least `_LASTING` of all steps are late. It comes in
-episodes if at least `_STAYS` of the steps after a late one are late. Both values were
-picked by judgement, not measured."""
+episodes if at least `_STAYS` of the steps after a late one are late. Not measured."""
 
 
 def level_of(late: np.ndarray, *, is_smooth: bool) -> np.ndarray:

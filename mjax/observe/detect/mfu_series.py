@@ -15,43 +15,38 @@ import numpy as np
 type Array = np.ndarray
 
 FEWEST_STEPS = 30
-"""Fewest usable steps. The value was picked by judgement: the fast steps of the thermal
-class last up to 20 s, and ten more steps show the level that follows."""
+"""Fewest usable steps. The fast steps of the thermal class last up to 20 s, and ten
+more steps show the level that follows."""
 FIRST_STEPS = 3
-"""Number of first steps after a start to ignore: they compile and fill caches. The
-value was picked by judgement, not measured."""
+"""Number of first steps after a start to ignore: they compile and fill caches. Not
+measured."""
 LOAD_PAUSE_S = 20.0
-"""Minimum seconds of a long pause. The value was picked by judgement: a GPU cools down
-in this time."""
+"""Minimum seconds of a long pause. A GPU cools down in this time."""
 DIP = 5.0
-"""A step this many times as long as its neighbours counts as tenfold slow. The value
-was picked by judgement: it is half of the field guide's factor of ten, and twice the
-factor of a usual stall."""
+"""A step this many times as long as its neighbours counts as tenfold slow. It is half
+of the field guide's factor of ten, and twice the factor of a usual stall."""
 BLOCK_S = 4.0
-"""Seconds of a block. The value was picked by judgement: it is a third of the 12 s of
-load that the thermal class needs."""
+"""Seconds of a block. It is a third of the 12 s of load that the thermal class
+needs."""
 FEWEST_BLOCKS = 25
-"""Minimum number of blocks. In a short run the blocks are shorter. The value was picked
-by judgement, not measured."""
+"""Minimum number of blocks. In a short run the blocks are shorter. Not measured."""
 MOST_BLOCKS = 3000
-"""Maximum number of blocks. In a long run the blocks are longer. The value was picked
-by judgement: it bounds the time of a classification."""
+"""Maximum number of blocks. In a long run the blocks are longer. It bounds the time of
+a classification."""
 EXPECTED_DEVIATION = 0.02
-"""Standard deviation of the log of the expected MFU, including daily drift. The value
-was picked by judgement, not measured."""
+"""Standard deviation of the log of the expected MFU, including daily drift. Not
+measured."""
 UNKNOWN_DEVIATION = 0.5
-"""Deviation of the log of the best level. The value was picked by judgement: the
-healthy level may have been seen only briefly."""
+"""Deviation of the log of the best level. The healthy level may have been seen only
+briefly."""
 _NEIGHBOURS = 7
-"""Number of steps whose median is the local level. The value was picked by judgement:
-dips last up to three steps."""
+"""Number of steps whose median is the local level. Dips last up to three steps."""
 _SLOW, _SLOW_DEVIATIONS = 0.14, 4.0
 """A step that is slower than its neighbours by 15% (0.14 in the logarithm) and by 4
-deviations is ignored for the level. The values were picked by judgement, not
-measured."""
+deviations is ignored for the level. Not measured."""
 _TOUCH = 0.02
-"""A mark explains a step if they overlap by this fraction of a usual step. The value
-was picked by judgement, not measured."""
+"""A mark explains a step if they overlap by this fraction of a usual step. Not
+measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -54,15 +54,14 @@ type Cause = Literal[
 CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
 
 MIN_STEPS = 10
-"""Fewest steps. The value was picked by judgement: it is one block of the bootstrap."""
+"""Fewest steps. It is one block of the bootstrap."""
 MIN_UNITS = 3
 """Fewest hosts: with two, neither can be called the outlier."""
 _WARM_UP_STEPS = 8
-"""First steps to leave out, at most a quarter of all: they compile and fill caches. The
-value was picked by judgement, not measured."""
+"""First steps to leave out, at most a quarter of all: they compile and fill caches. Not
+measured."""
 _LEAST_USUAL = 1e-3
-"""Fraction of a step below which a ratio is meaningless. The value was picked by
-judgement, not measured."""
+"""Fraction of a step below which a ratio is meaningless. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,7 +82,7 @@ class Limits(NamedTuple):
 
     They lie between the healthy and the slow hosts of tuning seeds 0 to 39 of
     tests/observe/synthetic_stragglers.py: compute 1.7% and 6.4%, data 2.7% and 7.7%,
-    network 0.5% and 2.2%. The limits of host and last were picked by judgement, because
+    network 0.5% and 2.2%. The limits of host and last are not measured, because
     the generator has no such times."""
 
     cost: Mapping[Channel, float] = {

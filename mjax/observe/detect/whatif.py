@@ -53,23 +53,20 @@ USUAL_LAST = 1.05
 """Ratio of the last stage's time to that of others, in runs where it is not a cause.
 Source: 1.065 and 1.03 in trace AR of github.com/ByteDance-Seed/StragglerAnalysis."""
 USUAL_LENGTHS = 0.025
-"""Deviation of the log time of microbatches, in runs where lengths are not a cause. The
-value was picked by judgement, not measured."""
+"""Deviation of the log time of microbatches, in runs where lengths are not a cause. Not
+measured."""
 LEAST_PAUSE_S = 0.06
-"""Shortest pause of a garbage collection. The value was picked by judgement: Python
-scans about 100,000 objects in this time."""
+"""Shortest pause of a garbage collection. Python scans about 100,000 objects in this
+time."""
 LEAST_PAUSE_DEVIATIONS = 6.0
-"""Shortest pause, as a multiple of the deviation of the passes. The value was picked by
-judgement, not measured."""
+"""Shortest pause, as a multiple of the deviation of the passes. Not measured."""
 SLOW_LINK = 2.0
-"""Multiple of the usual transfer time from which a link is slow. The value was picked
-by judgement, not measured."""
+"""Multiple of the usual transfer time from which a link is slow. Not measured."""
 SLOW_SYNC = 1.4
-"""Multiple of the usual gradient sync from which it is slow. The value was picked by
-judgement: it is several deviations of the times on networks."""
+"""Multiple of the usual gradient sync from which it is slow. It is several deviations
+of the times on networks."""
 LEAST_SAVED = 0.025
-"""Fraction of the time below which nothing counts as a cause. The value was picked by
-judgement, not measured."""
+"""Fraction of the time below which nothing counts as a cause. Not measured."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

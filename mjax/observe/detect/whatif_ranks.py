@@ -48,12 +48,11 @@ from mjax.observe.detect.whatif import (
 _PASSES = ("forward", "backward", "tick")
 _PAUSABLE = (*_PASSES, "host")
 LEAST_DEVIATIONS = 4.0
-"""Excess, in standard errors, above which a worker counts as slower than its peers. The
-value was picked by judgement: many workers are tested."""
+"""Excess, in standard errors, above which a worker counts as slower than its peers.
+Many workers are tested."""
 _ALIKE = 0.5
-"""Fraction of the slowest worker's excess above which another worker is also named. The
-value was picked by judgement: workers that wait inside the same collective have nearly
-all of that excess."""
+"""Fraction of the slowest worker's excess above which another worker is also named.
+Workers that wait inside the same collective have nearly all of that excess."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -31,8 +31,7 @@ POLL_S = 0.5
 """Shortest pause between two polls of the run. The pause is also at least four times
 the time of a poll."""
 WAIT_S = 20.0
-"""Longest wait for a report. The value was picked by judgement: browsers and proxies
-wait for 30 s or longer."""
+"""Longest wait for a report. Browsers and proxies wait for 30 s or longer."""
 _MFU_WAIT_S = 1.0
 """Longest wait of a request for the charts, if the shape of the MFU is not ready."""
 _STATE_S = 1.0
@@ -42,8 +41,8 @@ _EVENTS, _MOST_EVENTS = 500, 5_000
 _RANK_EVENTS = 50
 _HEATS = 8
 _MOST_MARKS = 2_000
-"""Maximum number of marks in an answer, the newest. The value was picked by judgement:
-it is the width of a chart in pixels."""
+"""Maximum number of marks in an answer, the newest. It is the width of a chart in
+pixels."""
 _VIEWS: tuple[View, ...] = get_args(View.__value__)
 
 

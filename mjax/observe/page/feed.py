@@ -13,8 +13,7 @@ from mjax.observe.page.model import Process, Share
 from mjax.observe.spans import Header, Line, SpanFile
 
 MOST_DEVICES = 1_000_000
-"""Largest plausible size of a mesh. The value was picked by judgement: it is ten times
-the size of the largest cluster."""
+"""Largest plausible size of a mesh. It is ten times the size of the largest cluster."""
 _MOST_NS = 2**62
 _MOST_STEP = 2**31
 

@@ -32,8 +32,7 @@ from mjax.observe.stream.tail import (
 )
 
 _SHARE_BYTES = 3_000_000
-"""Approximate bytes of spans in one share. The value was picked by judgement: viewers
-wait 0.2 s for it."""
+"""Approximate bytes of spans in one share. Viewers wait 0.2 s for it."""
 _MOST_PLACES = 4096
 """Maximum number of index entries for a file; beyond it, every second one is
 dropped."""

@@ -17,15 +17,15 @@ from mjax.observe.places import DEVICE
 from mjax.observe.spans import Header, Line
 
 MOST_CELLS = 2**23
-"""Maximum number of cells of a phase, 50 MB. The value was picked by judgement: it is
-enough for 4,096 ranks times 2,048 steps."""
+"""Maximum number of cells of a phase, 50 MB. It is enough for 4,096 ranks times 2,048
+steps."""
 MOST_COLUMNS = 2**14
 MOST_PHASES = 32
-"""Maximum number of phases. The value was picked by judgement: a trainer writes 15."""
+"""Maximum number of phases. A trainer writes 15."""
 _FEW = 64
 _MOST_LEAP = 1_000_000
-"""Largest accepted jump in steps. The value was picked by judgement: a run resumes
-where it stopped, and one wrong line must not widen all columns."""
+"""Largest accepted jump in steps. A run resumes where it stopped, and one wrong line
+must not widen all columns."""
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -17,16 +17,14 @@ from mjax.observe.page.grids import Matrix
 ABSENT = 255
 _LEVELS = 254
 _TAIL = 0.005
-"""Fraction of the cells beyond each end of the scale. The value was picked by
-judgement: the first steps of a start take a hundred times as long, and would make all
-others look alike."""
+"""Fraction of the cells beyond each end of the scale. The first steps of a start take a
+hundred times as long, and would make all others look alike."""
 _ROOM = 2.0
 """The scale extends to at least this multiple of the median, or to the largest value if
-that is smaller. The value was picked by judgement: one slow host among 4,096 ranks has
-far fewer cells than the fraction above, but must be visible."""
+that is smaller. One slow host among 4,096 ranks has far fewer cells than the fraction
+above, but must be visible."""
 _SAMPLE = 200_000
-"""Number of cells sampled to compute the ends. The value was picked by judgement: that
-takes 10 ms."""
+"""Number of cells sampled to compute the ends. That takes 10 ms."""
 
 
 def encode(matrix: Matrix, phase: str, phases: Sequence[str]) -> bytes:

@@ -28,8 +28,8 @@ _IDLE_S = 10.0
 still grow."""
 _LOOK_S = 0.25
 _AGAIN = 300
-"""Number of last rows to send again, and to look for new marks in. The value was picked
-by judgement: it is more than a run writes between two requests of a viewer."""
+"""Number of last rows to send again, and to look for new marks in. It is more than a
+run writes between two requests of a viewer."""
 
 
 def rows_seen(last_event_id: str | None) -> int | None:

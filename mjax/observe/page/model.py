@@ -18,14 +18,12 @@ from mjax.observe.page.rows import Rows
 from mjax.observe.spans import Header, Line, Span
 
 MOST_EVENTS = 20_000
-"""Number of events to keep; the oldest are dropped first. The value was picked by
-judgement: a person cannot filter more."""
+"""Number of events to keep; the oldest are dropped first. A person cannot filter
+more."""
 MOST_PROBLEMS = 40
-"""Number of problems to show. The value was picked by judgement: the first ones show
-the cause."""
+"""Number of problems to show. The first ones show the cause."""
 _NEWEST_LINES = 4
-"""Number of newest lines to keep of each process. The value was picked by judgement:
-they include its newest step."""
+"""Number of newest lines to keep of each process. They include its newest step."""
 
 
 class Key(NamedTuple):

@@ -7,8 +7,7 @@ parameter, its value and the allowed values.
 from collections.abc import Mapping, Sequence
 
 _MOST_NUMBERS = 100_000
-"""Maximum length of a list. The value was picked by judgement: it is more than there
-are ranks."""
+"""Maximum length of a list. It is more than there are ranks."""
 _LARGEST = 2**53
 """Limit of the whole numbers that JavaScript holds exactly (ECMA-262, MAX_SAFE_INTEGER
 + 1)."""

@@ -12,9 +12,8 @@ from mjax.observe import seen
 from mjax.observe.page.model import Process
 
 _LIVE_S = 600.0
-"""Seconds of silence after which a rank on another machine counts as dead. The value
-was picked by judgement: it is longer than evaluations and compilations of large
-models."""
+"""Seconds of silence after which a rank on another machine counts as dead. It is longer
+than evaluations and compilations of large models."""
 _FRESH_S = 10.0
 """A rank that reported within this many seconds is alive, whatever other records say.
 """

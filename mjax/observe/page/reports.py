@@ -21,15 +21,14 @@ from mjax.observe.spans import SpanFile
 from mjax.observe.step_times import step_times
 
 MOST_LINES = 200_000
-"""Maximum number of lines of all ranks. The value was picked by judgement: that many
-lines take about 10 s of one core, or are 49 steps of 4,096 ranks."""
+"""Maximum number of lines of all ranks. That many lines take about 10 s of one core, or
+are 49 steps of 4,096 ranks."""
 MOST_REPLAYED = 3_000_000
 """Maximum product of devices, replays and steps for `whatif`, which replays once for
-each device. The value was picked by judgement: the replays take a minute of one
-core."""
+each device. The replays take a minute of one core."""
 _FEWEST_STEPS = 8
-"""Minimum number of steps in a replay, including the two that it skips. The value was
-picked by judgement: the mean over them shows a cause."""
+"""Minimum number of steps in a replay, including the two that it skips. The mean over
+them shows a cause."""
 LAST_STEPS = 1000
 """Number of last steps to compare, as in `heatmap`."""
 _P99_STEPS = 256

@@ -14,12 +14,11 @@ from typing import Any
 import numpy as np
 
 MOST_COLUMNS = 40
-"""Maximum number of columns. The value was picked by judgement: a row of the trainer
-has 15 fields."""
+"""Maximum number of columns. A row of the trainer has 15 fields."""
 MOST_NOTED = 1000
 _LAST = 0.1
-"""Fraction of the rows kept by thinning that are the last ones of the run. The value
-was picked by judgement: a page requests 2,000 rows and computes medians of 200."""
+"""Fraction of the rows kept by thinning that are the last ones of the run. A page
+requests 2,000 rows and computes medians of 200."""
 _MOST_STEP = 2**53
 
 

@@ -14,8 +14,7 @@ from mjax.observe.page.app import make_app
 from mjax.observe.page.guard import names_of
 
 _GRACE_S = 2
-"""Seconds for pending answers when the server stops. The value was picked by judgement,
-not measured."""
+"""Seconds for pending answers when the server stops. Not measured."""
 
 
 class PageServer:

@@ -24,16 +24,15 @@ from mjax.observe.spans import Line, Span, SpanFile
 from mjax.observe.store.base import VERSION, Store, StoreGoneError, open_store
 
 _SHARE_LINES = 20_000
-"""Approximate number of lines in one share. The value was picked by judgement: reading
-them takes half a second."""
+"""Approximate number of lines in one share. Reading them takes half a second."""
 _HELD_LINES = 250_000
-"""Maximum number of lines in memory for one range of steps, over all processes. The
-value was picked by judgement: that many lines take 500 MB."""
+"""Maximum number of lines in memory for one range of steps, over all processes. That
+many lines take 500 MB."""
 _BARRIERS_S = 60.0
 """Seconds between two reads of barriers, which scan the whole table."""
 _MOST_LAG = 1_000
-"""Largest lag of a rank in steps; if it lags more, its spans are not read. The value
-was picked by judgement, not measured."""
+"""Largest lag of a rank in steps; if it lags more, its spans are not read. Not
+measured."""
 _READ_ONLY = "options=-c%20default_transaction_read_only%3Don"
 _LINE = (
     "s.file_id, s.n, s.step, s.barrier, s.name, s.kind, s.stream, s.start_ns, s.end_ns"

@@ -19,10 +19,9 @@ _LEAST_S = 2.0
 """Shortest time for which an answer is fresh, in seconds."""
 _SHARE = 10.0
 """An answer is also fresh for this multiple of its computing time, so that it takes at
-most a tenth of a core. The value was picked by judgement, not measured."""
+most a tenth of a core. Not measured."""
 _MOST_HELD = 32
-"""Number of answers to keep. The value was picked by judgement: a viewer looks at one
-or two at a time."""
+"""Number of answers to keep. A viewer looks at one or two at a time."""
 
 
 @dataclasses.dataclass(kw_only=True)

@@ -17,8 +17,7 @@ Verdict = Literal["stored", "known", "gap", "refused"]
 """`known`: the store already had all bytes of the batch; `gap`: it lacks earlier bytes
 of the file."""
 MAX_LINES = 2_000
-"""Maximum number of lines in a batch. The value was picked by judgement: the cost of a
-commit per batch is then small."""
+"""Maximum number of lines in a batch. The cost of a commit per batch is then small."""
 MAX_BYTES = 900_000
 """Maximum size of a batch in bytes: NATS accepts messages of 1 MiB by default
 (docs.nats.io, max_payload). A longer line is reported and left out."""

@@ -21,8 +21,8 @@ from mjax.observe.store.base import VERSION, Changes, StoreGoneError, migrate
 from mjax.observe.store.batches import Mark
 
 _MEMORY_LIMIT = "2GB"
-"""Memory limit. The value was picked by judgement: the ingester may run on a host that
-trains. DuckDB's default is 80% of the memory."""
+"""Memory limit. The ingester may run on a host that trains. DuckDB's default is 80% of
+the memory."""
 _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
 _TYPES = {"int": pa.int32(), "big": pa.int64(), "real": pa.float64(), "": pa.string()}
 

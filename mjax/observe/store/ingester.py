@@ -15,8 +15,8 @@ from mjax.observe.store.batches import Batch, Mark, Outcome, outcome
 from mjax.observe.store.plan import PROCESS_COLUMNS, Known, Plan
 
 _MAX_TOGETHER = 64
-"""Maximum number of batches in a transaction. The value was picked by judgement: 64
-times 2,000 lines of 10 spans take 1 s."""
+"""Maximum number of batches in a transaction. 64 times 2,000 lines of 10 spans take 1
+s."""
 _Job = tuple[Sequence[Batch], "concurrent.futures.Future[list[Outcome]]"]
 
 

@@ -25,9 +25,8 @@ _WHOLE = frozenset({"tokens", "skipped"})
 _INT32 = 2**31
 _INT64 = 2**63
 BLOCK_STEPS = 50
-"""Number of steps that a row of phase_totals sums. The value was picked by judgement:
-10 million spans of 1,024 ranks make 200 thousand rows. schema/0002.sql has the same
-number."""
+"""Number of steps that a row of phase_totals sums. 10 million spans of 1,024 ranks make
+200 thousand rows. schema/0002.sql has the same number."""
 SPAN_SCHEMA = pa.schema(
     [
         *(("file_id", pa.int32()), ("n", pa.int32()), ("i", pa.int32())),

@@ -29,8 +29,7 @@ _MARK_FIELDS = tuple(field.name for field in dataclasses.fields(Mark))
 _SWEPT = ("spans", "metrics", "phase_totals")
 """Tables from which old rows are deleted."""
 _CONNECT_S = 5
-"""Seconds after which a connection attempt fails. The value was picked by judgement:
-the ingester retries anyway."""
+"""Seconds after which a connection attempt fails. The ingester retries anyway."""
 _ESCAPES = str.maketrans({"\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"})
 """Escapes in COPY's text format (postgresql.org/docs/15/sql-copy.html)."""
 _UNNEST = (

@@ -21,11 +21,10 @@ from mjax.observe.store.base import Store, StoreGoneError
 
 _DAY_NS = 86_400 * 10**9
 _BATCH_ROWS = 50_000
-"""Approximate number of rows to delete in one transaction. The value was picked by
-judgement: the deletion takes about 10 ms."""
+"""Approximate number of rows to delete in one transaction. The deletion takes about 10
+ms."""
 _EVERY_S = 600.0
-"""Seconds between two searches for old runs. The value was picked by judgement: the
-limit is in days."""
+"""Seconds between two searches for old runs. The limit is in days."""
 _BLOCK_STEPS = 50
 """Steps that one row of phase_totals covers, see schema/0002.sql."""
 _OF_RUN = "file_id in (select file_id from processes where run = ?)"

@@ -25,13 +25,13 @@ from mjax.observe.stream.wire import MarksAnswer, MarksRequest
 
 _BATCHES = 256
 _BYTES = 8 * 10**6
-"""Approximate size of one request, in bytes. The value was picked by judgement: the
-request takes half a second of ingestion."""
+"""Approximate size of one request, in bytes. The request takes half a second of
+ingestion."""
 _SHARE = 8
 """Maximum number of batches of one file in a request."""
 _ASK_S = 5.0
-"""Seconds between two requests for the stored size of the files. The value was picked
-by judgement: the same request reports the backlog that Prometheus shows."""
+"""Seconds between two requests for the stored size of the files. The same request
+reports the backlog that Prometheus shows."""
 
 
 class Collector:

@@ -28,8 +28,7 @@ from mjax.observe.store.ingester import Ingester
 from mjax.observe.stream import wire
 
 _MAX_REQUEST = 64 * 2**20
-"""Maximum size of a request in bytes. The value was picked by judgement: 64 batches
-have 58 MB before compression."""
+"""Maximum size of a request in bytes. 64 batches have 58 MB before compression."""
 _COMMIT_S = 60
 _IDLE_S = 300
 """Seconds of silence after which a connection is closed; collectors reconnect."""

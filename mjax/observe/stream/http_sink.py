@@ -14,8 +14,7 @@ from mjax.observe.stream import wire
 from mjax.observe.stream.sinks import SinkGoneError
 
 _TIMEOUT_S = 90
-"""Timeout of a request. The value was picked by judgement: it is longer than the
-ingester waits for a commit."""
+"""Timeout of a request. It is longer than the ingester waits for a commit."""
 
 
 class HttpSink:

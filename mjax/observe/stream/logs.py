@@ -28,8 +28,8 @@ from mjax.observe.stream.quota import Spool
 from mjax.observe.windows import folders
 
 _QUIET_S = 60.0
-"""Seconds since the last write after which a log may count as closed. The value was
-picked by judgement: an agent reads the log of an ended rank for some seconds."""
+"""Seconds since the last write after which a log may count as closed. An agent reads
+the log of an ended rank for some seconds."""
 _NAME = re.compile(
     r"(?:coordinator\.log|(?:rank-(?P<rank>\d+)\.log(?P<aside>\.\w+)??|"
     r"stacks-(?P<of>\d+)\.txt))(?P<gz>\.gz)?"

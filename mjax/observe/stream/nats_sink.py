@@ -31,13 +31,11 @@ STREAM = "MJAX_OBSERVE"
 BATCHES = "mjax.observe.batches"
 MARKS = "mjax.observe.marks"
 QUEUE_BYTES = 2 * 2**30
-"""Maximum size of the stream in bytes. The value was picked by judgement: the stream
-holds a few hundred million compressed spans. If it is full, collectors wait and the
-data stays in the files."""
+"""Maximum size of the stream in bytes. The stream holds a few hundred million
+compressed spans. If it is full, collectors wait and the data stays in the files."""
 _DUPLICATES_S = 600.0
-"""Seconds for which the server remembers message ids. The value was picked by
-judgement: it is longer than the restart of a collector; the store recognises later
-duplicates."""
+"""Seconds for which the server remembers message ids. It is longer than the restart of
+a collector; the store recognises later duplicates."""
 _TIMEOUT_S = 10
 
 

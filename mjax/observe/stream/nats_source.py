@@ -28,19 +28,17 @@ from mjax.observe.stream.nats_sink import (
 
 _CONSUMER = "mjax-ingest"
 _FETCH = 32
-"""Number of messages in one fetch. The value was picked by judgement: it is half of a
-transaction of the ingester."""
+"""Number of messages in one fetch. It is half of a transaction of the ingester."""
 _ACK_WAIT_S = 5.0
 """Seconds after which an unacknowledged message is delivered again, because its
-ingester may have been killed. The value was picked by judgement: a repeated message
-does no harm while it is being committed."""
+ingester may have been killed. A repeated message does no harm while it is being
+committed."""
 _RETRY_S = 0.5
 _GAP_S = 0.5
 _TRIES = 16
-"""Maximum deliveries of a message that would leave a gap after the stored bytes. The
-value was picked by judgement: together the deliveries take longer than _ACK_WAIT_S,
-after which the missing messages have arrived or are lost. The collector then sends them
-all again."""
+"""Maximum deliveries of a message that would leave a gap after the stored bytes.
+Together the deliveries take longer than _ACK_WAIT_S, after which the missing messages
+have arrived or are lost. The collector then sends them all again."""
 
 
 class NatsSource:

@@ -26,8 +26,7 @@ _LEVEL = 1
 """Level of gzip. This level compresses to a seventh; level 6 takes 5 times as long for
 10% less."""
 _MAX_BODY = 256 * 2**20
-"""Maximum decompressed size of a body in bytes. The value was picked by judgement: it
-is far above any valid body."""
+"""Maximum decompressed size of a body in bytes. It is far above any valid body."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,7 @@ from mjax import checked_json
 from mjax.run.tracking.tracker import Config, RunFacts, Tracker
 
 MAX_QUEUED = 10_000
-"""Maximum number of queued rows. The value was picked by judgement: at about 1 kB per
-row, a full queue takes 10 MB."""
+"""Maximum number of queued rows. At about 1 kB per row, a full queue takes 10 MB."""
 _TRIES = 3
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 1.0, 60.0
 

@@ -30,7 +30,7 @@ const VIEWS = {
   stuck: ["Stuck", stuck],
 };
 const POINTS = 2000; // rows of metrics to request; more than a chart has pixels
-/** Seconds between two requests of a part. Picked by judgement: the data are fresh, at little cost. */
+/** Seconds between two requests of a part. The data are fresh, at little cost. */
 const EVERY_S = { run: 15, stuck: 10, stragglers: 30, whatif: 60, ledger: 30 };
 
 const AGAIN_MS = 1000; // until the server has read the files of the run once

@@ -9,7 +9,7 @@
  * stays visible.
  */
 
-/** Range of ratios to the step's median. Picked by judgement: a difference of 4% is visible. */
+/** Range of ratios to the step's median. A difference of 4% is visible. */
 export const RATIO = [0.8, 1.5];
 
 /** Make the matrix of an answer. */

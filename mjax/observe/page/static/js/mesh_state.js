@@ -9,7 +9,7 @@
 import { count, millis, plural, seconds, times as sayTimes } from "./format.js";
 import { RATIO, matrix, rowMedians, valueOf } from "./heat_data.js";
 
-/** Range of ages, log scale. Picked by judgement: from a fast step to far above a usual one. */
+/** Range of ages, log scale. From a fast step to far above a usual one. */
 const AGE_S = [0.1, 100];
 const MOST_LAG = 4;
 

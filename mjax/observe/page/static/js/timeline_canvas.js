@@ -14,7 +14,7 @@ import { scale } from "./range.js";
 import { firstFrom } from "./timeline_data.js";
 
 const ROW = [15, 24]; // smallest and largest height in pixels; text fits into both
-const ARROWS = 200; // maximum number; picked by judgement: more cannot be told apart
+const ARROWS = 200; // maximum number; more cannot be told apart
 const ARROW_ROOM = 22; // minimum mean width of a sending span in pixels; narrower: no arrows
 
 /** Return the box of the rows, the height of one, and the height that does not fit. */

@@ -14,7 +14,7 @@ import { problemList } from "./ledger.js";
 
 const PAGE = 1000;
 const KEPT = 20_000;
-const SHOWN = 300; // picked by judgement: more rows than anybody reads, drawn within a few ms
+const SHOWN = 300; // more rows than anybody reads, drawn within a few ms
 /** Sign and word of each severity. */
 export const SIGNS = { error: "■ error", warning: "▲ warning", info: "○ info" };
 

@@ -18,10 +18,10 @@ import { attach, limitsOf, wholeOf, zoomed } from "./heat_gestures.js";
 import { showLegend, showOutliers, showReadout, showSlowest } from "./heat_parts.js";
 
 const MOST_CELLS = 2 ** 23; // maximum number to keep; as many as the server keeps
-// Seconds between requests of new columns; picked by judgement: the load of the server is low.
+// Seconds between requests of new columns; the load of the server is low.
 const EVERY_S = 4;
 const WHOLE_EVERY_S = 30; // the same for the whole matrix, which costs more
-const FAR_BEHIND = 3; // steps; picked by judgement: ranks of one run differ by at most one step
+const FAR_BEHIND = 3; // steps; ranks of one run differ by at most one step
 const FIRST_PHASE = ["tick", "forward", "step", "device"];
 const NO_SPANS =
   "No steps have been read yet. They appear after the first step; a run that was started with --observe.no-spans has none.";

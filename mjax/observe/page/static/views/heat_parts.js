@@ -17,7 +17,7 @@ const WAITS = {
   norm: "all ranks end together, so the one with the shortest time came last",
   device: "the host waits for all devices; a slow device is visible in its own phases",
 };
-// Ratio to the step's median above which a step counts as slow; picked by judgement.
+// Ratio to the step's median above which a step counts as slow; not measured.
 const OVER = 1.1;
 
 /** Show the value of the cell under the cursor. */

@@ -20,7 +20,7 @@ const BUCKETS = {
   unexplained: ["#f0a860", "no record explains it"],
 };
 const WORST = 8;
-// Smallest cost shown, a fraction of a step; picked by judgement: less is noise.
+// Smallest cost shown, a fraction of a step; less is noise.
 const LEAST = 0.005;
 
 /** Make the view. */

@@ -10,7 +10,7 @@ import { redrawer } from "../js/draws.js";
 import { count, plural, ranks, seconds } from "../js/format.js";
 import { problemList } from "./ledger.js";
 
-// Ranks in the table; ranks to blame come first, then the most silent; picked by judgement.
+// Ranks in the table; ranks to blame come first, then the most silent; not measured.
 const SHOWN = 60;
 const STATES = {
   R: "runs",

@@ -19,7 +19,7 @@ import { attach, bringIntoView, LEAST_US } from "./timeline_gestures.js";
 import { showLegend, showMarks, showPicked, showReadout, showTotals } from "./timeline_parts.js";
 
 const DEFAULT_RANKS = 16;
-const MOST_RANKS = 512; // picked by judgement: more rows than anybody scrolls through
+const MOST_RANKS = 512; // more rows than anybody scrolls through
 const KEYS =
   "Left and right move in time, up and down move through rows, + and − zoom, 0 shows all, [ and ] choose the span " +
   "before and after. Drag moves, Shift and drag zooms to a part, Ctrl and wheel zooms.";
