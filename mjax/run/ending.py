@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mjax import printable
 from mjax.interrupts import INTERRUPTED
 from mjax.run.tracking.delivery import left_behind
 
@@ -98,8 +99,8 @@ class _Watch:
     def _leave(self, cause: str, exit_code: int) -> NoReturn:
         if self._is_early:
             words = f"stopped by {cause} before the first step; nothing is lost\n"
-            with contextlib.suppress(OSError):
-                os.write(2, words.encode())
+            with contextlib.suppress(OSError):  # below the filter of `mjax.Screen`
+                os.write(2, printable(words).encode())
             if self._client is not None:
                 self._tell_others(cause)
         os._exit(exit_code)
