@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import importlib.util
 import json
+import logging
 import os
 import pathlib
 import signal
@@ -25,9 +26,15 @@ from mjax import checked_json
 
 CPU_LIMIT_S = 10.0
 """Limit of a request to the worker in seconds of CPU time, which do not pass while the
-worker waits for a core. Rendering takes under 1 ms. """
+worker waits for a core. Rendering takes under 1 ms."""
+DATE = "2024-07-26"
+"""Date that `strftime_now` returns to a template, in training, generation and
+evaluation alike. With the current date, as in transformers, a text would change from
+day to day, a run could not be resumed, and a model would be asked with a date that it
+was never trained with. This is the default date of Llama 3's templates."""
 CONFIG_FILE = "tokenizer_config.json"
 TEMPLATE_FILE = "chat_template.jinja"
+_log = logging.getLogger(__name__)
 _WORKER = pathlib.Path(__file__).with_name("template_worker.py")
 
 IGNORED = "--data.ignored-fields"
@@ -190,7 +197,6 @@ def render_several(
     chats: Sequence[tuple[Sequence[Message], bool]],
     *,
     variables: Mapping[str, Any] | None = None,
-    now: str | None = None,
 ) -> list[Rendered]:
     """Render several lists of messages in one request.
 
@@ -199,7 +205,6 @@ def render_several(
       chats: pairs of messages and add_generation_prompt, as in `render`.
       variables: other variables of the template, such as tools (JSON descriptions of
         functions that the model may call).
-      now: date and time (ISO) given to the template; None takes the current time.
     Raises:
       ValueError: as in `render`.
     """
@@ -214,7 +219,7 @@ def render_several(
         shared | {"messages": list(messages), "add_generation_prompt": prompt}
         for messages, prompt in chats
     ]
-    request = {"template": template.text, "renders": renders, "now": now}
+    request = {"template": template.text, "renders": renders, "date": DATE}
     try:
         line = json.dumps(request)
     except (TypeError, ValueError) as error:
@@ -236,15 +241,21 @@ def _pairs(lists: Sequence[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
 
 
 def check(template: str) -> None:
-    """Refuse a template with a syntax error.
+    """Refuse a template with a syntax error; log if it has a date.
 
     Raises:
       ValueError: the syntax is wrong; the error names the line.
     """
-    request = {"template": template, "renders": [], "now": None}
+    request = {"template": template, "renders": [], "date": DATE}
     reply = _WORKER_PROCESS.ask(json.dumps(request))
     if "error" in reply:
         raise ValueError(f"the chat template is broken: {reply['error']}")
+    if "strftime_now" in reply["variables"]:
+        _log.warning(
+            "the chat template reads the date: it is always %s, in training, "
+            "generation and evaluation; write another date into a system message",
+            DATE,
+        )
 
 
 def read_beside(folder: pathlib.Path) -> ChatTemplate | None:

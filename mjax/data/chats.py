@@ -41,10 +41,6 @@ from mjax.data.config import NEWEST
 from mjax.data.formats import check_encodable
 from mjax.data.tokenizers import Tokenizer
 
-TRAINING_DATE = "2024-07-26"
-"""Date that `strftime_now` returns to a template: with the real date, the text would
-change from day to day. This is the default date of Llama 3's templates."""
-
 type Ids = Int64[np.ndarray, "_"]
 type Spans = Int64[np.ndarray, "_ 2"]
 
@@ -248,7 +244,7 @@ def _render(
     variables: Mapping[str, Any],
 ) -> list[Rendered]:
     try:
-        return render_several(template, chats, variables=variables, now=TRAINING_DATE)
+        return render_several(template, chats, variables=variables)
     except ValueError as error:
         raise ValueError(
             f"{error}; fix the chat, or give another template as --data.chat-template"
@@ -334,6 +330,34 @@ def _difference(prompt: Ids, whole: Ids, tokenizer: Tokenizer) -> str:
     return f"the prompt has the tokens {shown(prompt)}, the whole text {shown(whole)}"
 
 
+def prompt_parts(
+    messages: Sequence[Message],
+    template: ChatTemplate,
+    *,
+    add_generation_prompt: bool = True,
+) -> tuple[str, list[int]]:
+    """Return the text of messages, and its places at which an answer begins.
+
+    They are the places at which `encode_parts` cuts the chat in training.
+
+    Args:
+      messages: as in `chat_template.render`.
+      template: template of the tokenizer.
+      add_generation_prompt: whether to end with the text that begins an answer.
+    Raises:
+      ValueError: as in `chat_template.render`.
+    """
+    text = render(template, messages, add_generation_prompt=add_generation_prompt)
+    messages = as_templates_read(messages)
+    places = [i for i, m in enumerate(messages) if i and m.get("role") == "assistant"]
+    try:
+        earlier = render_several(template, [(messages[:i], True) for i in places])
+    except ValueError:  # a template can refuse to prompt for an answer that is given
+        earlier = []
+    starts = [len(part.text) for part in earlier if text.startswith(part.text)]
+    return text, [*starts, len(text)] if add_generation_prompt else starts
+
+
 def encode_prompt(
     messages: Sequence[Message], template: ChatTemplate, tokenizer: Tokenizer
 ) -> Ids:
@@ -344,15 +368,7 @@ def encode_prompt(
     Raises:
       ValueError: as in `chat_template.render`.
     """
-    text = render(template, messages, add_generation_prompt=True)
-    messages = as_templates_read(messages)
-    places = [i for i, m in enumerate(messages) if i and m.get("role") == "assistant"]
-    try:
-        earlier = render_several(template, [(messages[:i], True) for i in places])
-    except ValueError:  # a template can refuse to prompt for an answer that is given
-        earlier = []
-    starts = [len(part.text) for part in earlier if text.startswith(part.text)]
-    return encode_parts(text, starts, tokenizer)[0]
+    return encode_parts(*prompt_parts(messages, template), tokenizer)[0]
 
 
 def encode_chat(

@@ -1,7 +1,7 @@
 """The process that renders chat templates: requests on stdin, answers on stdout.
 
 Input: for each request two lines: the seconds of CPU time that it may take, and a JSON
-object {"template", "renders": [variables, ...], "now"}. Output: one JSON object per
+object {"template", "renders": [variables, ...], "date"}. Output: one JSON object per
 line, {"texts", "spans", "unread", "marks", "variables"} or {"error"}. A request that
 takes more CPU time ends the process by SIGPROF. A template comes with a model from any
 source, and Jinja's sandbox limits neither time nor memory.
@@ -11,8 +11,9 @@ This module is run as a file and imports nothing of mjax, so it starts in 0.1 s.
 Source: templates may use what transformers 5.23 provides
 (`utils/chat_template_utils.py`): immutable sandbox, block trimming, loop controls,
 `generation` blocks, `tojson`, `raise_exception`, `strftime_now`. Differs: a text is a
-function of the input, so nothing draws at random (`random`, `lipsum`) and no address is
-printed; the reply names what the template did not read.
+function of the input, so nothing draws at random (`random`, `lipsum`), `strftime_now`
+has a given date, and no address is printed; the reply names what the template did not
+read.
 """
 
 import contextlib
@@ -24,7 +25,6 @@ import resource
 import secrets
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import jinja2
@@ -41,6 +41,7 @@ sequence."""
 _NONCE = secrets.token_hex(8)  # random, so no message can contain a mark
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+>")
 """Text of a Python object with its address, which differs from process to process."""
+_DATE = "strftime_now"
 _START, _END = f"\x02{_NONCE}[", f"\x03{_NONCE}]"
 
 
@@ -100,7 +101,7 @@ def _text(text: str, line: int) -> Any:
     return jinja2.nodes.Output([data], lineno=line)
 
 
-def _environment(now: Callable[[], datetime.datetime]) -> Any:
+def _environment(date: datetime.datetime) -> Any:
     def tojson(
         value: Any,
         ensure_ascii: bool = False,
@@ -127,25 +128,22 @@ def _environment(now: Callable[[], datetime.datetime]) -> Any:
     del environment.filters["random"], environment.globals["lipsum"]
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = raise_exception
-    environment.globals["strftime_now"] = lambda form: now().strftime(form)
+    environment.globals[_DATE] = date.strftime
     return environment
 
 
 @functools.lru_cache(maxsize=8)
-def _compiled(template: str, now: str | None) -> tuple[Any, bool, list[str]]:
-    """Return the compiled template, whether it marks answers, and its variables."""
+def _compiled(template: str, date: str) -> tuple[Any, bool, list[str]]:
+    """Return the compiled template, whether it marks answers, and its variables.
 
-    def time() -> datetime.datetime:
-        if now is None:
-            return datetime.datetime.now()
-        return datetime.datetime.fromisoformat(now)
-
-    environment = _environment(time)
+    The function `strftime_now` counts as a variable.
+    """
+    environment = _environment(datetime.datetime.fromisoformat(date))
     parsed = environment.parse(template)  # for a plain message about a syntax error
     compiled = environment.from_string(template)
-    tokens = list(environment.lex(template))
-    marks = any(kind == "name" and word == "generation" for _, kind, word in tokens)
-    return compiled, marks, sorted(jinja2.meta.find_undeclared_variables(parsed))
+    words = {word for _, kind, word in environment.lex(template) if kind == "name"}
+    variables = jinja2.meta.find_undeclared_variables(parsed) | words & {_DATE}
+    return compiled, "generation" in words, sorted(variables)
 
 
 def _render(template: Any, variables: dict[str, Any]) -> dict[str, Any]:
@@ -193,7 +191,7 @@ def _line_of(error: BaseException) -> int | None:
 def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return the answer to a request."""
     try:
-        template, marks, variables = _compiled(request["template"], request["now"])
+        template, marks, variables = _compiled(request["template"], request["date"])
         done = [_render(template, variables) for variables in request["renders"]]
     except MemoryError:
         return {"error": f"it takes more than {_MEMORY_BYTES >> 20} MiB"}

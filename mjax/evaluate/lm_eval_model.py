@@ -3,7 +3,8 @@
 Input: `--model_args`, then requests of tasks. Output: log-likelihoods and texts. Texts
 become tokens and windows as in lm-eval's model `hf`, so that both can be compared: the
 tokenizer adds its tokens before a text, names of special tokens are tokens, and a
-context that is too long is truncated on the left.
+context that is too long is truncated on the left. Differs: a chat is tokenized in the
+parts that training has, which end where an answer begins.
 
 Source: lm-eval 0.4.13, `lm_eval/models/huggingface.py` and `lm_eval/api/model.py`.
 """
@@ -17,7 +18,7 @@ import numpy as np
 from lm_eval import utils  # pyright: ignore[reportMissingImports]
 from lm_eval.api.model import TemplateLM  # pyright: ignore[reportMissingImports]
 
-from mjax.data import chat_template
+from mjax.data import chats
 from mjax.data.samples import NO_TARGET
 from mjax.evaluate import loss
 from mjax.evaluate.lm_eval_args import (
@@ -85,6 +86,8 @@ class MjaxLM(TemplateLM):
             raise BadArgsError(str(error)) from error
         self._engine: Engine | None = None
         self._logged: set[str] = set()
+        self._starts: dict[str, list[int]] = {}
+        """Text of a chat -> places at which an answer begins; see `encode_parts`."""
 
     # ------------------------------------------------------------------------- tokens
 
@@ -103,11 +106,27 @@ class MjaxLM(TemplateLM):
         self, string: str, add_special_tokens: bool | None = None, **unused: Any
     ) -> Tokens:
         """Return the tokens of a text; None adds start tokens if the text has none."""
-        ids = self._opened.tokenizer.encode_special(string).tolist()
+        return self._encode(string, self._starts.get(string, ()), add_special_tokens)
+
+    def _encode(
+        self,
+        string: str,
+        starts: Sequence[int],
+        add_special_tokens: bool | None = None,
+    ) -> Tokens:
+        ids = chats.encode_parts(string, starts, self._opened.tokenizer)[0].tolist()
         if add_special_tokens is None:
             begins = string.startswith(self._name_of(self.prefix_token_id))
             add_special_tokens = not begins
         return [*self._opened.start_ids, *ids] if add_special_tokens else ids
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[Tokens, Tokens]:
+        """Tokenize a context and its continuation; a chat is cut as in training."""
+        starts = self._starts.get(context)
+        if starts is None:
+            return super()._encode_pair(context, continuation)
+        before = self._encode(context, starts)
+        return before, self._encode(context + continuation, starts)[len(before) :]
 
     def _name_of(self, token: int) -> str:
         return self._opened.tokenizer.decode(np.array([token]))
@@ -228,15 +247,16 @@ class MjaxLM(TemplateLM):
                 "--apply_chat_template"
             )
         try:
-            text = chat_template.render(
-                template, chat_history, add_generation_prompt=add_generation_prompt
+            text, starts = chats.prompt_parts(
+                chat_history, template, add_generation_prompt=add_generation_prompt
             )
         except ValueError as error:
             raise BadArgsError(str(error)) from error
-        if add_generation_prompt:
-            return text
-        last = chat_history[-1]["content"].strip()
-        return text[: text.rindex(last) + len(last)]
+        if not add_generation_prompt:
+            last = chat_history[-1]["content"].strip()
+            text = text[: text.rindex(last) + len(last)]
+        self._starts[text] = starts
+        return text
 
     @property
     def tokenizer_name(self) -> str:

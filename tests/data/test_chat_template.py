@@ -10,9 +10,12 @@ from mjax.data.chat_template import (
     CONFIG_FILE,
     TEMPLATE_FILE,
     ChatTemplate,
+    check,
     read_beside,
+    render,
     render_several,
 )
+from mjax.data.chats import read_chat
 
 CHATML = (
     "{% for message in messages %}\n"
@@ -75,10 +78,7 @@ def test_templates_have_the_functions_that_transformers_gives_them():
         "{% for m in messages %}{% if loop.first %}{% continue %}{% endif %}"
         "{{ m.role }}{% break %}{% endfor %}"
     )
-    done = render_several(
-        ChatTemplate(text=template), [(CHAT, False)], now="2024-07-26"
-    )
-    assert done[0].text == '{"b": "é", "a": ["<"]} 2024assistant'
+    assert made(template, CHAT) == '{"b": "é", "a": ["<"]} 2024assistant'
 
 
 @pytest.mark.parametrize(
@@ -119,6 +119,25 @@ def test_an_address_in_a_message_is_text_like_any_other():
     text = 'it printed <function "f" at 0x7f6ddd8df840>'
     chat = [{"role": "user", "content": text}]
     assert made("{{ messages[0].content }}", chat) == text
+
+
+def test_a_date_is_the_same_in_training_and_generation_and_is_reported(caplog):
+    template = ChatTemplate(
+        text=(
+            "{{ strftime_now('%d %b %Y') }}{% for m in messages %}[{{ m.role }}]"
+            "{{ m.content }}{% endfor %}"
+            "{% if add_generation_prompt %}[assistant]{% endif %}"
+        )
+    )
+    trained = read_chat({"messages": CHAT}, template, "f:1").text
+    prompt = render(template, CHAT[:1], add_generation_prompt=True)
+    assert trained == "26 Jul 2024[user]hé?[assistant]yes"
+    assert trained.startswith(prompt)
+    check(template.text)
+    assert "the date: it is always 2024-07-26, in training, generation" in caplog.text
+    caplog.clear()
+    check(CHATML)
+    assert not caplog.records
 
 
 def test_an_endless_template_ends_in_an_error_and_the_next_one_is_rendered(monkeypatch):

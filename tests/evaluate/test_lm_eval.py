@@ -6,6 +6,7 @@ whose log-likelihoods are the measure, in `.venv-hf`.
 
 import json
 import os
+import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,8 +17,10 @@ import pytest
 from tokenizers import Tokenizer, processors
 
 from mjax.ckpt.__main__ import main as ckpt
+from mjax.data.chat_template import read_beside
+from mjax.data.chats import encode_chat, read_chat
 from mjax.data.tokenizer_files import read_files
-from mjax.data.tokenizers import END_OF_TEXT, train_bpe
+from mjax.data.tokenizers import END_OF_TEXT, load_tokenizer, train_bpe
 from mjax.hugging_face.export import write
 from tests.hugging_face.saved_runs import make_run, small_config
 from tests.hugging_face.small import Arrays, random_params
@@ -133,9 +136,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def lm_eval(
-    folder: Path, *words: str, devices: int = 1
-) -> subprocess.CompletedProcess[str]:
+def lm_eval(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "-m", "mjax.evaluate.tasks", "--model", "mjax", *words)
+
+
+def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     assert Path(EVAL).exists(), f"{EVAL} is missing: make env-eval"
     env = {
         "PATH": os.environ["PATH"],
@@ -145,9 +150,8 @@ def lm_eval(
         "HF_DATASETS_OFFLINE": "1",
         "JAX_PLATFORMS": "cpu",
     }
-    command = [EVAL, "-m", "mjax.evaluate.tasks", "--model", "mjax", *words]
     return subprocess.run(
-        command, cwd=folder, env=env, capture_output=True, text=True, timeout=300
+        [EVAL, *words], cwd=folder, env=env, capture_output=True, text=True, timeout=300
     )
 
 
@@ -288,6 +292,47 @@ def test_a_chat_template_makes_the_texts(models, tasks, tmp_path) -> None:
     found = results(tmp_path, tasks, args, "--apply_chat_template", names=["continue"])
     first = found["continue arguments"][0]["gen_args_0"]["arg_0"]
     assert first == f"<s>[{QUESTIONS[0]}]"
+
+
+BRIDGE = """
+import json, sys
+from mjax.evaluate.lm_eval_model import MjaxLM
+model, chat, answer = json.loads(sys.argv[1])
+lm = MjaxLM(model=model)
+prompt = lm.apply_chat_template(chat)
+opened = lm.apply_chat_template(chat[:2], add_generation_prompt=False)
+print(json.dumps([
+    lm.tok_encode(prompt, False), lm._encode_pair(prompt, answer), lm.tok_encode(opened)
+]))
+"""
+
+
+def test_a_chat_has_the_tokens_of_training(models, tmp_path) -> None:
+    folder = shutil.copytree(models / "bos", tmp_path / "chat")
+    (folder / "chat_template.jinja").write_text(
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+    )
+    template, tokenizer = read_beside(folder), load_tokenizer(str(folder))
+    assert template is not None
+    turns = [
+        ("user", "fox"),
+        ("assistant", "then"),
+        ("user", "a"),
+        ("assistant", "the"),
+    ]
+    chat = [{"role": role, "content": text} for role, text in turns]
+    trained = encode_chat(read_chat({"messages": chat}, template, "f:1"), tokenizer)[0]
+    whole = tokenizer.encode_special(
+        "<s>[user] fox[assistant] then[user] a[assistant] "
+    )
+    done = run(tmp_path, "-c", BRIDGE, json.dumps([str(folder), chat[:3], "the"]))
+    assert done.returncode == 0, done.stderr[-2000:]
+    prompt, (before, after), opened = json.loads(done.stdout.splitlines()[-1])
+    assert prompt == before == trained[: len(prompt)].tolist()
+    assert prompt != whole.tolist()
+    assert [*before, *after] == trained.tolist()
+    assert opened == trained[: len(opened)].tolist()
 
 
 @pytest.mark.parametrize(
