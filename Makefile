@@ -28,7 +28,7 @@ NEWEST_TESTS := tests/config/test_config.py tests/test_recipes.py tests/test_imp
   tests/mesh/test_axes.py tests/mesh/test_build.py tests/layers tests/ckpt/test_manager.py \
   tests/data/test_loader.py tests/kernels/attention/test_attention_choice.py \
   tests/kernels/gelu tests/kernels/cross_entropy tests/kernels/layer_norm/test_layer_norm.py \
-  tests/pipeline/test_partition.py tests/test_vjp.py tests/processes/test_progress.py \
+  tests/pipeline/test_partition.py tests/trace/test_vjp.py tests/processes/test_progress.py \
   tests/step/test_pipelined.py::test_a_pipeline_has_the_loss_and_gradients_of_one_device[dp] \
   tests/step/test_step.py::test_the_state_is_born_and_stays_where_it_is_declared
 

@@ -11,8 +11,8 @@ import sys
 from collections.abc import Sequence
 
 import mjax
-from mjax import completion
-from mjax.flags import nearest
+from mjax.cli import completion
+from mjax.cli.flags import nearest
 
 PROGRAMS = {
     "train": "train a model, or resume a run",

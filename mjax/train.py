@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax import environment, flags
+from mjax.cli import environment, flags
 from mjax.config.command_line import Command, names_recipe, parse
 from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.processes import progress

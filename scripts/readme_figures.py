@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from mjax import flags
-from mjax.flags.fields import Positional
+from mjax.cli import flags
+from mjax.cli.flags.fields import Positional
 
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 WIDTH, SHOWN = 1100, 3

@@ -24,8 +24,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from unittest import mock
 
-from mjax import completion, flags, train
+from mjax import train
 from mjax.__main__ import PROGRAMS
+from mjax.cli import completion, flags
 from mjax.config import command_line
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, from_json
@@ -125,7 +126,7 @@ def refusal(module: str, words: Sequence[str]) -> str | None:
     begins is recorded in its work dir, in the current folder, so that a later command
     resumes it.
     """
-    if module == "mjax.completion":
+    if module == "mjax.cli.completion":
         return None if words[0] in completion.SCRIPTS else f"no shell {words[0]}"
     if not _exists(module):
         return f"there is no module {module}"

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.launch.config import RunConfig
 from tests.shell_commands import (
     OURS,

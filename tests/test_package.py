@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import mjax
-from mjax import completion, environment
 from mjax.__main__ import PROGRAMS, main
+from mjax.cli import completion, environment
 
 ROOT = Path(__file__).parent.parent
 

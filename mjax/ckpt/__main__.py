@@ -8,7 +8,7 @@ input, or the store refuses access.
 """
 
 if __name__ == "__main__":
-    from mjax import environment
+    from mjax.cli import environment
 
     environment.check()  # before the imports of packages
 
@@ -22,12 +22,12 @@ from typing import Annotated, Any, Literal
 
 from etils import epath
 
-from mjax import flags, interrupts
 from mjax.ckpt import places
 from mjax.ckpt.boxes import size_of
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece
 from mjax.ckpt.remote import listing
 from mjax.ckpt.store import Store, located
+from mjax.cli import flags, interrupts
 from mjax.stores import address
 
 Path = Annotated[str, flags.Positional("PATH")]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.config import files, own_code, own_recipe
 from mjax.config.other_names import OTHER_NAMES
 from mjax.config.train import TrainConfig, flattened, to_fields

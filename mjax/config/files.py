@@ -13,9 +13,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax import checked_json, flags
-from mjax.flags.convert import choices_of, kind_of
-from mjax.flags.fields import Flag, alternatives
+from mjax import checked_json
+from mjax.cli import flags
+from mjax.cli.flags.convert import choices_of, kind_of
+from mjax.cli.flags.fields import Flag, alternatives
 from mjax.records import config_json
 
 _MAX_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mjax import flags
+from mjax.cli import flags
 
 
 def is_own(value: str) -> bool:

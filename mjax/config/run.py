@@ -4,7 +4,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.config import own_code
 
 TRACKERS = ("tensorboard", "wandb", "mlflow")

@@ -12,8 +12,9 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from mjax import checked_json, flags
+from mjax import checked_json
 from mjax.ckpt.config import CkptConfig
+from mjax.cli import flags
 from mjax.config.lora import LoraConfig, adapters
 from mjax.config.optim import OptimConfig, check_schedule
 from mjax.config.run import (

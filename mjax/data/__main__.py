@@ -1,7 +1,7 @@
 """Prepare and look at data: `python -m mjax.data show --work-dir DIR --step 12`."""
 
 if __name__ == "__main__":
-    from mjax import environment
+    from mjax.cli import environment
 
     environment.check()  # before the imports of packages
 
@@ -15,10 +15,11 @@ from typing import Annotated, Literal
 
 import numpy as np
 
-from mjax import flags, interrupts, printable
+from mjax import printable
 from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.store import manifest_in
+from mjax.cli import flags, interrupts
 from mjax.config.train import from_json
 from mjax.data import cache_files, hub_tokenizers, left_over
 from mjax.data.cache_files import DamagedFileError

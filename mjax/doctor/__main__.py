@@ -2,13 +2,13 @@
 hosts."""
 
 if __name__ == "__main__":
-    from mjax import environment
+    from mjax.cli import environment
 
     environment.check(["packaging"])  # before the imports of packages
 
 import sys
 
-from mjax import interrupts
+from mjax.cli import interrupts
 from mjax.doctor.command import main
 
 if __name__ == "__main__":

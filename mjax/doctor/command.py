@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.doctor import folders, network, software
 from mjax.health import check as checking
 from mjax.health.check import Check, Report

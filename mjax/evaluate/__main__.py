@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax import environment, flags
+from mjax.cli import environment, flags
 from mjax.evaluate.options import Evaluate
 
 GUIDE = flags.Guide(

@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from mjax import checked_json, flags
+from mjax import checked_json
+from mjax.cli import flags
 from mjax.generate.requests import Sampling
 
 NAME = "mjax"

@@ -4,7 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
-from mjax import flags
+from mjax.cli import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ code: 0 done, 2 bad input, 1 a file is damaged, 130 stopped with Ctrl-C.
 import sys
 from collections.abc import Sequence
 
-from mjax import environment, flags, interrupts
+from mjax.cli import environment, flags, interrupts
 from mjax.generate.options import EXAMPLES, OTHER_NAMES, GenerateFlags
 
 _DONE, _FAILED, _BAD_INPUT = 0, 1, 2

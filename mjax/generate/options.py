@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Annotated, Literal
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.generate.requests import NUM_SEEDS, Sampling
 
 DEFAULT_TOKENS = 128
@@ -28,7 +28,7 @@ OTHER_NAMES = {
     "do-sample": "--temperature 0 takes the likeliest token; other values draw",
     "port": "--serve PORT answers requests over HTTP",
 }
-"""Names of these flags in other programs; see `mjax.flags.Guide`."""
+"""Names of these flags in other programs; see `mjax.cli.flags.Guide`."""
 EXAMPLES = (
     'python -m mjax.generate runs/a --prompt "def main("',
     "python -m mjax.generate runs/a --prompt - --tokens 200 --temperature 0 < text",

@@ -10,7 +10,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Sequence
 
-from mjax import interrupts
+from mjax.cli import interrupts
 from mjax.generate.chat import ChatEncoder, Message, encoder
 from mjax.generate.engine import Engine
 from mjax.generate.opened import Opened

@@ -17,8 +17,8 @@ found, 2 bad input.
 import sys
 from collections.abc import Sequence
 
-from mjax import interrupts
-from mjax.flags import run_command
+from mjax.cli import interrupts
+from mjax.cli.flags import run_command
 
 _COMMANDS = {
     "bisect": "mjax.health.bisect.command",

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.health import check as checking
 from mjax.health.check import Check, Report
 from mjax.health.checks.nvidia_smi import SMI

@@ -5,7 +5,7 @@ python -m mjax.health checks [--markdown]
 
 from collections.abc import Sequence
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.check_command import listed, table
 
 

@@ -5,7 +5,7 @@ See docs/resilience.md.
 """
 
 if __name__ == "__main__":
-    from mjax import environment
+    from mjax.cli import environment
 
     environment.check(["msgspec"])  # before the imports of packages
 
@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mjax import flags, interrupts
+from mjax.cli import flags, interrupts
 from mjax.launch import client, elastic, kubernetes, local, slurm
 from mjax.launch.agent import Agent
 from mjax.launch.config import KubernetesConfig, RunConfig

@@ -11,9 +11,9 @@ import asyncio
 from collections.abc import Callable
 from typing import cast
 
+from mjax.cli.listening.admission import Admission, Peer
 from mjax.launch import messages
 from mjax.launch.messages import Message
-from mjax.listening.admission import Admission, Peer
 
 _BUFFER_BYTES = 2**16
 

@@ -21,7 +21,9 @@ from typing import Any
 
 import msgspec
 
-from mjax.flags import with_flags
+from mjax.cli.flags import with_flags
+from mjax.cli.listening import AT_ONCE, keep_more
+from mjax.cli.listening.admission import Admission
 from mjax.launch import elastic, failures, messages
 from mjax.launch.background import Worker, post, say
 from mjax.launch.client import write_private
@@ -48,8 +50,6 @@ from mjax.launch.pods import Pods
 from mjax.launch.rank_files import generation_folder
 from mjax.launch.supervisor import Supervisor
 from mjax.launch.trainer_flags import TrainerFlags
-from mjax.listening import AT_ONCE, keep_more
-from mjax.listening.admission import Admission
 from mjax.processes import lock, progress
 
 TRAINER = (sys.executable, "-m", "mjax.train")

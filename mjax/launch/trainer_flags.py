@@ -8,7 +8,7 @@ update is undone.
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mjax.flags import values, with_flags
+from mjax.cli.flags import values, with_flags
 
 
 class TrainerFlags:

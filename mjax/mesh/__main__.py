@@ -5,7 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.mesh.axes import MeshConfig
 from mjax.processes.config import DistributedConfig
 

@@ -21,8 +21,8 @@ whatif    how fast the run would be without its slow hosts
 import sys
 from collections.abc import Sequence
 
-from mjax import interrupts
-from mjax.flags import run_command
+from mjax.cli import interrupts
+from mjax.cli.flags import run_command
 
 _COMMANDS = {
     "bubble": "mjax.observe.bubble",

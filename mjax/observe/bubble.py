@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.observe import merged, output, schedule, slots, spans, timeline
 from mjax.observe.merged import Merged
 from mjax.observe.schedule import Direction, Schedule

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.observe.stream import logs, quota
 from mjax.observe.stream.collector import Collector
 from mjax.observe.stream.service import FOLDER, Stop, stopped_by_signals

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.observe import compared_times, output, records, run_differences
 from mjax.observe.compared_times import Difference
 from mjax.observe.records import Record

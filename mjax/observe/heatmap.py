@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.observe.detect.stragglers import Channel, Outlier, Report, find
 from mjax.observe.heat_page import Heat, page
 from mjax.observe.spans import read_run

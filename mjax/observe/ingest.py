@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.observe.store.base import StoreGoneError
 from mjax.observe.store.retention import Keep
 from mjax.observe.stream.service import (

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.observe.detect.mfu import BETWEEN_HOSTS, CLEAR, Finding, Kind, classify
 from mjax.observe.detect.mfu_models import LEVELS, LOST, THERMAL_LEVEL
 from mjax.observe.detect.mfu_series import EXPECTED_DEVIATION, Dips

@@ -16,13 +16,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.observe import output
 from mjax.observe.windows import folders
 from mjax.observe.windows.places import ROLES, UNKNOWN
 from mjax.observe.windows.read import Reading, read
 from mjax.observe.windows.seconds import DeviceSeconds, Seconds, merged
-from mjax.scopes import PHASES
+from mjax.trace.scopes import PHASES
 
 _RECORD = "record steps with python -m mjax.train ... --profile.steps 100:103"
 Parts = Mapping[tuple[str, str], Seconds]

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mjax import flags, listening
+from mjax.cli import flags, listening
 from mjax.observe import output, spans
 
 if TYPE_CHECKING:

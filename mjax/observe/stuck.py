@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.launch import stacks
 from mjax.launch.config import LimitsConfig
 from mjax.observe import beats, output

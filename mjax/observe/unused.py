@@ -18,7 +18,7 @@ from typing import Any
 from mjax.ckpt import places
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.saved_step import SavedStep
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.observe import gradient_traces, output
 from mjax.observe.gradient_traces import MU, NU, Found, Part, Piece, Unused
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.observe import output
 from mjax.observe.detect.whatif import LEAST_SAVED, WhatIf
 from mjax.observe.detect.whatif_ranks import analyse_ranks

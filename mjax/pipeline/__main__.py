@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, get_args
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.pipeline import show
 from mjax.pipeline.config import PipelineConfig, ScheduleName
 from mjax.pipeline.schedule import Schedule, build, check

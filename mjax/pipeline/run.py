@@ -53,7 +53,6 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PyTree
 
-from mjax import scopes
 from mjax.mesh import collectives
 from mjax.pipeline.config import Idle, Options
 from mjax.pipeline.held import Held as Held
@@ -63,7 +62,8 @@ from mjax.pipeline.model import Microbatches, Model, Row, Weights
 from mjax.pipeline.pieces import First, Pieces, after
 from mjax.pipeline.schedule import Schedule
 from mjax.pipeline.tick import Body, Carry, Execution
-from mjax.vjp import zeros_of
+from mjax.trace import scopes
+from mjax.trace.vjp import zeros_of
 
 
 def gradients(

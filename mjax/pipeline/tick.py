@@ -16,7 +16,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Int, PyTree
 
-from mjax import scopes
 from mjax.mesh import collectives
 from mjax.pipeline.config import Options
 from mjax.pipeline.held import (
@@ -28,7 +27,8 @@ from mjax.pipeline.held import (
 )
 from mjax.pipeline.model import STASH, Chunks, Microbatch, Microbatches, Model, Row
 from mjax.pipeline.schedule import IDLE, Phase, Schedule
-from mjax.vjp import SplitVJP, row_major, zeros_of
+from mjax.trace import scopes
+from mjax.trace.vjp import SplitVJP, row_major, zeros_of
 
 _TABLES = (
     *("forward_chunk", "forward_microbatch", "backward_chunk", "backward_microbatch"),

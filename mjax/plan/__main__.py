@@ -8,7 +8,7 @@ bad input, before anything is compiled; 1 anything else.
 import sys
 from collections.abc import Sequence
 
-from mjax import environment
+from mjax.cli import environment
 from mjax.config.command_line import parse_with
 from mjax.config.other_names import OTHER_NAMES
 from mjax.config.train import to_json

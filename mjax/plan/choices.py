@@ -19,9 +19,9 @@ import re
 import numpy as np
 from jaxtyping import Bool
 
-from mjax import scopes
 from mjax.pipeline.held import held_in_backward, held_in_forward
 from mjax.pipeline.schedule import Schedule
+from mjax.trace import scopes
 
 _CHOICE_OF_TICK = re.compile(
     r"shard_map/ticks\.(?P<start>\d+)\.1\.(?P<count>\d+)/while/body/(?:eval_jaxpr/)*"

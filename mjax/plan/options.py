@@ -3,7 +3,7 @@
 import dataclasses
 from pathlib import Path
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.hardware.gpus import GPUS, Gpu
 
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from mjax import scopes
 from mjax.pipeline.schedule import Schedule
 from mjax.plan.choices import choice, taken_share
 from mjax.plan.hlo.analysis import Analysis
@@ -27,6 +26,7 @@ from mjax.plan.hlo.parse import Instruction, Module
 from mjax.plan.reading import Runs
 from mjax.plan.replay import Event, Replay
 from mjax.plan.result import WHOLE_STEP, Branch, Picture, Span
+from mjax.trace import scopes
 
 _PICTURES = 6
 """Number of computations to draw: those with the largest part of the step."""

@@ -10,7 +10,6 @@ schedule takes less often count less often (`choices`).
 import collections
 from collections.abc import Mapping
 
-from mjax import scopes
 from mjax.config.train import TrainConfig
 from mjax.hardware.utilization import Utilization
 from mjax.mesh.axes import AxisSizes
@@ -31,6 +30,7 @@ from mjax.plan.result import (
     Traffic,
     waiting,
 )
+from mjax.trace import scopes
 
 _MEMORY_BOUND = 3
 """Number of memory-bound kernels to name."""

@@ -14,7 +14,6 @@ import math
 import re
 from collections.abc import Mapping
 
-from mjax import scopes
 from mjax.config.train import TrainConfig
 from mjax.mesh.axes import AxisSizes, tp_chunks
 from mjax.plan.cost import CostModel
@@ -25,6 +24,7 @@ from mjax.plan.hlo.work import moved_bytes
 from mjax.plan.reading import Runs, Slots
 from mjax.plan.replay import Event, Replay
 from mjax.plan.result import IDLE, Modelled, Source, waiting
+from mjax.trace import scopes
 
 OTHER = "other"
 _COPIES = "zeros and copies"

@@ -13,11 +13,11 @@ from typing import Any, Literal
 
 from etils import epath
 
-from mjax import flags
 from mjax.ckpt import places
 from mjax.ckpt.places import Place
 from mjax.ckpt.saved_step import SavedStep
 from mjax.ckpt.store import located
+from mjax.cli import flags
 from mjax.config.train import TrainConfig, from_json
 from mjax.data import chat_template, hub_tokenizers
 from mjax.data.config import DataConfig

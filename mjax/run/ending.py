@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mjax import printable
-from mjax.interrupts import INTERRUPTED
+from mjax.cli.interrupts import INTERRUPTED
 from mjax.run.tracking.delivery import left_behind
 
 DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from mjax import checked_json, flags
+from mjax import checked_json
 from mjax.ckpt import places
 from mjax.ckpt.places import Place
 from mjax.ckpt.saved_step import SavedStep
+from mjax.cli import flags
 from mjax.config.command_line import Command
 from mjax.config.train import TrainConfig, from_json
 from mjax.data import hub_tokenizers

@@ -19,7 +19,6 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
-from mjax import scopes
 from mjax.mesh import collectives
 from mjax.mesh.axes import AXES, DP, TP
 from mjax.mesh.ordering import in_order
@@ -28,6 +27,7 @@ from mjax.model.transformer import NO_TARGET, DropoutKey, Params, Transformer
 from mjax.step import stamps
 from mjax.step.stamps import LOG_SPEC, Log
 from mjax.step.trained import ALL_TRAINED, Trained
+from mjax.trace import scopes
 
 Batch = dict[str, Int[Array, "B T"]]
 

@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from mjax import scopes
 from mjax.layers.block import Block, JoinedParams
 from mjax.layers.linear import Joined
 from mjax.mesh import collectives, rules, zero
@@ -32,6 +31,7 @@ from mjax.pipeline.pieces import First, Pieces
 from mjax.pipeline.schedule import build_forward
 from mjax.step.forward import Batch, Forward, dropout_key, last_position
 from mjax.step.stamps import Log, Place, mark
+from mjax.trace import scopes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

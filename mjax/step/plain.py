@@ -13,13 +13,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from mjax import scopes
 from mjax.mesh import collectives, zero
 from mjax.mesh.axes import DP, PP, SHARDS, TP
 from mjax.model.transformer import DropoutKey, Params, Transformer
 from mjax.step.forward import Batch, Forward, dropout_key, last_position
 from mjax.step.prefetch import OverlappedLayers, Weights, gather_first_layer
 from mjax.step.stamps import Log, Place, mark, mark_smallest
+from mjax.trace import scopes
 
 
 class _First(NamedTuple):

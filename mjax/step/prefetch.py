@@ -31,14 +31,14 @@ from jax import lax
 from jax.typing import DTypeLike
 from jaxtyping import Array, Int, PyTree
 
-from mjax import scopes
 from mjax.layers.stack import LayerPattern
 from mjax.mesh import zero
 from mjax.mesh.axes import DP, DP_NODE, DP_REPLICATE, DP_SHARD, SHARDS
 from mjax.step import stacks
 from mjax.step.offload import Offload
 from mjax.step.trained import Trained
-from mjax.vjp import SplitVJP, row_major, zeros_of
+from mjax.trace import scopes
+from mjax.trace.vjp import SplitVJP, row_major, zeros_of
 
 Index = stacks.Index
 Hop = Callable[[PyTree, PyTree, Index], PyTree]

@@ -20,7 +20,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, ArrayLike, Bool, Float, Int
 
-from mjax import scopes
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, CombineConfig, PrecisionConfig
 from mjax.hardware.combining import Thresholds, Weight, choose_thresholds
@@ -51,6 +50,7 @@ from mjax.step.state import (
     state_shardings,
 )
 from mjax.step.trained import Trained
+from mjax.trace import scopes
 
 Metrics = dict[str, Array]
 Gradients = tuple[Float[Array, ""], Int[Array, ""], Params]

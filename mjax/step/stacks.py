@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int, PyTree
 
-from mjax.vjp import zeros_of
+from mjax.trace.vjp import zeros_of
 
 Index = int | Int[Array, ""]
 

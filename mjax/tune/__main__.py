@@ -5,7 +5,7 @@ input.
 """
 
 if __name__ == "__main__":
-    from mjax import environment
+    from mjax.cli import environment
 
     environment.check()  # before the imports of packages
 
@@ -13,8 +13,8 @@ import dataclasses
 import sys
 from typing import Annotated
 
-from mjax import flags, interrupts
 from mjax.ckpt import places
+from mjax.cli import flags, interrupts
 
 Path = Annotated[str, flags.Positional("PATH")]
 

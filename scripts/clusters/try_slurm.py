@@ -26,7 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from tests.launch.slurm_cluster import PARTITION, Cluster, RefusedError, check_machine
 
 _POLL_S = 0.5

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mjax.ckpt.store import Store
-from mjax.flags import given
+from mjax.cli.flags import given
 from mjax.launch import client
 from mjax.launch.rank_files import generation_folder, log_path
 from mjax.processes import progress

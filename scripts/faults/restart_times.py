@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax.flags import with_flags
+from mjax.cli.flags import with_flags
 from scripts.evidence import BENCHMARKS_DIR, Table, commit, write_page
 from scripts.faults.launch_faults import RUN, XLA_FLAGS
 from scripts.faults.launched import Launched

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from mjax.flags import with_flags
+from mjax.cli.flags import with_flags
 from mjax.run.metrics import read_computed
 from scripts.evidence import REPOSITORY, Table, commit, write_page
 from scripts.faults.launch_faults import RUN, XLA_FLAGS

@@ -46,7 +46,7 @@ from mjax.pipeline.pieces import Pieces
 from mjax.pipeline.schedule import Schedule, build, build_forward
 from mjax.pipeline.tick import Execution
 from mjax.step.program import Program, build_program
-from mjax.vjp import zeros_of
+from mjax.trace.vjp import zeros_of
 from scripts.evidence import Table, write_page
 
 NUM_STAGES = 4

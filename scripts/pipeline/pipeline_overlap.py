@@ -20,7 +20,6 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-from mjax import scopes
 from mjax.config.optim import OptimConfig
 from mjax.config.step import BatchConfig, PrecisionConfig
 from mjax.hardware.described import described_mesh
@@ -34,6 +33,7 @@ from mjax.plan.hlo.collectives import collective_kind
 from mjax.plan.hlo.parse import Array, Instruction, Module, parse
 from mjax.plan.hlo.work import fused_work
 from mjax.step.program import Program, build_program
+from mjax.trace import scopes
 from scripts.evidence import Table, write_page
 
 

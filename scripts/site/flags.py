@@ -8,8 +8,8 @@ import os
 import re
 from collections.abc import Iterator
 
-from mjax import completion
 from mjax.__main__ import PROGRAMS
+from mjax.cli import completion
 from mjax.launch.__main__ import COMMANDS
 
 NUM_COLUMNS = 80

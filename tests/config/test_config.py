@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from mjax import flags
 from mjax.ckpt.config import CkptConfig
+from mjax.cli import flags
 from mjax.config.command_line import Command, parse, shared_facts, to_flags
 from mjax.config.run import ObserveConfig
 from mjax.config.sizes import check_sizes

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.config.command_line import parse
 from mjax.config.fixes import MAX_FIXES, Devices, sizes_of
 from mjax.config.sizes import as_flags, with_fields

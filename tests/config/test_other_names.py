@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.config.command_line import Command, parse
 from mjax.config.other_names import OTHER_NAMES
 from mjax.config.train import TrainConfig

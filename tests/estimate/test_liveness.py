@@ -11,7 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from mjax.estimate import liveness
 from mjax.mesh.host_memory import to_host
-from mjax.vjp import row_major
+from mjax.trace.vjp import row_major
 
 N = 64
 SQUARE = 4 * N * N

@@ -7,13 +7,13 @@ import time
 
 import pytest
 
+from mjax.cli.listening import admission
+from mjax.cli.listening.admission import Admission
 from mjax.launch import messages
 from mjax.launch.config import RunConfig
 from mjax.launch.connections import Buffer, Connection
 from mjax.launch.driver import Driver
 from mjax.launch.messages import Command, Hello, Refused
-from mjax.listening import admission
-from mjax.listening.admission import Admission
 
 
 class Listener:

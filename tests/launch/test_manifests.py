@@ -17,7 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.config import command_line
 from mjax.launch import __main__ as command
 from mjax.launch import client

@@ -24,7 +24,7 @@ from mjax.model.config import ModelConfig
 from mjax.model.transformer import Transformer
 from mjax.pipeline.config import PipelineConfig
 from mjax.plan.closed_form import case_of
-from mjax.vjp import SplitVJP
+from mjax.trace.vjp import SplitVJP
 from tests.layers.test_block import equations
 from tests.training import (
     LENGTH,

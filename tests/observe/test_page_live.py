@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from mjax.listening import address_of, is_loopback
+from mjax.cli.listening import address_of, is_loopback
 from mjax.observe import spans
 from mjax.observe.page import answers, file_feed, live
 from mjax.observe.page.answers import Page

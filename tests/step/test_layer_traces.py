@@ -12,7 +12,7 @@ from mjax.mesh.axes import AxisSizes
 from mjax.mesh.build import build_mesh
 from mjax.model.config import ModelConfig
 from mjax.step.program import Program, build_program
-from mjax.vjp import SplitVJP
+from mjax.trace.vjp import SplitVJP
 
 
 def count_traces() -> Any:

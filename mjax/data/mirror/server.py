@@ -10,8 +10,8 @@ import socket
 import threading
 from collections.abc import Callable, Collection
 
+from mjax.cli.listening import BACKLOG, threads
 from mjax.data.mirror.peers import BUSY
-from mjax.listening import BACKLOG, threads
 
 _NUM_ANSWERS = 8  # blocks in memory for other hosts at the same time
 

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from mjax import listening
+from mjax.cli import listening
+from mjax.cli.listening import asgi
 from mjax.generate.server.errors import ApiError
-from mjax.listening import asgi
 
 _REMEDY = "write one token per line, as openssl rand -hex 16 prints them"
 _JSON = re.compile(r"application/json(\s*;.*)?", re.IGNORECASE)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from mjax import flags, listening
+from mjax.cli import flags, listening
 from mjax.generate.server.limits import Limits
 from mjax.mesh.axes import MeshConfig
 

@@ -16,13 +16,13 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 
+from mjax.cli.listening import asgi
 from mjax.generate.requests import Request, Sampling
 from mjax.generate.server import errors
 from mjax.generate.server.app import make_app
 from mjax.generate.server.metrics import Metrics
 from mjax.generate.server.prompts import Served
 from mjax.generate.server.scheduler import Engine, Scheduler
-from mjax.listening import asgi
 
 _KEEP_ALIVE_S = 75
 """Seconds that an idle connection is kept; nginx's default (keepalive_timeout)."""

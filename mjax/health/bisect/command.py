@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.health.bisect import outcomes as outcome_files
 from mjax.health.bisect import report
 from mjax.health.bisect.links import advance_links

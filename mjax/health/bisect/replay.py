@@ -31,7 +31,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax import checked_json, flags
+from mjax import checked_json
+from mjax.cli import flags
 
 COMPUTED = ("step", "loss", "grad_norm", "tokens", "skipped")
 """Fields of a row of metrics.jsonl that are hashed: the results of a step. Other

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.health.burn import child as burn_child
 from mjax.health.burn import limits as burn_limits
 from mjax.health.burn import result as burn_result

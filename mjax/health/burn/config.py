@@ -9,7 +9,7 @@ import socket
 from pathlib import Path
 from typing import Any, Literal
 
-from mjax import flags
+from mjax.cli import flags
 from mjax.health.burn import limits as burn_limits
 from mjax.health.burn.measurements import KINDS, Form, is_within
 

@@ -11,7 +11,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from mjax import checked_json, flags
+from mjax import checked_json
+from mjax.cli import flags
 from mjax.health.burn.measurements import KINDS, Measured, is_within, unit_of
 from mjax.health.burn.result import Result
 

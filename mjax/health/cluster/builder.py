@@ -9,7 +9,7 @@ import fnmatch
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from mjax.flags import nearest
+from mjax.cli.flags import nearest
 from mjax.health.cluster.contradictions import Problems
 from mjax.health.cluster.parts import (
     ANY_PORT,

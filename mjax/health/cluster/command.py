@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mjax import printable
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.checks.table import BY_NAME
 from mjax.health.cluster import cabling, fabric_dump, host_reports, lldp, placement
 from mjax.health.cluster import file as cluster_file

@@ -12,7 +12,7 @@ import functools
 import typing
 from typing import Any, Literal
 
-from mjax.flags import nearest
+from mjax.cli.flags import nearest
 
 UNKNOWN_KEY = "unknown key"
 """Kind of an error after which all tables are still usable."""

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from mjax import printable
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.events import actions, rules
 from mjax.health.events.actions import Actions, Record
 from mjax.health.events.engine import Engine

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from mjax import printable
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.cluster.ranges import expand
 from mjax.health.history import correlation, run_events, samples
 from mjax.health.history.events import CAUSES, HostEvent, Kind

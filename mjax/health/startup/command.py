@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.startup.model import PhaseTimes, Starts, read_phases
 from mjax.health.startup.report import Size, as_json, table
 from mjax.health.startup.starts import (

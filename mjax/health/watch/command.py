@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from mjax.flags.standard import ArgumentParser
+from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.watch.compare_ports import compare
 from mjax.health.watch.samples import Detection, Observation, seen_s
 from mjax.health.watch.sampling import (

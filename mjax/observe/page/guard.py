@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import msgspec
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from mjax.listening import asgi, is_equal, is_known_host
+from mjax.cli.listening import asgi, is_equal, is_known_host
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "

@@ -7,8 +7,8 @@ which also ends the open event streams of viewers.
 import threading
 import time
 
-from mjax import listening
-from mjax.listening import asgi
+from mjax.cli import listening
+from mjax.cli.listening import asgi
 from mjax.observe.page.answers import Page
 from mjax.observe.page.app import make_app
 from mjax.observe.page.guard import names_of

@@ -21,8 +21,8 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-from mjax import listening
-from mjax.listening import threads
+from mjax.cli import listening
+from mjax.cli.listening import threads
 from mjax.observe.store.base import ConflictError, StoreGoneError
 from mjax.observe.store.ingester import Ingester
 from mjax.observe.stream import wire

@@ -4,9 +4,10 @@ Input: the text of a compiled step (`plan.hlo`) and the sizes of its mesh. Outpu
 table from names of instructions, as in a profiler window, to places; and its JSON, so
 that a window can be read without compiling the step.
 
-The phase is the scope in which the step was traced (`mjax.scopes`). An instruction that
-XLA added without a name takes the scopes of the users of its result; if they have none,
-those of its operands; if they have none, those of the call of its computation. The role
+The phase is the scope in which the step was traced (`mjax.trace.scopes`). An
+instruction that XLA added without a name takes the scopes of the users of its result;
+if they have none, those of its operands; if they have none, those of the call of its
+computation. The role
 of a collective follows from its groups. A collective in groups of one device moves
 nothing and counts as compute.
 """
@@ -17,11 +18,12 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from mjax import checked_json, scopes
+from mjax import checked_json
 from mjax.mesh.axes import AxisSizes
 from mjax.plan.hlo.collectives import collective_kind, executed, list_collectives
 from mjax.plan.hlo.parse import Computation, Instruction, Module, parse
-from mjax.scopes import Phase, Scopes, Unit
+from mjax.trace import scopes
+from mjax.trace.scopes import Phase, Scopes, Unit
 
 UNKNOWN = "unknown"
 type Role = Literal["compute", "tp", "pp", "dp", "mixed"]

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mjax import scopes
+from mjax.trace import scopes
 
 BITS: Mapping[str, int] = {
     **{"pred": 8, "s2": 2, "u2": 2, "s4": 4, "u4": 4, "s8": 8, "u8": 8},

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mjax import listening
+from mjax.cli import listening
 from mjax.data.tokenizers import BytesTokenizer
 from mjax.generate.server.limits import Limits
 from mjax.generate.server.prompts import Served

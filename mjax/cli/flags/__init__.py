@@ -9,13 +9,13 @@ Start with `reading.read`: fields become flags (`fields`), words become values
 `asked_help` writes the text of `-h`.
 """
 
-from mjax.flags.commands import run_command
-from mjax.flags.convert import shown
-from mjax.flags.fields import Flag, Positional, flags_of
-from mjax.flags.guide import Guide
-from mjax.flags.reading import read, read_parts
-from mjax.flags.slips import unknown_name
-from mjax.flags.words import check_one_run, given, nearest, values, with_flags
+from mjax.cli.flags.commands import run_command
+from mjax.cli.flags.convert import shown
+from mjax.cli.flags.fields import Flag, Positional, flags_of
+from mjax.cli.flags.guide import Guide
+from mjax.cli.flags.reading import read, read_parts
+from mjax.cli.flags.slips import unknown_name
+from mjax.cli.flags.words import check_one_run, given, nearest, values, with_flags
 
 __all__ = [
     "Flag",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from mjax import listening
-from mjax.listening import is_known_host
+from mjax.cli import listening
+from mjax.cli.listening import is_known_host
 
 NAMES = frozenset({"localhost", "head"})
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mjax.vjp import SplitVJP
+from mjax.trace.vjp import SplitVJP
 
 LAYERS, ROWS, WIDTH = 3, 5, 4
 Args = tuple[jax.Array, dict, jax.Array]

@@ -8,8 +8,8 @@ from typing import Literal
 
 import pytest
 
-from mjax import flags
-from mjax.flags.standard import ArgumentParser
+from mjax.cli import flags
+from mjax.cli.flags.standard import ArgumentParser
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -141,7 +141,7 @@ def test_a_command_that_is_none_is_bad_input(capsys, words, said):
 
 
 def test_a_reader_that_has_gone_ends_a_command_without_a_traceback():
-    code = "import sys; from mjax import flags; sys.stdin.read()\n"
+    code = "import sys; from mjax.cli import flags; sys.stdin.read()\n"
     code += "sys.exit(flags.run_command(['-h'], {}, 'word ' * 10))"
     with subprocess.Popen(
         [sys.executable, "-c", code],

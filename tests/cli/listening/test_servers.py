@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import pytest
 
+from mjax.cli.listening import address_of, admission
 from mjax.data.mirror.server import Blocks
 from mjax.data.mirror.server import Server as MirrorServer
-from mjax.listening import address_of, admission
 from mjax.observe.page.answers import Page
 from mjax.observe.page.file_feed import FileFeed
 from mjax.observe.page.server import PageServer

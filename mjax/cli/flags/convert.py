@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from mjax.flags.fields import alternatives
-from mjax.flags.words import nearest
+from mjax.cli.flags.fields import alternatives
+from mjax.cli.flags.words import nearest
 
 _SHOWN_CHARS = 60
 _LISTS = (tuple, list, collections.abc.Sequence)

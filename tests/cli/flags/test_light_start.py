@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 HEAVY = {"jax", "jaxlib", "flax", "optax", "orbax", "matplotlib", "tensorstore"}
 WITHOUT_NUMPY = ("train", "generate", "evaluate", "plan", "mesh", "launch")
 OTHERS = ("ckpt", "tune", "pipeline", "data", "health", "observe")

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mjax.listening import admission
-from mjax.listening.admission import Admission, Peer
+from mjax.cli.listening import admission
+from mjax.cli.listening.admission import Admission, Peer
 
 
 @pytest.fixture
@@ -140,6 +140,7 @@ def test_with_more_connections_than_files_idle_clients_go_after_strangers(
     door.enter("stranger")
     door.enter("third").authenticate()
     assert door.closed == ["stranger"]
+    limits[0] += 1.0
     first.begin()
     first.rest()  # it is used, and second is not
     door.enter("fourth").begin()

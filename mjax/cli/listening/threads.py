@@ -23,8 +23,8 @@ import time
 import traceback
 from typing import Any, cast
 
-from mjax.listening import AT_ONCE, is_equal
-from mjax.listening.admission import Admission, Peer
+from mjax.cli.listening import AT_ONCE, is_equal
+from mjax.cli.listening.admission import Admission, Peer
 
 _HEAD_BYTES = 2**16
 _LINGER_BYTES = 2**18

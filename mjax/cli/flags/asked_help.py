@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax.flags.convert import metavar, shown
-from mjax.flags.fields import MISSING, Flag, summary
-from mjax.flags.guide import Guide
-from mjax.flags.words import nearest
+from mjax.cli.flags.convert import metavar, shown
+from mjax.cli.flags.fields import MISSING, Flag, summary
+from mjax.cli.flags.guide import Guide
+from mjax.cli.flags.words import nearest
 
 GENERAL = "general"
 """Name of the group of flags without a group."""

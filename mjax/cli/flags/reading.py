@@ -12,9 +12,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from mjax.flags import asked_help, slips
-from mjax.flags.convert import kind_of, num_words, shown, value_of
-from mjax.flags.fields import (
+from mjax.cli.flags import asked_help, slips
+from mjax.cli.flags.convert import kind_of, num_words, shown, value_of
+from mjax.cli.flags.fields import (
     MISSING,
     Flag,
     alternatives,
@@ -24,8 +24,8 @@ from mjax.flags.fields import (
     flags_of,
     summary,
 )
-from mjax.flags.guide import Guide
-from mjax.flags.words import nearest
+from mjax.cli.flags.guide import Guide
+from mjax.cli.flags.words import nearest
 
 _HELP = ("-h", "--help")
 

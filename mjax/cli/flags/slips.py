@@ -9,8 +9,8 @@ import difflib
 import re
 from collections.abc import Collection, Iterable
 
-from mjax.flags.convert import shown
-from mjax.flags.guide import Meanings
+from mjax.cli.flags.convert import shown
+from mjax.cli.flags.guide import Meanings
 
 _LEAST_LIKE = 0.6
 """Minimum similarity of a suggested name, 0 to 1. Not measured."""

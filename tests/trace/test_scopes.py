@@ -2,7 +2,7 @@
 
 import pytest
 
-from mjax import scopes
+from mjax.trace import scopes
 
 STEP = "jit(train_step)/phase.forward/shard_map"
 

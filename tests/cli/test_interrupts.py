@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from mjax import interrupts
+from mjax.cli import interrupts
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 _HOOK = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # as in a terminal
@@ -85,7 +85,7 @@ def test_code_that_only_imports_mjax_keeps_its_own_handler():
 
 _RAISED = """
 import os, signal
-from mjax import interrupts
+from mjax.cli import interrupts
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 try:
     with interrupts.raised():

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from mjax.flags import slips
+from mjax.cli.flags import slips
 
 KNOWN = {
     *(

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import pytest
 
-from mjax import flags
+from mjax.cli import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

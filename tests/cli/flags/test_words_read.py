@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mjax import flags
+from mjax.cli import flags
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

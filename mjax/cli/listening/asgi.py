@@ -12,8 +12,8 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from mjax.listening import AT_ONCE, keep_more
-from mjax.listening.admission import Admission, Peer
+from mjax.cli.listening import AT_ONCE, keep_more
+from mjax.cli.listening.admission import Admission, Peer
 
 _PEER = "mjax.peer"
 """Key of a connection's `Peer` in the state of its requests."""

@@ -1,0 +1,1 @@
+"""What every program needs: flags, exit codes, Ctrl-C, servers on sockets."""

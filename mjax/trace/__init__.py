@@ -1,0 +1,1 @@
+"""Tools for tracing functions with JAX: scopes of operations, split gradients."""
