@@ -195,8 +195,8 @@ class Recorder:
           start_step: optimizer steps of the restored state.
           num_steps: optimizer steps of the complete run.
           active: whether this process writes (rank 0).
-          remake: recreates the folder with its initial files if it is gone; None
-            creates an empty folder.
+          remake: recreates the folder with its initial files if config.json is gone;
+            None creates an empty folder.
           is_ours: returns whether no other start has taken over the folder. It is
             called if the folder has changed, before a row is amended, and at the end.
           open_trackers: starts the trackers, given a function that prints.
@@ -267,9 +267,13 @@ class Recorder:
 
     def sync(self) -> None:
         """Flush the rows to disk before a checkpoint, which relies on them."""
+
+        def act() -> None:
+            self._write()
+            os.fsync(self._file.fileno())
+
         if self._active:
-            self.guarded("metrics.jsonl", self._write)
-            self.guarded("metrics.jsonl", lambda: os.fsync(self._file.fileno()))
+            self.guarded("metrics.jsonl", act)
 
     def close(self, ending: str = "done") -> None:
         """Close the files, end the live line, and end the trackers.
@@ -324,7 +328,8 @@ class Recorder:
         if not self._is_in_place():
             if self.is_taken_over():
                 return
-            self._remake()
+            if not (self._path.parent / "config.json").exists():
+                self._remake()
             # Also the beginning of a row whose rest waits for free space.
             self._replace(self._read_all().decode())
             self.say(
@@ -353,7 +358,9 @@ class Recorder:
         self._file = self._path.open("a+b", buffering=0)
 
     def guarded(self, what: str, action: Callable[[], None]) -> None:
-        """Run an action that writes; an error is reported once and ignored.
+        """Run an action that writes; an error is reported and ignored.
+
+        It is reported again after the action has worked.
 
         Args:
           what: name of the file in messages.
@@ -363,6 +370,7 @@ class Recorder:
             return
         try:
             action()
+            self._failed.discard(what)
         except Exception as error:  # a full disk, or an error of the plotting library
             if what not in self._failed:
                 self.say(

@@ -210,6 +210,35 @@ def test_a_full_disk_is_reported_once_and_its_rows_follow_later(tmp_path, capsys
     assert capsys.readouterr().out.count("metrics.jsonl cannot be written") == 1
 
 
+def test_rows_are_written_again_although_the_work_dir_cannot_be_made_again(
+    tmp_path, capsys
+):
+    """A damaged tokenizer does not matter while config.json is there."""
+
+    def remake():
+        raise ValueError("tokenizer is not the tokenizer of this run")
+
+    path = tmp_path / "metrics.jsonl"
+    recorder = Recorder(
+        tmp_path, LOG, start_step=0, num_steps=9, active=True, remake=remake
+    )
+    recorder.record(a_row(1))
+    (tmp_path / "config.json").touch()
+    path.unlink()
+    recorder.record(a_row(2))
+    assert strict_lines(path) == [a_row(1), a_row(2)]
+    for number, step in enumerate((3, 5), start=1):
+        path.unlink()
+        path.mkdir()
+        recorder.record(a_row(step))
+        said = capsys.readouterr().out
+        assert said.count("metrics.jsonl cannot be written, training") == 1, number
+        path.rmdir()
+        recorder.record(a_row(step + 1))
+    recorder.close()
+    assert strict_lines(path) == [a_row(step) for step in range(1, 7)]
+
+
 @pytest.mark.parametrize("fate", ["deleted", "moved", "replaced"])
 def test_a_work_dir_that_is_gone_is_made_again_with_all_rows(tmp_path, capsys, fate):
     work_dir, remade = tmp_path / "run", []
