@@ -39,7 +39,7 @@ RUN = (
     *("--eval.every", "1000000"),
 )
 LIMITS = ("--limits.step-s", "30", "--limits.save-s", "60")
-_DISK_MB = 64
+_DISK_MB, _CHUNK_BYTES = 64, 2**16
 _HARMLESS_S, _BLOCKED_S, _RELEASE_S = 3.0, 10.0, 0.5
 _PACE_S = 7200.0
 """Seconds for which `launched.inject` slows the steps: longer than this program."""
@@ -100,9 +100,12 @@ def unwritable(path: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def full(disk: Path) -> Iterator[None]:
-    """Fill a disk."""
-    filler = small_disks.fill(disk, 0)
+    """Fill a disk to the last byte."""
+    filler = disk / "filler"
     try:
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(_CHUNK_BYTES))
         yield
     finally:
         filler.unlink()
