@@ -26,7 +26,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from mjax.cli import environment, flags
+from mjax.cli import environment, exit_codes, flags
 from mjax.config.command_line import Command, names_recipe, parse
 from mjax.config.train import TrainConfig, from_json, to_json
 from mjax.processes import progress
@@ -52,23 +52,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         found = _found_config(argv)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return ending.BAD_INPUT
+        return exit_codes.BAD_INPUT
     config, command = parse(argv, RECIPES, "python -m mjax.train", base=found)
     try:
         _check_simulated(config, command)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return ending.BAD_INPUT
+        return exit_codes.BAD_INPUT
     if command.print_config:
         print(to_json(config), end="")
-        return ending.DONE
+        return exit_codes.DONE
     environment.check()
     try:
         tracker_names.check(config.track)
         _check_paths(config, command)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return ending.BAD_INPUT
+        return exit_codes.BAD_INPUT
     from mjax import trainer  # imports jax: only after the flags are checked
 
     return trainer.run_training(
@@ -163,5 +163,5 @@ if __name__ == "__main__":
         _exit_code = main()
     except Exception:
         traceback.print_exc()
-        _exit_code = ending.FAILED
+        _exit_code = exit_codes.FAILED
     ending.leave(_exit_code)

@@ -20,6 +20,7 @@ import jax
 
 import mjax
 from mjax.ckpt.recovery import LostError
+from mjax.cli import exit_codes
 from mjax.config.command_line import Command, shared_facts
 from mjax.config.fixes import Devices, sizes_of
 from mjax.config.train import TrainConfig, flattened, to_fields
@@ -131,7 +132,7 @@ def _run(
             layout = layout.partition("\n")[0]
         report.say(layout)
         if command.print_mesh:
-            return ending.DONE
+            return exit_codes.DONE
         if shows_details:
             report.say(f"start-up: import {imported_s - mjax.STARTED_S:.1f} s")
         started_s = time.perf_counter()
@@ -151,7 +152,7 @@ def _run(
     except (ValueError, out_of_memory.OutOfMemoryError) as error:
         return _refused(error)
     if command.dry_run:
-        return ending.DONE
+        return exit_codes.DONE
     started_s = time.perf_counter()
     watch.start(Phase.RESTORE)
     full_disk = functools.partial(disk_space.explained, run.work_dir)
@@ -229,7 +230,7 @@ def train(
         open_trackers=open_trackers,
         memory=report.device_memory,
     )
-    exit_code = ending.FAILED
+    exit_code = exit_codes.FAILED
     try:
         exit_code = _take_steps(run, start, stop, recorder, watch)
     finally:
@@ -289,7 +290,7 @@ def _take_steps(
         found = outcome.corruption
         watch.marks.corrupted(outcome.step, found.processes, is_sure=found.is_sure)
     watch.end(Phase.SAMPLE, "eval")
-    if exit_code == ending.DONE and not report.sample(
+    if exit_code == exit_codes.DONE and not report.sample(
         run.program,
         outcome.state.params,
         run.dataset,
@@ -301,15 +302,15 @@ def _take_steps(
         seed=config.seed,
         is_stopped=stop.reached,
     ):
-        exit_code = ending.PREEMPTED
+        exit_code = exit_codes.PREEMPTED
     watch.end(Phase.SAVE, "ckpt")
     missing = run.checkpoints.finish_uploads(stop.stopped_s)
     run.checkpoints.close()
     steps.report_saves()
     if missing:
         recorder.say(f"warning: {missing}")
-        if exit_code == ending.DONE:
-            exit_code = ending.PREEMPTED if stop.reached() else ending.FAILED
+        if exit_code == exit_codes.DONE:
+            exit_code = exit_codes.PREEMPTED if stop.reached() else exit_codes.FAILED
     return exit_code
 
 
@@ -345,11 +346,11 @@ def _tell_ways_back(
 def _refused(error: Exception) -> int:
     """Print errors that a user can fix, and return the exit code; raise all others."""
     if isinstance(error, LostError):
-        exit_code = ending.GAVE_UP
+        exit_code = exit_codes.GAVE_UP
     elif isinstance(error, (ValueError, NotImplementedError)):
-        exit_code = ending.BAD_INPUT
+        exit_code = exit_codes.BAD_INPUT
     elif isinstance(error, RuntimeError):
-        exit_code = ending.FAILED
+        exit_code = exit_codes.FAILED
     else:
         raise error
     if not is_ours(error):

@@ -17,11 +17,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.cli import exit_codes
 from mjax.config.train import TrainConfig, from_json
 from mjax.data.dataset import Dataset, open_dataset
 from mjax.observe import spans
 from mjax.observe.ledger import ledger
-from mjax.run import ending
 from scripts import readme_figures
 from scripts.evidence import REPOSITORY, Table, read_metrics, write_page
 
@@ -40,7 +40,7 @@ def read_summary(run: Path) -> dict[str, Any]:
     """
     path = run / "summary.json"
     summary = json.loads(path.read_text()) if path.exists() else {}
-    if summary.get("exit") != ending.DONE or summary.get("eval_loss") is None:
+    if summary.get("exit") != exit_codes.DONE or summary.get("eval_loss") is None:
         raise ValueError(f"{run} has no finished run; wait for the end of `make train`")
     return summary
 

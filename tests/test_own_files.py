@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mjax import train
-from mjax.run import ending
+from mjax.cli import exit_codes
 
 pytestmark = pytest.mark.usefixtures("caches")
 
@@ -29,13 +29,13 @@ def test_a_run_of_files_is_resumed_without_them(tmp_path, capsys, monkeypatch):
         'recipe = "own.py:small"\nlog.sample_tokens = 0\noptim.lr = 1e-3\n'
         '[data]\npath = ["synthetic"]\n[distributed]\ntimeout_s = 299\n'
     )
-    assert train.main(["--config", "c.toml", "--work-dir", "run"]) == ending.DONE
+    assert train.main(["--config", "c.toml", "--work-dir", "run"]) == exit_codes.DONE
     out = capsys.readouterr().out
     assert "resume with: python -m mjax.train --work-dir run\n" in out
     Path("own.py").unlink()
     Path("c.toml").unlink()
     monkeypatch.setenv("MJAX_LAUNCH", "launch")
-    assert train.main(["--work-dir", "run", "--steps", "4"]) == ending.DONE
+    assert train.main(["--work-dir", "run", "--steps", "4"]) == exit_codes.DONE
     out = capsys.readouterr().out
     assert "work dir run, resumed by the launch; after its end, repeat the" in out
     assert "resume with" not in out
@@ -46,7 +46,7 @@ def test_a_run_of_files_is_resumed_without_them(tmp_path, capsys, monkeypatch):
     assert config["distributed"]["timeout_s"] == 300, "of a start, not of a run"
     Path("more.toml").write_text("steps = 5\nseed = 7\n")
     more = ["--work-dir", "run", "--config", "more.toml"]
-    assert train.main(more) == ending.BAD_INPUT
+    assert train.main(more) == exit_codes.BAD_INPUT
     assert "seed: 0 there, 7 in this run" in capsys.readouterr().err
-    assert train.main([*more, "--seed", "0"]) == ending.DONE
+    assert train.main([*more, "--seed", "0"]) == exit_codes.DONE
     assert "resuming after step 4" in capsys.readouterr().out

@@ -16,9 +16,10 @@ import pytest
 
 from mjax import train
 from mjax.ckpt import __main__ as ckpt_command
+from mjax.cli import exit_codes
 from mjax.data import __main__ as data_command
 from mjax.processes import lock
-from mjax.run import ending, executables, loop
+from mjax.run import executables, loop
 from mjax.run.metrics import read_computed, read_rows
 
 REPOSITORY = Path(__file__).parents[1]
@@ -60,7 +61,7 @@ def start_and_signal(work_dir, number, at_row, log):
 
 def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     path = tmp_path / "run"
-    assert train.main(flags(path)) == ending.DONE
+    assert train.main(flags(path)) == exit_codes.DONE
     out = capsys.readouterr().out
     for said in ("mesh pp 1", "parameters", "attention", "resume with", "first step"):
         assert said in out
@@ -79,7 +80,7 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
     assert [row["step"] for row in read_computed(path)] == list(range(1, 13))
 
     more = ["--steps", "14", "--log.sample-tokens", "0"]
-    assert train.main(flags(path, *more)) == ending.DONE
+    assert train.main(flags(path, *more)) == exit_codes.DONE
     out = capsys.readouterr().out
     assert "resuming after step 12" in out
     [said] = re.findall("learning rate: .*", out)
@@ -106,7 +107,7 @@ def test_a_run_leaves_its_files_and_resumes_to_more_steps(tmp_path, capsys):
 )
 def test_bad_input_is_one_message_and_exit_2(finished, capsys, more, message):
     before = {p: p.stat().st_mtime_ns for p in finished.rglob("*") if p.is_file()}
-    assert train.main(flags(finished, *more)) == ending.BAD_INPUT
+    assert train.main(flags(finished, *more)) == exit_codes.BAD_INPUT
     error = capsys.readouterr().err
     assert error.startswith("error: ")
     assert message in error
@@ -117,7 +118,7 @@ def test_bad_input_is_one_message_and_exit_2(finished, capsys, more, message):
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "run"
-    assert train.main(flags(path)) == ending.DONE
+    assert train.main(flags(path)) == exit_codes.DONE
     return path
 
 
@@ -126,7 +127,7 @@ def test_a_checkpoint_of_another_model_is_refused_without_its_config(finished, c
     text = config.read_text()
     config.unlink()
     try:
-        assert train.main(flags(finished, "--model.d-ff", "96")) == ending.BAD_INPUT
+        assert train.main(flags(finished, "--model.d-ff", "96")) == exit_codes.BAD_INPUT
         assert "is of another model or optimizer" in capsys.readouterr().err
         assert not config.exists()
     finally:
@@ -135,13 +136,13 @@ def test_a_checkpoint_of_another_model_is_refused_without_its_config(finished, c
 
 def test_an_unwritable_work_dir_is_refused(tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    assert train.main(flags(tmp_path / "file" / "run")) == ending.BAD_INPUT
+    assert train.main(flags(tmp_path / "file" / "run")) == exit_codes.BAD_INPUT
     assert "cannot write the work dir" in capsys.readouterr().err
 
 
 def test_a_dry_run_compiles_says_what_has_no_form_and_leaves_nothing(tmp_path, capsys):
     more = ["--dry-run", "--model.activation", "gelu"]
-    assert train.main(flags(tmp_path / "run", *more)) == ending.DONE
+    assert train.main(flags(tmp_path / "run", *more)) == exit_codes.DONE
     out = capsys.readouterr().out
     assert re.search("start-up: (compile|load)", out)
     assert "--model.activation swiglu would make it cohere2\n" in out
@@ -152,17 +153,17 @@ def test_a_work_dir_alone_resumes_the_run_in_it(finished, tmp_path, capsys):
     path = tmp_path / "run"
     shutil.copytree(finished, path)
     alone = ["--work-dir", str(path)]
-    assert train.main([*alone, "--steps", "14"]) == ending.DONE
+    assert train.main([*alone, "--steps", "14"]) == exit_codes.DONE
     out = capsys.readouterr().out
     assert f"resuming the run in {path}: its config.json gives the flags" in out
     assert "resuming after step 12" in out
     assert read_computed(path)[:12] == read_computed(finished)
     assert [row["step"] for row in read_computed(path)] == list(range(1, 15))
-    assert train.main([*alone, "--steps", "14", "--seed", "5"]) == ending.BAD_INPUT
+    assert train.main([*alone, "--steps", "14", "--seed", "5"]) == exit_codes.BAD_INPUT
     assert "seed: 0 there, 5 in this run" in capsys.readouterr().err
     # A recipe, or a new beginning, takes nothing from there.
     for begins in (["--recipe", "demo"], ["--restart-from-scratch"]):
-        assert train.main([*alone, *begins, "--print-config"]) == ending.DONE
+        assert train.main([*alone, *begins, "--print-config"]) == exit_codes.DONE
         assert (
             json.loads(capsys.readouterr().out)["model"]
             != (json.loads((finished / "config.json").read_text())["model"])
@@ -179,7 +180,7 @@ def test_a_work_dir_alone_resumes_the_run_in_it(finished, tmp_path, capsys):
 )
 def test_a_config_that_no_run_wrote_resumes_nothing(tmp_path, capsys, text, says):
     (tmp_path / "config.json").write_text(text)
-    assert train.main(["--work-dir", str(tmp_path)]) == ending.BAD_INPUT
+    assert train.main(["--work-dir", str(tmp_path)]) == exit_codes.BAD_INPUT
     error = capsys.readouterr().err
     assert error.startswith("error: cannot ")
     assert says in error
@@ -190,7 +191,7 @@ def test_a_config_that_no_run_wrote_resumes_nothing(tmp_path, capsys, text, says
 def test_a_bad_init_from_leaves_nothing(tmp_path, monkeypatch, capsys, more):
     monkeypatch.chdir(tmp_path)
     bad = flags("run", "--init-from", "absent", *more)
-    assert train.main(bad) == ending.BAD_INPUT
+    assert train.main(bad) == exit_codes.BAD_INPUT
     assert "absent" in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == []
 
@@ -199,9 +200,13 @@ def test_a_bad_init_from_moves_no_old_run_aside(finished, tmp_path, capsys):
     path = tmp_path / "run"
     shutil.copytree(finished, path)
     again = ["--restart-from-scratch", "--init-from"]
-    assert train.main(flags(path, *again, str(tmp_path / "absent"))) == ending.BAD_INPUT
     assert (
-        train.main(flags(path, *again, str(path / "checkpoints"))) == ending.BAD_INPUT
+        train.main(flags(path, *again, str(tmp_path / "absent")))
+        == exit_codes.BAD_INPUT
+    )
+    assert (
+        train.main(flags(path, *again, str(path / "checkpoints")))
+        == exit_codes.BAD_INPUT
     )
     assert "which --restart-from-scratch moves aside" in capsys.readouterr().err
     assert [*tmp_path.iterdir()] == [path]
@@ -216,7 +221,7 @@ STAGED = [
 
 @pytest.mark.slow
 def test_a_pipeline_says_what_it_will_do_and_need(tmp_path, capsys):
-    assert train.main(flags(tmp_path / "run", *STAGED)) == ending.DONE
+    assert train.main(flags(tmp_path / "run", *STAGED)) == exit_codes.DONE
     out = capsys.readouterr().out
     for said in (
         "pipeline: 1f1b, 2 stages x 1 virtual, 4 microbatches; 6 ticks",
@@ -236,7 +241,7 @@ def test_a_pipeline_says_what_it_will_do_and_need(tmp_path, capsys):
 
 def test_a_run_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, capsys):
     more = [*STAGED[:-1], "--device-memory-gib", "0.005"]
-    assert train.main(flags(tmp_path / "run", *more)) == ending.BAD_INPUT
+    assert train.main(flags(tmp_path / "run", *more)) == exit_codes.BAD_INPUT
     out, error = capsys.readouterr()
     assert "start-up: compile" not in out
     fix = r"a device has 5\.1 MiB; --pipeline.stash input fits, with \d\.\d MiB\n$"
@@ -247,9 +252,9 @@ def test_a_run_that_does_not_fit_is_refused_and_leaves_nothing(tmp_path, capsys)
 
 
 def test_printing_config_and_mesh_leaves_nothing(tmp_path, capsys):
-    assert train.main(flags(tmp_path / "run", "--print-config")) == ending.DONE
+    assert train.main(flags(tmp_path / "run", "--print-config")) == exit_codes.DONE
     assert json.loads(capsys.readouterr().out)["steps"] == 12
-    assert train.main(flags(tmp_path / "run", "--print-mesh")) == ending.DONE
+    assert train.main(flags(tmp_path / "run", "--print-mesh")) == exit_codes.DONE
     assert capsys.readouterr().out.startswith("mesh pp 1")
     assert list(tmp_path.iterdir()) == []
 
@@ -258,10 +263,10 @@ def test_printing_config_and_mesh_leaves_nothing(tmp_path, capsys):
 def test_starting_from_scratch_keeps_the_old_run(tmp_path):
     path, store = tmp_path / "run", tmp_path / "store"
     two_steps = ["--steps", "2", "--ckpt.dir", str(store)]
-    assert train.main(flags(path, *two_steps)) == ending.DONE
+    assert train.main(flags(path, *two_steps)) == exit_codes.DONE
     old = read_computed(path)
     again = flags(path, *two_steps, "--seed", "1", "--restart-from-scratch")
-    assert train.main(again) == ending.DONE
+    assert train.main(again) == exit_codes.DONE
     assert read_computed(tmp_path / "run.1") == old
     assert (tmp_path / "store.1" / "2").is_dir()
     assert (store / "2").is_dir()
@@ -272,7 +277,8 @@ def test_checkpoints_of_another_run_are_refused(finished, tmp_path, capsys):
     store = str(finished / "checkpoints")
     path = tmp_path / "run"
     assert (
-        train.main(flags(path, "--ckpt.dir", store, "--seed", "5")) == ending.BAD_INPUT
+        train.main(flags(path, "--ckpt.dir", store, "--seed", "5"))
+        == exit_codes.BAD_INPUT
     )
     error = capsys.readouterr().err
     assert f"the checkpoint at step 12 in {store} holds another run" in error
@@ -286,7 +292,7 @@ def test_a_run_goes_back_behind_data_that_it_leaves_out(finished, tmp_path, caps
     saved = [int(p.name) for p in (path / "checkpoints").iterdir() if p.name.isdigit()]
     behind = max(step for step in saved if step < 12)
     skip = ["--data.skip", f"{behind}:3", "--log.sample-tokens", "0"]
-    assert train.main(flags(path, *skip)) == ending.DONE
+    assert train.main(flags(path, *skip)) == exit_codes.DONE
     out = capsys.readouterr().out
     assert f"data: 3 batches after step {behind} are skipped" in out
     aside = path / "checkpoints" / "12.rolled-back"
@@ -298,7 +304,7 @@ def test_a_run_goes_back_behind_data_that_it_leaves_out(finished, tmp_path, caps
     assert after[:behind] == before[:behind]
     assert after[behind]["loss"] != before[behind]["loss"]
     # What the run has left out it cannot read after all.
-    assert train.main(flags(path)) == ending.BAD_INPUT
+    assert train.main(flags(path)) == exit_codes.BAD_INPUT
     assert f'data.skip: ["{behind}:3"] there, [] in this run' in capsys.readouterr().err
 
 
@@ -309,7 +315,7 @@ def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, c
     for name in "abc":
         (corpus / name).write_text(f"{name} is a letter. " * 400)
     text = ["--data.path", str(corpus), "--steps", "2"]
-    assert train.main(flags(path, *text)) == ending.DONE
+    assert train.main(flags(path, *text)) == exit_codes.DONE
     capsys.readouterr()
     show = ["show", "--work-dir", str(path), "--step", "1"]
     assert data_command.main(show) == 0
@@ -317,7 +323,7 @@ def test_data_are_shown_only_if_they_are_those_that_the_run_has_read(tmp_path, c
     (corpus / "a").write_text("Another text. " * 500)
     assert data_command.main(show) == 2
     assert "the data are not those that the run of" in capsys.readouterr().err
-    assert train.main(flags(path, *text, "--steps", "3")) == ending.BAD_INPUT
+    assert train.main(flags(path, *text, "--steps", "3")) == exit_codes.BAD_INPUT
     assert "the data are not those of the checkpoint" in capsys.readouterr().err
 
 
@@ -354,7 +360,7 @@ def test_a_full_memory_ends_the_run_with_one_message(
         raise jax.errors.JaxRuntimeError(text + "\nmore lines")
 
     monkeypatch.setattr(place, name, fail)
-    assert train.main(flags(tmp_path / "run", *more)) == ending.FAILED
+    assert train.main(flags(tmp_path / "run", *more)) == exit_codes.FAILED
     error = capsys.readouterr().err
     start = f"error: the memory of the host is full during {what} ({text}); "
     assert error.startswith(start)
@@ -370,7 +376,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_does_not_begin_anew(
     for manifest in (path / "checkpoints").glob("*/checkpoint.json"):
         manifest.write_bytes(manifest.read_bytes()[:-5])
     for _ in range(2):
-        assert train.main(flags(path)) == ending.GAVE_UP
+        assert train.main(flags(path)) == exit_codes.GAVE_UP
         assert "no intact checkpoint is left" in capsys.readouterr().err
     assert read_computed(path) == read_computed(finished)
 
@@ -381,13 +387,13 @@ def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
     llama += ["--model.activation", "swiglu", "--model.window", "None"]
     llama += ["--model.rope", "True", "--model.no-rope-interleaved"]
     path, folder = tmp_path / "run", tmp_path / "exported"
-    assert train.main(flags(path, *llama)) == ending.DONE
+    assert train.main(flags(path, *llama)) == exit_codes.DONE
     assert ckpt_command.main(["export", str(path), str(folder)]) == 0
     assert "llama, float32, end of text 256" in capsys.readouterr().out
     assert ckpt_command.main(["show", str(folder)]) == 0
     shown = capsys.readouterr().out.split()
     still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(folder)]
-    assert train.main(flags(tmp_path / "next", *shown, *still)) == ending.DONE
+    assert train.main(flags(tmp_path / "next", *shown, *still)) == exit_codes.DONE
     # Another value of the learning rate is another compilation.
     assert read_computed(tmp_path / "next")[-1]["eval_loss"] == pytest.approx(
         read_computed(path)[-1]["eval_loss"], rel=1e-6
@@ -398,7 +404,7 @@ def test_a_run_begins_with_what_another_has_exported(tmp_path, capsys):
 def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys):
     path = tmp_path / "run"
     still = ["--steps", "2", "--optim.lr", "1e-12", "--init-from", str(finished)]
-    assert train.main(flags(path, *still, "--mesh.tp", "2")) == ending.DONE
+    assert train.main(flags(path, *still, "--mesh.tp", "2")) == exit_codes.DONE
     assert f"parameters from {finished / 'checkpoints' / '12'}" in (
         capsys.readouterr().out
     )
@@ -407,7 +413,7 @@ def test_a_run_begins_with_the_parameters_of_another(finished, tmp_path, capsys)
         read_computed(finished)[-1]["eval_loss"], rel=1e-5
     )
     wider = ["--model.d-ff", "96", "--init-from", str(finished)]
-    assert train.main(flags(tmp_path / "wider", *wider)) == ending.BAD_INPUT
+    assert train.main(flags(tmp_path / "wider", *wider)) == exit_codes.BAD_INPUT
     error = capsys.readouterr().err
     assert "params.blocks.mlp.w_in: there (2, 64, 256), this run (2, 64, 96)" in error
 
@@ -420,8 +426,10 @@ def test_a_killed_run_and_a_stopped_run_continue_bitwise(tmp_path):
     path, log = tmp_path / "run", tmp_path / "log.txt"
     assert start_and_signal(path, signal.SIGKILL, 6, log) == -signal.SIGKILL
     code = start_and_signal(path, signal.SIGTERM, 7, log)
-    assert code == ending.PREEMPTED, log.read_text()
-    assert json.loads((path / "summary.json").read_text())["exit"] == ending.PREEMPTED
+    assert code == exit_codes.PREEMPTED, log.read_text()
+    assert (
+        json.loads((path / "summary.json").read_text())["exit"] == exit_codes.PREEMPTED
+    )
     subprocess.run(command(path), cwd=REPOSITORY, check=True, capture_output=True)
     assert read_computed(path) == read_computed(undisturbed)
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from mjax.cli import exit_codes
 from mjax.observe.beats import read_run as read_beats
 from mjax.observe.clocks import of_generation
 from mjax.observe.spans import read_run
-from mjax.run import ending, metrics
+from mjax.run import metrics
 from tests.processes.test_distributed import LIMIT_S, clean_environment, free_port
 
 
@@ -82,7 +83,7 @@ def run_both(
 )
 def test_different_flags_are_refused_by_both_processes(tmp_path, flags, says):
     for done in run_both(tmp_path, *flags):
-        assert done.returncode == ending.BAD_INPUT, done
+        assert done.returncode == exit_codes.BAD_INPUT, done
         assert done.stderr.endswith(
             "error: the processes of this run differ:\n" + says + "Start all "
             "processes with the same flags, environment, code and versions; only "
@@ -94,7 +95,7 @@ def test_different_flags_are_refused_by_both_processes(tmp_path, flags, says):
 @pytest.mark.slow
 def test_different_numbers_of_processes_are_refused_by_both(tmp_path):
     for done in run_both(tmp_path, [], [], counts=(2, 3)):
-        assert done.returncode == ending.BAD_INPUT, done
+        assert done.returncode == exit_codes.BAD_INPUT, done
         says = "  --distributed.num-processes: 3 in process 1, 2 in process 0\n"
         assert says in done.stderr
 
@@ -106,7 +107,7 @@ def test_different_data_are_refused_by_both(tmp_path):
         folder.mkdir(parents=True)
         (folder / "file").write_text(f"{letter} is a letter. " * 400)
     for done in run_both(tmp_path, *[["--data.path", "text"]] * 2):
-        assert done.returncode == ending.BAD_INPUT, done
+        assert done.returncode == exit_codes.BAD_INPUT, done
         assert "error: the processes of this run differ:\n  data: " in done.stderr
         assert "Give all hosts the same files under --data.path\n" in done.stderr
 
@@ -118,7 +119,7 @@ def test_data_that_one_process_has_not_are_refused_by_both(tmp_path):
     (folder / "file").write_text("a is a letter. " * 400)
     both = run_both(tmp_path, *[["--data.path", "text"]] * 2)
     for done, who in zip(both, ("process 1: ", ""), strict=True):
-        assert done.returncode == ending.BAD_INPUT, done
+        assert done.returncode == exit_codes.BAD_INPUT, done
         assert f"error: {who}--data.path 'text' does not exist" in done.stderr
 
 
@@ -134,7 +135,7 @@ def test_a_process_that_lowers_another_step_is_refused_before_it_is_compiled(tmp
     folder.mkdir()
     (folder / "sitecustomize.py").write_text(PATCH)
     for done in run_both(tmp_path, [], [], paths=("", str(folder))):
-        assert done.returncode == ending.BAD_INPUT, done
+        assert done.returncode == exit_codes.BAD_INPUT, done
         says = "error: the processes of this run differ:\n  the lowered step: "
         assert says in done.stderr
         assert "start-up: compile" not in done.stdout

@@ -27,7 +27,7 @@ from mjax.ckpt.boxes import size_of
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece
 from mjax.ckpt.remote import listing
 from mjax.ckpt.store import Store, located
-from mjax.cli import flags, interrupts
+from mjax.cli import exit_codes, flags, interrupts
 from mjax.stores import address
 
 Path = Annotated[str, flags.Positional("PATH")]
@@ -141,9 +141,6 @@ class Export:
             raise ValueError(f"--positions must be at least 1, got {self.positions}")
 
 
-OK, DAMAGED, BAD_INPUT = 0, 1, 2
-
-
 def main(argv: list[str] | None = None) -> int:
     """Run one command and return the exit code."""
     words = sys.argv[1:] if argv is None else argv
@@ -170,15 +167,15 @@ def main(argv: list[str] | None = None) -> int:
                 return _export(command)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return OK
+        return exit_codes.DONE
     except KeyboardInterrupt:  # an unfinished copy has been deleted
         return interrupts.told()
     except DamagedError as error:
         print(f"error: {error}", file=sys.stderr)
-        return DAMAGED
+        return exit_codes.FAILED
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return exit_codes.BAD_INPUT
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -203,8 +200,12 @@ def _ls(command: Ls) -> int:
     else:
         _print([str(where), *_table(_HEADER, [_row(entry) for entry in found])])
     if any(entry.state in ("damaged", "foreign") for entry in found):
-        return DAMAGED
-    return BAD_INPUT if any(entry.state == "unreadable" for entry in found) else OK
+        return exit_codes.FAILED
+    return (
+        exit_codes.BAD_INPUT
+        if any(entry.state == "unreadable" for entry in found)
+        else exit_codes.DONE
+    )
 
 
 _HEADER = ("step", "MB", "leaves", "written", "eval_loss", "state")
@@ -249,23 +250,27 @@ def _verify(command: Verify) -> int:
         folders = [places.choose(place, command.step)]
     else:
         folders = [place.store.path(step) for step in places.committed(place)]
-    code = OK
+    code = exit_codes.DONE
     for folder in folders:
         line, found = _verified(place, folder)
         print(f"{folder.name}: {line}", flush=True)
-        code = DAMAGED if DAMAGED in (code, found) else max(code, found)
+        code = (
+            exit_codes.FAILED
+            if exit_codes.FAILED in (code, found)
+            else max(code, found)
+        )
     return code
 
 
 def _verify_remote(command: Verify) -> int:
     """Verify the steps of an object store; return the exit code."""
     remote, only = listing.find(command.path)
-    code = OK
+    code = exit_codes.DONE
     for step in listing.choose(remote, only, command.step):
         try:
             line = f"OK, {listing.verify(remote, step) / 1e6:.1f} MB read"
         except DamagedError as error:
-            line, code = f"damaged: {error}", DAMAGED
+            line, code = f"damaged: {error}", exit_codes.FAILED
         print(f"{step}: {line}", flush=True)
     return code
 
@@ -282,13 +287,13 @@ def _verified(place: places.Place, folder: epath.Path) -> tuple[str, int]:
     try:
         saved = SavedStep(folder)
         if why := places.why_foreign(place, saved.manifest):
-            return f"not of this run: {why}", DAMAGED
+            return f"not of this run: {why}", exit_codes.FAILED
         saved.verify()
     except DamagedError as error:
-        return f"damaged: {error}", DAMAGED
+        return f"damaged: {error}", exit_codes.FAILED
     except (ValueError, OSError, RuntimeError) as error:
-        return f"not verified: {error}", BAD_INPUT
-    return f"OK, {saved.bytes_read / 1e6:.1f} MB read", OK
+        return f"not verified: {error}", exit_codes.BAD_INPUT
+    return f"OK, {saved.bytes_read / 1e6:.1f} MB read", exit_codes.DONE
 
 
 # --- show
@@ -305,7 +310,7 @@ def _show(command: Show) -> int:
         print(json.dumps(_as_json(folder, manifest, pieces), indent=1))
     else:
         _print(_described(folder, manifest, pieces))
-    return OK
+    return exit_codes.DONE
 
 
 def _show_remote(command: Show) -> int:
@@ -326,7 +331,7 @@ def _show_remote(command: Show) -> int:
             "run": manifest.run,
         }
         print(json.dumps(body, indent=1))
-        return OK
+        return exit_codes.DONE
     print(f"path {remote.url}/{step}")
     print(f"step {step}")
     print(f"written {_time(remote.written_at(step))}")
@@ -335,7 +340,7 @@ def _show_remote(command: Show) -> int:
         print(f"{name} {value if isinstance(value, str) else json.dumps(value)}")
     rows = [(f"{f.num_bytes / 1e6:.3f}", n) for n, f in commit.files.items()]
     _print(_table(("MB", "file"), rows))
-    return OK
+    return exit_codes.DONE
 
 
 def _show_hugging_face(command: Show) -> int:
@@ -348,7 +353,7 @@ def _show_hugging_face(command: Show) -> int:
             "leave out --json and --step"
         )
     print(flags_of(command.path))
-    return OK
+    return exit_codes.DONE
 
 
 def _as_json(
@@ -426,7 +431,7 @@ def _fetch(command: Fetch) -> int:
         f"{remote.url}/{step} -> {store.path(step)}: {commit.num_bytes / 1e6:.1f} MB "
         f"in {len(commit.files)} files, all SHA-256 as uploaded"
     )
-    return OK
+    return exit_codes.DONE
 
 
 # --- reshard
@@ -453,7 +458,7 @@ def _reshard(command: Reshard) -> int:
         f"{folder} -> {store.path(copied.step)}: {copied.num_bytes / 1e6:.1f} MB, "
         f"{pieces} pieces -> {written}, all checksums as saved"
     )
-    return OK
+    return exit_codes.DONE
 
 
 def _export(command: Export) -> int:
@@ -469,7 +474,7 @@ def _export(command: Export) -> int:
     )
     with interrupts.raised():
         print(export(command.path, command.out, command.step, wanted))
-    return OK
+    return exit_codes.DONE
 
 
 def _checked_out(path: str) -> epath.Path:

@@ -8,13 +8,14 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 
+from mjax.cli import exit_codes
+
 PACKAGES = (
     *("jax", "jaxlib", "flax", "optax", "orbax", "tensorstore", "etils"),
     *("google_crc32c", "jaxtyping", "msgspec", "ml_dtypes", "numpy", "packaging"),
     *("rich", "matplotlib"),
 )
 """Import names of the dependencies in pyproject.toml, and of jaxlib."""
-_BAD_INPUT = 2
 
 
 def check(packages: Sequence[str] = PACKAGES) -> None:
@@ -36,4 +37,4 @@ def check(packages: Sequence[str] = PACKAGES) -> None:
         "it first with `make env`",
         file=sys.stderr,
     )
-    raise SystemExit(_BAD_INPUT)
+    raise SystemExit(exit_codes.BAD_INPUT)

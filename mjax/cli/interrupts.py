@@ -14,8 +14,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C, as shells report it: 128 + SIGINT."""
+from mjax.cli import exit_codes
 
 
 @contextlib.contextmanager
@@ -50,4 +49,4 @@ def with_cleanup(main: Callable[[], int]) -> int:
 def told() -> int:
     """Say that Ctrl-C has ended the program; return the exit code."""
     print("interrupted", file=sys.stderr)
-    return INTERRUPTED
+    return exit_codes.INTERRUPTED

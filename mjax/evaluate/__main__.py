@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mjax.cli import environment, flags
+from mjax.cli import environment, exit_codes, flags
 from mjax.evaluate.options import Evaluate
 
 GUIDE = flags.Guide(
@@ -15,7 +15,6 @@ GUIDE = flags.Guide(
         "python -m mjax.evaluate runs/a --held-out --json",
     )
 )
-DONE, FAILED, BAD_INPUT = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,15 +37,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             _write(Path(command.out), found)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return exit_codes.BAD_INPUT
     except (RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return FAILED
+        return exit_codes.FAILED
     if command.json:
         print(json.dumps(found))
     else:
         print("\n".join(f"{name:16} {value}" for name, value in found.items()))
-    return DONE
+    return exit_codes.DONE
 
 
 def _write(path: Path, found: dict[str, Any]) -> None:

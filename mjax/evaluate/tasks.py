@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Sequence
 
+from mjax.cli import exit_codes
 from mjax.evaluate.lm_eval_args import NAME, BadArgsError
-
-DONE, BAD_INPUT = 0, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "installed; pip install 'mjax[eval]'",
             file=sys.stderr,
         )
-        return BAD_INPUT
+        return exit_codes.BAD_INPUT
     # Forked processes can deadlock because JAX has threads.
     os.environ.setdefault("DISABLE_MULTIPROC", "1")
     register()
@@ -38,8 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         cli_evaluate()
     except BadArgsError as error:
         print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
-    return DONE
+        return exit_codes.BAD_INPUT
+    return exit_codes.DONE
 
 
 def register() -> None:

@@ -7,10 +7,8 @@ code: 0 done, 2 bad input, 1 a file is damaged, 130 stopped with Ctrl-C.
 import sys
 from collections.abc import Sequence
 
-from mjax.cli import environment, flags, interrupts
+from mjax.cli import environment, exit_codes, flags
 from mjax.generate.options import EXAMPLES, OTHER_NAMES, GenerateFlags
-
-_DONE, _FAILED, _BAD_INPUT = 0, 1, 2
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -43,14 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         command.run(asked)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return exit_codes.BAD_INPUT
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _FAILED
+        return exit_codes.FAILED
     except KeyboardInterrupt:  # in a chat, which restores the terminal
         print(file=sys.stderr)
-        return interrupts.INTERRUPTED
-    return _DONE
+        return exit_codes.INTERRUPTED
+    return exit_codes.DONE
 
 
 if __name__ == "__main__":

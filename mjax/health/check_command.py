@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mjax.cli import exit_codes
 from mjax.cli.flags.standard import ArgumentParser
 from mjax.health import check as checking
 from mjax.health.check import Check, Report
@@ -28,7 +29,6 @@ from mjax.health.sources import Reading
 
 _ORDER = (State.FAILED, State.INCOMPLETE, State.UNKNOWN, State.OK)
 _MADE = (State.FAILED, State.INCOMPLETE, State.OK)
-_BAD_INPUT = 2
 _ADAPTERS_S = 5.0
 """Seconds to read the adapters for the inventory. The adapters are a few files of
 /sys."""
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         return _check(parser.parse_args(argv))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return exit_codes.BAD_INPUT
 
 
 def _add_check(parser: argparse.ArgumentParser) -> None:

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
+from mjax.cli import exit_codes
 from mjax.cli.flags.standard import ArgumentParser
 from mjax.observe.detect.stragglers import Channel, Outlier, Report, find
 from mjax.observe.heat_page import Heat, page
 from mjax.observe.spans import read_run
 from mjax.observe.step_times import StepTimes, step_times
 
-DONE, BAD_INPUT = 0, 2
 LAST = 1000
 """Number of last steps to read. A slow host that was replaced earlier is ignored."""
 ROWS = 40
@@ -54,18 +54,18 @@ def main(argv: Sequence[str]) -> int:
             args.out.write_text(page(heat_of(times, report)), encoding="utf-8")
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return exit_codes.BAD_INPUT
     for problem in (*problems, *times.problems):
         print(f"warning: {problem}", file=sys.stderr)
     if args.json:
         print(json.dumps(as_json(times, report)))
-        return DONE
+        return exit_codes.DONE
     print("\n".join(as_text(times, report, args.rows)))
     if excluded is not None:
         print(f"{args.exclude}: {len(excluded)} hosts to leave out")
     if args.out is not None:
         print(f"{args.out}: written")
-    return DONE
+    return exit_codes.DONE
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -8,15 +8,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import mjax
-
-BAD_INPUT = 2
-"""Exit code for bad input; one line on stderr gives the value and the fix."""
+from mjax.cli import exit_codes
 
 
 def refuse(error: ValueError) -> int:
     """Print a problem in one line; return the exit code."""
     print(f"error: {printable(str(error))}", file=sys.stderr)
-    return BAD_INPUT
+    return exit_codes.BAD_INPUT
 
 
 def warn(problems: Iterable[str]) -> None:

@@ -22,11 +22,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mjax import printable
-from mjax.cli.interrupts import INTERRUPTED
+from mjax.cli import exit_codes
 from mjax.run.tracking.delivery import left_behind
-
-DONE, FAILED, BAD_INPUT, PREEMPTED, GAVE_UP = 0, 1, 2, 42, 93
-"""Exit codes of a run. GAVE_UP means that restarting the run is useless."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _STOPPED = "mjax/stopped before the first step"
@@ -41,7 +38,7 @@ class _Watch:
     def __init__(self) -> None:
         self.received: int | None = None
         """The last signal that reached Python's handler."""
-        self._exit_code: int | None = PREEMPTED
+        self._exit_code: int | None = exit_codes.PREEMPTED
         self._is_early = True
         self._client: Any = None
         self._rank, self._poll_s = 0, _POLL_S
@@ -228,7 +225,7 @@ class StopRequest:
                 # Begin a new line: the terminal shows ^C behind the live line of
                 # progress (`run.terminal`).
                 os.write(2, b"\nstopped without saving\n")
-                os._exit(INTERRUPTED)
+                os._exit(exit_codes.INTERRUPTED)
             if self._agreed is not None:
                 os.kill(os.getpid(), signal.SIGTERM)
         self._received = number
@@ -267,8 +264,8 @@ def leave(exit_code: int) -> NoReturn:
         _watch.release(exit_code)
     sys.stdout.flush()
     sys.stderr.flush()
-    if exit_code != DONE and _has_others():
-        if exit_code != FAILED:
+    if exit_code != exit_codes.DONE and _has_others():
+        if exit_code != exit_codes.FAILED:
             import jax
 
             parting = threading.Thread(target=jax.distributed.shutdown, daemon=True)

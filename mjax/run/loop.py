@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import jax
 
 from mjax.ckpt.manager import Answer, Checkpoints
+from mjax.cli import exit_codes
 from mjax.processes.progress import Phase
-from mjax.run.ending import DONE, FAILED, GAVE_UP, PREEMPTED, StopRequest
+from mjax.run.ending import StopRequest
 from mjax.run.garbage import collections_every
 from mjax.run.host_reads import read_numbers
 from mjax.run.loop_protocols import Batches, Corruption, Program
@@ -123,7 +124,7 @@ class Loop:
         step, exit_code = start_step, self._begin(start_step, stop)
         with collections_every(self.cadence.gc_every) as collect:
             self._finished_ns = time.monotonic_ns()
-            while step < self.cadence.num_steps and exit_code == DONE:
+            while step < self.cadence.num_steps and exit_code == exit_codes.DONE:
                 self.watch.marks.mark(Phase.STEP, step)
                 self.watch.slow_steps.begin()
                 unfinished = self._dispatch(step + 1)
@@ -186,10 +187,10 @@ class Loop:
             self._eval_loss = evaluated.get("eval_loss")
             self.recorder.amend(step, evaluated)
         if self._gives_up(step, is_last=is_last, keeps=True):
-            return GAVE_UP
+            return exit_codes.GAVE_UP
         if stop.reached():
-            return PREEMPTED
-        return self._save_now(step, stop) if is_last else DONE
+            return exit_codes.PREEMPTED
+        return self._save_now(step, stop) if is_last else exit_codes.DONE
 
     def _after(self, step: int, stop: StopRequest) -> int:
         """Do the work due after a step; return the exit code, DONE to continue."""
@@ -212,12 +213,12 @@ class Loop:
             self._finish()
         if answer is Answer.HOPELESS:
             self.recorder.say(f"gave up: {self.checkpoints.why_unsaved(step)}")
-            return GAVE_UP
+            return exit_codes.GAVE_UP
         keeps = save_due or copy_due
         if self._is_corrupted(step, keeps=keeps):
-            return GAVE_UP
+            return exit_codes.GAVE_UP
         if self._gives_up(step, is_last=is_last, keeps=keeps):
-            return GAVE_UP
+            return exit_codes.GAVE_UP
         if save_due:
             stop.announce_save(step, self.recorder.say)
             self._save(step, is_last=ends)
@@ -227,9 +228,9 @@ class Loop:
             self._finished_ns = time.monotonic_ns()
         if ends:
             code = self._wait_for_save(step, None if is_stopped else stop)
-            if code != DONE:
+            if code != exit_codes.DONE:
                 return code
-        return PREEMPTED if is_stopped else DONE
+        return exit_codes.PREEMPTED if is_stopped else exit_codes.DONE
 
     def _evaluation_is_due(self, step: int) -> bool:
         is_last = step == self.cadence.num_steps
@@ -439,6 +440,8 @@ class Loop:
         is_saved = self.checkpoints.wait(self.report_saves, is_stopped)
         self.report_saves()
         if is_saved:
-            return DONE
+            return exit_codes.DONE
         self.recorder.say(self.checkpoints.why_last_unsaved(step))
-        return GAVE_UP if self.checkpoints.is_taken_over else FAILED
+        return (
+            exit_codes.GAVE_UP if self.checkpoints.is_taken_over else exit_codes.FAILED
+        )

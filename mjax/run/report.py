@@ -16,6 +16,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
 import mjax
+from mjax.cli import exit_codes
 from mjax.config.command_line import Command
 from mjax.config.step import CombineConfig
 from mjax.config.train import TrainConfig
@@ -37,26 +38,26 @@ from mjax.model.counts import (
     row_pairs,
 )
 from mjax.processes import distributed
-from mjax.run import ending, loop, metrics, plots, sampling, terminal
+from mjax.run import loop, metrics, plots, sampling, terminal
 from mjax.run.host_reads import read_numbers
 from mjax.run.json_files import write_json
 from mjax.step.optim import learning_rate
 from mjax.step.program import Program
 
 ENDINGS_SHORT = {
-    ending.DONE: "done",
-    ending.PREEMPTED: "stopped",
-    ending.GAVE_UP: "gave up",
+    exit_codes.DONE: "done",
+    exit_codes.PREEMPTED: "stopped",
+    exit_codes.GAVE_UP: "gave up",
 }
 """Endings reported to trackers; any other exit code is "failed"."""
 _BRIEF = ("model:", "adapters:", "data:", "warm-up:", "pipeline:", "bubble:")
 _BRIEF += ("projections:", "warning:")
 """Prefixes of the lines shown in a terminal without -v."""
 _ENDINGS = {
-    ending.DONE: "done",
-    ending.FAILED: "failed",
-    ending.PREEMPTED: "stopped and saved; the same command resumes",
-    ending.GAVE_UP: "gave up; do not restart it as it is",
+    exit_codes.DONE: "done",
+    exit_codes.FAILED: "failed",
+    exit_codes.PREEMPTED: "stopped and saved; the same command resumes",
+    exit_codes.GAVE_UP: "gave up; do not restart it as it is",
 }
 
 
@@ -452,13 +453,13 @@ def write_summary(
         recorder.say(
             f"{work_dir}: taken over by another start; its files are left as they are"
         )
-        return ending.GAVE_UP
+        return exit_codes.GAVE_UP
     recorder.sync()
     owed = recorder.owed
-    if exit_code == ending.DONE and not is_saved():
+    if exit_code == exit_codes.DONE and not is_saved():
         owed.append("the last checkpoint")
-    if exit_code == ending.DONE and owed:
-        exit_code = ending.FAILED
+    if exit_code == exit_codes.DONE and owed:
+        exit_code = exit_codes.FAILED
     rows: list[metrics.Row] = []
     recorder.guarded(
         "summary.json",
@@ -477,7 +478,7 @@ def write_summary(
     }
     path, figure = work_dir / "summary.json", work_dir / "plots" / "curves.png"
     recorder.guarded("summary.json", lambda: write_json(path, summary))
-    if exit_code != ending.PREEMPTED:
+    if exit_code != exit_codes.PREEMPTED:
         recorder.guarded(
             "plots/curves.png",
             lambda: plots.draw(rows, figure, unigram_bits=unigram_bits),
@@ -489,8 +490,8 @@ def write_summary(
             f"entropy, {unigram_bits:.4f} (corpus {dataset.corpus_hash[:12]}, Python "
             f"{platform.python_version()})"
         )
-    if exit_code == ending.DONE and recorder.owed:
-        owed, exit_code = recorder.owed, ending.FAILED
+    if exit_code == exit_codes.DONE and recorder.owed:
+        owed, exit_code = recorder.owed, exit_codes.FAILED
     missing = f"; missing: {', '.join(owed)}" if owed else ""
     recorder.say(f"{work_dir}: {_ENDINGS[exit_code]}{missing}")
     return exit_code

@@ -16,12 +16,13 @@ from mjax.ckpt.local import LocalCopies, Offer
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.manifest import DamagedError
 from mjax.ckpt.recovery import LostError, by_path, leaf_of
+from mjax.cli import exit_codes
 from mjax.config.command_line import Command
 from mjax.config.train import TrainConfig, to_json
 from mjax.data.dataset import Dataset
 from mjax.data.tokenizers import BytesTokenizer
 from mjax.processes.agreement import Agreement
-from mjax.run import ending, prepare
+from mjax.run import prepare
 from mjax.run.init_from import open_weights
 from tests.ckpt.states import (
     abstract,
@@ -270,6 +271,6 @@ def test_damage_of_what_init_from_names_is_one_line(opened, states, tmp_path, ca
     (path / "checkpoint.json").write_text("{")
     with pytest.raises(RuntimeError) as caught:
         open_weights(str(tmp_path), TrainConfig().model, {}, Agreement("test"))
-    assert trainer._refused(caught.value) == ending.FAILED
+    assert trainer._refused(caught.value) == exit_codes.FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("error: 1/checkpoint.json ")

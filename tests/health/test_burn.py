@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from mjax.cli import exit_codes
 from mjax.health.burn import child as burn_child
 from mjax.health.burn import command as burn
 from mjax.health.burn import state as burn_state
@@ -72,7 +73,7 @@ def run(capsys, *words: str) -> tuple[int, Any, str]:
 
 def test_a_result_is_one_json_object_on_stdout_and_in_the_file(host, capsys, tmp_path):
     code, found, _ = run(capsys, "--out", str(tmp_path / "a.json"))
-    assert code == burn.PASSED
+    assert code == exit_codes.DONE
     assert found == json.loads((tmp_path / "a.json").read_text())
     assert found == {
         "ok": True,
@@ -92,7 +93,7 @@ def test_a_result_is_one_json_object_on_stdout_and_in_the_file(host, capsys, tmp
 
 
 def test_people_get_a_table(host, capsys):
-    assert burn.main([*ONE]) == burn.PASSED
+    assert burn.main([*ONE]) == exit_codes.DONE
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:2] == ["ok", "memory.pattern"]
     assert lines[-1] == ("h: passed (1 ok, 0 failed, 0 unknown, 0 incomplete), fake")
@@ -118,7 +119,7 @@ def test_a_burn_that_was_stopped_and_resumed_has_the_result_of_an_undisturbed_on
     host.rounds, host.stop_round = 0, 3
     flags = ("--minutes", "5", "--state", str(tmp_path / "b"))
     code, found, errors = run(capsys, *flags)
-    assert (code, found) == (burn.STOPPED, None)
+    assert (code, found) == (exit_codes.PREEMPTED, None)
     assert "stopped after 3 complete rounds" in errors
     assert len(json.loads((tmp_path / "b").read_text())["rounds"]) == 3
     assert run(capsys, *flags)[:2] == undisturbed[:2]
@@ -131,9 +132,9 @@ def test_a_failure_before_a_stop_fails_the_burn_though_later_rounds_pass(
 ):
     host.bad_round, host.stop_round = 1, 4
     flags = ("--minutes", "9", "--state", str(tmp_path / "s"))
-    assert run(capsys, *flags)[0] == burn.STOPPED
+    assert run(capsys, *flags)[0] == exit_codes.PREEMPTED
     code, found, _ = run(capsys, *flags)
-    assert (code, found["ok"], host.rounds) == (burn.NOT_PASSED, False, 9)
+    assert (code, found["ok"], host.rounds) == (exit_codes.FAILED, False, 9)
     (check,) = found["checks"]
     assert check["state"] == "failed"
     assert check["reason"] == "round 2 of 9: said in round 2"
@@ -143,7 +144,10 @@ def test_signals_are_handled_as_before_when_the_burn_is_over(host, capsys):
     before = signal.getsignal(signal.SIGTERM)
     host.stop_round = 0
     code, _, errors = run(capsys)
-    assert (code, "nothing is saved without --state" in errors) == (burn.STOPPED, True)
+    assert (code, "nothing is saved without --state" in errors) == (
+        exit_codes.PREEMPTED,
+        True,
+    )
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -183,14 +187,14 @@ def test_a_state_of_another_burn_is_refused(host, capsys, tmp_path):
         (("--memory-mib", "7"), "with memory_mib None, but this one has 7"),
     ):
         code, found, errors = run(capsys, "--state", state, *words)
-        assert (code, found) == (burn.BAD_INPUT, None)
+        assert (code, found) == (exit_codes.BAD_INPUT, None)
         assert errors.startswith(
             f"error: --state {state} belongs to a burn {says}; give"
         )
     for text in ("", "{", '{"rounds": 3}', "[]"):
         Path(state).write_text(text)
         code, _, errors = run(capsys, "--state", state)
-        assert code == burn.BAD_INPUT
+        assert code == exit_codes.BAD_INPUT
         assert "move the file away to start again" in errors
     assert host.rounds == 1
 
@@ -238,7 +242,7 @@ def test_a_meeting_that_failed_is_not_tried_again(host, capsys, monkeypatch):
     host.agreed_s = 0.0
     monkeypatch.setattr(burn_child, "measure", measure)
     words = ["--only", "memory.pattern", "all_reduce_hosts", "--minutes", "3"]
-    assert burn.main([*words, *MEETING]) == burn.NOT_PASSED
+    assert burn.main([*words, *MEETING]) == exit_codes.FAILED
     assert len([task for task in host.tasks if task.num_processes == 2]) == 1
     assert "round 1 of 3: no peer" in capsys.readouterr().out
 
@@ -287,7 +291,7 @@ def test_gpus_are_counted_by_their_device_files(tmp_path):
     ],
 )
 def test_bad_flags_are_refused_before_anything_is_measured(host, capsys, words, says):
-    assert burn.main(words.split()) == burn.BAD_INPUT
+    assert burn.main(words.split()) == exit_codes.BAD_INPUT
     said = capsys.readouterr()
     assert said.out == ""
     assert said.err.startswith("error: ")
@@ -313,7 +317,7 @@ def test_results_of_other_hosts_are_read_back_and_bad_ones_refused(
         path.write_text(good.replace(old, new))
         num_rounds = host.rounds
         code, _, errors = run(capsys, "--compare", str(path))
-        assert code == burn.BAD_INPUT
+        assert code == exit_codes.BAD_INPUT
         assert errors.startswith("error: --compare")
         assert says in errors
         assert host.rounds == num_rounds, "nothing is measured for a bad file"
@@ -321,7 +325,7 @@ def test_results_of_other_hosts_are_read_back_and_bad_ones_refused(
 
 def test_a_result_is_printed_though_its_file_cannot_be_written(host, capsys, tmp_path):
     code, found, errors = run(capsys, "--out", str(tmp_path))
-    assert (code, found["ok"]) == (burn.NOT_PASSED, True)
+    assert (code, found["ok"]) == (exit_codes.FAILED, True)
     assert errors == f"error: cannot write --out {tmp_path}: Is a directory\n"
 
 
@@ -352,7 +356,7 @@ def test_a_quick_burn_of_two_cpu_devices_measures_everything(tmp_path):
         *("--disk-mib", "8", "--disk-dir", str(tmp_path), "--require", "bits"),
     )
     output, errors = process.communicate(timeout=300)
-    assert process.returncode == burn.PASSED, errors
+    assert process.returncode == exit_codes.DONE, errors
     checks = {check["name"]: check for check in json.loads(output)["checks"]}
     for kind in KINDS:
         assert any(is_within(name, kind) for name in checks), kind

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from mjax.cli import exit_codes
 from mjax.launch import checks, failures, policy
 from mjax.launch.config import LimitsConfig, RestartConfig, RunConfig
 from mjax.launch.hosts import HostState
@@ -37,7 +38,6 @@ from mjax.launch.messages import (
 from mjax.launch.policy import Action, Cause
 from mjax.launch.supervisor import State, Supervisor
 from mjax.processes.progress import LOCK_ANSWER, OF_ANOTHER, Phase
-from mjax.run import ending
 
 WAITING = """Current thread 0x01 (most recent call first):
   File "jax/_src/array.py", line 1 in _value
@@ -1122,12 +1122,12 @@ def test_every_cause_has_a_row_and_every_exit_code_a_cause():
     ends = {cause for cause, rule in policy.TABLE.items() if rule.action is Action.END}
     assert ends < set(policy.EXIT_CODES)
     codes = {
-        Cause.DONE: ending.DONE,
-        Cause.BAD_INPUT: ending.BAD_INPUT,
-        Cause.PREEMPTED: ending.PREEMPTED,
-        Cause.GAVE_UP: ending.GAVE_UP,
+        Cause.DONE: exit_codes.DONE,
+        Cause.BAD_INPUT: exit_codes.BAD_INPUT,
+        Cause.PREEMPTED: exit_codes.PREEMPTED,
+        Cause.GAVE_UP: exit_codes.GAVE_UP,
     }
-    codes |= {cause: ending.GAVE_UP for _, cause in REASONS_TO_GIVE_UP}
+    codes |= {cause: exit_codes.GAVE_UP for _, cause in REASONS_TO_GIVE_UP}
     assert codes == policy.EXIT_CODES
     assert found[93] == Cause.GAVE_UP
     for words, cause in REASONS_TO_GIVE_UP:

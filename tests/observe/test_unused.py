@@ -12,11 +12,11 @@ import pytest
 from mjax import train
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
+from mjax.cli import exit_codes
 from mjax.layers.mlp import Mlp
 from mjax.model.transformer import Transformer
 from mjax.observe import gradient_traces, unused
 from mjax.observe.gradient_traces import MU, NU, Unused
-from mjax.run import ending
 from tests.ckpt.states import saved
 
 LAYERS = 3
@@ -161,7 +161,7 @@ def trained(work_dir, *more):
         *("--eval.batches", "1", "--log.sample-tokens", "0", "--no-keep-compiled"),
         *("--optim.name", "adamw", "--work-dir", str(work_dir)),
     ]
-    assert train.main([*flags, *more]) == ending.DONE
+    assert train.main([*flags, *more]) == exit_codes.DONE
     return unused.read(work_dir, None)
 
 

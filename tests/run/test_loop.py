@@ -21,11 +21,11 @@ from mjax.ckpt import manager, saving
 from mjax.ckpt.config import CkptConfig
 from mjax.ckpt.manager import Checkpoints
 from mjax.ckpt.store import Store
+from mjax.cli import exit_codes
 from mjax.config.run import LogConfig
 from mjax.hardware.utilization import Utilization
 from mjax.observe import spans
 from mjax.run import evaluation, sampling
-from mjax.run import loop as loop_module
 from mjax.run.json_files import write_atomically
 from mjax.run.loop import Cadence, Loop, StopRequest
 from mjax.run.metrics import Recorder, make_row, read_computed, read_rows
@@ -219,7 +219,7 @@ def run(
 def undisturbed(tmp_path):
     (tmp_path / "undisturbed").mkdir()
     outcome = run(tmp_path / "undisturbed")
-    assert outcome.exit_code == loop_module.DONE
+    assert outcome.exit_code == exit_codes.DONE
     return read_computed(tmp_path / "undisturbed"), outcome.state
 
 
@@ -273,7 +273,7 @@ def test_the_rows_are_on_disk_before_their_step_is_saved_or_copied(
         method = noted(name, getattr(Checkpoints, name))
         monkeypatch.setattr(Checkpoints, name, method)
     ckpt = CkptConfig(every=3, local_dir=str(tmp_path / "copies"), local_every=4)
-    assert run(work_dir, ckpt=ckpt).exit_code == loop_module.DONE
+    assert run(work_dir, ckpt=ckpt).exit_code == exit_codes.DONE
     assert kept == [
         *(("save", 3, 3), ("copy", 4, 4), ("save", 6, 6), ("copy", 8, 8)),
         *(("save", 9, 9), ("save", 10, 10)),
@@ -387,11 +387,11 @@ def test_a_signal_finishes_the_step_saves_and_says_preempted(
     before = signal.getsignal(number)
     batches = TinyBatches(at_step={5: lambda: os.kill(os.getpid(), number)})
     outcome = run(work_dir, batches)
-    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 5)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.PREEMPTED, 5)
     assert [row["step"] for row in read_computed(work_dir)] == [1, 2, 3, 4, 5]
     assert (work_dir / "checkpoints" / "5").is_dir()
     assert signal.getsignal(number) is before
-    assert run(work_dir).exit_code == loop_module.DONE
+    assert run(work_dir).exit_code == exit_codes.DONE
     assert read_computed(work_dir) == undisturbed[0]
 
 
@@ -425,9 +425,9 @@ def test_a_signal_in_the_last_step_leaves_its_evaluation_to_the_next_start(
     undisturbed, work_dir
 ):
     outcome = run(work_dir, TinyBatches(at_step={10: terminate}))
-    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 10)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.PREEMPTED, 10)
     assert "eval_loss" not in read_computed(work_dir)[-1]
-    assert run(work_dir).exit_code == loop_module.DONE
+    assert run(work_dir).exit_code == exit_codes.DONE
     assert read_computed(work_dir) == undisturbed[0]
 
 
@@ -448,11 +448,11 @@ def test_a_signal_during_an_evaluation_ends_it_after_the_batch(
             yield np.ones(WIDTH, np.float32)
 
     outcome = run(work_dir, held_out=held_out)
-    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, step)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.PREEMPTED, step)
     assert read == [0]
     assert (work_dir / "checkpoints" / str(step)).is_dir()
     assert "eval_loss" not in read_computed(work_dir)[-1]
-    assert run(work_dir).exit_code == loop_module.DONE
+    assert run(work_dir).exit_code == exit_codes.DONE
     assert read_computed(work_dir) == undisturbed[0]
 
 
@@ -474,7 +474,7 @@ def test_a_run_that_is_taken_over_gives_up_at_its_next_save_without_a_retry(
 ):
     batches = taken_over_at(taken_at, work_dir)
     outcome = run(work_dir, batches)
-    assert outcome.exit_code == loop_module.GAVE_UP
+    assert outcome.exit_code == exit_codes.GAVE_UP
     assert seen_at <= outcome.step <= seen_at + 1  # the save is in the background
     said = capsys.readouterr().out
     assert said.count("(try 1): another start of this run has taken over") == 1
@@ -487,7 +487,7 @@ def test_a_run_that_is_taken_over_leaves_the_rows_of_the_other_start(work_dir, c
     path, theirs = work_dir / "metrics.jsonl", '{"step": 1}\n'
     batches = taken_over_at(8, work_dir, lambda: write_atomically(path, theirs))
     outcome = run(work_dir, batches)
-    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 8)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.GAVE_UP, 8)
     assert path.read_text() == theirs
     said = capsys.readouterr().out
     assert said.count("another start of this run has taken over") == 1
@@ -498,7 +498,7 @@ def test_a_signal_before_the_first_step_saves_nothing(work_dir):
     with StopRequest() as stop:
         terminate()
         outcome = run(work_dir, stop=stop)
-    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 0)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.PREEMPTED, 0)
     assert not (work_dir / "checkpoints").exists()
 
 
@@ -514,7 +514,7 @@ def test_a_state_that_is_not_finite_is_not_saved_and_the_run_gives_up(
 ):
     for start in range(2):
         outcome = run(work_dir, diverges_at=diverges_at, max_consecutive_skips=20)
-        assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, seen_at)
+        assert (outcome.exit_code, outcome.step) == (exit_codes.GAVE_UP, seen_at)
         assert outcome.has_diverged
         (work_dir / "checkpoints").mkdir(exist_ok=True)
         assert saved_steps(work_dir) == saved
@@ -539,7 +539,7 @@ def test_a_state_whose_replicas_differ_is_not_saved(
 
     monkeypatch.setattr(TinyProgram, "find_corruption", find)
     outcome = run(work_dir, replica_check_every=every)
-    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, seen_at)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.GAVE_UP, seen_at)
     assert (outcome.corruption, outcome.has_diverged) == (found, False)
     (work_dir / "checkpoints").mkdir(exist_ok=True)
     assert saved_steps(work_dir) == saved
@@ -558,17 +558,17 @@ def test_a_state_that_is_not_finite_is_not_begun_with(work_dir, monkeypatch, cap
 
     monkeypatch.setattr(TinyProgram, "init", damaged)
     outcome = run(work_dir)
-    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 0)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.GAVE_UP, 0)
     assert "the state after step 0 holds NaN" in capsys.readouterr().out
 
 
 def test_a_saved_state_that_is_not_finite_is_not_named_as_the_one_to_go_back_to(
     work_dir, monkeypatch, capsys
 ):
-    assert run(work_dir).exit_code == loop_module.DONE
+    assert run(work_dir).exit_code == exit_codes.DONE
     assert saved_steps(work_dir) == [9, 10]
     monkeypatch.setattr(TinyProgram, "is_finite", lambda program, state: False)
-    assert run(work_dir).exit_code == loop_module.GAVE_UP
+    assert run(work_dir).exit_code == exit_codes.GAVE_UP
     assert "with a lower --optim.lr; the checkpoint of step 9 is kept" in (
         capsys.readouterr().out
     )
@@ -577,14 +577,14 @@ def test_a_saved_state_that_is_not_finite_is_not_named_as_the_one_to_go_back_to(
 @pytest.mark.parametrize(
     ("num_steps", "first_skipped", "exit_code"),
     [
-        (10, 10, loop_module.DONE),
-        (10, 7, loop_module.DONE),
-        (10, 6, loop_module.GAVE_UP),
-        (4, 3, loop_module.GAVE_UP),
-        (3, 3, loop_module.DONE),
-        (1, 1, loop_module.GAVE_UP),
-        (60, 42, loop_module.DONE),
-        (60, 41, loop_module.GAVE_UP),
+        (10, 10, exit_codes.DONE),
+        (10, 7, exit_codes.DONE),
+        (10, 6, exit_codes.GAVE_UP),
+        (4, 3, exit_codes.GAVE_UP),
+        (3, 3, exit_codes.DONE),
+        (1, 1, exit_codes.GAVE_UP),
+        (60, 42, exit_codes.DONE),
+        (60, 41, exit_codes.GAVE_UP),
     ],
 )
 def test_a_run_is_done_only_if_one_of_its_last_steps_was_accepted(
@@ -597,23 +597,23 @@ def test_a_run_is_done_only_if_one_of_its_last_steps_was_accepted(
     )
     assert (outcome.exit_code, outcome.step) == (exit_code, num_steps)
     is_saved = (work_dir / "checkpoints" / str(num_steps)).is_dir()
-    assert is_saved == (exit_code == loop_module.DONE)
+    assert is_saved == (exit_code == exit_codes.DONE)
     said = f"gave up: the last {num_steps + 1 - first_skipped} steps were skipped"
-    assert (said in capsys.readouterr().out) == (exit_code == loop_module.GAVE_UP)
+    assert (said in capsys.readouterr().out) == (exit_code == exit_codes.GAVE_UP)
 
 
 def test_skipped_steps_are_counted_across_restarts(work_dir):
     first = TinyBatches(nan_at=range(4, 11), at_step={7: terminate})
     outcome = run(work_dir, first, max_consecutive_skips=20)
-    assert (outcome.exit_code, outcome.step) == (loop_module.PREEMPTED, 7)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.PREEMPTED, 7)
     again = TinyBatches(nan_at=range(4, 11))
     outcome = run(work_dir, again, max_consecutive_skips=20)
-    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 10)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.GAVE_UP, 10)
 
 
 def test_a_run_whose_last_held_out_loss_is_not_finite_gives_up(work_dir, capsys):
     outcome = run(work_dir, held_out=lambda: [np.full(WIDTH, np.inf, np.float32)])
-    assert (outcome.exit_code, outcome.step) == (loop_module.GAVE_UP, 10)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.GAVE_UP, 10)
     said = "gave up: the held-out loss after the last step, 10, is inf"
     assert said in capsys.readouterr().out
     assert saved_steps(work_dir) == [6, 9]
@@ -621,7 +621,7 @@ def test_a_run_whose_last_held_out_loss_is_not_finite_gives_up(work_dir, capsys)
 
 def test_skipped_steps_have_strict_rows_and_the_run_goes_on(work_dir):
     outcome = run(work_dir, TinyBatches(nan_at=(2, 3, 7)))
-    assert outcome.exit_code == loop_module.DONE
+    assert outcome.exit_code == exit_codes.DONE
     rows = read_computed(work_dir)
     assert [row["step"] for row in rows if row["skipped"]] == [2, 3, 7]
     assert rows[1]["loss"] is None
@@ -632,7 +632,7 @@ def test_skipped_steps_have_strict_rows_and_the_run_goes_on(work_dir):
 @pytest.mark.parametrize("first", [4, 5])
 def test_a_run_gives_up_after_too_many_skipped_steps_in_a_row(work_dir, capsys, first):
     outcome = run(work_dir, TinyBatches(nan_at=range(first, 11)))
-    assert outcome.exit_code == loop_module.GAVE_UP
+    assert outcome.exit_code == exit_codes.GAVE_UP
     assert "gave up: the last" in capsys.readouterr().out
     rows = read_computed(work_dir)
     assert [row["step"] for row in rows] == list(range(1, outcome.step + 1))
@@ -641,7 +641,7 @@ def test_a_run_gives_up_after_too_many_skipped_steps_in_a_row(work_dir, capsys, 
 
 def test_a_finished_run_has_nothing_left_to_do(undisturbed, tmp_path):
     outcome = run(tmp_path / "undisturbed")
-    assert (outcome.exit_code, outcome.step) == (loop_module.DONE, 10)
+    assert (outcome.exit_code, outcome.step) == (exit_codes.DONE, 10)
     assert read_computed(tmp_path / "undisturbed") == undisturbed[0]
 
 
@@ -686,13 +686,13 @@ def test_a_failed_save_is_reported_and_a_last_one_that_fails_is_exit_1(
     monkeypatch.setattr(manager, "_LAST_ATTEMPTS", 1)
     with files_of_at_most(8000) as limit:
         outcome = run(work_dir, TinyBatches(at_step={8: limit}))
-    assert outcome.exit_code == loop_module.FAILED
+    assert outcome.exit_code == exit_codes.FAILED
     out = capsys.readouterr().out
     assert "warning: checkpoint 9 was not saved (try 1): process 0: " in out
     assert "warning: checkpoint 10 was not saved (try 1): process 0: " in out
     assert "failed: step 10 was not saved (the newest checkpoint is of step 6): " in out
     assert "max-unsaved" not in out
-    assert run(work_dir).exit_code == loop_module.DONE
+    assert run(work_dir).exit_code == exit_codes.DONE
 
 
 def test_a_signal_ends_the_wait_for_a_last_save_that_fails(
@@ -712,7 +712,7 @@ def test_a_signal_ends_the_wait_for_a_last_save_that_fails(
     monkeypatch.setattr(Loop, "report_saves", report_and_stop)
     with files_of_at_most(8000) as limit:
         outcome = run(work_dir, TinyBatches(at_step={8: limit}))
-    assert outcome.exit_code == loop_module.FAILED
+    assert outcome.exit_code == exit_codes.FAILED
     told = "".join(said)
     assert told.count("checkpoint 10 was not saved") == 1
     assert "next try in 60 s; the run waits" in told
@@ -724,7 +724,7 @@ def test_a_run_that_cannot_save_goes_on_for_a_while_and_gives_up(work_dir, capsy
     with files_of_at_most(8000) as limit:
         batches = TinyBatches(at_step={3: limit})
         outcome = run(work_dir, batches, num_steps=100, ckpt=ckpt)
-    assert outcome.exit_code == loop_module.GAVE_UP
+    assert outcome.exit_code == exit_codes.GAVE_UP
     assert not outcome.has_diverged
     assert outcome.step == 8
     out = capsys.readouterr().out
@@ -765,7 +765,7 @@ def test_a_save_without_room_on_the_devices_is_a_warning_and_the_run_goes_on(
         return state
 
     monkeypatch.setattr(TinyProgram, "to_saved", to_saved)
-    assert run(work_dir).exit_code == loop_module.DONE
+    assert run(work_dir).exit_code == exit_codes.DONE
     out = capsys.readouterr().out
     assert "not saved (try 1): process 0: RESOURCE_EXHAUSTED: out of memory" in out
 

@@ -12,11 +12,12 @@ from unittest.mock import Mock
 
 import pytest
 
+from mjax.cli import exit_codes
 from mjax.config.run import LogConfig
 from mjax.config.train import TrainConfig
 from mjax.data.dataset import Dataset
 from mjax.hardware.utilization import Utilization
-from mjax.run import ending, metrics, report
+from mjax.run import metrics, report
 from mjax.run.json_files import write_json
 from mjax.run.metrics import Recorder, make_row, read_rows
 from mjax.run.tracking.delivery import Delivery
@@ -336,13 +337,13 @@ def test_after_a_takeover_no_file_and_no_tracker_gets_anything(tmp_path, capsys)
     recorder.record(a_row(2))
     code = report.write_summary(
         *(tmp_path, Mock(spec=TrainConfig), Mock(spec=Dataset), recorder),
-        exit_code=ending.PREEMPTED,
+        exit_code=exit_codes.PREEMPTED,
         is_saved=lambda: True,
         wall_s=1.0,
     )
     recorder.guarded("sample.txt", lambda: kept.write_text("ours"))
     recorder.close("gave up")
-    assert code == ending.GAVE_UP
+    assert code == exit_codes.GAVE_UP
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
     tracker.send.assert_called_once_with(a_row(1))
     tracker.end.assert_called_once_with("stopped")

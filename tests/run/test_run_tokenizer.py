@@ -9,9 +9,9 @@ import pytest
 
 from mjax import train
 from mjax.ckpt import places
+from mjax.cli import exit_codes
 from mjax.data import hub as hub_module
 from mjax.data.tokenizers import load_tokenizer, train_bpe
-from mjax.run import ending
 from tests.data.hub_server import COMMIT, NEXT, serving
 
 TEXT = "".join(
@@ -73,7 +73,7 @@ def test_the_tokenizer_beside_the_checkpoints_is_that_of_the_run(
     run, is_on_hub = tmp_path / "run", kind.startswith("hf:")
     with serving(tmp_path / "hub", monkeypatch) as hub:
         hub.model_files = {"tokenizer.json": train_bpe([TEXT], 280).encode()}
-        assert start(run, corpus, "--data.tokenizer", kind) == ending.DONE
+        assert start(run, corpus, "--data.tokenizer", kind) == exit_codes.DONE
         kept = load_tokenizer(str(run / "tokenizer"))
         assert kept.vocab_size == {"bytes": 257, "train:300": 300}.get(kind, 280)
         assert kept.digest == saved_digest(run)
@@ -85,7 +85,7 @@ def test_the_tokenizer_beside_the_checkpoints_is_that_of_the_run(
         hub.commit = NEXT  # of another tokenizer
         hub.model_files = {"tokenizer.json": train_bpe([TEXT[::-1]], 280).encode()}
         more = ("--data.tokenizer", kind, "--steps", "2")
-        assert start(run, corpus, *more) == ending.DONE
+        assert start(run, corpus, *more) == exit_codes.DONE
         assert files_in(run / "tokenizer") == before
         moved = f"is commit {NEXT} now, but the run began with commit {COMMIT}"
         assert (moved in caplog.text) == is_on_hub
@@ -96,22 +96,22 @@ def test_another_vocabulary_of_the_same_size_is_refused(tmp_path, corpus, capsys
     given = tmp_path / "given.json"
     given.write_text(train_bpe([TEXT], 280))
     run, flags = tmp_path / "run", ("--data.tokenizer", str(given))
-    assert start(run, corpus, *flags) == ending.DONE
+    assert start(run, corpus, *flags) == exit_codes.DONE
     before = files_in(run / "tokenizer")
     given.write_text(train_bpe([TEXT[::-1]], 280))
     capsys.readouterr()
-    assert start(run, corpus, *flags, "--steps", "2") == ending.BAD_INPUT
+    assert start(run, corpus, *flags, "--steps", "2") == exit_codes.BAD_INPUT
     assert "the tokenizer is not that of the checkpoint" in capsys.readouterr().err
     assert files_in(run / "tokenizer") == before
 
 
 def test_a_run_from_before_gets_its_tokenizer_when_it_is_resumed(tmp_path, corpus):
     run = tmp_path / "run"
-    assert start(run, corpus) == ending.DONE
+    assert start(run, corpus) == exit_codes.DONE
     for path in (run / "tokenizer").iterdir():
         path.unlink()
     (run / "tokenizer").rmdir()
-    assert start(run, corpus, "--steps", "2") == ending.DONE
+    assert start(run, corpus, "--steps", "2") == exit_codes.DONE
     assert load_tokenizer(str(run / "tokenizer")).digest == "bytes"
 
 
@@ -119,10 +119,10 @@ def test_a_tokenizer_that_was_changed_in_the_work_dir_is_refused(
     tmp_path, corpus, capsys
 ):
     run = tmp_path / "run"
-    assert start(run, corpus) == ending.DONE
+    assert start(run, corpus) == exit_codes.DONE
     (run / "tokenizer" / "tokenizer.json").write_text("{}")
     capsys.readouterr()
-    assert start(run, corpus, "--steps", "2") == ending.BAD_INPUT
+    assert start(run, corpus, "--steps", "2") == exit_codes.BAD_INPUT
     assert "is not the tokenizer of this run; move" in capsys.readouterr().err
 
 
@@ -147,10 +147,10 @@ def test_a_run_goes_on_with_its_own_tokenizer_on_a_new_host_without_the_hub(
     run, name = tmp_path / "run", "hf://org/model@main"
     with serving(tmp_path / "hub", monkeypatch) as hub:
         hub.model_files = {"tokenizer.json": train_bpe([TEXT], 280).encode()}
-        assert start(run, corpus, "--data.tokenizer", name) == ending.DONE
+        assert start(run, corpus, "--data.tokenizer", name) == exit_codes.DONE
         monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "new"))
         no_answer(hub, monkeypatch, how)
-        assert train.main(["--work-dir", str(run), "--steps", "2"]) == ending.DONE
+        assert train.main(["--work-dir", str(run), "--steps", "2"]) == exit_codes.DONE
         assert f"the run reads its own copy in {run}/tokenizer" in caplog.text
         config = json.loads((run / "config.json").read_text())
         assert config["data"]["tokenizer"] == f"hf://org/model@{COMMIT}"
@@ -159,10 +159,10 @@ def test_a_run_goes_on_with_its_own_tokenizer_on_a_new_host_without_the_hub(
         own.write_text(train_bpe([TEXT[::-1]], 280))
         capsys.readouterr()
         more = ["--work-dir", str(run), "--steps", "3"]
-        assert train.main(more) == ending.BAD_INPUT
+        assert train.main(more) == exit_codes.BAD_INPUT
         assert "the tokenizer is not that of the checkpoint" in capsys.readouterr().err
         own.unlink()
-        assert train.main(more) == ending.BAD_INPUT
+        assert train.main(more) == exit_codes.BAD_INPUT
         said = capsys.readouterr().err
         assert f"copy {tmp_path}/new/models--org--model from a machine that" in said
         assert "start again when the hub can be reached, or set HF_ENDPOINT" in said

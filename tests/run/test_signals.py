@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from mjax.ckpt.store import Store
+from mjax.cli import exit_codes
 from mjax.run import ending
 from mjax.run.metrics import read_rows
 
@@ -85,7 +86,7 @@ def test_before_the_first_step_a_signal_ends_the_process_at_once(
     wait_for(process, line)
     process.send_signal(number)
     code, said = end_of(process)
-    assert code == ending.PREEMPTED, said
+    assert code == exit_codes.PREEMPTED, said
     # The main thread may print once more between these words and the end.
     assert f"stopped by {number.name} before the first step; nothing is lost\n" in said
     assert "Traceback" not in said
@@ -122,7 +123,7 @@ def test_native_code_that_holds_the_main_thread_is_not_waited_for():
     process = blocked("mjax.run.ending; mjax.run.ending.watch()", True)
     process.send_signal(signal.SIGTERM)
     code, said = end_of(process)
-    assert code == ending.PREEMPTED, said
+    assert code == exit_codes.PREEMPTED, said
 
 
 @pytest.mark.slow
@@ -135,16 +136,16 @@ def test_importing_the_program_as_a_library_leaves_signals_alone():
 @pytest.mark.slow
 def test_a_signal_while_the_state_is_restored_changes_nothing(tmp_path, environment):
     process = start(tmp_path / "run", environment, "--steps", "2")
-    assert end_of(process)[0] == ending.DONE
+    assert end_of(process)[0] == exit_codes.DONE
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     process = start(tmp_path / "run", environment, "--steps", "4", "--no-keep-compiled")
     wait_for(process, "start-up: compile")
     process.send_signal(signal.SIGTERM)
     code, said = end_of(process)
-    assert code == ending.PREEMPTED, said
+    assert code == exit_codes.PREEMPTED, said
     assert (tmp_path / "run" / "metrics.jsonl").read_bytes()[: len(before)] == before
     process = start(tmp_path / "run", environment, "--steps", "4")
-    assert end_of(process)[0] == ending.DONE
+    assert end_of(process)[0] == exit_codes.DONE
     rows = read_rows(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
 
@@ -162,18 +163,18 @@ def test_a_signal_during_an_evaluation_or_the_sample_is_42_and_the_rest_comes_la
     wait_for(process, "step 1/4")
     process.send_signal(signal.SIGTERM)
     code, said = end_of(process)
-    assert code == ending.PREEMPTED, said
+    assert code == exit_codes.PREEMPTED, said
     assert json.loads((path / "summary.json").read_text())["exit"] == code
     assert "stopped and saved; the same command resumes" in said
     process = start(path, environment, *EVALUATED, "--log.sample-tokens", "100000")
     wait_for(process, "step 4/4")
     process.send_signal(signal.SIGTERM)
     code, said = end_of(process)
-    assert code == ending.PREEMPTED, said
+    assert code == exit_codes.PREEMPTED, said
     assert not (path / "sample.txt").exists()
     process = start(path, environment, *EVALUATED)
     code, said = end_of(process)
-    assert code == ending.DONE, said
+    assert code == exit_codes.DONE, said
     assert (path / "sample.txt").exists()
     rows = read_rows(path / "metrics.jsonl")
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
@@ -199,7 +200,7 @@ def test_a_process_that_is_stopped_before_the_first_step_takes_the_others_along(
     wait_for(processes[0], "memory of one")
     processes[told].send_signal(signal.SIGTERM)
     ends = [end_of(process) for process in processes]
-    assert [code for code, _ in ends] == [ending.PREEMPTED] * 2, ends
+    assert [code for code, _ in ends] == [exit_codes.PREEMPTED] * 2, ends
     assert "stopped by SIGTERM before the first step" in ends[told][1]
     other = f"stopped by SIGTERM to process {told} before the first step"
     assert other in ends[1 - told][1]
@@ -214,7 +215,7 @@ def test_a_work_dir_that_is_deleted_during_the_run_is_made_again(tmp_path, envir
     shutil.rmtree(tmp_path / "gone")
     code, said = end_of(process)
     assert "was deleted, moved or replaced during the run" in said
-    assert code == ending.DONE, said
+    assert code == exit_codes.DONE, said
     rows = read_rows(path / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, 31))
     assert (path / "config.json").exists()
@@ -226,11 +227,11 @@ def test_a_work_dir_that_is_deleted_during_the_run_is_made_again(tmp_path, envir
 def test_a_learning_rate_that_destroys_the_model_is_no_success(tmp_path, environment):
     process = start(tmp_path / "run", environment, "--optim.lr", "1e9")
     code, said = end_of(process)
-    assert code == ending.GAVE_UP, said
+    assert code == exit_codes.GAVE_UP, said
     assert "gave up: the last 19 steps were skipped" in said
     assert Store(tmp_path / "run" / "checkpoints").steps() == []
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert summary["exit"] == ending.GAVE_UP
+    assert summary["exit"] == exit_codes.GAVE_UP
 
 
 def test_a_stop_tells_how_long_ago_the_signal_came():

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from mjax import train
+from mjax.cli import exit_codes
 from mjax.processes import lock
 from mjax.processes.lock import Lock, holder_of, this_process
 from mjax.processes.progress import Phase, Writer
-from mjax.run import ending
 from mjax.run.beats import Beats
 from mjax.run.spans import Spans
 from mjax.run.work_dir_lock import WorkDirLock
@@ -59,7 +59,7 @@ def test_a_second_start_ends_with_2_and_names_process_step_and_remedy(
     before = sorted(work_dir.rglob("*"))
     words = ["--recipe", "debug", "--data.path", "synthetic"]
     code = train.main([*words, "--work-dir", str(work_dir)])
-    assert code == ending.BAD_INPUT
+    assert code == exit_codes.BAD_INPUT
     assert capsys.readouterr().err == (
         f"error: process {os.getpid()} on {ours.host} is training in {work_dir} (step "
         f"1320); stop it (kill -INT {os.getpid()}) or use another --work-dir\n"
@@ -124,5 +124,5 @@ def test_a_process_that_is_not_named_is_refused_too(work_dir, held, monkeypatch)
 def test_a_command_that_changes_nothing_is_not_refused(work_dir, held, capsys):
     held(lock.TRAINING, this_process())
     words = ["--recipe", "debug", "--data.path", "synthetic", "--print-mesh"]
-    assert train.main([*words, "--work-dir", str(work_dir)]) == ending.DONE
+    assert train.main([*words, "--work-dir", str(work_dir)]) == exit_codes.DONE
     assert capsys.readouterr().out.startswith("mesh ")

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from mjax import train
 from mjax.ckpt import __main__ as ckpt_command
+from mjax.cli import exit_codes
 from mjax.data import __main__ as data_command
 from mjax.evaluate import __main__ as evaluate_command
 from mjax.generate import __main__ as generate_command
-from mjax.run import ending
 from mjax.tune import __main__ as tune_command
 from tests.tune.test_tune_command import MODEL
 
@@ -68,11 +68,11 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     base += ["--data.path", "text.txt", "--data.tokenizer", "given"]
     # More ids than the tokenizer, and a list of end tokens, as published models have.
     base += ["--data.vocab", "model", "--model.vocab-size", "293"]
-    assert train.main(base) == ending.DONE
+    assert train.main(base) == exit_codes.DONE
     assert ckpt_command.main(["export", "base", "hf"]) == 0
     path = Path("hf/generation_config.json")
     path.write_text(json.dumps({"eos_token_id": [END, EOM], "temperature": 0.6}))
-    assert train.main(tuning("chat", "60")) == ending.DONE
+    assert train.main(tuning("chat", "60")) == exit_codes.DONE
     yield folder
     patch.undo()
     jax.config.update("jax_compilation_cache_dir", before)
@@ -137,9 +137,9 @@ def test_a_run_is_used_and_resumed_without_its_base(folder, caplog, capsys):
         assert evaluate_command.main(["moved", "--held-out", "--json"]) == 0
         report = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert report["loss"] == pytest.approx(report["run_eval_loss"], rel=1e-4)
-        assert train.main(["--work-dir", "moved", "--steps", "61"]) == ending.DONE
+        assert train.main(["--work-dir", "moved", "--steps", "61"]) == exit_codes.DONE
         assert "--data.tokenizer hf is gone; the run reads its own copy" in caplog.text
-        assert train.main(tuning("moved", "62")) == ending.DONE
+        assert train.main(tuning("moved", "62")) == exit_codes.DONE
     finally:
         Path("away").rename("hf")
     config = json.loads(Path("moved/config.json").read_text())
@@ -155,11 +155,11 @@ def test_another_tokenizer_is_refused_from_a_file_and_printed_for_a_flag(
     Path("chat.jinja").write_text(TEMPLATE.replace("<|eot_id|>", "{{ eos_token }}"))
     capsys.readouterr()
     words = tuning("never", "1", "--config", "my.toml", *path, "--dry-run")
-    assert train.main(words) == ending.BAD_INPUT
+    assert train.main(words) == exit_codes.BAD_INPUT
     found = " ".join(capsys.readouterr().err.split())
     assert "gives the tokenizer bytes, which is not that of --init-from hf" in found
     words += ["--data.tokenizer", "bytes"]
-    assert train.main(words) == ending.DONE
+    assert train.main(words) == exit_codes.DONE
     found = capsys.readouterr().out
     assert (
         "warning: the tokenizer bytes is not that of --init-from hf (digest " in found

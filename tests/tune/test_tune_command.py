@@ -15,9 +15,9 @@ from mjax import train
 from mjax.ckpt import __main__ as ckpt_command
 from mjax.ckpt import places
 from mjax.ckpt.saved_step import SavedStep
+from mjax.cli import exit_codes
 from mjax.hugging_face.params import open_params, read_config
 from mjax.layers.config import AdapterConfig
-from mjax.run import ending
 from mjax.tune import __main__ as tune_command
 from mjax.tune.merged import Merged
 
@@ -61,9 +61,9 @@ def folder(tmp_path_factory) -> Iterator[Path]:
     Path("text.txt").write_text("0 1 2 3 and so on\n" * 500)
     base = [*MODEL.split(), "--steps", "1", "--work-dir", "base"]
     base += ["--data.path", "text.txt"]
-    assert train.main(base) == ending.DONE
+    assert train.main(base) == exit_codes.DONE
     assert ckpt_command.main(["export", "base", "hf"]) == 0
-    assert train.main(tuning("tuned")) == ending.DONE
+    assert train.main(tuning("tuned")) == exit_codes.DONE
     yield folder
     patch.undo()
     jax.config.update("jax_compilation_cache_dir", before)
@@ -103,7 +103,7 @@ def newest(work_dir: str) -> SavedStep:
 def test_a_resumed_run_ends_with_the_same_bits_as_the_whole_one(folder):
     shutil.copytree("tuned", "again")
     shutil.rmtree(places.find("again").store.path(2))
-    assert train.main(tuning("again")) == ending.DONE
+    assert train.main(tuning("again")) == exit_codes.DONE
     whole, again = newest("tuned"), newest("again")
     names = sorted(whole.names())
     assert names == sorted(again.names())
@@ -143,7 +143,7 @@ def test_a_template_beside_the_tokenizer_of_the_base_is_taken_and_kept(folder):
     shutil.copytree("hf", "with_template")
     Path("with_template", "chat_template.jinja").write_text(TEMPLATE)
     run = tuning("own", init_from="with_template", steps="1", data__chat_template="")
-    assert train.main([*run, "--eval.every", "1"]) == ending.DONE
+    assert train.main([*run, "--eval.every", "1"]) == exit_codes.DONE
     assert Path("own/tokenizer/chat_template.jinja").read_text() == TEMPLATE
 
 

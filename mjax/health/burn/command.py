@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from mjax.cli import flags
+from mjax.cli import exit_codes, flags
 from mjax.health.burn import child as burn_child
 from mjax.health.burn import limits as burn_limits
 from mjax.health.burn import result as burn_result
@@ -31,7 +31,6 @@ from mjax.health.burn.measurements import GROUPS, Group, Measured, Task, is_with
 from mjax.health.burn.result import Check, Result
 from mjax.health.findings import State
 
-PASSED, NOT_PASSED, BAD_INPUT, STOPPED = 0, 1, 2, 42
 _MODULES: Mapping[Group, str] = {
     "devices": "mjax.health.burn.workloads",
     "host": "mjax.health.burn.host_workloads",
@@ -51,10 +50,10 @@ def main(argv: list[str]) -> int:
         return _run(config)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return BAD_INPUT
+        return exit_codes.BAD_INPUT
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
-        return NOT_PASSED
+        return exit_codes.FAILED
 
 
 def _run(config: BurnConfig) -> int:
@@ -72,7 +71,7 @@ def _run(config: BurnConfig) -> int:
                 saved = _round(config, saved, received)
             except burn_child.Stopped:
                 print(_stopped_text(config, saved), file=sys.stderr)
-                return STOPPED
+                return exit_codes.PREEMPTED
             burn_state.save(config.state, saved)
             if config.minutes is not None:
                 print(_progress(config, saved), file=sys.stderr)
@@ -93,7 +92,7 @@ def _run(config: BurnConfig) -> int:
     text = burn_result.to_json(result)
     print(text if config.json else burn_result.to_table(result), flush=True)
     _write(config.out, text)
-    return PASSED if result.ok else NOT_PASSED
+    return exit_codes.DONE if result.ok else exit_codes.FAILED
 
 
 def _write(path: Path | None, text: str) -> None:

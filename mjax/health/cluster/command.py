@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mjax import printable
+from mjax.cli import exit_codes
 from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.checks.table import BY_NAME
 from mjax.health.cluster import cabling, fabric_dump, host_reports, lldp, placement
@@ -32,7 +33,6 @@ from mjax.health.cluster.neighbours import MeshSizes
 from mjax.health.cluster.parts import TIERS, Cluster
 from mjax.health.cluster.ranges import expand
 
-_BAD_INPUT = 2
 _SHOWN = 40
 """Number of printed findings; --json has all. That many findings fill two screens."""
 
@@ -50,7 +50,7 @@ def main(argv: Sequence[str]) -> int:
         return run(args, cluster_file.read(args.cluster, [*BY_NAME]))
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return exit_codes.BAD_INPUT
 
 
 def _parser() -> argparse.ArgumentParser:

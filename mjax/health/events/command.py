@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TextIO
 
 from mjax import printable
+from mjax.cli import exit_codes
 from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.events import actions, rules
 from mjax.health.events.actions import Actions, Record
@@ -41,7 +42,6 @@ _POLL_S = 0.5
 """Seconds between two reads of a followed log. Nobody notices a delay of that
 length."""
 _NS = 10**9
-_BAD_INPUT = 2
 
 
 class _StopError(Exception):
@@ -58,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _watch(args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return exit_codes.BAD_INPUT
     except (OSError, sqlite3.Error) as error:
         print(
             f"error: the watch has ended: {error}; check the log and the files of "
             "--state and --events, then start it again",
             file=sys.stderr,
         )
-        return _BAD_INPUT
+        return exit_codes.BAD_INPUT
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from mjax import printable
+from mjax.cli import exit_codes
 from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.cluster.ranges import expand
 from mjax.health.history import correlation, run_events, samples
 from mjax.health.history.events import CAUSES, HostEvent, Kind
 from mjax.health.history.reputation import HALF_LIFE_DAYS, Reputation
-
-_BAD_INPUT = 2
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
         return run(args)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return exit_codes.BAD_INPUT
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

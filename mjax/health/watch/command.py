@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from mjax.cli import exit_codes
 from mjax.cli.flags.standard import ArgumentParser
 from mjax.health.watch.compare_ports import compare
 from mjax.health.watch.samples import Detection, Observation, seen_s
@@ -28,8 +29,6 @@ from mjax.health.watch.sampling import (
     observe,
 )
 from mjax.health.watch.watcher import DEFAULTS, Watcher
-
-_BAD_INPUT = 2
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         return _watch(args)
     except (ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return _BAD_INPUT
+        return exit_codes.BAD_INPUT
 
 
 def _watch(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import pytest
 
 from mjax.ckpt.remote.link import opened
 from mjax.ckpt.remote.steps import RemoteSteps
-from mjax.run import ending
+from mjax.cli import exit_codes
 from tests.processes.test_distributed import LIMIT_S, clean_environment, free_port
 from tests.stores.faulty_proxy import FaultyProxy, proxy
 from tests.stores.servers import s3_server, s3_url
@@ -53,7 +53,9 @@ def stop(processes: list[subprocess.Popen[str]]) -> str:
     """Send SIGTERM to the last process; return what process 0 said from now on."""
     processes[-1].send_signal(signal.SIGTERM)
     outputs = [process.communicate(timeout=LIMIT_S)[0] for process in processes]
-    assert {process.returncode for process in processes} == {ending.PREEMPTED}, outputs
+    assert {process.returncode for process in processes} == {exit_codes.PREEMPTED}, (
+        outputs
+    )
     return outputs[0]
 
 
