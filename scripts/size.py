@@ -7,8 +7,8 @@ table "Size" of docs/design.md beside the table's. A line of code is a line of a
 file that is not blank, no comment alone and no part of a docstring. A room is a
 top-level name of mjax/. Figures of rooms and arrows are those of `scripts.structure`,
 but a `__main__.py` counts in its own room, unless it only calls `mjax.commands`. A
-circle of files is a group of modules that import each other, at any depth. --run also
-counts the modules of mjax that a short training run imports. --check ends with 1 if a
+circle of files is a group of modules that import each other, at any depth. With --run,
+the modules that a short training run imports are counted too. --check ends with 1 if a
 figure exceeds its budget.
 """
 

@@ -72,7 +72,7 @@ _PLACES = (
     (r"step/prefetch\.py:OverlappedLayers\.(_added|_summand|_hops|_reduced)", _SUMS),
     (r"step/prefetch\.py:(_move|OverlappedLayers\.backward\.layer)", _SUMS),
     (r"step/stacks\.py:stack_of", _COPIES),
-    (r"vjp\.py:zeros_of", _COPIES),
+    (r"trace/vjp\.py:zeros_of", _COPIES),
     (r"step/prefetch\.py:OverlappedLayers\.(forward|backward)", _STASH),
     (r"step/plain\.py:Plain\._microbatch", _SUMS),
 )

@@ -1,7 +1,6 @@
 """The run folder: another run's is refused, nothing is ever deleted."""
 
 import functools
-import json
 
 import pytest
 
@@ -51,7 +50,7 @@ def test_a_folder_of_another_run_is_refused_with_the_fields(tmp_path):
     with pytest.raises(ValueError, match="seed: 3 there, 7 in this run") as caught:
         work_dir.check(tmp_path, seed_differs, has_steps)
     assert "--restart-from-scratch" in str(caught.value)
-    assert json.loads((tmp_path / "config.json").read_text()) == {"seed": 3}
+    assert work_dir.read_config(tmp_path) == {"seed": 3}
 
 
 def test_a_run_that_saved_no_step_is_told_that_a_restart_loses_none(tmp_path):

@@ -120,8 +120,10 @@ and in KINDS are not measured: 8 if the hardware is named, half of that if only
 the host is named, 2 if host and program are equally likely, and small values for the
 rest, which only decide between hosts that are otherwise equal."""
 
-NOT_OF_HOSTS = frozenset({"done", "preempted", "gave up", "diverged", "bad input"})
-"""Causes that are unrelated to the host."""
+NOT_OF_HOSTS = frozenset(
+    {"done", "preempted", "gave up", "diverged", "bad input", "unknown"}
+)
+"""Causes that are unrelated to the host, or that name none."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
