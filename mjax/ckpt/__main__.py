@@ -27,7 +27,8 @@ from mjax.ckpt.boxes import size_of
 from mjax.ckpt.manifest import DamagedError, Leaf, Manifest, Piece
 from mjax.ckpt.remote import listing
 from mjax.ckpt.store import Store, located
-from mjax.cli import exit_codes, flags, interrupts
+from mjax.cli import flags, interrupts
+from mjax.cli.exit_codes import BAD_INPUT, DONE, FAILED
 from mjax.stores import address
 
 Path = Annotated[str, flags.Positional("PATH")]
@@ -167,15 +168,15 @@ def main(argv: list[str] | None = None) -> int:
                 return _export(command)
     except BrokenPipeError:  # the reader (head, less) has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_codes.DONE
+        return DONE
     except KeyboardInterrupt:  # an unfinished copy has been deleted
         return interrupts.told()
     except DamagedError as error:
         print(f"error: {error}", file=sys.stderr)
-        return exit_codes.FAILED
+        return FAILED
     except (ValueError, OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
-        return exit_codes.BAD_INPUT
+        return BAD_INPUT
 
 
 def _print(lines: Iterable[str]) -> None:
@@ -200,12 +201,8 @@ def _ls(command: Ls) -> int:
     else:
         _print([str(where), *_table(_HEADER, [_row(entry) for entry in found])])
     if any(entry.state in ("damaged", "foreign") for entry in found):
-        return exit_codes.FAILED
-    return (
-        exit_codes.BAD_INPUT
-        if any(entry.state == "unreadable" for entry in found)
-        else exit_codes.DONE
-    )
+        return FAILED
+    return BAD_INPUT if any(entry.state == "unreadable" for entry in found) else DONE
 
 
 _HEADER = ("step", "MB", "leaves", "written", "eval_loss", "state")
@@ -250,27 +247,23 @@ def _verify(command: Verify) -> int:
         folders = [places.choose(place, command.step)]
     else:
         folders = [place.store.path(step) for step in places.committed(place)]
-    code = exit_codes.DONE
+    code = DONE
     for folder in folders:
         line, found = _verified(place, folder)
         print(f"{folder.name}: {line}", flush=True)
-        code = (
-            exit_codes.FAILED
-            if exit_codes.FAILED in (code, found)
-            else max(code, found)
-        )
+        code = FAILED if FAILED in (code, found) else max(code, found)
     return code
 
 
 def _verify_remote(command: Verify) -> int:
     """Verify the steps of an object store; return the exit code."""
     remote, only = listing.find(command.path)
-    code = exit_codes.DONE
+    code = DONE
     for step in listing.choose(remote, only, command.step):
         try:
             line = f"OK, {listing.verify(remote, step) / 1e6:.1f} MB read"
         except DamagedError as error:
-            line, code = f"damaged: {error}", exit_codes.FAILED
+            line, code = f"damaged: {error}", FAILED
         print(f"{step}: {line}", flush=True)
     return code
 
@@ -287,13 +280,13 @@ def _verified(place: places.Place, folder: epath.Path) -> tuple[str, int]:
     try:
         saved = SavedStep(folder)
         if why := places.why_foreign(place, saved.manifest):
-            return f"not of this run: {why}", exit_codes.FAILED
+            return f"not of this run: {why}", FAILED
         saved.verify()
     except DamagedError as error:
-        return f"damaged: {error}", exit_codes.FAILED
+        return f"damaged: {error}", FAILED
     except (ValueError, OSError, RuntimeError) as error:
-        return f"not verified: {error}", exit_codes.BAD_INPUT
-    return f"OK, {saved.bytes_read / 1e6:.1f} MB read", exit_codes.DONE
+        return f"not verified: {error}", BAD_INPUT
+    return f"OK, {saved.bytes_read / 1e6:.1f} MB read", DONE
 
 
 # --- show
@@ -310,7 +303,7 @@ def _show(command: Show) -> int:
         print(json.dumps(_as_json(folder, manifest, pieces), indent=1))
     else:
         _print(_described(folder, manifest, pieces))
-    return exit_codes.DONE
+    return DONE
 
 
 def _show_remote(command: Show) -> int:
@@ -331,7 +324,7 @@ def _show_remote(command: Show) -> int:
             "run": manifest.run,
         }
         print(json.dumps(body, indent=1))
-        return exit_codes.DONE
+        return DONE
     print(f"path {remote.url}/{step}")
     print(f"step {step}")
     print(f"written {_time(remote.written_at(step))}")
@@ -340,7 +333,7 @@ def _show_remote(command: Show) -> int:
         print(f"{name} {value if isinstance(value, str) else json.dumps(value)}")
     rows = [(f"{f.num_bytes / 1e6:.3f}", n) for n, f in commit.files.items()]
     _print(_table(("MB", "file"), rows))
-    return exit_codes.DONE
+    return DONE
 
 
 def _show_hugging_face(command: Show) -> int:
@@ -353,7 +346,7 @@ def _show_hugging_face(command: Show) -> int:
             "leave out --json and --step"
         )
     print(flags_of(command.path))
-    return exit_codes.DONE
+    return DONE
 
 
 def _as_json(
@@ -431,7 +424,7 @@ def _fetch(command: Fetch) -> int:
         f"{remote.url}/{step} -> {store.path(step)}: {commit.num_bytes / 1e6:.1f} MB "
         f"in {len(commit.files)} files, all SHA-256 as uploaded"
     )
-    return exit_codes.DONE
+    return DONE
 
 
 # --- reshard
@@ -458,7 +451,7 @@ def _reshard(command: Reshard) -> int:
         f"{folder} -> {store.path(copied.step)}: {copied.num_bytes / 1e6:.1f} MB, "
         f"{pieces} pieces -> {written}, all checksums as saved"
     )
-    return exit_codes.DONE
+    return DONE
 
 
 def _export(command: Export) -> int:
@@ -474,7 +467,7 @@ def _export(command: Export) -> int:
     )
     with interrupts.raised():
         print(export(command.path, command.out, command.step, wanted))
-    return exit_codes.DONE
+    return DONE
 
 
 def _checked_out(path: str) -> epath.Path:
