@@ -217,3 +217,10 @@ def test_what_is_printable_stays():
     )
     assert mjax.printable(text) == text
     assert mjax.printable("\t\n", kept="") == r"\t\n"
+
+
+@pytest.mark.parametrize("value", [b'"\xff"', b"[" * 100_000 + b"]" * 100_000])
+def test_bytes_that_are_no_message_close_a_connection_and_raise_nothing_else(value):
+    decoder = msgspec.json.Decoder(messages.Hello)
+    with pytest.raises(msgspec.DecodeError):
+        messages.decode(decoder, b'{"type":"hello","facts":{},"x":' + value + b"}")

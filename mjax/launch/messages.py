@@ -298,10 +298,13 @@ def decode[M](decoder: msgspec.json.Decoder[M], line: bytes) -> M:
     Raises:
       msgspec.DecodeError: the line is not a message of these types.
     """
-    if _CLEAN.fullmatch(line):
-        return decoder.decode(line)
-    value = _escaped(msgspec.json.decode(line))
-    return msgspec.convert(value, decoder.type, str_keys=True)
+    try:
+        if _CLEAN.fullmatch(line):
+            return decoder.decode(line)
+        value = _escaped(msgspec.json.decode(line))
+        return msgspec.convert(value, decoder.type, str_keys=True)
+    except (RecursionError, UnicodeDecodeError) as error:
+        raise msgspec.DecodeError(str(error)) from None
 
 
 def _escaped(value: Any, kept: str = "\t\n") -> Any:
